@@ -19,6 +19,7 @@ RUN --mount=type=secret,id=pip,target=/etc/pip.conf sh docker/install.sh torch "
 COPY pyproject.toml README.md LICENSE ./
 COPY kernels kernels
 COPY conf conf
+COPY hydra_plugins hydra_plugins
 COPY bow bow
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf sh docker/install.sh bow "${CUDA}"
 

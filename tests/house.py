@@ -257,7 +257,7 @@ def loaded(root: Path) -> list[str]:
 def wheel_kib(root: Path) -> float:
     """The size of the wheel."""
     with tempfile.TemporaryDirectory() as folder:
-        for name in ("bow", "conf", "kernels"):
+        for name in ("bow", "conf", "hydra_plugins", "kernels"):
             shutil.copytree(
                 root / name, f"{folder}/{name}", symlinks=True, ignore=shutil.ignore_patterns("__pycache__")
             )

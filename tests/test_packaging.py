@@ -27,7 +27,7 @@ LINES = (
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files that bow is built from, on their own: a build leaves folders beside them."""
     folder = tmp_path_factory.mktemp("source")
-    for name in ("bow", "conf", "kernels"):
+    for name in ("bow", "conf", "hydra_plugins", "kernels"):
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
@@ -66,8 +66,8 @@ def beside_a_clone(folder: Path) -> Path:
 
 
 def test_every_file_of_the_tree_is_in_the_wheel(source: Path, wheel: Path) -> None:
-    walk = os.walk(source / "bow", followlinks=True)
-    there = {Path(folder, name).relative_to(source) for folder, _, names in walk for name in names}
+    walks = [os.walk(source / "bow", followlinks=True), os.walk(source / "hydra_plugins")]
+    there = {Path(folder, name).relative_to(source) for walk in walks for folder, _, names in walk for name in names}
     with zipfile.ZipFile(wheel) as archive:
         packed = {Path(name) for name in archive.namelist() if ".dist-info/" not in name}
     assert {path.suffix for path in there} >= {".py", ".yaml", ".h", ".cpp", ".cu", ".cuh", ".html"}

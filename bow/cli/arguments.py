@@ -24,6 +24,11 @@ from bow.values import whole, whole_seed
 AUTO = "auto"
 LAUNCHER = "launcher"
 """What starts the processes; no argument of `bow.train`."""
+SWEEP = "sweep"
+"""How the runs of a sweep go; no argument of `bow.train`."""
+SWEEPS = ("side_by_side", "one_by_one")
+MEMBERS_OWN = ("seed", "optimizer", "scheduler", "batch_size")
+"""What the members of a sweep may differ in."""
 WHOLE = ("batch_size", "epochs", "steps")
 SECTIONS: dict[str, type] = {"engine": Engine, "devices": Devices, "validation": Validation, "run": Run}
 METRICS: dict[str, Callable[[], Any]] = {"accuracy": Accuracy}
@@ -73,6 +78,13 @@ def build(composition: Composition) -> dict[str, Any]:
     }
 
 
+def build_alike(arguments: Mapping[str, Any], composition: Composition) -> dict[str, Any]:
+    """The same for settings that differ from others in what is a member's own, with the data and model of those."""
+    settings = composition.settings
+    own = {"optimizer": _optimizer(settings["optimizer"]), "scheduler": _scheduler(settings["scheduler"])}
+    return {**arguments, **own, **{name: settings[name] for name in MEMBERS_OWN if name not in own}}
+
+
 def check_values(composition: Composition) -> None:
     """Check the settings whose values are plain, before any object is made of the others."""
     if composition.given("epochs") and composition.given("steps"):
@@ -88,6 +100,8 @@ def check_values(composition: Composition) -> None:
     if (size := settings["validation"]["batch_size"]) is not None:
         whole("validation.batch_size", size)
     whole_seed(settings["seed"])
+    if settings.get(SWEEP, SWEEPS[0]) not in SWEEPS:
+        raise SettingError(f"sweep must be {' or '.join(SWEEPS)}, got {shown(settings[SWEEP])}")
     for name in WHOLE:
         if settings[name] is not None:
             whole(name, settings[name])
@@ -206,6 +220,7 @@ OBJECTS = (
     "validation.metrics",
     "run.loggers",
     LAUNCHER,
+    SWEEP,
     "partition",
 )
 """Keys whose values are descriptions of objects; all others are plain."""

@@ -1,5 +1,6 @@
-"""`bow train`: one run, or with `-m` one for every combination of values."""
+"""`bow train`: one run, or with `-m` a sweep of runs side by side or one after another."""
 
+import contextlib
 import importlib
 import importlib.resources
 from collections.abc import Mapping, Sequence
@@ -9,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from bow.cli.arguments import build, check_values
+from bow.cli.arguments import AUTO, MEMBERS_OWN, build, build_alike, check_values
+from bow.cli.arguments import SWEEP as SIDE
 from bow.cli.composition import Composition, compose, options, recompose, sweep
 from bow.cli.help import folded
 from bow.cluster import is_leader, is_member
 from bow.data import SyntheticSamples
 from bow.errors import SettingError
 from bow.observe import RunDirectory
+from bow.observe.report import flat
 from bow.observe.text import metric_text, rate_text
 from bow.training.config import TrainConfig
 from bow.training.train import run_training
@@ -31,11 +34,14 @@ USAGE = """\
 usage: bow train [NAME=VALUE ...] [-m] [--show] [--config FILE]
 
   bow train recipe=lenet data=fashion_mnist learners=4 sync.mu=0.5
+  bow train -m optimizer.lr=.01,.02 seed=range(4)   every combination, side by side
   bow train -m learners=1,2,4 seed=range(3)     every combination, one after another
   bow train recipe=lenet --show                 print the settings and stop
   bow train --config runs/first/config.yaml run=runs/again    the same training once more
 
--m, --multirun   train once for every combination of values
+-m, --multirun   train once for every combination of values: side by side where only
+                 seed, optimizer, scheduler and batch_size differ and there is one
+                 learner each; otherwise, or with sweep=one_by_one, one after another
 --show           print the settings that would be used, as YAML
 --config FILE    the settings of a run instead of those of conf, with NAME=VALUE changed
 -h, --help       this text
@@ -57,9 +63,11 @@ def run(words: Sequence[str], partition: str | None = None, checks: bool = True)
     compositions = [compose(each) if file is None else recompose(file, each) for each in runs]
     if partition is not None:
         compositions = [_by_partition(each, partition, checks) for each in compositions]
-    _check_run_dirs(compositions)
     for each in compositions:
         check_values(each)
+    why = _why_one_by_one(compositions)
+    if why is not None:
+        _check_run_dirs(compositions)
     if SHOW in flags:
         print("---\n".join(yaml.safe_dump(each.settings, sort_keys=False) for each in compositions), end="")
     elif any(each.settings["launcher"] for each in compositions) and not is_member():
@@ -72,8 +80,10 @@ def run(words: Sequence[str], partition: str | None = None, checks: bool = True)
         return status
     elif len(compositions) == 1:
         return _train(compositions[0])[1]
+    elif why is None:
+        return _side_by_side(compositions)
     else:
-        return _sweep(compositions)
+        return _one_by_one(compositions, why)
     return 0
 
 
@@ -109,7 +119,59 @@ def _partition(given: Mapping[str, Any]) -> dict[str, Any]:
     return {"partition": Found.load(given["path"]).partition, "check_partition": given["check"]}
 
 
-def _sweep(compositions: Sequence[Composition]) -> int:
+def _why_one_by_one(compositions: Sequence[Composition]) -> str | None:
+    """Why runs are trained one after another, empty where that was asked for; None: they are not."""
+    settings = [dict(flat(each.settings)) for each in compositions]
+    if len(settings) == 1 or any(each.get(SIDE) == "one_by_one" for each in settings):
+        return ""
+    if PARTITION in compositions[0].settings:
+        return "operators are split by a partition"
+    if compositions[0].settings["run"]["resume"] not in (None, "auto"):
+        return "they go on from a checkpoint"
+    names = dict.fromkeys(name for each in settings for name in each)
+    differing = [name for name in names if len({each.get(name) for each in settings}) > 1]
+    others = [name for name in differing if name.split(".")[0] not in MEMBERS_OWN]
+    return f"they differ in {', '.join(others)}" if others else None
+
+
+def _side_by_side(compositions: Sequence[Composition]) -> int:
+    """Train runs as members of one sweep, where nothing speaks against it."""
+    from bow.members.jobs import as_members, side_by_side, why_alone
+    from bow.members.saving import GroupLogger
+    from bow.members.sweep import run_sweep
+
+    first, instead = build(compositions[0]), ""
+    if compositions[0].choices and not compositions[0].given("learners"):
+        instead = "" if first["learners"] in (1, AUTO) else f" instead of {first['learners']}"
+        first["learners"] = 1  # a recipe's number is for a training alone
+    built = [first, *(build_alike(first, each) for each in compositions[1:])]
+    run = first["run"]
+    theirs = [each for each in run.loggers if not isinstance(each, GroupLogger)]
+    configs = [
+        TrainConfig(
+            **{**arguments, "run": replace(run, path=None, resume=None, loggers=theirs)},
+            source={**composition.settings, "learners": 1, "run": {**composition.settings["run"], "path": None}},
+        )
+        for arguments, composition in zip(built, compositions, strict=True)
+    ]
+    if (why := why_alone(configs)) is not None:
+        _check_run_dirs(compositions)
+        return _one_by_one(compositions, why)
+    on = " on synthetic data" if isinstance(first["data"], SyntheticSamples) else ""
+    print(f"{side_by_side(configs)}{instead}{on} (sweep=one_by_one: in turn)", flush=True)
+    result = run_sweep(as_members(configs, run, "go on with the same command and run={path} run.resume=auto"))
+    for setting in result.varying:
+        with contextlib.suppress(SettingError):
+            print(result.compare(setting))
+    if result.report_path is not None:
+        print(f"report: {_shown(result.report_path)}", flush=True)
+    lost = [m for m in result.members if m.model is not None and not RunDirectory(m.run_dir).model_path.exists()]
+    return NOT_SAVED if lost or all(member.stopped == "diverged" for member in result.members) else 0
+
+
+def _one_by_one(compositions: Sequence[Composition], why: str) -> int:
+    if why and is_leader():
+        print(f"{len(compositions)} runs one after another: {why}", flush=True)
     results, status = [], 0
     for number, composition in enumerate(compositions, 1):
         if is_leader():

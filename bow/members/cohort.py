@@ -56,7 +56,7 @@ class Cohort:
         self._samples = samples
         streams = device if isinstance(device, StreamDevice) else None
         self.device = device.torch_device if isinstance(device, StreamDevice) else device
-        template = prepare_template(variant.make_model(train.model), variant.seed)
+        template = prepare_template(config.model_of(variant), variant.seed)
         self.group = MemberGroup(template, variant.make_optimizer(train.optimizer), rows, self.device)
         self._python = python_state(self.group.learners[0].module)
         task = LearningConfig(
@@ -98,7 +98,7 @@ class Cohort:
     def place(self, row: int, progress: Progress) -> None:
         """Put a member on a row, where it begins or goes on."""
         train, variant, group = self._config.train, progress.member.variant, self.group
-        model = prepare_template(variant.make_model(train.model), variant.seed)
+        model = prepare_template(self._config.model_of(variant), variant.seed)
         group.place(row, model, variant.make_optimizer(train.optimizer), variant.seed)
         if progress.state is not None:
             self._samples.dealt()  # it goes on somewhere else than those that begin

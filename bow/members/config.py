@@ -1,8 +1,11 @@
 """The settings of a sweep."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
+
+from torch import nn
 
 from bow.members.search import MemberSearch
 from bow.members.stopping import Halving, Stop
@@ -24,6 +27,8 @@ class SweepConfig:
     batches: Dealing = "own"
     stop: Sequence[Stop] = ()
     has_report: bool = True
+    jobs: Mapping[str, TrainConfig] = field(default_factory=dict)  # by name, the training that a member stands for
+    go_on: str = "go on with bow.sweep(..., run=bow.Run('{path}', resume='auto'))"  # said of one that was interrupted
 
     @property
     def num_members(self) -> int:
@@ -38,6 +43,16 @@ class SweepConfig:
     def batch_size_of(self, variant: Variant) -> int | None:
         """Samples of a member's batches."""
         return self.train.batch_size if variant.batch_size is None else variant.batch_size
+
+    def model_of(self, variant: Variant) -> nn.Module | Callable[[], nn.Module]:
+        """A member's model, or what makes it."""
+        job = self.jobs.get(variant.name or "")
+        return variant.make_model(self.train.model) if job is None else job.model
+
+    def run_dir_of(self, variant: Variant) -> Path | None:
+        """The directory that a member's own training named."""
+        job = self.jobs.get(variant.name or "")
+        return None if job is None or job.run.path is None else Path(job.run.path)
 
     def order_seed(self, variant: Variant) -> int:
         """The seed of the order in which a member sees its data."""

@@ -1,6 +1,7 @@
 """The report of a sweep: one self-contained HTML page with the curves of all members, a table and comparisons."""
 
 import math
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from typing import Any
 from bow.errors import SettingError
 from bow.members.member import Member
 from bow.members.result import Sweep
-from bow.members.saving import FOLD, MEMBERS, folder_of
+from bow.members.saving import FOLD, FOLDER, MEMBERS, folder_of
 from bow.members.variant import Variant
 from bow.observe import RunDirectory, read_records
 from bow.observe.charts import BLUE, EPOCHS, GREY, Chart, ChartAxis, Series
@@ -122,7 +123,7 @@ class SweepReport(Report):
         if has_loss:
             drawn.append(self._curves("loss", "validation loss"))
         drawn.append(self._curves("train_loss", "training loss"))
-        drawn += [self._by_setting(setting) for setting in self.varying if setting not in CHANCE]
+        drawn += [self._by_setting(setting) for setting in self.sweep.varying if setting != FOLD]
         return [chart for chart in drawn if chart.points]
 
     @property
@@ -132,18 +133,11 @@ class SweepReport(Report):
         hidden = ("lower_is_better", *ran)
         return {**{name: text for name, text in super().decisions.items() if name not in hidden}, **ran}
 
-    @cached_property
-    def varying(self) -> list[str]:
-        """The settings in which members differ."""
-        values = [member.variant.values for member in self.sweep]
-        names = dict.fromkeys(name for each in values for name in each)
-        return [name for name in names if len({repr(each.get(name)) for each in values}) > 1]
-
     @property
     def members(self) -> tuple[list[str], list[tuple[bool, str, str, list[str]]]]:
         """The table: names of the columns; and whether it is the best, name, folder and cells of each member."""
         sweep = self.sweep
-        settings = [name for name in self.varying if not all(f"{name}=" in member.name for member in sweep)]
+        settings = [name for name in sweep.varying if not all(f"{name}=" in member.name for member in sweep)]
         names = list(dict.fromkeys(name for member in sweep for name in member.metrics))
         names.sort(key=lambda name: name == "loss")
         values_of = ["validation loss" if name == "loss" else _words(name) for name in names]
@@ -155,15 +149,15 @@ class SweepReport(Report):
             cells = [value_text(values.get(name)) for name in settings]
             cells += [f"{member.epochs:g}", *(metric_text(name, last.get(name)) for name in names)]
             cells += [metric_text("loss", last.get("train_loss")), self._end_of(member)]
-            rows.append((place == 0, member.name, f"{MEMBERS}/{member.run_dir.name}/", cells))
+            rows.append((place == 0, member.name, f"{os.path.relpath(member.run_dir, sweep.run_dir)}/", cells))
         return head, rows
 
     @property
     def comparisons(self) -> list[tuple[str, list[list[str]]]]:
         """By setting that varies, its paired differences."""
         made = []
-        for setting in self.varying:
-            if setting in CHANCE:
+        for setting in self.sweep.varying:
+            if setting == FOLD:
                 continue
             try:
                 made.append((setting, self._compared(setting)))
@@ -175,7 +169,7 @@ class SweepReport(Report):
     def unpaired(self) -> list[str]:
         """Settings that vary and cannot be compared, since no two members differ in them alone."""
         compared = [setting for setting, _ in self.comparisons]
-        return [setting for setting in self.varying if setting not in (*compared, *CHANCE)]
+        return [setting for setting in self.sweep.varying if setting not in (*compared, FOLD)]
 
     @property
     def _beside(self) -> str:
@@ -215,7 +209,7 @@ class SweepReport(Report):
     @cached_property
     def _colors(self) -> tuple[str | None, dict[str, str]]:
         """The setting by whose values members are coloured, and the colours."""
-        for setting in self.varying:
+        for setting in self.sweep.varying:
             values = dict.fromkeys(repr(member.variant.values.get(setting)) for member in self.sweep)
             if setting not in CHANCE and len(values) <= len(PALETTE):
                 return setting, dict(zip(values, PALETTE, strict=False))
@@ -268,7 +262,7 @@ class SweepReport(Report):
 def _member(number: int, values: dict[str, Any], path: Path) -> Member:
     """A member as its folder has it."""
     name, seed = str(values.pop("name")), values.pop("seed", 0)
-    folder = RunDirectory(path / MEMBERS / folder_of(number, name))
+    folder = RunDirectory(Path(values.pop(FOLDER, None) or path / MEMBERS / folder_of(number, name)))
     member = Member(number, Variant(seed=seed, settings=values, name=name), folder.path)
     records: Sequence[Mapping[str, Any]] = read_records(folder.metrics_path) if folder.metrics_path.is_file() else []
     member.history = [dict(record) for record in records if record["kind"] == "epoch"]

@@ -156,6 +156,13 @@ class Sweep:
         return "loss"
 
     @property
+    def varying(self) -> list[str]:
+        """The settings in which members differ, but for the seed."""
+        values = [member.variant.values for member in self.members]
+        names = dict.fromkeys(name for each in values for name in each if name != "seed")
+        return [name for name in names if len({repr(each.get(name)) for each in values}) > 1]
+
+    @property
     def best(self) -> Member:
         """The member with the best value at its end, among those that trained longest."""
         return self.ranked()[0]

@@ -1,6 +1,7 @@
 """What a sweep leaves behind: a folder for each member, a table of all, checkpoints to go on from."""
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,12 @@ TABLE = "members.json"
 
 FOLD = "fold"
 """Name in a sweep's settings for which part of the data a member is trained on."""
+
+FOLDER = "folder"
+"""Name there for the directory of a member that is not among those of the others."""
+
+DESCRIBED = ("model", "data", "loss", "step", "scheduler")
+"""Settings of a command line that trajectories depend on, and that are code or data in a call."""
 
 _PARTS: dict[str, type | tuple[type, ...]] = {
     "members": list,
@@ -67,7 +74,9 @@ class SweepDirectory:
         """Write a member's settings, records and model, whole."""
         member.run_dir.mkdir(parents=True, exist_ok=True)
         own = RunDirectory(member.run_dir)
-        own.write_config({"member": member.name, "variant": member.variant.values})
+        job = self._config.jobs.get(member.name)
+        settings = {"member": member.name, "variant": member.variant.values} if job is None else job.as_settings()
+        own.write_config(settings)
         lines = "".join(json.dumps(plain(record)) + "\n" for record in self._records_of(member, engine))
         save_text("the records of a member", own.metrics_path, lines, RunDirectoryError)
         if member.model is not None:
@@ -131,7 +140,7 @@ class SweepDirectory:
                 "stopped": member.stopped,
                 "train_loss": member.history[-1]["train_loss"] if member.history else None,
                 **plain(member.metrics),
-                "folder": str(member.run_dir.relative_to(self.path)),
+                "folder": os.path.relpath(member.run_dir, self.path),
             }
             for member in members
         ]
@@ -194,6 +203,8 @@ class SweepDirectory:
             "batches": self._config.batches,
             "seed": train.seed if self._config.batches == "shared" else None,
         }
+        if train.source is not None:  # what the command line describes can be compared
+            common |= {name: train.source[name] for name in DESCRIBED}
         own = [
             f"{variant.name}: {json.dumps(plain(variant.values), sort_keys=True)}" for variant in self._config.variants
         ]

@@ -26,7 +26,7 @@ from bow.members.loop import SweepLoop
 from bow.members.member import Member, Progress
 from bow.members.progress import SweepProgress
 from bow.members.result import Sweep
-from bow.members.saving import FOLD, MEMBERS, GroupLogger, SweepDirectory, folder_of
+from bow.members.saving import FOLD, FOLDER, MEMBERS, GroupLogger, SweepDirectory, folder_of
 from bow.members.search import MemberSearch
 from bow.members.stopping import Stop, check_stop
 from bow.members.variant import ModelFactory, Variant, check_indices, check_proposed, check_variants, folds
@@ -177,8 +177,8 @@ def run_sweep(config: SweepConfig) -> Sweep:
         progress.last(loop.elapsed_s, loop.throughput)
     number = loop.interrupted_by
     if number is not None and train.run.on_interrupt == "raise":
-        go_on = f"go on with bow.sweep(..., run=bow.Run({str(directory.path)!r}, resume='auto'))"
-        end_as_asked(number, go_on if config.search is None else f"members that have ended are in {directory.path}")
+        go_on = config.go_on if config.search is None else "members that have ended are in {path}"
+        end_as_asked(number, go_on.format(path=directory.path))
     return Sweep(
         members=members,
         run_dir=directory.path,
@@ -214,12 +214,13 @@ def _ask(config: SweepConfig, members: list[Member], path: Path) -> Progress | N
         return None
     variant = check_proposed(proposed, [member.name for member in members])
     (variant,) = _checked(dataclasses.replace(config, variants=[variant])).variants
-    members.append(_member(len(members), variant, path))
+    members.append(_member(config, len(members), variant, path))
     return Progress(members[-1])
 
 
-def _member(number: int, variant: Variant, path: Path) -> Member:
-    return Member(number, variant, path / MEMBERS / folder_of(number, variant.name or ""))
+def _member(config: SweepConfig, number: int, variant: Variant, path: Path) -> Member:
+    own = config.run_dir_of(variant)
+    return Member(number, variant, own or path / MEMBERS / folder_of(number, variant.name or ""))
 
 
 def _checked(config: SweepConfig) -> SweepConfig:
@@ -267,7 +268,7 @@ def _try_first_batches(config: SweepConfig) -> None:
         kind = repr(sorted(variant.model.items())), variant.batch_size
         is_new = kind not in templates
         if is_new:
-            templates[kind] = prepare_template(variant.make_model(train.model), variant.seed)
+            templates[kind] = prepare_template(config.model_of(variant), variant.seed)
         stream = SharedSamples(train.data).open(config, variant)
         check_round(stream, 1)
         if is_new:
@@ -304,24 +305,28 @@ def _settings(config: SweepConfig) -> dict[str, Any]:
     """What the run directory holds of the settings."""
     return {
         **config.train.as_settings(),
-        "variants": _listed(config.variants),
+        "variants": _listed(config),
         "at_once": config.at_once,
         "batches": config.batches,
         "stop": [repr(rule) for rule in config.stop],
     }
 
 
-def _listed(variants: Sequence[Variant]) -> list[dict[str, Any]]:
-    """Names and settings of the variants, and which part of the data each has."""
-    parts = list(dict.fromkeys(id(variant.train_on) for variant in variants))
-    folds = [{FOLD: parts.index(id(variant.train_on))} if len(parts) > 1 else {} for variant in variants]
-    return [{"name": v.name, **v.values, **fold} for v, fold in zip(variants, folds, strict=True)]
+def _listed(config: SweepConfig) -> list[dict[str, Any]]:
+    """Names and settings of the variants, which part of the data each has, and a directory that is elsewhere."""
+    parts = list(dict.fromkeys(id(variant.train_on) for variant in config.variants))
+    listed = []
+    for variant in config.variants:
+        own = {FOLD: parts.index(id(variant.train_on))} if len(parts) > 1 else {}
+        elsewhere = {} if (path := config.run_dir_of(variant)) is None else {FOLDER: str(path.absolute())}
+        listed.append({"name": variant.name, **variant.values, **own, **elsewhere})
+    return listed
 
 
 def _start(config: SweepConfig, device: torch.device | StreamDevice, directory: SweepDirectory) -> Record:
     """The record of a sweep's start."""
     train, first = config.train, config.variants[0]
-    model = prepare_template(first.make_model(train.model), first.seed)
+    model = prepare_template(config.model_of(first), first.seed)
     return {
         "kind": "start",
         "time_s": 0.0,
@@ -357,7 +362,7 @@ def _report(directory: SweepDirectory) -> Path | None:
 
 def _members(config: SweepConfig, directory: SweepDirectory) -> tuple[list[Member], list[Progress], float, int]:
     """All members, those of them that are to train, and the seconds and rounds before."""
-    members = [_member(number, variant, directory.path) for number, variant in enumerate(config.variants)]
+    members = [_member(config, number, variant, directory.path) for number, variant in enumerate(config.variants)]
     state = directory.load_checkpoint(config.train.run.resume)
     if state is None:
         return members, [Progress(member) for member in members], 0.0, 0
@@ -367,7 +372,7 @@ def _members(config: SweepConfig, directory: SweepDirectory) -> tuple[list[Membe
         each = saved[member.name]
         member.history = list(each["history"])
         member.stopped = each["stopped"]
-        template = prepare_template(member.variant.make_model(config.train.model), member.variant.seed)
+        template = prepare_template(config.model_of(member.variant), member.variant.seed)
         member.model = directory.load_model(member, template)
         if at := each["at"]:
             waiting.append(Progress(member, **at))

@@ -157,7 +157,7 @@ def check_variants(variants: Any) -> list[Variant]:
     for each in listed:
         if not isinstance(each, Variant):
             raise SettingError(f"variants must be bow.Variant objects, got {each!r}; use bow.grid(...)")
-    names = [each.name or _name_of(each, listed) for each in listed]
+    names = [each.name or name_of(each, listed) for each in listed]
     for index, name in enumerate(names):
         if name in names[:index]:
             if listed[index].name is not None:
@@ -176,7 +176,7 @@ def check_proposed(variant: Any, names: Sequence[str]) -> Variant:
     return replace(variant, name=f"{name} #{len(names)}" if name in names else name)
 
 
-def _name_of(variant: Variant, others: Sequence[Variant]) -> str:
+def name_of(variant: Variant, others: Sequence[Variant]) -> str:
     """After the settings in which variants differ."""
     differing = [n for n in variant.values if len({repr(other.values.get(n)) for other in others}) > 1]
     return _named(variant, differing or ["seed"])

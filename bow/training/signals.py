@@ -129,17 +129,14 @@ class Signals:
 
 
 def _add(moments: RunningMoments, rows: Iterable[Tensor]) -> None:
-    """Take in a round, row by row: learners may have left no memory for further rows of all of them.
-
-    Rows of zeros say nothing: engine `fused` writes no gradients.
-    """
+    """Take in a round, row by row: learners may have left no memory for further rows of all of them."""
     total, squares, count = torch.zeros(()), torch.zeros((), dtype=torch.float64), 0
     for row in rows:
         total = total.to(row) + row
         squares = squares.to(row.device) + row.dot(row)
         count += 1
     mean = total / count
-    if squares:
+    if squares:  # rows of zeros say nothing: engine `fused` writes no gradients
         moments.add(float(squares) / count, float(mean.dot(mean)), count)
 
 

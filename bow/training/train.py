@@ -6,6 +6,7 @@ import functools
 import math
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,6 +58,10 @@ REMEDY = 'go on with resume="auto"'
 
 JOB = ".torchrun"
 """File of a run directory with the name of torchrun's job, if it was one."""
+
+
+INSTEAD: ContextVar[Callable[[TrainConfig], Result] | None] = ContextVar("INSTEAD", default=None)
+"""What takes trainings over that are called for, to run several side by side."""
 
 
 @refuses_moved("bow.train")
@@ -168,6 +173,8 @@ def train(
 
 def run_training(config: TrainConfig) -> Result:
     """Train as a config says, in this process and those that it starts."""
+    if (instead := INSTEAD.get()) is not None:
+        return instead(config)
     begin_to_compute("bow.train")
     prepared = prepare(config, functools.partial(_packed, config))
     resume = config.run.resume

@@ -182,10 +182,8 @@ class Search:
         yield from self._rematch()
 
     def _plan_compilation(self) -> list[Candidate]:
-        """The candidates still to compile, those that save most time first; their time is set aside.
-
-        The budget shrinks as faster settings are found, so that this is planned anew before every trial.
-        """
+        """The candidates still to compile, those that save most time first; their time is set aside."""
+        # Before every trial anew: the budget shrinks as faster settings are found.
         planned: list[Candidate] = []
         costs: list[float] = []
         self._budget.plan(costs)

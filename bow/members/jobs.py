@@ -1,0 +1,324 @@
+"""Trainings of `bow.train` that differ in seed, optimizer, scheduler or batch size alone, as members of one sweep."""
+
+import copy
+import dataclasses
+import functools
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import cloudpickle
+import numpy
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten
+
+from bow.cluster import is_member
+from bow.errors import DivergenceError
+from bow.members.config import SweepConfig
+from bow.members.member import Member
+from bow.members.result import Sweep
+from bow.members.sweep import run_sweep
+from bow.members.variant import Variant, name_of
+from bow.observe import RunDirectory
+from bow.replicas import prepare_template
+from bow.sync import SMA, Independent
+from bow.training.checks import choose_devices
+from bow.training.config import Run, TrainConfig
+from bow.training.result import Result
+from bow.training.train import INSTEAD, run_training
+
+ALIKE = (
+    "data",
+    "loss",
+    "step",
+    "epochs",
+    "steps",
+    "engine",
+    "devices",
+    "precision",
+    "clip_norm",
+    "on_nan",
+    "validation",
+)
+
+Outcome = Result | Exception
+"""What a training returns, or raises."""
+
+
+def why_alone(configs: Sequence[TrainConfig], goes_on: bool = False) -> str | None:
+    """Why trainings cannot be members of one sweep; None: they can."""
+    paths = [Path(config.run.path) for config in configs if config.run.path is not None]
+    if len(set(paths)) < len(paths):
+        return "they name one run directory"
+    if not goes_on and any(RunDirectory(path).holds_run for path in paths):
+        return "their run directories hold runs"
+    for config in configs:
+        if (why := _why_no_member(config)) is not None:
+            return why
+    first = configs[0]
+    for name in ALIKE:
+        if not all(_same(getattr(first, name), getattr(other, name)) for other in configs[1:]):
+            return f"they differ in {name}"
+    if not all(config.model is first.model for config in configs):
+        kinds = {_structure(config) for config in configs}
+        if len(kinds) > 1:
+            return "their models differ"
+    return None
+
+
+def as_members(configs: Sequence[TrainConfig], run: Run, go_on: str) -> SweepConfig:
+    """A sweep of which each of the trainings is a member; `go_on` is said where it is interrupted."""
+    first = configs[0]
+    base, settings = _optimizers(configs)
+    schedulers = [config.scheduler for config in configs]
+    shared = all(_same(each, schedulers[0]) for each in schedulers)
+    sizes = {config.batch_size for config in configs}
+    variants = [
+        Variant(
+            seed=config.seed,
+            settings=settings[number] or {},
+            optimizer=None if settings[number] is not None else config.optimizer,
+            scheduler=None if shared else config.scheduler,
+            batch_size=None if len(sizes) == 1 else config.batch_size,
+        )
+        for number, config in enumerate(configs)
+    ]
+    names = [name_of(variant, variants) for variant in variants]
+    named = [
+        dataclasses.replace(variant, name=name if name not in names[:number] else f"{name} ({number})")
+        for number, (variant, name) in enumerate(zip(variants, names, strict=True))
+    ]
+    train = dataclasses.replace(first, optimizer=base, scheduler=schedulers[0] if shared else None, learners=1, run=run)
+    jobs = {str(variant.name): config for variant, config in zip(named, configs, strict=True)}
+    return SweepConfig(train=train, variants=named, jobs=jobs, go_on=go_on)
+
+
+def train_together(
+    configs: Sequence[TrainConfig], run: Run, go_on: str, say: Callable[[str], None]
+) -> list[Outcome] | None:
+    """What each training alone would have returned or raised; None: they cannot be members of one sweep."""
+    if len(configs) == 1:
+        return None
+    if (why := why_alone(configs, goes_on=run.resume is not None)) is not None:
+        say(f"{len(configs)} runs one after another: {why}")
+        return None
+    say(side_by_side(configs))
+    run = dataclasses.replace(run, progress=all(config.run.progress for config in configs))
+    sweep = run_sweep(as_members(configs, run, go_on))
+    return [_outcome(sweep, member) for member in sweep.members]
+
+
+def side_by_side(configs: Sequence[TrainConfig]) -> str:
+    """What is said of trainings that are members."""
+    return f"{len(configs)} runs side by side, one learner each"
+
+
+def run_together(
+    tasks: Sequence[Callable[[], Any]],
+    train: Callable[[Sequence[TrainConfig]], Sequence[Outcome] | None],
+    surroundings: Callable[[Any], Any],
+) -> list[Any]:
+    """Run functions that call `bow.train`, until all wait there; have what they ask for trained at once; go on.
+
+    One function runs at a time; where `train` returns None, one training, too, in the surroundings of its function.
+    `surroundings(before)` is given what it returned when the function was left, None at first, brings that back, and
+    returns a function that takes down what is there now.
+    """
+    jobs = [_Job(task, surroundings) for task in tasks]
+    waiting = jobs
+    try:
+        while waiting:
+            for job in waiting:
+                job.go_on()
+            waiting = [job for job in jobs if job.wanted is not None]
+            if waiting:
+                try:
+                    outcomes = train([job.wanted for job in waiting if job.wanted is not None])
+                except Exception as error:  # what is wrong with all is each one's own mistake
+                    outcomes = [error] * len(waiting)
+                outcomes = [job.alone() for job in waiting] if outcomes is None else outcomes
+                for job, outcome in zip(waiting, outcomes, strict=True):
+                    job.answer, job.wanted = outcome, None
+    except BaseException as error:
+        for job in jobs:
+            if job.wanted is not None:
+                job.answer, job.wanted = error, None
+                job.go_on()
+        raise
+    for job in jobs:
+        if job.error is not None:
+            raise job.error
+    return [job.value for job in jobs]
+
+
+class _Job:
+    """A function in a thread of its own that runs only while `go_on` waits for it."""
+
+    def __init__(self, task: Callable[[], Any], surroundings: Callable[[Any], Any]) -> None:
+        self.wanted: TrainConfig | None = None
+        self.answer: Outcome | BaseException | None = None
+        self.value: Any = None
+        self.error: BaseException | None = None
+        self._task = task
+        self._surroundings = surroundings
+        self._left: Any = None
+        self._random: _RandomStates | None = None
+        self._may_run, self._has_paused = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def go_on(self) -> None:
+        """Run until it waits for a training, or ends."""
+        take_down = self._surroundings(self._left)
+        if self._random is not None:
+            _set_random_states(self._random)
+        if not self._thread.ident:
+            self._thread.start()
+        self._may_run.release()
+        self._has_paused.acquire()
+        self._left, self._random = take_down(), _random_states()
+        if self.wanted is None:
+            self._thread.join()
+
+    def alone(self) -> Outcome:
+        """Train what it waits for, in the thread that asks for it: signals come to the main one."""
+        assert self.wanted is not None
+        take_down = self._surroundings(self._left)
+        try:
+            return run_training(self.wanted)
+        except Exception as error:
+            return error
+        finally:
+            self._left = take_down()
+
+    def _run(self) -> None:
+        self._may_run.acquire()
+        INSTEAD.set(self._train)
+        try:
+            self.value = self._task()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._has_paused.release()
+
+    def _train(self, config: TrainConfig) -> Result:
+        path = config.run.path
+        if path is not None:  # of this job's own directory
+            config = dataclasses.replace(config, run=dataclasses.replace(config.run, path=Path(path).absolute()))
+        self.wanted = config
+        self._has_paused.release()
+        self._may_run.acquire()
+        answer = self.answer
+        assert answer is not None
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+_RandomStates: TypeAlias = tuple[Any, dict[str, Any], Tensor]
+
+
+def _random_states() -> _RandomStates:
+    return random.getstate(), dict(numpy.random.get_state(legacy=False)), torch.get_rng_state()
+
+
+def _set_random_states(states: _RandomStates) -> None:
+    random.setstate(states[0])
+    numpy.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+
+
+def _outcome(sweep: Sweep, member: Member) -> Outcome:
+    if member.stopped == "diverged" or member.model is None:
+        return DivergenceError(f"training of {member.name} diverged; lower the learning rate")
+    path = RunDirectory(member.run_dir.absolute()).model_path
+    last = member.history[-1]
+    return Result(
+        model=member.model,
+        history=member.history,
+        throughput=sweep.throughput / max(1, min(sweep.at_once, len(sweep.members))),
+        learners=1,
+        engine=sweep.engine,
+        time_to_target=last["time_s"] if member.stopped == "target" else None,
+        run_dir=path.parent,
+        seconds=last["time_s"],
+        model_path=path if path.exists() else None,
+        interrupted_by=sweep.interrupted_by,
+    )
+
+
+def _why_no_member(config: TrainConfig) -> str | None:
+    engine, sync, validation = config.engine, config.sync, config.validation
+    count = 1 if is_member() else choose_devices(config.devices.count)[1]
+    reasons = {
+        f"learners={config.num_learners}, and a member is one": config.num_learners not in (1, "auto"),
+        f"devices={count}, and members have one": count not in (None, 1),
+        "processes train together": is_member(),
+        "operators are split by a partition": config.partition is not None,
+        f"sync={type(sync).__name__} changes what one learner does": not _is_plain(sync),
+        f"engine={engine.name}": engine.name == "fused",
+        "engine has dispatch, schedule or capture=round": engine.dispatch != "fixed"
+        or engine.schedule is not None
+        or engine.capture == "round",
+        f"on_nan={config.on_nan}": config.on_nan == "continue",
+        f"validation.every={validation.every:g}": validation.every != 1,
+        f"validation.buffers={validation.buffers}": validation.buffers == "recalibrate",
+        "they have callbacks": bool(config.callbacks),
+        "they have loggers of their own": bool(config.run.loggers),
+        "they go on from checkpoints": config.run.resume is not None,
+    }
+    return next((why for why, applies in reasons.items() if applies), None)
+
+
+def _is_plain(sync: Any) -> bool:
+    return type(sync) is Independent or (type(sync) is SMA and sync.alpha is None)
+
+
+def _structure(config: TrainConfig) -> bytes:
+    """Everything about a model but the values of its parameters and buffers."""
+    model = prepare_template(config.model, config.seed)
+    return bytes(cloudpickle.dumps(copy.deepcopy(model).to("meta")))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two values are one, or alike."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if dataclasses.is_dataclass(one) and not isinstance(one, type):
+        return all(_same(getattr(one, each.name), getattr(other, each.name)) for each in dataclasses.fields(one))
+    if isinstance(one, (tuple, list, Mapping)):
+        (leaves, kind), (others, other_kind) = tree_flatten(one), tree_flatten(other)
+        return kind == other_kind and all(_same(a, b) for a, b in zip(leaves, others, strict=True))
+    if isinstance(one, Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype and _same_values(one, other)
+    try:
+        return bool(one == other) or cloudpickle.dumps(one) == cloudpickle.dumps(other)
+    except Exception:  # whatever cannot be pickled is not known to be alike
+        return False
+
+
+def _same_values(one: Tensor, other: Tensor) -> bool:
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def _optimizers(configs: Sequence[TrainConfig]) -> tuple[Any, list[Mapping[str, Any] | None]]:
+    """A factory for all, and by training the settings in which it differs; None: it has a factory of its own."""
+    factories = [config.optimizer for config in configs]
+    first = factories[0]
+    if all(_same(each, first) for each in factories):
+        return first, [{}] * len(factories)
+    partials = [each for each in factories if isinstance(each, functools.partial)]
+    names = {name for each in partials for name in each.keywords}
+    is_plain = len(partials) == len(factories) and all(
+        each.func is partials[0].func and not each.args and set(each.keywords) == names for each in partials
+    )
+    if not is_plain:
+        return first, [None] * len(factories)
+    differing = [
+        n for n in partials[0].keywords if any(not _same(e.keywords[n], partials[0].keywords[n]) for e in partials)
+    ]
+    return first, [{name: each.keywords[name] for name in differing} for each in partials]

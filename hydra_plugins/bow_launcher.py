@@ -1,0 +1,124 @@
+"""`hydra/launcher=bow`: the jobs of a hydra program's sweep, side by side where they are trainings that differ little.
+
+Every job runs, in a thread of its own and one at a time, up to its call of `bow.train`; what the jobs ask for there is
+trained as the members of one sweep, and each goes on with the result that it would have got alone. So a job returns
+what a single run returns, to hydra's own sweeper or to any other, such as Optuna's. Trainings that differ in more than
+seed, optimizer, scheduler and batch size run one after another. `hydra.launcher.resume=auto` with the `hydra.sweep.dir`
+of a sweep that was interrupted goes on where that was.
+
+Example:
+    python program.py -m hydra/launcher=bow lr=0.01,0.02 seed=range(4)
+"""
+
+import functools
+import itertools
+import logging
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, configure_log, filter_overrides, run_job, setup_globals
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, open_dict
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class LauncherConfig:
+    """What `hydra/launcher=bow` stands for."""
+
+    _target_: str = "hydra_plugins.bow_launcher.SideBySideLauncher"
+    resume: str | None = None
+
+
+ConfigStore.instance().store(group="hydra/launcher", name="bow", node=LauncherConfig, provider="bow")
+
+
+class SideBySideLauncher(Launcher):
+    """Runs the jobs of a sweep in this process, their trainings side by side."""
+
+    def __init__(self, resume: str | None = None) -> None:
+        super().__init__()
+        self._resume = resume
+        self._config: DictConfig | None = None
+        self._context: HydraContext | None = None
+        self._task: TaskFunction | None = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Take what hydra knows of the program."""
+        self._context, self._task, self._config = hydra_context, task_function, config
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run the jobs; what each returns or raises is in its `JobReturn`."""
+        from bow import Run
+        from bow.members.jobs import run_together, train_together
+
+        assert self._config is not None
+        setup_globals()
+        configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
+        folder = Path(str(self._config.hydra.sweep.dir)).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        tasks = []
+        for number, overrides in enumerate(job_overrides, initial_job_idx):
+            log.info("\t#%s : %s", number, " ".join(filter_overrides(overrides)))
+            tasks.append(functools.partial(self._run, list(overrides), number))
+        calls = itertools.count()  # of bow.train, by each of the jobs
+
+        def train(configs: Sequence[Any]) -> Sequence[Any] | None:
+            run = Run(folder / f"side_by_side_{initial_job_idx}_{next(calls)}", resume=self._resume)
+            go_on = f"go on with the same command and hydra.sweep.dir={folder} hydra.launcher.resume=auto"
+            return train_together(configs, run, go_on, log.info)
+
+        returned = run_together(tasks, train, _surroundings)
+        configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
+        return returned
+
+    def _run(self, overrides: list[str], number: int) -> JobReturn:
+        assert self._config is not None
+        assert self._context is not None
+        assert self._task is not None
+        config = self._context.config_loader.load_sweep_config(self._config, overrides)
+        with open_dict(config):
+            config.hydra.job.id = config.hydra.job.num = number
+        return run_job(
+            hydra_context=self._context,
+            task_function=self._task,
+            config=config,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+        )
+
+
+def _surroundings(before: Any) -> Callable[[], Any]:
+    """What hydra keeps for the job that runs: its settings, folder, environment and log."""
+    outside = _here()
+    if before is not None:
+        _go(before)
+
+    def take_down() -> Any:
+        inside = _here()
+        _go(outside)
+        return inside
+
+    return take_down
+
+
+def _here() -> tuple[Any, str, dict[str, str], list[logging.Handler], int]:
+    root = logging.getLogger()
+    return HydraConfig.instance().cfg, str(Path.cwd()), dict(os.environ), list(root.handlers), root.level
+
+
+def _go(place: tuple[Any, str, dict[str, str], list[logging.Handler], int]) -> None:
+    root = logging.getLogger()
+    HydraConfig.instance().cfg, folder, environment, root.handlers[:], level = place
+    root.setLevel(level)
+    os.chdir(folder)
+    if environment != dict(os.environ):
+        os.environ.clear()
+        os.environ.update(environment)

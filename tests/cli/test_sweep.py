@@ -1,0 +1,147 @@
+"""`bow train -m`: runs that differ in what a member may differ in train side by side, all others one after another."""
+
+import itertools
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from bow.cli import main
+from bow.members import loop
+
+SMALL = ["data.limit=64", "epochs=2", "engine=eager"]
+
+
+@pytest.fixture(autouse=True)
+def _in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_seeds_and_rates_train_side_by_side_to_what_each_becomes_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "-m", *SMALL, "optimizer.lr=0.1,0.2", "seed=range(2)", "run=sweep"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("4 runs side by side, one learner each instead of 4 (sweep=one_by_one: in turn)\n")
+    assert "accuracy by lr, paired" in shown
+    assert shown.endswith("report: sweep/report.html\n")
+    assert max(map(len, shown.splitlines())) <= 80
+    rows = json.loads(Path("sweep/members.json").read_text())
+    assert [row["settings"] for row in rows] == [{"seed": s, "lr": lr} for lr in (0.1, 0.2) for s in (0, 1)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        own = f"sweep/{rows[3]['folder']}"
+        assert main(["train", *SMALL, "learners=1", "optimizer.lr=0.2", "seed=1", "run=alone"]) == 0
+        assert main(["train", "--config", f"{own}/config.yaml", "run=again"]) == 0
+    finally:
+        torch.set_num_threads(before)
+    expected, member = load_file("alone/model.safetensors"), load_file(f"{own}/model.safetensors")
+    assert all(torch.equal(member[name], value) for name, value in expected.items())
+    assert Path("again/model.safetensors").read_bytes() == Path("alone/model.safetensors").read_bytes()
+
+
+def test_batch_sizes_and_schedules_may_differ() -> None:
+    schedules = ",".join(f"{{_target_: torch.optim.lr_scheduler.StepLR, step_size: {size}}}" for size in (1, 2))
+    assert main(["train", "-m", *SMALL, "batch_size=16,32", f"scheduler={schedules}"]) == 0
+    (sweep,) = Path("runs").iterdir()
+    settings = [yaml.safe_load(path.read_text()) for path in sorted(sweep.glob("members/*/config.yaml"))]
+    found = [(each["batch_size"], each["scheduler"]["step_size"]) for each in settings]
+    assert found == [(16, 1), (16, 2), (32, 1), (32, 2)]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["learners=1,2"], "they differ in learners"),
+        (["seed=0,1", "learners=2"], "learners=2, and a member is one"),
+        (["seed=0,1", "model=mlp,lenet"], "they differ in model"),
+        (["seed=0,1", "sync=easgd"], "sync=EASGD changes what one learner does"),
+        (["seed=0,1", "validation.every=2"], "validation.every=2"),
+        (["seed=0,1", "run.path=runs/${seed}"], "they differ in run.path"),
+    ],
+)
+def test_other_runs_go_one_after_another_and_say_why(
+    words: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "-m", "data.limit=64", "engine=eager", *words]) == 0
+    shown = capsys.readouterr().out
+    assert f"runs one after another: {why}" in shown.splitlines()[0]
+    assert "all runs" in shown
+    assert len(list(Path("runs").iterdir())) >= 2
+
+
+def test_what_goes_on_from_a_checkpoint_goes_one_after_another(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["data.limit=64", "engine=eager", "learners=1"]
+    assert main(["train", *words, "run=before", "run.checkpoint_every=2"]) == 0
+    capsys.readouterr()
+    assert main(["train", "-m", *words, "run.resume=before", "seed=0,0"]) == 0
+    assert capsys.readouterr().out.startswith("2 runs one after another: they go on from a checkpoint\n")
+
+
+def test_one_by_one_is_as_ever(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "-m", "data.limit=64", "epochs=1", "seed=0,1", "sweep=one_by_one"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("[1/2]")
+    assert "side by side" not in shown
+    assert len(list(Path("runs").iterdir())) == 2
+
+
+def test_one_directory_for_runs_one_after_another_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "-m", *SMALL, "seed=0,1", "sweep=one_by_one", "run=here"]) == 2
+    assert "one directory for 2 runs" in capsys.readouterr().err
+    assert main(["train", "-m", *SMALL, "seed=0,1", "sweep=sideways"]) == 2
+    assert "sweep must be side_by_side or one_by_one, got sideways" in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_a_rate_that_diverges_ends_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "-m", *SMALL, "optimizer.lr=0.1,1e30"]) == 0
+    assert "diverged" in capsys.readouterr().out
+    assert main(["train", "-m", *SMALL, "optimizer.lr=1e30", "seed=0,1"]) == 1
+
+
+def test_a_sweep_that_was_interrupted_goes_on_where_it_was(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["train", "-m", *SMALL, "seed=range(3)"]
+    before, rounds = loop.SweepLoop._round, itertools.count()
+
+    def interrupted(self: Any, cohort: Any) -> None:
+        if next(rounds) == 5:
+            signal.raise_signal(signal.SIGINT)
+        before(self, cohort)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.SweepLoop, "_round", interrupted)
+        assert main([*words, "run=here"]) == 130
+    said = capsys.readouterr().err
+    assert said == "bow: interrupted; go on with the same command and run=here run.resume=auto\n"
+    assert main([*words, "run=here"]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    other = [word.replace("data.limit=64", "data.limit=32") for word in words]
+    assert main([*other, "run=here", "run.resume=auto"]) == 2
+    assert "other variants, data or settings" in capsys.readouterr().err
+    assert main([*words, "run=here", "run.resume=auto"]) == 0
+    assert main([*words, "run=whole"]) == 0
+    for member in Path("whole/members").iterdir():
+        again = Path("here/members") / member.name
+        assert (again / "model.safetensors").read_bytes() == (member / "model.safetensors").read_bytes()
+    assert main([*words, "run=here", "run.resume=auto"]) == 0
+
+
+def test_loggers_get_a_run_for_each_member(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "-m", *SMALL, "seed=0,1", "logger=wandb", "run=logged"]) == 0
+    assert "side by side" in capsys.readouterr().out
+    assert len(list(Path("logged/members").glob("*/wandb"))) == 2
+
+
+def test_one_run_of_a_sweep_is_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "-m", *SMALL, "seed=3", "learners=1", "run=one"]) == 0
+    assert Path("one/model.safetensors").exists()
+    assert "side by side" not in capsys.readouterr().out
+    assert main(["train", "-m", *SMALL, "seed=0,x"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
