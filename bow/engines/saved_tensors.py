@@ -293,11 +293,9 @@ class Offload:
         return parked
 
     def _let_go(self) -> _Leaving:
-        """Let the oldest go of what is leaving.
-
-        Its memory belongs to the computation's stream, and whoever gets it next there writes behind this wait. The
-        host never waits, and how much memory is held does not depend on how far ahead it is.
-        """
+        """Let the oldest go of what is leaving."""
+        # Its memory belongs to the computation's stream, and whoever gets it next there writes behind this wait. The
+        # host never waits, and how much memory is held does not depend on how far ahead it is.
         leaving = self._leaving.popleft()
         self._device.caller().wait(leaving.slot.on_host)
         leaving.parked.changed = leaving.flat._version != leaving.version

@@ -191,11 +191,9 @@ def _of_the_layout(name: str) -> bool:
 
 
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of the function with a code object of its own.
-
-    torch.compile keeps what it compiled by code object and gives up after a few variants: without this, the
-    trainings of one process (a sweep) would use up each other's variants.
-    """
+    """A copy of the function with a code object of its own."""
+    # torch.compile keeps what it compiled by code object and gives up after a few variants: without this, the
+    # trainings of one process (a sweep) would use up each other's variants.
     assert isinstance(function, FunctionType)
     return FunctionType(
         function.__code__.replace(),
