@@ -29,13 +29,13 @@ def settings(*overrides: str) -> dict[str, Any]:
 
 
 def test_keys_are_the_arguments_of_train() -> None:
-    keys = set(settings("recipe=none")) - {"launcher", "tuner"}  # a tuner is given as learners
+    keys = set(settings("recipe=none")) - {"launcher", "sweep", "tuner"}  # a tuner is given as learners
     assert keys == set(inspect.signature(bow.train).parameters)
 
 
 def test_plain_defaults_are_those_of_train() -> None:
     parameters = inspect.signature(bow.train).parameters
-    apart = (*NOT_PLAIN, *SECTIONS, "launcher")
+    apart = (*NOT_PLAIN, *SECTIONS, "launcher", "sweep")
     plain = {name: value for name, value in settings("recipe=none").items() if name not in apart}
     assert plain == {name: parameters[name].default for name in plain} | {"batch_size": DEFAULT_BATCH_SIZE}
 
