@@ -15,7 +15,7 @@ from bow.engines.eager import Eager, InTurn
 from bow.engines.loop import InParts, TaskRunner
 from bow.engines.outcome import Outcome
 from bow.engines.random import task_random
-from bow.engines.sgd_state import Numbers, SgdState, fits
+from bow.engines.step_state import Numbers, StepState, fits
 from bow.engines.task import Batch, Metrics, TaskResult, compiled
 from bow.engines.vectorised import StackedBuffers, TogetherTask, vectorised, writing_results
 from bow.errors import BowError, ModelError, reason
@@ -150,7 +150,7 @@ class SgdRound:
     def __init__(self, group: LearnerGroup, sync: SMA, together: Callable[..., TaskResult]) -> None:
         self._group = group
         self._together = together
-        self._state = SgdState(group, sync)
+        self._state = StepState(group, sync)
         z = group.matrix.z
         self._hyper = torch.zeros(len(Numbers._fields), dtype=z.dtype, device=z.device)
         self._hyper_values: Numbers | None = None

@@ -19,7 +19,7 @@ from bow.engines.live_check import LiveCheck
 from bow.engines.loop import AheadRunner, InParts, step_alone
 from bow.engines.outcome import Outcome
 from bow.engines.random import NumbersOfGraph, task_random
-from bow.engines.sgd_state import SgdState, fits
+from bow.engines.step_state import StepState, fits
 from bow.engines.task import Learned, out_of_range
 from bow.engines.task_scheduler import Learn
 from bow.engines.thread_pool import num_threads
@@ -78,7 +78,7 @@ class Graph(AheadRunner):
         self.live.resized()
         self._jobs.forget()
         stepping = self._can_step() and self.group.matrix.z.dtype != torch.bfloat16
-        self._sgd = SgdState(self.group, cast(SMA | Members, self.context.sync)) if stepping else None
+        self._sgd = StepState(self.group, cast(SMA | Members, self.context.sync)) if stepping else None
 
     def close(self) -> None:
         """End the executors' threads; the next round starts them again."""
@@ -168,7 +168,7 @@ class Graph(AheadRunner):
 
     def _run_beside_the_sum(self, ready: GraphRound) -> Outcome:
         """Run a round with a synchronisation task in which other devices take part."""
-        matrix, sgd, averaging = self.group.matrix, cast(SgdState, self._sgd), self.context.averaging
+        matrix, sgd, averaging = self.group.matrix, cast(StepState, self._sgd), self.context.averaging
         native().contribute(matrix.weights, matrix.z, matrix.total, sgd.averaging[0])
         ready.begin(True, matrix.total)
         averaging.begin_sum(matrix.total)
@@ -221,7 +221,7 @@ class Graph(AheadRunner):
             self._fall_back(difference)
 
     @property
-    def _stepping(self) -> SgdState | None:
+    def _stepping(self) -> StepState | None:
         """What steps on the executors, if optimizer and synchroniser are of the kind; hooks and flags may change."""
         return self._sgd if self._sgd is not None and self._can_step() else None
 

@@ -10,7 +10,7 @@ from bow.engines.batches import Batch, Batches, batch_of
 from bow.engines.captured import CapturedTask, CapturedTasks, Shape, shape_of
 from bow.engines.context import RoundContext
 from bow.engines.graph_round import ExecutorGroups, GraphRound
-from bow.engines.sgd_state import SgdState
+from bow.engines.step_state import StepState
 from bow.errors import ScheduleError, reason
 from bow.runtime.loading import NativeTeam, native
 from bow.runtime.local import dependencies_of, operators_of
@@ -46,7 +46,7 @@ class GraphJobs:
         if self.team is not None:
             self.team.close()
 
-    def ready(self, batches: Batches, sgd: SgdState | None) -> GraphRound | None:
+    def ready(self, batches: Batches, sgd: StepState | None) -> GraphRound | None:
         """What runs these batches, which it has been given; None where they are to be run in turn."""
         mode = (self._groups(), torch.is_autocast_enabled("cpu"), sgd is not None)
         usual = self._usual
@@ -59,7 +59,7 @@ class GraphJobs:
             self._usual, self._usual_mode = usual, mode
         return usual
 
-    def alone(self, learner: int, batch: Batch, sgd: SgdState | None) -> GraphRound:
+    def alone(self, learner: int, batch: Batch, sgd: StepState | None) -> GraphRound:
         """What runs one learner's task on one executor."""
         shape = shape_of(batch)
         key = (learner, shape, sgd is not None)
@@ -87,7 +87,7 @@ class GraphJobs:
         learners = range(len(self._group))
         return [self._context.task_seed(j) for j in learners] if job.is_random else [0] * len(learners)
 
-    def _for(self, batches: Batches, sgd: SgdState | None) -> GraphRound | None:
+    def _for(self, batches: Batches, sgd: StepState | None) -> GraphRound | None:
         """The job for batches of these shapes; None where they are to be run in turn."""
         dealt = [batch_of(batches, learner) for learner in range(len(self._group))]
         shapes = [None if batch is None else shape_of(batch) for batch in dealt]

@@ -16,7 +16,7 @@ from bow.devices import core_sets, share_cores
 from bow.engines.batches import Batches, Stacked, leaves_of, structure_of
 from bow.engines.captured import CapturedTask, changed_buffers
 from bow.engines.outcome import Outcome
-from bow.engines.sgd_state import SgdState
+from bow.engines.step_state import StepState
 from bow.engines.task import Batch
 from bow.engines.task_scheduler import Learn, TaskScheduler
 from bow.graph import StepGraph
@@ -92,7 +92,7 @@ class GraphRound:
         tasks: Sequence[CapturedTask],
         like: Sequence[Batch],
         groups: ExecutorGroups,
-        sgd: SgdState | None,
+        sgd: StepState | None,
     ) -> None:
         self._group = group
         self._rows = slice(learners[0], learners[-1] + 1)

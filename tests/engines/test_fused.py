@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from bow import SMA, LocalSGD, Replicas
-from bow.engines.sgd_state import fits
+from bow.engines.step_state import fits
 from bow.errors import DataError
 from tests.grouped import of_replicas
 

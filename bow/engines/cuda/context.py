@@ -16,7 +16,7 @@ from bow.engines.eager import LearningTasks
 from bow.engines.live_check import LiveCheck
 from bow.engines.offload import offloaded_tasks
 from bow.engines.outcome import LearningConfig
-from bow.engines.sgd_state import fits
+from bow.engines.step_state import fits
 from bow.replicas import LearnerGroup
 from bow.sync import SMA, Synchroniser
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from bow.devices import Kernels, StreamDevice
-from bow.engines.sgd_state import Numbers, SgdState
+from bow.engines.step_state import Numbers, StepState
 from bow.replicas import LearnerGroup
 from bow.sync import SMA
 
@@ -23,7 +23,7 @@ class SgdStep:
         self._device = device
         self._group = group
         self._kernels = kernels
-        self._state = SgdState(group, sync)
+        self._state = StepState(group, sync)
         matrix = group.matrix
         self._momenta: Tensor = self._state.momenta
         learners = range(len(group))

@@ -24,7 +24,7 @@ class Numbers(NamedTuple):
     mu: float
 
 
-class SgdState:
+class StepState:
     """The learners of a device whose optimizer is plain `torch.optim.SGD`, kept together by `SMA` or by nothing."""
 
     def __init__(self, group: LearnerGroup, sync: SMA | Members) -> None:
