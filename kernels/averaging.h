@@ -1,7 +1,12 @@
-// One step of SGD with momentum for every learner and, when it is due, the synchronisation task of SMA, in one pass:
+// One step of SGD with momentum, or of Adam, for every learner and, when it is due, the synchronisation task of SMA, in
+// one pass:
 //
-//     g   = g_j + weight_decay * w_j
-//     v_j = momentum * v_j + g                     step_j = lr * (nesterov ? g + momentum * v_j : v_j)
+//     SGD   g   = g_j + weight_decay * w_j
+//           v_j = momentum * v_j + g               step_j = lr * (nesterov ? g + momentum * v_j : v_j)
+//     Adam  g   = g_j + weight_decay * w_j         (AdamW: g_j, and weights shrink by lr * weight_decay)
+//           v_j = v_j + (1 - beta1) * (g - v_j)    s_j = beta2 * s_j + (1 - beta2) * g * g
+//                                                  step_j = lr' * v_j / (sqrt(s_j) / root + epsilon)
+//           with lr' = lr / (1 - beta1^t) and root = sqrt(1 - beta2^t) in a learner's step t
 //     c_j = alpha * (w_j - z)                      w_j before its step
 //     w_j = w_j - step_j - c_j
 //     z'  = z + sum_j c_j + mu * (z - z_prev);     z_prev = z;     z = z'
@@ -9,15 +14,17 @@
 // Where other devices average too, the sum over all their learners is made before the learning tasks (`contribution`),
 // travels while they run, and is given.
 //
-// Layout: w and v are rows `[learners, stride]`; a gradient is one piece of memory per parameter, as the learning task
+// Layout: w, v and s are rows `[learners, stride]`; a gradient is one piece of memory per parameter, as the learning task
 // left it, so that it is never copied into a row. Columns are independent of each other: executors share them out.
-// Moved per column and learner: w and v read and written, g read; per column z and z_prev read and written.
+// Moved per column and learner: w, v and s read and written, g read; per column z and z_prev read and written.
 //
 // Budea, TensorBow: Supporting Small-Batch Training in TensorFlow, 2019, Algorithm 2.
+// Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019, Algorithm 2.
 #pragma once
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <vector>
 
@@ -29,6 +36,9 @@ struct Averaging {
   bool nesterov = false;
   double alpha = 0, mu = 0;
   bool synchronise = false;
+  bool is_adam = false;  // then `momentum` is beta1, `lr` is lr', and:
+  double beta2 = 0, epsilon = 0, root = 1;
+  double shrunk = 1;  // what weights are multiplied by, before the step
 };
 
 // A parameter's place in the row and its gradient.
@@ -43,6 +53,7 @@ template <typename T>
 struct LearnerRow {
   T* weights;
   T* momenta;                     // unused where momentum is 0
+  T* squares;                     // Adam's
   const std::vector<Piece<T>>* pieces;  // by offset, without gaps up to the padding of the row
   bool steps;                     // false: sat out or diverged, takes part in the averaging only
   bool* overflowed;               // set where its step takes it out of the finite numbers
@@ -81,8 +92,8 @@ constexpr int64_t kBlock = 1024;  // columns whose central model and sums stay i
 // memory that is not needed is not touched. Returns whether the weights have left the finite numbers.
 template <bool kMomentum, bool kAverage, typename T>
 bool step_and_correct(
-    T* __restrict__ w, T* __restrict__ v, const T* __restrict__ g, const T* __restrict__ z, T* __restrict__ c, int64_t n,
-    const Averaging& a) {
+    T* __restrict__ w, T* __restrict__ v, T*, const T* __restrict__ g, const T* __restrict__ z, T* __restrict__ c,
+    int64_t n, const Averaging& a) {
   const T lr = static_cast<T>(a.lr), momentum = static_cast<T>(a.momentum), decay = static_cast<T>(a.weight_decay);
   const T alpha = static_cast<T>(a.alpha);
   const T look_ahead = a.nesterov ? momentum : T(1), own = a.nesterov ? T(1) : T(0);
@@ -106,8 +117,36 @@ bool step_and_correct(
   return left != 0;
 }
 
+// The same by Adam.
+template <bool kAverage, typename T>
+bool adam_and_correct(
+    T* __restrict__ w, T* __restrict__ v, T* __restrict__ s, const T* __restrict__ g, const T* __restrict__ z,
+    T* __restrict__ c, int64_t n, const Averaging& a) {
+  const T lr = static_cast<T>(a.lr), decay = static_cast<T>(a.weight_decay), shrunk = static_cast<T>(a.shrunk);
+  const T beta2 = static_cast<T>(a.beta2), epsilon = static_cast<T>(a.epsilon), root = static_cast<T>(a.root);
+  const T first = static_cast<T>(1 - a.momentum), second = static_cast<T>(1 - a.beta2), alpha = static_cast<T>(a.alpha);
+  typename Stored<T>::Bits left = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const T gradient = g[i] + decay * w[i];
+    const T mean = v[i] + first * (gradient - v[i]);
+    const T square = beta2 * s[i] + second * gradient * gradient;
+    v[i] = mean;
+    s[i] = square;
+    T moved = shrunk * w[i] - lr * mean / (std::sqrt(square) / root + epsilon);
+    if constexpr (kAverage) {
+      const T correction = alpha * (w[i] - z[i]);
+      c[i] += correction;
+      moved -= correction;
+    }
+    w[i] = moved;
+    left |= not_finite(moved);
+  }
+  return left != 0;
+}
+
 template <typename T>
 auto step_kernel(const Averaging& a) {
+  if (a.is_adam) return a.synchronise ? adam_and_correct<true, T> : adam_and_correct<false, T>;
   if (a.momentum != 0) return a.synchronise ? step_and_correct<true, true, T> : step_and_correct<true, false, T>;
   return a.synchronise ? step_and_correct<false, true, T> : step_and_correct<false, false, T>;
 }
@@ -154,8 +193,8 @@ void average_columns(
       for (; piece != learner.pieces->end() && piece->offset < to; ++piece) {
         const int64_t first = std::max(from, piece->offset), last = std::min(to, piece->offset + piece->numel);
         *learner.overflowed |= step(
-            learner.weights + first, learner.momenta + first, piece->gradient + (first - piece->offset), z + first,
-            sums + (first - from), last - first, *learner.numbers);
+            learner.weights + first, learner.momenta + first, learner.squares + first,
+            piece->gradient + (first - piece->offset), z + first, sums + (first - from), last - first, *learner.numbers);
       }
     }
     const T* moves = total == nullptr ? sums : total + from;

@@ -5,10 +5,14 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "executors.h"
@@ -130,6 +134,31 @@ class TorchTeam {
   bool caller_takes_part_;
   Team team_;
 };
+
+// Of SGD: learning rate, momentum, weight decay, whether momentum is Nesterov's. Of Adam: learning rate, both betas,
+// epsilon, weight decay, whether that is decoupled.
+using SgdSettings = std::tuple<double, double, double, bool>;
+using AdamSettings = std::tuple<double, double, double, double, double, bool>;
+using StepSettings = std::variant<SgdSettings, AdamSettings>;
+
+// The numbers of a learner's step after `count` others.
+Averaging numbers_of(const StepSettings& settings, double count) {
+  Averaging numbers;
+  if (const auto* sgd = std::get_if<SgdSettings>(&settings)) {
+    std::tie(numbers.lr, numbers.momentum, numbers.weight_decay, numbers.nesterov) = *sgd;
+    return numbers;
+  }
+  const auto& [lr, beta1, beta2, epsilon, weight_decay, is_decoupled] = std::get<AdamSettings>(settings);
+  numbers.is_adam = true;
+  numbers.lr = lr / (1 - std::pow(beta1, count + 1));
+  numbers.momentum = beta1;
+  numbers.beta2 = beta2;
+  numbers.epsilon = epsilon;
+  numbers.root = std::sqrt(1 - std::pow(beta2, count + 1));
+  numbers.weight_decay = is_decoupled ? 0 : weight_decay;
+  numbers.shrunk = is_decoupled ? 1 - lr * weight_decay : 1;
+  return numbers;
+}
 
 // Marks an argument as a value.
 struct SlotNumber {
@@ -388,19 +417,25 @@ class Job : public Work {
 
   // What the rows are stepped and averaged with in the next run.
   void set_rows(
-      at::Tensor weights, std::optional<at::Tensor> momenta, at::Tensor z, std::optional<at::Tensor> z_prev,
-      const std::vector<std::tuple<double, double, double, bool>>& steps, double alpha, double mu, bool synchronise,
-      std::optional<at::Tensor> total) {
-    TORCH_CHECK(
-        steps.size() == 1 || steps.size() == learners_.size(), "settings of the step are one for all, or one by learner");
+      at::Tensor weights, std::vector<at::Tensor> moments, at::Tensor z, std::optional<at::Tensor> z_prev,
+      const std::vector<StepSettings>& steps, std::vector<at::Tensor> counts, double alpha, double mu,
+      bool synchronise, std::optional<at::Tensor> total) {
+    const size_t learners = learners_.size();
+    TORCH_CHECK(steps.size() == 1 || steps.size() == learners, "settings of the step are one for all, or one by learner");
     rows_->weights = std::move(weights);
-    rows_->momenta = momenta.value_or(at::Tensor());
+    rows_->moments = std::move(moments);
     rows_->z = std::move(z);
     rows_->z_prev = z_prev.value_or(at::Tensor());
     rows_->total = total.value_or(at::Tensor());
+    rows_->counts = std::move(counts);
     rows_->numbers.clear();
-    for (const auto& [lr, momentum, weight_decay, nesterov] : steps) {
-      rows_->numbers.push_back({lr, momentum, weight_decay, nesterov, alpha, mu, synchronise});
+    // Adam's bias correction is of a learner's own steps, so that every learner has numbers of its own.
+    for (size_t j = 0; j < std::max(steps.size(), rows_->counts.size()); ++j) {
+      const double count = rows_->counts.empty() ? 0 : rows_->counts[j].item<double>();
+      rows_->numbers.push_back(numbers_of(steps[steps.size() == 1 ? 0 : j], count));
+      rows_->numbers.back().alpha = alpha;
+      rows_->numbers.back().mu = mu;
+      rows_->numbers.back().synchronise = synchronise;
     }
     rows_->outcomes.clear();
     rows_->offsets.clear();
@@ -612,8 +647,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def_property_readonly("failed_node", &Job::failed_node)
       .def("outcome", &Job::outcome, py::arg("dtype"), py::arg("num_metrics"))
       .def(
-          "set_rows", &Job::set_rows, py::arg("weights"), py::arg("momenta"), py::arg("z"), py::arg("z_prev"),
-          py::arg("steps"), py::arg("alpha"), py::arg("mu"), py::arg("synchronise"), py::arg("total") = std::nullopt)
+          "set_rows", &Job::set_rows, py::arg("weights"), py::arg("moments"), py::arg("z"), py::arg("z_prev"),
+          py::arg("steps"), py::arg("counts"), py::arg("alpha"), py::arg("mu"), py::arg("synchronise"), py::arg("total") = std::nullopt)
       .def("value", &Job::value, py::arg("slot"))
       .def("release", &Job::release, py::arg("slots"))
       .def("spans", &Job::spans)

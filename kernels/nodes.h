@@ -351,7 +351,9 @@ class Commit : public Node {
 // What steps and averages the learners of a round; shared by the executors, each of which has its columns.
 struct RowState {
   std::vector<Averaging> numbers;          // by learner, or one for all; averaging is the same for all
-  at::Tensor weights, momenta, z, z_prev;  // rows [learners, parameters]; momenta undefined where momentum is 0
+  at::Tensor weights, z, z_prev;           // rows [learners, parameters]
+  std::vector<at::Tensor> moments;         // rows of what the optimizer keeps: momenta; of Adam means and squares
+  std::vector<at::Tensor> counts;          // of Adam's steps, by learner
   at::Tensor total;                        // of the corrections of all devices; undefined where there is one
   std::vector<std::shared_ptr<TaskOutcome>> outcomes;  // by learner
   std::vector<std::vector<int64_t>> offsets;           // by learner: of the pieces of its gradient
@@ -388,8 +390,9 @@ class Average : public Node {
     const int64_t begin = blocks * part_ / parts_ * kBlock;
     const int64_t end = std::min(blocks * (part_ + 1) / parts_ * kBlock, columns);
     T* weights = state.weights.mutable_data_ptr<T>();
-    T* momenta = state.momenta.defined() ? state.momenta.mutable_data_ptr<T>() : weights;
-    const int64_t momenta_stride = state.momenta.defined() ? state.momenta.stride(0) : stride;
+    T* momenta = state.moments.front().mutable_data_ptr<T>();
+    T* squares = state.moments.back().mutable_data_ptr<T>();
+    const int64_t kept_stride = state.moments.front().stride(0);
     std::vector<std::vector<Piece<T>>> pieces(state.outcomes.size());
     std::vector<LearnerRow<T>> rows;
     std::unique_ptr<bool[]>& overflowed = state_->overflowed[part_];
@@ -401,7 +404,10 @@ class Average : public Node {
         const at::Tensor& gradient = outcome.gradients[i];
         pieces[j].push_back({state.offsets[j][i], gradient.numel(), gradient.const_data_ptr<T>()});
       }
-      rows.push_back({weights + j * stride, momenta + j * momenta_stride, &pieces[j], steps, &overflowed[j], &state.numbers[state.numbers.size() == 1 ? 0 : j]});
+      const Averaging& numbers = state.numbers[state.numbers.size() == 1 ? 0 : j];
+      T *own_momenta = momenta + j * kept_stride, *own_squares = squares + j * kept_stride;
+      rows.push_back({weights + j * stride, own_momenta, own_squares, &pieces[j], steps, &overflowed[j], &numbers});
+      if (steps && numbers.is_adam && part_ == 0) state.counts[j].add_(1);  // the numbers have been made from it
     }
     T* z_prev = state.z_prev.defined() ? state.z_prev.mutable_data_ptr<T>() : nullptr;
     const T* total = state.total.defined() ? state.total.const_data_ptr<T>() : nullptr;

@@ -158,7 +158,7 @@ class SgdRound:
 
     def __call__(self, buffers: dict[str, Tensor], batch: Batch, due: bool) -> Outcome:
         """Run one round; `due` is whether it has a synchronisation task."""
-        momenta = self._state.momenta
+        momenta = self._state.moments[0]
         self._update_hyperparameters()
         self._state.begin_round()
         matrix = self._group.matrix

@@ -78,7 +78,7 @@ class Graph(AheadRunner):
         self.live.resized()
         self._jobs.forget()
         stepping = self._can_step() and self.group.matrix.z.dtype != torch.bfloat16
-        self._sgd = StepState(self.group, cast(SMA | Members, self.context.sync)) if stepping else None
+        self._step_state = StepState(self.group, cast(SMA | Members, self.context.sync)) if stepping else None
 
     def close(self) -> None:
         """End the executors' threads; the next round starts them again."""
@@ -168,8 +168,8 @@ class Graph(AheadRunner):
 
     def _run_beside_the_sum(self, ready: GraphRound) -> Outcome:
         """Run a round with a synchronisation task in which other devices take part."""
-        matrix, sgd, averaging = self.group.matrix, cast(StepState, self._sgd), self.context.averaging
-        native().contribute(matrix.weights, matrix.z, matrix.total, sgd.averaging[0])
+        matrix, step_state, averaging = self.group.matrix, cast(StepState, self._step_state), self.context.averaging
+        native().contribute(matrix.weights, matrix.z, matrix.total, step_state.averaging[0])
         ready.begin(True, matrix.total)
         averaging.begin_sum(matrix.total)
         with averaging.beside_the_sum(), _indices_are_data():
@@ -223,7 +223,7 @@ class Graph(AheadRunner):
     @property
     def _stepping(self) -> StepState | None:
         """What steps on the executors, if optimizer and synchroniser are of the kind; hooks and flags may change."""
-        return self._sgd if self._sgd is not None and self._can_step() else None
+        return self._step_state if self._step_state is not None and self._can_step() else None
 
     def _can_step(self) -> bool:
         return fits(self.group, self.context.sync, self.context.settings, native=True)

@@ -46,12 +46,12 @@ class GraphJobs:
         if self.team is not None:
             self.team.close()
 
-    def ready(self, batches: Batches, sgd: StepState | None) -> GraphRound | None:
+    def ready(self, batches: Batches, step_state: StepState | None) -> GraphRound | None:
         """What runs these batches, which it has been given; None where they are to be run in turn."""
-        mode = (self._groups(), torch.is_autocast_enabled("cpu"), sgd is not None)
+        mode = (self._groups(), torch.is_autocast_enabled("cpu"), step_state is not None)
         usual = self._usual
         if usual is None or self._usual_mode != mode or not usual.feed(batches, self._seeds(usual)):
-            usual = self._for(batches, sgd)
+            usual = self._for(batches, step_state)
             if usual is None:
                 return None
             fed = usual.feed(batches, self._seeds(usual))
@@ -59,13 +59,13 @@ class GraphJobs:
             self._usual, self._usual_mode = usual, mode
         return usual
 
-    def alone(self, learner: int, batch: Batch, sgd: StepState | None) -> GraphRound:
+    def alone(self, learner: int, batch: Batch, step_state: StepState | None) -> GraphRound:
         """What runs one learner's task on one executor."""
         shape = shape_of(batch)
-        key = (learner, shape, sgd is not None)
+        key = (learner, shape, step_state is not None)
         if key not in self._alone:
             executor = ExecutorGroups(1, (1,))
-            self._alone[key] = GraphRound(self._group, [learner], [self._tasks[shape]], [batch], executor, sgd)
+            self._alone[key] = GraphRound(self._group, [learner], [self._tasks[shape]], [batch], executor, step_state)
         return self._alone[key]
 
     def one_executor_each(self) -> ExecutorGroups:
@@ -87,7 +87,7 @@ class GraphJobs:
         learners = range(len(self._group))
         return [self._context.task_seed(j) for j in learners] if job.is_random else [0] * len(learners)
 
-    def _for(self, batches: Batches, sgd: StepState | None) -> GraphRound | None:
+    def _for(self, batches: Batches, step_state: StepState | None) -> GraphRound | None:
         """The job for batches of these shapes; None where they are to be run in turn."""
         dealt = [batch_of(batches, learner) for learner in range(len(self._group))]
         shapes = [None if batch is None else shape_of(batch) for batch in dealt]
@@ -95,7 +95,7 @@ class GraphJobs:
         if like is None:
             return None
         groups = self._groups()
-        key = (groups, sgd is not None, *(shape_of(like) if shape is None else shape for shape in shapes))
+        key = (groups, step_state is not None, *(shape_of(like) if shape is None else shape for shape in shapes))
         if key not in self._by_shapes:
             tasks = self._tasks.by_learner(dealt, shapes, self._context.round_index)
             if tasks is None:
@@ -106,7 +106,7 @@ class GraphJobs:
                 groups = self.one_executor_each()
             examples = [like if batch is None else batch for batch in dealt]
             try:
-                made = GraphRound(self._group, range(len(self._group)), tasks, examples, groups, sgd)
+                made = GraphRound(self._group, range(len(self._group)), tasks, examples, groups, step_state)
             except RuntimeError as error:  # an argument or a library that the runtime cannot take
                 self._tasks.refused = reason(error)
                 return None

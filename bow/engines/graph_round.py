@@ -1,7 +1,8 @@
 """The rounds of engine `graph` whose batches have certain shapes, as one native job.
 
 Each learner's learning task is a copy of the step graph; behind all of them come, where optimizer and synchroniser
-allow it, SGD and the synchronisation task, of which every executor has its columns, in one pass over the rows.
+allow it, the optimizer's step and the synchronisation task, of which every executor has its columns, in one pass over
+the rows.
 """
 
 import functools
@@ -92,13 +93,13 @@ class GraphRound:
         tasks: Sequence[CapturedTask],
         like: Sequence[Batch],
         groups: ExecutorGroups,
-        sgd: StepState | None,
+        step_state: StepState | None,
     ) -> None:
         self._group = group
         self._rows = slice(learners[0], learners[-1] + 1)
         self._structures = [structure_of(batch) for batch in like]
         self._executor: int | None = None
-        self._sgd = sgd
+        self._step_state = step_state
         self.groups = groups
         """The executors that it needs."""
         self._num_executors = len(groups.threads)
@@ -118,7 +119,7 @@ class GraphRound:
     @property
     def steps(self) -> bool:
         """Whether learners step inside the job."""
-        return self._sgd is not None
+        return self._step_state is not None
 
     def feed(self, batches: Batches, seeds: Sequence[int]) -> bool:
         """Give the learners what they learn from next."""
@@ -137,18 +138,19 @@ class GraphRound:
 
     def begin(self, due: bool, total: Tensor | None = None) -> None:
         """Say whether a synchronisation task is part of what is run next."""
-        if self._sgd is None:
+        if self._step_state is None:
             return
-        matrix, rows, sgd = self._group.matrix, self._rows, self._sgd
-        sgd.begin_round()
-        steps = sgd.steps
+        matrix, rows, state = self._group.matrix, self._rows, self._step_state
+        state.begin_round()
+        steps = state.steps
         self._builder.job.set_rows(
             matrix.weights[rows],
-            sgd.momenta[rows],
+            [moment[rows] for moment in state.moments],
             matrix.z,
             matrix.state.get("z_prev"),
             steps if len(steps) == 1 else steps[rows],
-            *sgd.averaging,
+            state.counts[rows],
+            *state.averaging,
             due,
             total,
         )
@@ -227,9 +229,9 @@ class GraphRound:
             builder.job.expect(program.group, program.slots(list(graph.batch.values())), like)
             finishes.append(self._add_finish(program))
             commit[program.group % self._num_executors] += self._add_commit(program, buffers)
-        for part in range(self._num_executors) if self._sgd is not None else ():
+        for part in range(self._num_executors) if self._step_state is not None else ():
             node = builder.job.add_average(part, self._num_executors)
-            commit[part].append(builder.note(node, Label("SGD and averaging", "synchronisation")))
+            commit[part].append(builder.note(node, Label("step and averaging", "synchronisation")))
         commit = commit if any(commit) else []
         order, after, threads = self._order(finishes)
         builder.job.schedule(
@@ -270,7 +272,7 @@ class GraphRound:
             loss=program.slot(graph.loss),
             metrics=program.slots([graph.metrics[name] for name in self._metrics]),
             gradients=pieces,
-            into_row=self._sgd is None,
+            into_row=self._step_state is None,
         )
         return self._builder.note(node, Label("loss and gradient", "finish", program.learner))
 

@@ -9,20 +9,28 @@ import copy
 import itertools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.devices import StreamDevice
 from bow.engines.saved_tensors import LEAVING, MIN_BYTES
 from bow.engines.task import Batch
-from bow.replicas import OptimizerFactory, ReplicaMatrix, has_lazy_modules, is_plain_sgd, num_state_tensors
+from bow.replicas import (
+    OptimizerFactory,
+    ReplicaMatrix,
+    has_lazy_modules,
+    is_plain_adam,
+    is_plain_sgd,
+    num_state_tensors,
+)
 from bow.replicas.layout import ALIGNMENT
 from bow.sync import Synchroniser, is_plain_sma
 
@@ -134,8 +142,11 @@ def predict_memory(
     corrections, kept = _rows_of(sync, averages=not sync.follows(learners))
     state_tensors = num_state_tensors(optimizer)
     in_one_pass = engine not in (("eager", "streams") if is_cpu(place) else ("eager",))
-    if in_one_pass and clip_norm is None and is_plain_sma(sync) and _makes_plain_sgd(optimizer):
-        corrections, state_tensors = False, 1  # momenta whether they are used or not, and corrections never in memory
+    if in_one_pass and clip_norm is None and is_plain_sma(sync):  # corrections are never in memory
+        if _makes(is_plain_sgd, optimizer):
+            corrections, state_tensors = False, 1  # momenta whether they are used or not
+        elif is_cpu(place) and engine == "graph" and _makes(is_plain_adam, optimizer):
+            corrections = False
     return MemoryNeed(
         learners=learners,
         row_bytes=-(-elements // ALIGNMENT) * ALIGNMENT * itemsize,
@@ -233,9 +244,9 @@ def _rows_of(sync: Synchroniser, averages: bool) -> tuple[bool, int]:
     return rows.has_corrections, len(rows.state)
 
 
-def _makes_plain_sgd(optimizer: OptimizerFactory) -> bool:
+def _makes(kind: Callable[[Optimizer], bool], optimizer: OptimizerFactory) -> bool:
     try:
-        return is_plain_sgd(optimizer([nn.Parameter(torch.ones(3))]))
+        return kind(optimizer([nn.Parameter(torch.ones(3))]))
     except Exception:
         return False
 

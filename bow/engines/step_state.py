@@ -1,16 +1,21 @@
-"""What the engines need that carry out SGD with momentum and SMA themselves, in one pass over the rows."""
+"""What the engines need that carry out the optimizer's step and SMA themselves, in one pass over the rows."""
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from bow.engines.outcome import LearningConfig
-from bow.replicas import LearnerGroup, is_plain_sgd
+from bow.replicas import LearnerGroup, is_plain_adam, is_plain_sgd
 from bow.sync import SMA, Members, Synchroniser, is_plain_sma
 
-Step: TypeAlias = tuple[float, float, float, bool]
+SgdStep: TypeAlias = tuple[float, float, float, bool]
 """Learning rate, momentum, weight decay, and whether momentum is Nesterov's."""
+
+AdamStep: TypeAlias = tuple[float, float, float, float, float, bool]
+"""Learning rate, both betas, epsilon, weight decay, and whether that is decoupled from the gradient."""
 
 
 class Numbers(NamedTuple):
@@ -25,32 +30,45 @@ class Numbers(NamedTuple):
 
 
 class StepState:
-    """The learners of a device whose optimizer is plain `torch.optim.SGD`, kept together by `SMA` or by nothing."""
+    """The learners of a device whose optimizer is plain SGD, Adam or AdamW, kept together by `SMA` or by nothing."""
 
     def __init__(self, group: LearnerGroup, sync: SMA | Members) -> None:
         self._group = group
         self._sync = sync
-        self._momenta = torch.zeros_like(group.matrix.weights)
-        self._rows = list(self._momenta)
+        self._is_adam = is_plain_adam(group.optimizer.optimizer)
+        self._names = ("exp_avg", "exp_avg_sq") if self._is_adam else ("momentum_buffer",)
+        self._moments = [torch.zeros_like(group.matrix.weights) for _ in self._names]
+        self._rows = [list(moment) for moment in self._moments]
 
     @property
-    def momenta(self) -> Tensor:
-        """Momentum buffers `[learners, parameters]`; the optimizer's own state from now on.
+    def moments(self) -> list[Tensor]:
+        """What the optimizer keeps of every parameter `[learners, parameters]`; its own state from now on.
 
         A buffer that is not there yet is zero: the first step of `torch.optim.SGD` sets it to the gradient.
         """
+        for learner, state in enumerate(self._states()):
+            for name, rows in zip(self._names, self._rows, strict=True):
+                buffer, row = state.get(name), rows[learner]
+                if buffer is not row:
+                    row.zero_() if buffer is None else row.copy_(buffer)
+                    state[name] = row
+        return self._moments
+
+    @property
+    def counts(self) -> list[Tensor]:
+        """Of the steps that each learner has taken, which only Adam counts."""
+        if not self._is_adam:
+            return []
+        return [state.setdefault("step", torch.tensor(0.0)) for state in self._states()]
+
+    def _states(self) -> Iterator[dict[str, Any]]:
         rows = self._group.optimizer
-        for learner, (row, optimizer) in enumerate(zip(self._rows, rows.by_learner, strict=True)):
-            state: dict[str, Any] = optimizer.state[rows.tensors_of(learner)[0]]
-            buffer = state.get("momentum_buffer")
-            if buffer is not row:
-                row.zero_() if buffer is None else row.copy_(buffer)
-                state["momentum_buffer"] = row
-        return self._momenta
+        for learner, optimizer in enumerate(rows.by_learner):
+            yield optimizer.state[rows.tensors_of(learner)[0]]
 
     def numbers(self) -> Numbers:
         """The numbers of the coming round."""
-        return Numbers(*_step_of(self._group.optimizer.optimizer), *self.averaging)
+        return Numbers(*_sgd_step(self._group.optimizer.optimizer), *self.averaging)
 
     @property
     def averaging(self) -> tuple[float, float]:
@@ -60,11 +78,11 @@ class StepState:
         return 1 / self._group.num_all if self._sync.alpha is None else self._sync.alpha, self._sync.mu
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[SgdStep] | list[AdamStep]:
         """The settings of the coming step, by learner; one where it is the same for all."""
-        if isinstance(self._sync, Members):
-            return [_step_of(optimizer) for optimizer in self._group.optimizer.by_learner]
-        return [_step_of(self._group.optimizer.optimizer)]
+        rows, have_own = self._group.optimizer, isinstance(self._sync, Members)
+        optimizers = rows.by_learner if have_own else [rows.optimizer]
+        return [_adam_step(each) for each in optimizers] if self._is_adam else [_sgd_step(each) for each in optimizers]
 
     def begin_round(self) -> None:
         """What `optimizer.step()` would tell learning-rate schedulers, which warn when they are stepped before it."""
@@ -72,19 +90,27 @@ class StepState:
             optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
-def _step_of(optimizer: torch.optim.Optimizer) -> Step:
+def _sgd_step(optimizer: Optimizer) -> SgdStep:
     settings = optimizer.param_groups[0]  # the only one; loading a state puts another dictionary in its place
     lr, momentum, decay = float(settings["lr"]), float(settings["momentum"]), float(settings["weight_decay"])
     return lr, momentum, decay, bool(settings["nesterov"])
 
 
+def _adam_step(optimizer: Optimizer) -> AdamStep:
+    settings = optimizer.param_groups[0]
+    lr, (first, second), epsilon = float(settings["lr"]), settings["betas"], float(settings["eps"])
+    decay, is_decoupled = float(settings["weight_decay"]), bool(settings["decoupled_weight_decay"])
+    return lr, float(first), float(second), epsilon, decay, is_decoupled
+
+
 def fits(group: LearnerGroup, sync: Synchroniser, settings: LearningConfig, *, native: bool = False) -> bool:
     """Whether a round can step and average in one pass: one group of plain SGD without clipping, averaged by `SMA`.
 
-    The native runtime also steps members, which do not average, and steps behind the sum over other devices.
+    The native runtime also steps members, which do not average, plain Adam and AdamW, and behind the sum over devices.
     """
     if not group.is_alone and (not native or (isinstance(sync, SMA) and sync.levels > 1)):
         return False
     if not (is_plain_sma(sync) or (native and type(sync) is Members)) or settings.clip_norm is not None:
         return False
-    return all(is_plain_sgd(optimizer) for optimizer in set(group.optimizer.by_learner))
+    optimizers = set(group.optimizer.by_learner)
+    return all(map(is_plain_sgd, optimizers)) or (native and all(map(is_plain_adam, optimizers)))

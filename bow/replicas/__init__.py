@@ -16,5 +16,6 @@ from bow.replicas.model import num_trainable as num_trainable
 from bow.replicas.model import prepare_template as prepare_template
 from bow.replicas.optimizer import OptimizerFactory as OptimizerFactory
 from bow.replicas.optimizer import OptimizerRows as OptimizerRows
+from bow.replicas.optimizer import is_plain_adam as is_plain_adam
 from bow.replicas.optimizer import is_plain_sgd as is_plain_sgd
 from bow.replicas.optimizer import num_state_tensors as num_state_tensors

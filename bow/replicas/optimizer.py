@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.optim import SGD, Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from bow.errors import OptimizerError, reason
 from bow.replicas.layout import ParameterLayout
@@ -225,12 +225,24 @@ def num_state_tensors(optimizer: OptimizerFactory) -> int:
 
 def is_plain_sgd(optimizer: Optimizer) -> bool:
     """Whether it is `torch.optim.SGD` with one group, momentum and weight decay, and nothing besides."""
-    if type(optimizer) is not SGD or len(optimizer.param_groups) != 1:
+    return _is_plain(optimizer, SGD) and not optimizer.param_groups[0]["dampening"]
+
+
+def is_plain_adam(optimizer: Optimizer) -> bool:
+    """Whether it is `torch.optim.Adam` or `AdamW` with one group, and nothing besides."""
+    if not _is_plain(optimizer, Adam, AdamW):
+        return False
+    only = optimizer.param_groups[0]
+    return not (only["amsgrad"] or only["capturable"] or any(isinstance(beta, Tensor) for beta in only["betas"]))
+
+
+def _is_plain(optimizer: Optimizer, *kinds: type[Optimizer]) -> bool:
+    if type(optimizer) not in kinds or len(optimizer.param_groups) != 1:
         return False
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return False
     only = optimizer.param_groups[0]
-    return not only["dampening"] and not only["maximize"] and not isinstance(only["lr"], Tensor)
+    return not only["maximize"] and not only["differentiable"] and not isinstance(only["lr"], Tensor)
 
 
 def is_elementwise(optimizer: Optimizer, device: torch.device) -> bool:

@@ -17,7 +17,7 @@ from bow.compiling import built, cache_folder, compile_cpp, compiler_version, in
 from bow.errors import RuntimeUnavailableError
 from bow.files import Expendable
 
-FLAGS = ("-shared", "-fPIC", "-std=c++20", "-O3", "-march=native", "-DTORCH_API_INCLUDE_EXTENSION_H")
+FLAGS = ("-shared", "-fPIC", "-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-DTORCH_API_INCLUDE_EXTENSION_H")
 
 MODULE = "bow_native"
 MAIN_SOURCE = "bindings.cpp"

@@ -25,7 +25,7 @@ class SgdStep:
         self._kernels = kernels
         self._state = StepState(group, sync)
         matrix = group.matrix
-        self._momenta: Tensor = self._state.momenta
+        self._momenta: Tensor = self._state.moments[0]
         learners = range(len(group))
         self._rows = [(matrix.weights_of(j), self._momenta[j], matrix.gradient_of(j)) for j in learners]
         self._next = torch.empty_like(matrix.z)
@@ -35,7 +35,7 @@ class SgdStep:
 
     def begin(self) -> None:
         """On the caller's stream, before the rounds: momenta and numbers as the optimizer has them by now."""
-        assert self._state.momenta is self._momenta
+        assert self._state.moments[0] is self._momenta
         self._state.begin_round()
         values = self._state.numbers()
         if values != self._values:
