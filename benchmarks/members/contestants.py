@@ -240,7 +240,9 @@ class Bow:
             engine=self._engine,
         )
         config = SweepConfig(train=train, variants=check_variants(bow.grid(seed=task.seeds)))
-        waiting = [Progress(Member(n, variant, Path())) for n, variant in enumerate(config.variants)]
+        waiting = [
+            Progress(Member(n, variant, Path()), config.kind_of(variant)) for n, variant in enumerate(config.variants)
+        ]
         samples = SharedSamples(task.data)
         cohort = Cohort(config, waiting[0], len(waiting), torch.device("cpu"), samples, rounds=None)
         for row, each in enumerate(waiting):

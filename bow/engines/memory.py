@@ -9,28 +9,20 @@ import copy
 import itertools
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
-from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.devices import StreamDevice
 from bow.engines.saved_tensors import LEAVING, MIN_BYTES
 from bow.engines.task import Batch
-from bow.replicas import (
-    OptimizerFactory,
-    ReplicaMatrix,
-    has_lazy_modules,
-    is_plain_adam,
-    is_plain_sgd,
-    num_state_tensors,
-)
+from bow.replicas import OptimizerFactory, ReplicaMatrix, has_lazy_modules, kind_of, num_state_tensors
 from bow.replicas.layout import ALIGNMENT
 from bow.sync import Synchroniser, is_plain_sma
 
@@ -143,9 +135,10 @@ def predict_memory(
     state_tensors = num_state_tensors(optimizer)
     in_one_pass = engine not in (("eager", "streams") if is_cpu(place) else ("eager",))
     if in_one_pass and clip_norm is None and is_plain_sma(sync):  # corrections are never in memory
-        if _makes(is_plain_sgd, optimizer):
+        kind = kind_of(optimizer)
+        if kind == "sgd":
             corrections, state_tensors = False, 1  # momenta whether they are used or not
-        elif is_cpu(place) and engine == "graph" and _makes(is_plain_adam, optimizer):
+        elif kind == "adam" and is_cpu(place) and engine == "graph":
             corrections = False
     return MemoryNeed(
         learners=learners,
@@ -242,13 +235,6 @@ def _rows_of(sync: Synchroniser, averages: bool) -> tuple[bool, int]:
     except Exception:  # a synchroniser of somebody's own, which wants other learners than these
         return False, 0
     return rows.has_corrections, len(rows.state)
-
-
-def _makes(kind: Callable[[Optimizer], bool], optimizer: OptimizerFactory) -> bool:
-    try:
-        return kind(optimizer([nn.Parameter(torch.ones(3))]))
-    except Exception:
-        return False
 
 
 def is_cpu(place: Place) -> bool:

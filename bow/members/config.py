@@ -1,6 +1,6 @@
 """The settings of a sweep."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -10,6 +10,7 @@ from torch import nn
 from bow.members.search import MemberSearch
 from bow.members.stopping import Halving, Stop
 from bow.members.variant import Variant
+from bow.replicas import kind_of
 from bow.training.config import PerRound, SchedulerFactory, TrainConfig
 
 Dealing = Literal["own", "shared"]
@@ -39,6 +40,11 @@ class SweepConfig:
     def halving(self) -> Halving | None:
         """The rule by which the worse part of members ends."""
         return next((rule for rule in self.stop if isinstance(rule, Halving)), None)
+
+    def kind_of(self, variant: Variant) -> Hashable:
+        """Variants of one kind share a matrix: they have models alike, batches of one size, and step in one way."""
+        optimizer = kind_of(variant.make_optimizer(self.train.optimizer))
+        return repr(sorted(variant.model.items())), variant.batch_size, optimizer
 
     def batch_size_of(self, variant: Variant) -> int | None:
         """Samples of a member's batches."""

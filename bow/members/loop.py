@@ -4,7 +4,7 @@ import dataclasses
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ class SweepLoop:
         self._began = time.perf_counter() - elapsed_s
         self._interruption = Interruption()
         self._cohort: Cohort | None = None
-        self._cohort_key: tuple[Any, ...] | None = None
+        self._cohort_kind: Hashable = None
         self._num_rounds = num_rounds
         self._num_samples = 0
         self._train_s = 0.0
@@ -123,8 +123,8 @@ class SweepLoop:
     def _open(self) -> Cohort:
         """The rows for the first member that waits and those of its kind."""
         first = self._queue[0]
-        alike = [each for each in self._queue if each.key == first.key]
-        if self._cohort is not None and self._cohort_key == first.key:
+        alike = [each for each in self._queue if each.kind == first.kind]
+        if self._cohort is not None and self._cohort_kind == first.kind:
             return self._cohort
         self._close_cohort()
         asked = self._config.at_once
@@ -135,7 +135,7 @@ class SweepLoop:
         in_all = None if rounds is None or is_search else rounds * self._config.num_members
         is_reused = len(alike) > rows or is_search or self._config.halving is not None
         self._cohort = Cohort(self._config, first, rows, self._device, self._samples, in_all, is_reused)
-        self._cohort_key = first.key
+        self._cohort_kind = first.kind
         self.at_once = max(self.at_once, rows)
         copies = rows + len(self._queue)
         self._timer = CheckpointTimer(3 * 4 * self._cohort.num_parameters * copies, time.perf_counter())
@@ -174,7 +174,7 @@ class SweepLoop:
     def _fill(self, cohort: Cohort) -> None:
         """Give free rows to members that wait."""
         while (row := cohort.free_row()) is not None:
-            index = next((i for i, each in enumerate(self._queue) if each.key == self._cohort_key), None)
+            index = next((i for i, each in enumerate(self._queue) if each.kind == self._cohort_kind), None)
             if index is None:
                 if not self._propose(cohort):
                     return

@@ -1,7 +1,7 @@
 """A member: a training of its own, among others that it owes nothing."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,7 @@ class Progress:
     """How far a member is that is on a row, or waits for one."""
 
     member: Member
+    kind: Hashable  # members of one kind share a matrix
     round: int = 0
     samples: int = 0
     epoch: int = 0
@@ -73,9 +74,3 @@ class Progress:
     state: Mapping[str, Any] | None = None  # what it takes to go on, while it is on no row
     scheduler: LRScheduler | None = None
     losses: list[Tensor] | None = None  # of the epoch's rounds
-
-    @property
-    def key(self) -> tuple[Any, ...]:
-        """Members with the same share a matrix."""
-        variant = self.member.variant
-        return repr(sorted(variant.model.items())), variant.batch_size

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import signal
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -215,7 +215,7 @@ def _ask(config: SweepConfig, members: list[Member], path: Path) -> Progress | N
     variant = check_proposed(proposed, [member.name for member in members])
     (variant,) = _checked(dataclasses.replace(config, variants=[variant])).variants
     members.append(_member(config, len(members), variant, path))
-    return Progress(members[-1])
+    return Progress(members[-1], config.kind_of(members[-1].variant))
 
 
 def _member(config: SweepConfig, number: int, variant: Variant, path: Path) -> Member:
@@ -263,9 +263,9 @@ def _checked(config: SweepConfig) -> SweepConfig:
 
 def _try_first_batches(config: SweepConfig) -> None:
     """Make every member's optimizer and stream, and run a batch through the model of each kind of member."""
-    train, templates = config.train, dict[Any, nn.Module]()
+    train, templates = config.train, dict[Hashable, nn.Module]()
     for variant in config.variants:
-        kind = repr(sorted(variant.model.items())), variant.batch_size
+        kind = config.kind_of(variant)
         is_new = kind not in templates
         if is_new:
             templates[kind] = prepare_template(config.model_of(variant), variant.seed)
@@ -365,7 +365,7 @@ def _members(config: SweepConfig, directory: SweepDirectory) -> tuple[list[Membe
     members = [_member(config, number, variant, directory.path) for number, variant in enumerate(config.variants)]
     state = directory.load_checkpoint(config.train.run.resume)
     if state is None:
-        return members, [Progress(member) for member in members], 0.0, 0
+        return members, [Progress(member, config.kind_of(member.variant)) for member in members], 0.0, 0
     saved = {each["name"]: each for each in state["members"]}
     waiting = []
     for member in members:
@@ -375,7 +375,7 @@ def _members(config: SweepConfig, directory: SweepDirectory) -> tuple[list[Membe
         template = prepare_template(config.model_of(member.variant), member.variant.seed)
         member.model = directory.load_model(member, template)
         if at := each["at"]:
-            waiting.append(Progress(member, **at))
+            waiting.append(Progress(member, config.kind_of(member.variant), **at))
     return members, waiting, float(state["elapsed_s"]), state["round"]
 
 

@@ -18,4 +18,5 @@ from bow.replicas.optimizer import OptimizerFactory as OptimizerFactory
 from bow.replicas.optimizer import OptimizerRows as OptimizerRows
 from bow.replicas.optimizer import is_plain_adam as is_plain_adam
 from bow.replicas.optimizer import is_plain_sgd as is_plain_sgd
+from bow.replicas.optimizer import kind_of as kind_of
 from bow.replicas.optimizer import num_state_tensors as num_state_tensors

@@ -13,7 +13,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -234,6 +234,15 @@ def is_plain_adam(optimizer: Optimizer) -> bool:
         return False
     only = optimizer.param_groups[0]
     return not (only["amsgrad"] or only["capturable"] or any(isinstance(beta, Tensor) for beta in only["betas"]))
+
+
+def kind_of(optimizer: OptimizerFactory) -> Literal["sgd", "adam"] | None:
+    """Which plain optimizer a factory makes, seen by trying; None: another."""
+    try:
+        made = optimizer([nn.Parameter(torch.ones(3))])
+    except Exception:  # whatever is wrong with it is said where it is made for the model
+        return None
+    return "sgd" if is_plain_sgd(made) else "adam" if is_plain_adam(made) else None
 
 
 def _is_plain(optimizer: Optimizer, *kinds: type[Optimizer]) -> bool:

@@ -130,6 +130,15 @@ def test_members_become_what_they_become_alone(name: str, engine: str, optimizer
         assert_same(member, other)
 
 
+def test_optimizers_of_other_members_do_not_matter(tmp_path: Path) -> None:
+    adam = functools.partial(torch.optim.Adam, lr=0.003, weight_decay=0.1)
+    rmsprop = functools.partial(torch.optim.RMSprop, lr=0.003)
+    variants = [bow.Variant(name=str(n), optimizer=each) for n, each in enumerate((SGD, ADAMW, adam, rmsprop))]
+    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), variants, engine="graph")
+    for number, member in enumerate(result.members):
+        assert_same(member, alone(tmp_path / str(number), mlp, (FLAT, LABELS), member.variant, "graph"))
+
+
 @pytest.mark.parametrize("engine", ["eager", "graph"])
 def test_neither_order_nor_number_at_once_matter(engine: str, tmp_path: Path) -> None:
     variants = bow.grid(seed=range(3), lr=[0.05, 0.01])
