@@ -33,9 +33,9 @@ class Graph(AheadRunner):
 
     The learning task is one compiled region where compiling pays (`compile=True`, or a training that is known to be
     long) and the step allows it, and runs operator by operator otherwise, bit for bit as in `eager` where it draws no
-    random numbers. Where the optimizer is plain SGD and the synchroniser is SMA, the executors step and average as
-    well, in one pass over the rows. Models that cannot be captured run in `eager`, and so do rounds with batches of
-    shapes that are rare.
+    random numbers. Where the optimizer is plain SGD, Adam or AdamW and the synchroniser is SMA, the executors step and
+    average as well, in one pass over the rows. Models that cannot be captured run in `eager`, and so do rounds with
+    batches of shapes that are rare.
 
     The number of executors is that of the learners, as far as there are cores; each has as many threads as
     `torch.get_num_threads()` gives it. With a schedule every learner has a group of executors, as far as there are
