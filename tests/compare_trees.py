@@ -278,9 +278,8 @@ def main(old: Path, new: Path) -> int:
     differing = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
     reasons = {name: why for name in differing for pattern, why in LISTED.items() if re.fullmatch(pattern, name)}
     for name in differing:
-        print(
-            f"{name}{f' (listed: {reasons[name]})' if name in reasons else ''}\n  old: {before.get(name)}\n  new: {after.get(name)}"
-        )
+        listed = f" (listed: {reasons[name]})" if name in reasons else ""
+        print(f"{name}{listed}\n  old: {before.get(name)}\n  new: {after.get(name)}")
     for name in sorted(name for name, found in before.items() if "Error: " in found):
         print(f"{name}: nothing compared, {before[name]}")
     print(f"{len(before.keys() & after.keys()) - len(differing)} of {len(before)} are the same")
