@@ -145,7 +145,7 @@ def run_together(
     except BaseException as error:
         for job in jobs:
             if job.wanted is not None:
-                job.answer, job.wanted = error, None
+                job.answer, job.wanted = type(error)(*error.args), None  # of its own: tracebacks would add up
                 job.go_on()
         raise
     for job in jobs:

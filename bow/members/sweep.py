@@ -178,7 +178,7 @@ def run_sweep(config: SweepConfig) -> Sweep:
     number = loop.interrupted_by
     if number is not None and train.run.on_interrupt == "raise":
         go_on = config.go_on if config.search is None else "members that have ended are in {path}"
-        end_as_asked(number, go_on.format(path=directory.path))
+        end_as_asked(number, go_on.replace("{path}", str(directory.path)))
     return Sweep(
         members=members,
         run_dir=directory.path,
