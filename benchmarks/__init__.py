@@ -21,6 +21,8 @@ EXPERIMENTS: dict[str, tuple[str, float]] = {
     "gpu": ("bow on one GPU, beside its peers, within a time that is given", 8),
     "peers": ("time to accuracy of bow, and of what one would take instead of it", 60),
     "members": ("models that owe each other nothing, side by side, against a loop and processes of them", 45),
+    "tabular": ("folds and members of an MLP on ten small tables, against loops, processes and skorch", 30),
+    "halving": ("the best of 32 learning rates by halving, against training all of them", 6),
     "figures": ("the figures of the TensorBow evaluation, and its Table 5.1", 15),
     "tuner": ("whether the tuner finds what an exhaustive trial finds, and what that costs", 20),
     "allreduce": ("what the sum between devices costs, and whether the learning tasks hide it", 6),

@@ -39,6 +39,8 @@ SLOW = {
     "placement-real": ("quick=true part=real budget_s=0.5 networks=rnnlm", "placement_real"),
     "planner": ("quick=true", "planner"),
     "members": ("quick=true", "members"),
+    "tabular": ("quick=true", "tabular"),
+    "halving": ("quick=true", "halving"),
     "peers": ("quick=true contestants=pytorch,bow target=0.5", "peers"),
     "figures-throughput": ("quick=true figure=5.7,5.9", "figures/figure_5.7"),
     "figures-convergence": ("quick=true figure=5.2,5.4,table5.1", "figures/figure_5.4"),
