@@ -142,7 +142,8 @@ def test_engines_follow_eager_through_short_rounds_and_changes_of_learners(case:
     with case.pair() as pair:
         for t, k in enumerate([2, 2, 3, 3, 4, 3, 3, 2, 2]):
             resize(pair, k)
-            sizes = [BATCH - t % 3] + [BATCH] * (k - 1)
+            # None of two samples, whose batch norm divides rounding errors by next to nothing.
+            sizes = [BATCH + 2 - t % 3] + [BATCH + 2] * (k - 1)
             batches: list[Any] = [random_batch(10 * t + j, size) for j, size in enumerate(sizes)]
             pair.round([*batches[:-1], None] if t in (3, 6) else batches)
         assert pair.engine == case.engine
