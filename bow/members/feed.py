@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset, Subset
 
@@ -20,6 +21,9 @@ BLOCK_BYTES = 2**20
 """Batches of several rounds are gathered at once, of so many bytes, which stay in a core's cache."""
 
 MAX_BLOCK = 64
+
+ALIGNMENT = 64
+"""Bytes at a multiple of which batches begin, as alone: by where they begin, matrix products round differently."""
 
 
 def open_member(
@@ -112,8 +116,11 @@ class MemberFeed:
         if rounds < 1:
             return
         indices = torch.stack([stream.coming(rounds).view(rounds, -1) for stream in streams], dim=1)
+        indices = F.pad(indices, (0, -first.batch_size % first.samples.per_line(ALIGNMENT)))
         gathered = first.samples.gather(indices.reshape(-1))
-        self._block = tree_map(lambda leaf: leaf.view(*indices.shape, *leaf.shape[1:]), gathered)
+        self._block = tree_map(
+            lambda leaf: leaf.view(*indices.shape, *leaf.shape[1:])[:, :, : first.batch_size], gathered
+        )
         self._left, self._at = rounds, 0
 
     def _return_block(self) -> None:
