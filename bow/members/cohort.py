@@ -189,6 +189,11 @@ class Cohort:
         losses, progress.losses = progress.losses or [], []
         return mean_of([torch.stack(losses)]) if losses else math.nan
 
+    def last_loss(self, progress: Progress) -> float:
+        """Of the last round, for a scheduler that asks for it."""
+        assert progress.losses is not None
+        return float(progress.losses[-1]) if isinstance(progress.scheduler, ReduceLROnPlateau) else math.nan
+
     def evaluate(self, rows: Sequence[tuple[int, Evaluator | None]]) -> list[dict[str, float]]:
         """The values of the members on these rows; several at the same time where their data are in memory."""
         self.loop.catch_up()

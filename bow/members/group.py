@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from bow.errors import ModelError, SettingError
 from bow.replicas import LearnerGroup, OptimizerFactory, buffer_state, copy_buffers, load_buffers
+from bow.replicas.buffers import buffer_slots
 from bow.replicas.group import Learner, on_cpu
 from bow.replicas.layout import ParameterLayout
 from bow.replicas.matrix import ReplicaMatrix
@@ -85,6 +86,8 @@ class MemberGroup(LearnerGroup):
 
     def __init__(self, template: nn.Module, optimizer: OptimizerFactory, rows: int, device: torch.device) -> None:
         super().__init__(template, optimizer, learners=rows, device=device)
+        self._groups = [[slot.names for slot in group] for group in self.layout.group_slots]
+        self._fixed = fixed_values(template)
         self.optimizer: MemberOptimizers = MemberOptimizers(self.layout, self.matrix)  # type: ignore[assignment]
         for row, learner in enumerate(self.learners):
             self.learners[row] = Learner(self._own_module(learner.row), learner.row, learner.gradient)
@@ -104,12 +107,17 @@ class MemberGroup(LearnerGroup):
         self._check_alike(model)
         self.layout.fill(self.matrix.weights_of(row).zero_(), model)
         module = self.learners[row].module
-        load_buffers(module, {name: buffer.to(self.device) for name, buffer in buffer_state(model).items()})
+        buffers = {name: buffer.to(self.device) for name, buffer in buffer_state(model).items()}
+        for name, (owner, key) in buffer_slots(module):
+            if name not in buffers:
+                owner._buffers[key] = None  # which the member before may have set
+        load_buffers(module, buffers)
         for name, frozen in model.named_parameters():
             if name not in self.layout.names:
                 module.get_parameter(name).data.copy_(frozen)
         made = make_optimizer(optimizer, [p for p in model.parameters() if p.requires_grad])
-        if [len(group["params"]) for group in made.param_groups] != [len(s) for s in self.layout.group_slots]:
+        layout = ParameterLayout(model, [group["params"] for group in made.param_groups])
+        if [[slot.names for slot in group] for group in layout.group_slots] != self._groups:
             raise SettingError("the optimizers of members must have parameter groups alike; sweep others on their own")
         self.optimizer.place(row, made)
         self.seeds[row], self.own_rounds[row] = seed, 0
@@ -159,10 +167,34 @@ class MemberGroup(LearnerGroup):
         return module if self.template.training else module.train()
 
     def _check_alike(self, model: nn.Module) -> None:
-        shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-        own = {name: tuple(p.shape) for name, p in self.template.named_parameters()}
+        shapes = {name: (tuple(p.shape), p.requires_grad) for name, p in model.named_parameters()}
+        own = {name: (tuple(p.shape), p.requires_grad) for name, p in self.template.named_parameters()}
         if type(model) is not type(self.template) or shapes != own:
             raise ModelError(
-                "the model's function makes models of different shapes, which cannot share a matrix; give what changes "
-                "them as Variant(model={...})"
+                "the model's function makes models of different shapes, or of which others are frozen, which cannot "
+                "share a matrix; give what changes them as Variant(model={...})"
             )
+        fixed = fixed_values(model)
+        for name in fixed.keys() | self._fixed.keys():
+            if not is_equal(fixed.get(name), self._fixed.get(name)):
+                raise ModelError(
+                    f"the model's function makes models that differ in {name}, which members share; keep a tensor in a "
+                    "buffer, and give what changes other values as Variant(model={...})"
+                )
+
+
+def fixed_values(model: nn.Module) -> dict[str, Any]:
+    """Numbers, texts and tensors that modules keep as plain attributes, by a name that a message can show."""
+    return {
+        f"attribute {name!r} of module {path!r}" if path else f"attribute {name!r}": value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, (bool, int, float, str, Tensor)) and name != "training"
+    }
+
+
+def is_equal(one: Any, other: Any) -> bool:
+    """Whether two such values are."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and bool(((one == other) | (one != one)).all())
+    return type(one) is type(other) and (one == other or one != one)

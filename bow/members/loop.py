@@ -1,7 +1,6 @@
 """The rounds of a sweep: a queue of members, rows that are refilled, epochs, rules by which members end."""
 
 import dataclasses
-import math
 import time
 from collections import deque
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -164,6 +163,7 @@ class SweepLoop:
             if self.interrupted_by is not None or self._checkpoint_is_due():
                 self._train_s += time.perf_counter() - began
                 if self._config.search is None:
+                    self._fill(cohort)  # so that who goes on finds members in this order
                     self._save(cohort)
                 began = time.perf_counter()
                 if self.interrupted_by is not None:
@@ -203,7 +203,7 @@ class SweepLoop:
                 self._end(cohort, row, "diverged")
                 continue
             if epochs is not None and self._config.is_per_round(progress.member.variant):
-                cohort.step_scheduler(progress, math.nan)
+                cohort.step_scheduler(progress, cohort.last_loss(progress))
             is_over = epochs is None or cohort.is_over(row, progress)
             if epochs is not None and epochs > progress.epoch:
                 progress.epoch = epochs
@@ -321,10 +321,12 @@ class SweepLoop:
     def _save(self, cohort: Cohort) -> None:
         began = time.perf_counter()
         cohort.loop.catch_up()
-        waiting = [*self._queue, *self._paused]
-        for row, progress in enumerate(cohort.rows):
-            if progress is not None:
-                waiting.append(dataclasses.replace(progress, state=cohort.state_of(row)))
+        training = [
+            dataclasses.replace(progress, state=cohort.state_of(row))
+            for row, progress in enumerate(cohort.rows)
+            if progress is not None
+        ]
+        waiting = [*training, *self._queue, *self._paused]
         self._directory.save_checkpoint(self._num_rounds, waiting, self._members, self.elapsed_s)
         self._timer.wrote(began, time.perf_counter())
 

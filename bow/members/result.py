@@ -1,5 +1,6 @@
 """What a sweep returns: members, the best of them, their ensemble, comparisons of settings."""
 
+import functools
 import itertools
 import math
 import signal
@@ -170,6 +171,7 @@ class Sweep:
     def ranked(self, metric: str | None = None) -> list[Member]:
         """Members, the best first; those that ended because others were better behind those that went on."""
         name = metric or self.metric
+        self._check_has(name)
         sign = -1 if self._is_higher_better(name) else 1
 
         def key(member: Member) -> tuple[bool, float, float, int]:
@@ -188,9 +190,11 @@ class Sweep:
         return Ensemble(models, combine_for(self.loss))
 
     def mean(self, metric: str | None = None) -> tuple[float, float]:
-        """Mean and standard deviation of a value over the members."""
-        values = [member.value(metric or self.metric) for member in self.members]
-        return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+        """Mean and standard deviation of a value over the members; NaN where one of them has none."""
+        name = metric or self.metric
+        self._check_has(name)
+        values = torch.tensor([member.value(name) for member in self.members], dtype=torch.float64)
+        return float(values.mean()), float(values.std()) if len(values) > 1 else 0.0
 
     def compare(self, setting: str, metric: str | None = None) -> Differences:
         """How the values of a setting differ, paired over members that are otherwise alike, such as seeds.
@@ -203,6 +207,7 @@ class Sweep:
             SettingError: no member has the setting, or there are no pairs.
         """
         name = metric or self.metric
+        self._check_has(name)
         known = sorted({key for member in self.members for key in member.variant.values})
         if setting not in known:
             raise SettingError(f"no variant has a setting {setting!r}; there are {', '.join(known)}")
@@ -227,6 +232,11 @@ class Sweep:
             raise SettingError(f"no two members differ in {setting!r} alone; give them the same seeds")
         return Differences(setting, name, differences)
 
+    def _check_has(self, name: str) -> None:
+        known = dict.fromkeys(("loss", "train_loss", "lr", *(key for member in self.members for key in member.metrics)))
+        if name not in known:
+            raise SettingError(f"members have no value {name!r}; there are {', '.join(known)}")
+
     def _is_higher_better(self, name: str) -> bool:
         known = {metric.name: metric.higher_is_better for metric in self.metrics}
         return is_higher_better(name, known.get(name))
@@ -234,6 +244,8 @@ class Sweep:
 
 def combine_for(loss: Any) -> Combine:
     """What the outputs are that a loss is given."""
+    while isinstance(loss, functools.partial):
+        loss = loss.func
     name = getattr(loss, "__name__", type(loss).__name__)
     if name in ("cross_entropy", "CrossEntropyLoss"):
         return "probabilities"

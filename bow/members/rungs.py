@@ -61,10 +61,11 @@ class Rungs:
 
     def _recall(self, member: Member) -> None:
         """What a member of a sweep that is resumed was worth at its rungs."""
-        rung = self._rule.first
+        rung, is_at_rung = self._rule.first, False
         for record in member.history:
-            if record["epoch"] >= rung:
+            is_at_rung = record["epoch"] >= rung
+            if is_at_rung:
                 self._values.setdefault(rung, {})[member.number] = value_of(record, self._rule.metric)
-                rung *= self._rule.reduction
-        if member.stopped not in (None, "halving"):
+                rung = self._rule.next_rung(record["epoch"])
+        if member.stopped == "diverged" or (member.stopped not in (None, "halving") and not is_at_rung):
             self.note(member, rung)

@@ -1,5 +1,7 @@
 """What a sweep leaves behind: a folder for each member, a table of all, checkpoints to go on from."""
 
+import functools
+import hashlib
 import json
 import os
 import re
@@ -7,8 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from safetensors.torch import load_model
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.data import TensorDataset
 
 from bow.errors import CheckpointError, RunDirectoryError
 from bow.files import save_text
@@ -34,8 +39,12 @@ FOLDER = "folder"
 DESCRIBED = ("model", "data", "loss", "step", "scheduler")
 """Settings of a command line that trajectories depend on, and that are code or data in a call."""
 
+MOST_ELEMENTS = 2**16
+"""Of a tensor that are looked at to tell it from others."""
+
 _PARTS: dict[str, type | tuple[type, ...]] = {
     "members": list,
+    "waiting": list,
     "round": int,
     "elapsed_s": (int, float),
     "variants": list,
@@ -166,7 +175,14 @@ class SweepDirectory:
                     "state": None if progress.state is None else dict(progress.state),
                 }
             states.append({"name": member.name, "history": member.history, "stopped": member.stopped, "at": at})
-        state = {"members": states, "round": number, "elapsed_s": elapsed_s, "variants": self._kinds()}
+        order = [each.member.name for each in waiting]  # in which they are given rows
+        state = {
+            "members": states,
+            "waiting": order,
+            "round": number,
+            "elapsed_s": elapsed_s,
+            "variants": self._kinds,
+        }
         save_checkpoint(self.directory.checkpoints, number, state)
 
     def load_checkpoint(self, resume: str | Path | None) -> dict[str, Any] | None:
@@ -175,7 +191,7 @@ class SweepDirectory:
         if not found:
             return None
         state = load_checkpoint(found[-1], _PARTS)
-        if state["variants"] != self._kinds():
+        if state["variants"] != self._kinds:
             raise CheckpointError(
                 f"{found[-1]} is of a sweep with other variants, data or settings; give the same ones, or name another "
                 "run directory"
@@ -190,6 +206,7 @@ class SweepDirectory:
         load_model(template, str(path))
         return template.eval()
 
+    @functools.cached_property
     def _kinds(self) -> list[str]:
         """What the trajectories of members depend on, as text."""
         train = self._config.train
@@ -205,7 +222,26 @@ class SweepDirectory:
         }
         if train.source is not None:  # what the command line describes can be compared
             common |= {name: train.source[name] for name in DESCRIBED}
+        else:
+            described = {name: plain(getattr(train, name)) for name in ("loss", "step", "scheduler")}
+            common |= {name: value for name, value in described.items() if " at 0x" not in str(value)}
+        common["data"] = digest_of(train.data)
         own = [
-            f"{variant.name}: {json.dumps(plain(variant.values), sort_keys=True)}" for variant in self._config.variants
+            f"{variant.name}: {json.dumps(plain(variant.values), sort_keys=True)}"
+            f" {digest_of(variant.train_on)} {digest_of(variant.validate_on)}"
+            for variant in self._config.variants
         ]
         return [json.dumps(plain(common), sort_keys=True), *sorted(own)]
+
+
+def digest_of(data: Any) -> str | None:
+    """What tells tensors in memory from others, by many of their elements; None for all else."""
+    leaves = tree_leaves(data.tensors if type(data) is TensorDataset else data)
+    if not leaves or not all(isinstance(leaf, Tensor) and leaf.layout == torch.strided for leaf in leaves):
+        return None
+    digest = hashlib.sha256()
+    for leaf in leaves:
+        digest.update(f"{leaf.dtype} {tuple(leaf.shape)}".encode())
+        some = leaf.detach().reshape(-1)[:: leaf.numel() // MOST_ELEMENTS + 1]
+        digest.update(some.cpu().resolve_conj().contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()

@@ -125,7 +125,7 @@ class Halving:
         whole("reduction", self.reduction, least=2)
         whole("first", self.first)
 
-    def next_rung(self, epochs: int) -> int:
+    def next_rung(self, epochs: float) -> int:
         """The number of epochs at which a member with so many is compared next."""
         rung = self.first
         while rung <= epochs:

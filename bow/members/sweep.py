@@ -367,7 +367,7 @@ def _members(config: SweepConfig, directory: SweepDirectory) -> tuple[list[Membe
     if state is None:
         return members, [Progress(member, config.kind_of(member.variant)) for member in members], 0.0, 0
     saved = {each["name"]: each for each in state["members"]}
-    waiting = []
+    waiting = {}
     for member in members:
         each = saved[member.name]
         member.history = list(each["history"])
@@ -375,8 +375,8 @@ def _members(config: SweepConfig, directory: SweepDirectory) -> tuple[list[Membe
         template = prepare_template(config.model_of(member.variant), member.variant.seed)
         member.model = directory.load_model(member, template)
         if at := each["at"]:
-            waiting.append(Progress(member, config.kind_of(member.variant), **at))
-    return members, waiting, float(state["elapsed_s"]), state["round"]
+            waiting[member.name] = Progress(member, config.kind_of(member.variant), **at)
+    return members, [waiting[name] for name in state["waiting"]], float(state["elapsed_s"]), state["round"]
 
 
 def cross_validate(
@@ -424,11 +424,12 @@ def cross_validate(
     return sweep(model, data, loss, variants=fold_variants(data, folds, seeds, stratify), **settings)
 
 
-def fold_variants(
-    data: Any, count: int | Sequence[tuple[Any, Any]], seeds: Iterable[int], stratify: bool | None
-) -> list[Variant]:
+def fold_variants(data: Any, count: Any, seeds: Any, stratify: bool | None) -> list[Variant]:
     """The members of a cross-validation."""
-    if isinstance(count, (int, str)):
+    if not isinstance(seeds, Iterable):
+        raise SettingError(f"seeds must be a list of seeds, got {seeds!r}; give for instance range(4)")
+    seeds = list(seeds)  # which every fold is trained with
+    if not isinstance(count, Iterable):
         labels = all_labels(data)
         is_classes = labels is not None and labels.dim() == 1 and not labels.is_floating_point()
         if stratify and not is_classes:

@@ -190,13 +190,14 @@ def test_schedulers_are_a_members_own(tmp_path: Path) -> None:
     step = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.1)
     plateau = functools.partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=0)
     warm = bow.PerRound(functools.partial(torch.optim.lr_scheduler.LinearLR, total_iters=12))
-    variants = [bow.Variant(name=str(n), scheduler=each) for n, each in enumerate((None, plateau, warm))]
+    often = bow.PerRound(functools.partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=0, factor=0.9))
+    variants = [bow.Variant(name=str(n), scheduler=each) for n, each in enumerate((None, plateau, warm, often))]
     result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), variants, engine="graph", scheduler=step, epochs=3)
     for number, member in enumerate(result.members):
         own = member.variant.scheduler or step
         path = tmp_path / str(number)
         assert_same(member, alone(path, mlp, (FLAT, LABELS), member.variant, "graph", scheduler=own, epochs=3))
-    assert len({member.history[-1]["lr"] for member in result.members}) == 3
+    assert len({member.history[-1]["lr"] for member in result.members}) == 4
 
 
 def test_steps_end_a_member_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
@@ -246,3 +247,73 @@ def assert_weights_equal(member: Member, other: Member) -> None:
     assert other.model is not None
     for name, value in other.model.state_dict().items():
         assert torch.equal(member.model.state_dict()[name], value), name
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+def test_batches_of_odd_sizes_round_as_alone(engine: str, tmp_path: Path) -> None:
+    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), VARIANTS, engine=engine, batch_size=7)
+    for number, member in enumerate(result.members):
+        path = tmp_path / str(number)
+        assert_same(member, alone(path, mlp, (FLAT, LABELS), member.variant, engine, batch_size=7))
+
+
+class Late(nn.Module):
+    """Has its buffer from the first batch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.register_buffer("seen", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.seen = x.mean(0) if self.seen is None else 0.9 * self.seen + x.mean(0)
+        return self.linear(x)
+
+
+def test_a_buffer_that_is_none_at_first_is_so_for_the_next_member(tmp_path: Path) -> None:
+    variants = bow.grid(seed=range(2))
+    result = swept(tmp_path / "sweep", Late, (FLAT, LABELS), variants, engine="eager", at_once=1)
+    for number, member in enumerate(result.members):
+        assert_same(member, alone(tmp_path / str(number), Late, (FLAT, LABELS), member.variant, "eager"))
+
+
+class Projected(nn.Linear):
+    """Draws a tensor that is neither parameter nor buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.fixed = torch.randn(6, 6)
+
+
+def half_frozen() -> nn.Module:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3))
+    model[int(torch.randint(2, ()))].requires_grad_(False)
+    return model
+
+
+def two_groups(parameters: Any, first: int) -> torch.optim.Optimizer:
+    listed = list(parameters)
+    groups = [{"params": listed[:2]}, {"params": listed[2:], "lr": 0.01}]
+    return torch.optim.SGD(groups if first == 0 else groups[::-1], lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("model", "variants", "said"),
+    [
+        (Projected, bow.grid(seed=range(2)), "differ in attribute 'fixed'"),
+        (lambda: nn.Sequential(nn.Linear(6, 3), nn.Dropout(torch.rand(()).item())), bow.grid(seed=range(2)), "'p' of"),
+        (half_frozen, bow.grid(seed=range(8)), "frozen"),
+        (
+            lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)),
+            [bow.Variant(name=str(n), optimizer=functools.partial(two_groups, first=n)) for n in range(2)],
+            "groups alike",
+        ),
+    ],
+    ids=["tensor", "number", "frozen", "groups"],
+)
+def test_what_members_would_take_from_each_other_is_refused(
+    model: Any, variants: list[bow.Variant], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(bow.BowError, match=said):
+        swept(tmp_path / "sweep", model, (FLAT, LABELS), variants, engine="eager", at_once=8)

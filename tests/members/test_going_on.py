@@ -1,5 +1,6 @@
 """A sweep that was killed or interrupted goes on where it was, and ends as if nothing had happened."""
 
+import functools
 import os
 import signal
 import subprocess
@@ -15,13 +16,16 @@ from torch.nn import functional as F
 
 import bow
 from bow.errors import CheckpointError, RunDirectoryError
+from bow.members import Member
+from bow.members.member import Progress
+from bow.members.rungs import Rungs
 
 SCRIPT = """
 import os, signal, sys, torch
 sys.path[:0] = {paths!r}
 from members.test_equality import FLAT, LABELS, mlp, swept
 import bow, bow.members.loop as loop
-path, at, stop = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "halving"
+path, at, stop = sys.argv[1], int(sys.argv[2]), sys.argv[3] != "all"
 rounds = 0
 before = loop.SweepLoop._round
 def counted(self, cohort):
@@ -31,7 +35,7 @@ def counted(self, cohort):
         os.kill(os.getpid(), signal.SIGKILL)
     before(self, cohort)
 loop.SweepLoop._round = counted
-rule = bow.Halving(reduction=2) if stop else None
+rule = bow.Halving(reduction=2, asynchronous=sys.argv[3] == "asha") if stop else None
 bow.sweep(mlp, (FLAT, LABELS), torch.nn.functional.cross_entropy, variants=bow.grid(seed=range(4), lr=[.05, .01]),
           epochs=4, at_once=3, engine="graph", validation=(FLAT, LABELS), stop=rule,
           run=bow.Run(path, checkpoint_every=7, resume="auto", progress=False))
@@ -53,11 +57,14 @@ def by_hand(path: Path, rule: Any, **run: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("rule", [None, bow.Halving(reduction=2)], ids=["all", "halving"])
-def test_kills_change_nothing(rule: Any, tmp_path: Path) -> None:
+RULES = {"all": None, "halving": bow.Halving(reduction=2), "asha": bow.Halving(reduction=2, asynchronous=True)}
+
+
+@pytest.mark.parametrize("kind", RULES)
+def test_kills_change_nothing(kind: str, tmp_path: Path) -> None:
+    rule = RULES[kind]
     tests = Path(__file__).parents[1]
     script = textwrap.dedent(SCRIPT).format(paths=[str(tests), str(tests.parent)])
-    kind = "halving" if rule else "all"
     for at in (20, 25):
         ended = subprocess.run([sys.executable, "-c", script, str(tmp_path / "killed"), str(at), kind], check=False)
         assert ended.returncode == -signal.SIGKILL
@@ -107,6 +114,41 @@ def test_other_variants_do_not_go_on(tmp_path: Path) -> None:
             variants=bow.grid(seed=range(3)),
             run=bow.Run(tmp_path / "sweep", resume="auto", progress=False),
         )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"data": (FLAT + 1, LABELS)},
+        {"loss": F.multi_margin_loss},
+        {"scheduler": functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1)},
+        {"variants": [bow.Variant(name="a", train_on=range(50, 100))]},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_other_data_and_functions_do_not_go_on(other: dict[str, Any], tmp_path: Path) -> None:
+    given = {"data": (FLAT, LABELS), "loss": F.cross_entropy, "variants": [bow.Variant(name="a", train_on=range(50))]}
+    run = bow.Run(tmp_path / "sweep", resume="auto", progress=False)
+    bow.sweep(mlp, run=run, **given)
+    bow.sweep(mlp, run=run, **given)
+    with pytest.raises(CheckpointError, match="other variants, data or settings"):
+        bow.sweep(mlp, run=run, **(given | other))
+
+
+def test_who_ended_at_a_rung_is_not_counted_at_the_next_one() -> None:
+    members = [Member(number, bow.Variant(name=str(number)), Path()) for number in range(3)]
+    lived = Rungs(bow.Halving(reduction=2), members)
+    for member in members:
+        progress = Progress(member, (), epoch=2, rung=2)
+        member.history = [{"epoch": epoch, "train_loss": 1.0} for epoch in (1, 2)]
+        if member.number:
+            lived.pause(progress)
+        else:
+            member.stopped = "patience"
+            lived.note(member, progress.rung)
+    read = Rungs(bow.Halving(reduction=2), members)
+    assert read._values.get(4) is lived._values.get(4) is None
+    assert read._values[2] == lived._values[2]
 
 
 def test_a_finished_sweep_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,17 +1,22 @@
 """The best, the ensemble, comparisons."""
 
+import dataclasses
+import functools
 import math
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from scipy import stats
+from sklearn.model_selection import KFold
 from torch import nn
 from torch.nn import functional as F
 
 import bow
 from bow.errors import SettingError
 from bow.members import Ensemble, Member, Sweep, folds
+from bow.members.sweep import fold_variants
 
 
 def made(values: dict[tuple[int, float], float]) -> Sweep:
@@ -68,6 +73,34 @@ def test_folds_hold_out_every_sample_once_and_classes_evenly() -> None:
     assert sorted(held_out.tolist()) == list(range(30))
     assert all(labels[test].tolist().count(1) == 2 for _, test in pairs)
     assert all(not set(train.tolist()) & set(test.tolist()) for train, test in pairs)
+
+
+def test_a_value_that_no_member_has_is_refused() -> None:
+    result = made(VALUES)
+    for ask in (result.ranked, result.mean, lambda name: result.compare("lr", name)):
+        with pytest.raises(SettingError, match=r"no value 'acuracy'; there are .*accuracy"):
+            ask("acuracy")
+
+
+def test_a_mean_over_one_that_diverged_is_not_a_number() -> None:
+    result = made(VALUES)
+    result.members[0].history, result.members[0].stopped = [], "diverged"
+    assert all(map(math.isnan, result.mean()))
+
+
+def test_an_ensemble_knows_a_loss_with_settings() -> None:
+    result = made(VALUES)
+    result.members[0].model = nn.Identity()
+    smooth = dataclasses.replace(result, loss=functools.partial(F.cross_entropy, label_smoothing=0.1))
+    assert smooth.ensemble.combine == "probabilities"
+
+
+def test_seeds_that_can_be_gone_through_once_are_for_all_folds() -> None:
+    data = torch.randn(6, 3), torch.arange(6) % 2
+    assert len(fold_variants(data, numpy.int64(3), iter((0, 1)), None)) == 6
+    for count, seeds, said in ((2.5, (0,), "folds must be"), (KFold(3), (0,), "folds must be"), (3, 2, "seeds must")):
+        with pytest.raises(SettingError, match=said):
+            fold_variants(data, count, seeds, None)
 
 
 @pytest.mark.parametrize(
