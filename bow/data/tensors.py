@@ -1,6 +1,5 @@
 """Samples that are tensors in memory, and the stream over them."""
 
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
@@ -35,11 +34,6 @@ class TensorSamples:
     def sample_bytes(self) -> int:
         """What one takes."""
         return self.nbytes // len(self)
-
-    def per_line(self, alignment: int) -> int:
-        """The least number of samples that in every tensor take a multiple of so many bytes."""
-        sizes = [leaf.nbytes // len(leaf) for leaf in self._leaves]
-        return max(alignment // math.gcd(alignment, size) for size in sizes)
 
     def to(self, device: torch.device) -> "TensorSamples":
         """The same samples on a device."""

@@ -1,17 +1,18 @@
 """The batches of members: each has a stream of its own, and what lies in the same tensors is gathered at once."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.data import Dataset, Subset
 
 from bow.data import BatchStream, open_stream
 from bow.data.stream import IndexedStream
-from bow.data.tensors import TensorStream
+from bow.data.tensors import TensorSamples, TensorStream
 from bow.engines import Batches, Stacked
 from bow.errors import SettingError
 from bow.members.config import SweepConfig
@@ -116,7 +117,7 @@ class MemberFeed:
         if rounds < 1:
             return
         indices = torch.stack([stream.coming(rounds).view(rounds, -1) for stream in streams], dim=1)
-        indices = F.pad(indices, (0, -first.batch_size % first.samples.per_line(ALIGNMENT)))
+        indices = F.pad(indices, (0, -first.batch_size % samples_per_line(first.samples)))
         gathered = first.samples.gather(indices.reshape(-1))
         self._block = tree_map(
             lambda leaf: leaf.view(*indices.shape, *leaf.shape[1:])[:, :, : first.batch_size], gathered
@@ -126,6 +127,12 @@ class MemberFeed:
     def _return_block(self) -> None:
         """Forget what was gathered ahead; the streams are where the members are."""
         self._block, self._left = None, 0
+
+
+def samples_per_line(samples: TensorSamples) -> int:
+    """The least number of samples that in every tensor take a multiple of the alignment."""
+    sizes = [sample.nbytes for sample in tree_leaves(samples.map(lambda leaf: leaf[0]))]
+    return max(ALIGNMENT // math.gcd(ALIGNMENT, size) for size in sizes)
 
 
 def _advance(stream: IndexedStream) -> tuple[int, int]:
