@@ -157,7 +157,10 @@ class MemberEstimator(BaseEstimator):  # type: ignore[misc]
             ]
         else:
             return [(None, None)]
-        return [(torch.as_tensor(train), torch.as_tensor(held_out)) for train, held_out in pairs]
+        splits = [(torch.as_tensor(train), torch.as_tensor(held_out)) for train, held_out in pairs]
+        if not splits:
+            raise SettingError(f"cv={self.cv!r} gives no folds; give a list of them, which can be gone through again")
+        return splits
 
     def _keep_held_out(
         self, inputs: Tensor, y: np.ndarray, splits: Splits, by_fold: Sequence[Sequence[nn.Module]]
@@ -244,6 +247,10 @@ class Classifier(ClassifierMixin, MemberEstimator):  # type: ignore[misc]
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
         self._train(X, y, torch.as_tensor(numbers), len(self.classes_), nn.functional.cross_entropy)
+        if (outputs := each(self.ensemble_, torch.tensor(X[:1])).shape[2:]) != (len(self.classes_),):
+            raise SettingError(
+                f"the module has outputs {tuple(outputs)} for a sample of {len(self.classes_)} classes; make as many"
+            )
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import TensorDataset
 
-from bow.errors import CheckpointError, RunDirectoryError
+from bow.errors import CheckpointError, RunDirectoryError, disk_reason
 from bow.files import save_text
 from bow.members.config import SweepConfig
 from bow.members.member import Member, Progress
@@ -81,7 +81,13 @@ class SweepDirectory:
 
     def save_member(self, member: Member, engine: str) -> None:
         """Write a member's settings, records and model, whole."""
-        member.run_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            member.run_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"the folder {member.run_dir} of a member cannot be made ({disk_reason(error)}); make room for it, and "
+                "go on with resume='auto'"
+            ) from error
         own = RunDirectory(member.run_dir)
         job = self._config.jobs.get(member.name)
         settings = {"member": member.name, "variant": member.variant.values} if job is None else job.as_settings()
@@ -193,8 +199,8 @@ class SweepDirectory:
         state = load_checkpoint(found[-1], _PARTS)
         if state["variants"] != self._kinds:
             raise CheckpointError(
-                f"{found[-1]} is of a sweep with other variants, data or settings; give the same ones, or name another "
-                "run directory"
+                f"{found[-1]} is of a sweep with other variants, data or settings; give the same ones in the same "
+                "order, or name another run directory"
             )
         return state
 
@@ -231,7 +237,7 @@ class SweepDirectory:
             f" {digest_of(variant.train_on)} {digest_of(variant.validate_on)}"
             for variant in self._config.variants
         ]
-        return [json.dumps(plain(common), sort_keys=True), *sorted(own)]
+        return [json.dumps(plain(common), sort_keys=True), *own]
 
 
 def digest_of(data: Any) -> str | None:

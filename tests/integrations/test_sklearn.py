@@ -172,6 +172,8 @@ def test_members_that_are_lost_are_told() -> None:
         ({"early_stopping": 3}, "early_stopping must be"),
         ({"engine": "fused"}, "fused"),
         ({"cv": 200}, "n_splits=200"),
+        ({"cv": iter(())}, "gives no folds"),
+        ({"module": lambda features, _: small(features, 1), "loss": lambda o, y: o.mean()}, "sample of 3 classes"),
     ],
 )
 def test_wrong_use_gets_a_sentence(settings: dict[str, Any], said: str) -> None:

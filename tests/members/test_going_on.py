@@ -122,12 +122,14 @@ def test_other_variants_do_not_go_on(tmp_path: Path) -> None:
         {"data": (FLAT + 1, LABELS)},
         {"loss": F.multi_margin_loss},
         {"scheduler": functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1)},
-        {"variants": [bow.Variant(name="a", train_on=range(50, 100))]},
+        {"variants": [bow.Variant(name="a", train_on=range(50, 100)), bow.Variant(name="b")]},
+        {"variants": [bow.Variant(name="b"), bow.Variant(name="a", train_on=range(50))]},
     ],
-    ids=lambda other: next(iter(other)),
+    ids=["data", "loss", "scheduler", "samples", "order"],
 )
 def test_other_data_and_functions_do_not_go_on(other: dict[str, Any], tmp_path: Path) -> None:
-    given = {"data": (FLAT, LABELS), "loss": F.cross_entropy, "variants": [bow.Variant(name="a", train_on=range(50))]}
+    variants = [bow.Variant(name="a", train_on=range(50)), bow.Variant(name="b")]
+    given = {"data": (FLAT, LABELS), "loss": F.cross_entropy, "variants": variants}
     run = bow.Run(tmp_path / "sweep", resume="auto", progress=False)
     bow.sweep(mlp, run=run, **given)
     bow.sweep(mlp, run=run, **given)
@@ -149,6 +151,13 @@ def test_who_ended_at_a_rung_is_not_counted_at_the_next_one() -> None:
     read = Rungs(bow.Halving(reduction=2), members)
     assert read._values.get(4) is lived._values.get(4) is None
     assert read._values[2] == lived._values[2]
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "members").touch()
+    with pytest.raises(RunDirectoryError, match="of a member cannot be made"):
+        swept(tmp_path / "sweep", mlp, (FLAT, LABELS), [bow.Variant()], engine="eager", epochs=1)
 
 
 def test_a_finished_sweep_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
