@@ -30,9 +30,10 @@ NOT_NEEDED: dict[Callable[..., Any], set[str]] = {
     trajectory: PARTS - {"validation"}
     | {"model", "data", "optimizer", "learners", "seed", "epochs", "steps"}
     | {"name", "compile", "capture", "offload", "schedule"},
-    # Members have one learner, no synchroniser and seeds of their own; code is not compared, and engines agree.
-    SweepDirectory._kinds: PARTS
-    | {"model", "data", "loss", "step", "scheduler", "learners", "sync", "on_nan"}
+    # Members have one learner, no synchroniser and seeds of their own; loss, step and scheduler are there by name, and
+    # engines agree.
+    SweepDirectory._kinds.func: PARTS
+    | {"model", "loss", "step", "scheduler", "learners", "sync", "on_nan"}
     | {"engine", "name", "compile", "capture", "dispatch", "offload", "schedule"},
 }
 
