@@ -134,6 +134,8 @@ class TaskResult(NamedTuple):
 class PureTask:
     """The learning task as a function of tensors alone, fit for `vmap` and `torch.compile`."""
 
+    __name__ = "learning_task"  # vmap of torch 2.11 asks for it, or for a repr that its compiler cannot trace
+
     def __init__(self, task: LearningTask, layout: ParameterLayout) -> None:
         self._task = task
         self._layout = layout

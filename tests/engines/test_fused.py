@@ -8,6 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from bow import SMA, LocalSGD, Replicas
 from bow.engines.step_state import fits
+from bow.engines.task import LearningTask, PureTask
 from bow.errors import DataError
 from tests.grouped import of_replicas
 
@@ -111,6 +112,11 @@ def test_states_move_between_engines(not_compiled) -> None:
     for one in (eager, fused):
         one.round([batch(9 + j) for j in range(3)])
     assert_same(eager, fused)
+
+
+def test_the_learning_task_has_a_name_since_torch_2_11_cannot_trace_its_repr() -> None:
+    task = LearningTask(model(), lambda module, given: module(given).sum(), torch.device("cpu"), None)
+    assert PureTask(task, replicas("eager").group.layout).__name__ == "learning_task"
 
 
 def test_only_plain_sgd_under_sma_runs_in_one_region() -> None:
