@@ -23,7 +23,15 @@ from bow.errors import SettingError
 BEGIN, END = "<!-- results: written by `python -m benchmarks readme` -->", "<!-- end of results -->"
 SUMMARY_BATCH = 16
 NEEDED = ("engines", "tuner", "accuracy", "sweep")
-OPTIONAL = ("peers", "allreduce", "schedule", "planner", "predicted")  # left out where there are no results yet
+OPTIONAL = (
+    "peers",
+    "tabular",
+    "halving",
+    "allreduce",
+    "schedule",
+    "planner",
+    "predicted",
+)  # left out where there are no results yet
 
 # Figures that are quoted, and what of them
 HEADLINES = (
