@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from bow.devices import StreamDevice
+from bow.devices import StreamDevice, available_cores
 from bow.members.cohort import Cohort
 from bow.members.config import SweepConfig
 from bow.members.feed import SharedSamples
@@ -21,13 +21,17 @@ from bow.members.rungs import Rungs
 from bow.members.saving import SweepDirectory
 from bow.members.search import Ask
 from bow.members.stopping import Halving
+from bow.replicas import num_trainable, prepare_template
 from bow.training.checkpoint import CheckpointTimer
 from bow.training.evaluation import Evaluator
 from bow.training.interruption import Interruption
 from bow.training.metrics import reached
 
 MOST_ROWS = 16
-"""Members that train at once where the sweep may choose: beyond, rows leave the caches and rounds gain no more."""
+"""Members that train at once where the sweep may choose: with more, rounds of small models gain nothing."""
+
+CACHE_BYTES = 2**20
+"""What a core keeps of a member from round to round."""
 
 
 class SweepLoop:
@@ -127,7 +131,7 @@ class SweepLoop:
             return self._cohort
         self._close_cohort()
         asked = self._config.at_once
-        most = MOST_ROWS if asked == "auto" else asked
+        most = self._rows_by_cache(first) if asked == "auto" else asked
         is_search = self._config.search is not None
         rows = most if is_search else min(len(alike), most)
         rounds = self._rounds_of(first)
@@ -139,6 +143,16 @@ class SweepLoop:
         copies = rows + len(self._queue)
         self._timer = CheckpointTimer(3 * 4 * self._cohort.num_parameters * copies, time.perf_counter())
         return self._cohort
+
+    def _rows_by_cache(self, first: Progress) -> int:
+        """How many rows are fast: as many as there are cores where the next row drives one out of its core's cache."""
+        if isinstance(self._device, StreamDevice) or self._device.type != "cpu":
+            return MOST_ROWS
+        variant, cores = first.member.variant, len(available_cores())
+        elements = num_trainable(prepare_template(self._config.model_of(variant), variant.seed))
+        # Weights, gradient, momentum. Seen on two cores with 1 MiB each: an MLP of 270,000 parameters trains 1.3 times
+        # as fast with 2 rows as with 16, one of 118,000 1.2 times, one of 13,000 0.7 times.
+        return cores if 3 * 4 * elements > CACHE_BYTES else max(MOST_ROWS, cores)
 
     def _close_cohort(self) -> None:
         if self._cohort is not None:
