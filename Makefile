@@ -14,7 +14,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Tests that start processes would compile all modules anew in each of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help train quick test nightly lint types layers check stress soak killed gpu image-test wheel clean
+.PHONY: help train quick test nightly lint types layers check stress soak killed gpu image-test docs wheel clean
 .DELETE_ON_ERROR:
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo 'make killed  end trainings 200 times by signals, full disks and closed pipes, and kill one under torchrun'
 	@echo 'make gpu     tests and benchmark on a GPU, with what python3 has, into build/gpu (OUT=DIR)'
 	@echo 'make image-test  build the container image without a container engine, and run bow inside it'
+	@echo 'make docs    the documentation as a site, into build/docs; fails where a link leads nowhere'
 	@echo 'make wheel   build the wheel into dist/'
 	@echo 'make clean   remove the virtual environment and what builds left'
 
@@ -86,6 +87,10 @@ OUT ?= build/gpu
 gpu:
 	@$(GPU_PYTHON) -m tests.gpu out='$(OUT)' $(TESTS); tests=$$?; \
 	 $(GPU_PYTHON) -m benchmarks gpu out='$(OUT)' $(ARGS); exit $$((tests | $$?))
+
+docs: $(VENV)/.dev
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo 'build/docs/index.html is the first page; for its search: python3 -m http.server --directory build/docs'
 
 wheel: $(VENV)/.dev
 	@$(BIN)/python -m build

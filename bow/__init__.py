@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from bow.members import EarlyStopping as EarlyStopping
     from bow.members import Halving as Halving
     from bow.members import Variant as Variant
-    from bow.members import cross_validate as cross_validate
     from bow.members import grid as grid
-    from bow.members import sweep as sweep
+    from bow.members.sweep import cross_validate as cross_validate
+    from bow.members.sweep import sweep as sweep
     from bow.planning.search.search import Found as Found
     from bow.planning.tiles.planning import plan as plan
     from bow.runtime.local import LocalRuntime as LocalRuntime
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from bow.training import Replicas as Replicas
     from bow.training import Result as Result
     from bow.training import TraceRounds as TraceRounds
-    from bow.training import train as train
     from bow.training.config import PerRound as PerRound
     from bow.training.config import Run as Run
     from bow.training.config import Validation as Validation
+    from bow.training.train import train as train
     from bow.tuner import Tuner as Tuner
 
 __version__ = "0.1.0"
