@@ -108,7 +108,7 @@ def request_of(args: Any) -> dict[str, Any] | None:
     if program != sys.executable:
         return None
     wanted, unbuffered = False, False
-    while words and words[0] not in ("-m", "-c"):
+    while words and words[0].startswith("-") and words[0] not in ("-m", "-c"):
         option = words.pop(0)
         if option == "-X" and words[:1] == [OPTION]:
             wanted = bool(words.pop(0))
@@ -116,6 +116,8 @@ def request_of(args: Any) -> dict[str, Any] | None:
             unbuffered = True
         elif option != "-B":
             return None
+    if wanted and words and words[0].endswith(".py"):
+        words.insert(0, "file")
     if len(words) < 2 or not (wanted or words[1] in (MODULES if words[0] == "-m" else SCRIPTS)):
         return None
     return {"kind": words[0], "what": words[1], "words": words[2:], "unbuffered": unbuffered}
@@ -226,6 +228,7 @@ def become(request: dict[str, Any]) -> None:
     """Be like a new process."""
     import numpy as np
     import torch
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
     for number, handler in ((signal.SIGCHLD, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
         signal.signal(number, handler)
@@ -238,11 +241,13 @@ def become(request: dict[str, Any]) -> None:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", len(request["cores"]))))
     random.seed()
     np.random.seed()
-    sys.argv = ["-c", *request["words"]]
-    sys.path[0] = request["folder"] if request["kind"] == "-m" else ""
+    is_file = request["kind"] == "file"
+    sys.argv = [request["what"] if is_file else "-c", *request["words"]]
+    sys.path[0] = {"-m": request["folder"], "-c": "", "file": str(Path(request["what"]).parent)}[request["kind"]]
     if request["unbuffered"]:
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     subprocess.Popen = Forked  # type: ignore[misc]
+    subprocess_handler.Popen = Forked  # type: ignore[attr-defined,misc]  # torchrun's, which has a name of its own for it
 
 
 def main(place: str) -> None:
@@ -272,6 +277,8 @@ def run(request: dict[str, Any]) -> None:
     """The module or the text that a process is to run."""
     if request["kind"] == "-m":
         runpy.run_module(request["what"], run_name="__main__", alter_sys=True)
+    elif request["kind"] == "file":
+        runpy.run_path(request["what"], run_name="__main__")
     else:
         exec(compile(request["what"], "<string>", "exec"), {"__name__": "__main__", "__builtins__": __builtins__})
 

@@ -9,6 +9,7 @@ import pytest
 
 import bow
 from bow.cli import main
+from tests.forked import FORKED
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
@@ -53,7 +54,7 @@ def test_interruption_is_one_line_and_status_130(
 
 def test_interrupting_the_real_command_ends_it(tmp_path: Path) -> None:
     command = [
-        sys.executable,
+        *FORKED,
         "-u",
         "-m",
         "bow",

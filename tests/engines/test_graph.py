@@ -6,7 +6,6 @@ import gc
 import itertools
 import os
 import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from bow.engines import thread_pool
 from bow.engines.captured import COMPILING_PAYS_S, MAX_SHAPES, compiling_pays
 from bow.errors import GraphError, RuntimeUnavailableError
 from tests.engines.pairs import TOLERANCE, Pair
+from tests.forked import FORKED
 from tests.grouped import of_replicas
 
 CLASSES, FEATURES = 3, 6
@@ -626,5 +626,5 @@ print("ended")
 
 
 def test_replicas_that_are_forgotten_after_an_error_do_not_hang() -> None:
-    done = subprocess.run([sys.executable, "-c", FORGOTTEN], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([*FORKED, "-c", FORGOTTEN], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["True", "ended"]

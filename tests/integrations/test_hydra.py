@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import bow
 from bow.errors import DivergenceError
 from bow.members.jobs import run_together, train_together, why_alone
 from bow.training.config import TrainConfig
+from tests.forked import FORKED
 
 DATA = torch.randn(48, 6, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 3
 
@@ -63,9 +63,7 @@ def test_a_hydra_program_gets_what_its_jobs_get_alone(tmp_path: Path) -> None:
             "seed=0,1",
             f"hydra.sweep.dir={tmp_path / launcher}",
         ]
-        ran = subprocess.run(
-            [sys.executable, str(program), *words], check=False, capture_output=True, text=True, cwd=tmp_path
-        )
+        ran = subprocess.run([*FORKED, str(program), *words], check=False, capture_output=True, text=True, cwd=tmp_path)
         assert ran.returncode == 0, ran.stderr[-3000:]
         if launcher == "bow":
             assert "4 runs side by side" in ran.stdout
@@ -108,7 +106,7 @@ def test_a_sweeper_gets_values_and_asks_for_more_jobs_by_them(tmp_path: Path) ->
     text = PROGRAM.replace("run=bow.Run(", 'callbacks=[bow.Callback()] * cfg.get("callbacks", 0), run=bow.Run(')
     program.write_text(textwrap.dedent(text))
     words = ["-m", "hydra/launcher=bow", "hydra.sweeper._target_=hydra_plugins.asking.Asking"]
-    command = [sys.executable, str(program), *words, f"hydra.sweep.dir={tmp_path / 'jobs'}"]
+    command = [*FORKED, str(program), *words, f"hydra.sweep.dir={tmp_path / 'jobs'}"]
 
     def ran(*more: str, status: int = 0) -> str:
         done = subprocess.run([*command, *more], check=False, capture_output=True, text=True, cwd=tmp_path)

@@ -4,7 +4,6 @@ import functools
 import os
 import signal
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from bow.errors import CheckpointError, RunDirectoryError
 from bow.members import Member
 from bow.members.member import Progress
 from bow.members.rungs import Rungs
+from tests.forked import FORKED
 
 SCRIPT = """
 import os, signal, sys, torch
@@ -66,7 +66,7 @@ def test_kills_change_nothing(kind: str, tmp_path: Path) -> None:
     tests = Path(__file__).parents[1]
     script = textwrap.dedent(SCRIPT).format(paths=[str(tests), str(tests.parent)])
     for at in (20, 25):
-        ended = subprocess.run([sys.executable, "-c", script, str(tmp_path / "killed"), str(at), kind], check=False)
+        ended = subprocess.run([*FORKED, "-c", script, str(tmp_path / "killed"), str(at), kind], check=False)
         assert ended.returncode == -signal.SIGKILL
     result = by_hand(tmp_path / "killed", rule, resume="auto")
     expected = by_hand(tmp_path / "whole", rule)

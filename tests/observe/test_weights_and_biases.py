@@ -11,6 +11,7 @@ import pytest
 
 from bow.errors import MissingDependencyError, SettingError
 from bow.observe import WandbLogger
+from tests.forked import FORKED
 
 wandb = pytest.importorskip("wandb")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb")
@@ -83,7 +84,7 @@ def test_offline_nothing_is_sent_to_a_network_that_never_answers(tmp_path):
         server.setblocking(False)
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
-        subprocess.run([sys.executable, "-c", code], env=environment | {"WANDB_BASE_URL": address}, check=True)
+        subprocess.run([*FORKED, "-c", code], env=environment | {"WANDB_BASE_URL": address}, check=True)
         with pytest.raises(BlockingIOError):
             server.accept()
     assert len(list(tmp_path.glob("wandb/offline-run-*/*.wandb"))) == 1
