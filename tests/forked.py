@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ FORKED = (sys.executable, "-X", OPTION)
 
 # What bow, and torchrun for it, start by themselves.
 MODULES = (
+    "benchmarks.harness.serving",
     "bow",
     "bow.cluster.worker",
     "tests.cluster.job",
@@ -60,7 +62,7 @@ class Forked(_real):  # type: ignore[type-arg, valid-type, misc]
         _, _, cwd, env, _, _, shell, *pipes = rest[:13]
         words = request_of(args) if executable is None and not shell else None
         env = dict(os.environ if env is None else env)
-        if words is None or env.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):
+        if words is None or _added_paths(env) != _added_paths(os.environ):
             super()._execute_child(args, executable, preexec_fn, *rest)
             return
         request = {
@@ -121,6 +123,10 @@ def request_of(args: Any) -> dict[str, Any] | None:
     if len(words) < 2 or not (wanted or words[1] in (MODULES if words[0] == "-m" else SCRIPTS)):
         return None
     return {"kind": words[0], "what": words[1], "words": words[2:], "unbuffered": unbuffered}
+
+
+def _added_paths(environment: Mapping[str, str]) -> list[str]:
+    return [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(ROOT))]
 
 
 def folder() -> tempfile.TemporaryDirectory[str]:

@@ -29,7 +29,7 @@ from bow.planning.placement.training import (
     set_gradients,
 )
 
-PROCESSES = multiprocessing.get_context("spawn")  # torch must not be forked
+PROCESSES = multiprocessing.get_context("forkserver")  # torch is imported once, and is forked before it has computed
 
 POLL_S = 0.1  # how often the time that is spent is looked at while no controller sends anything
 
@@ -114,6 +114,7 @@ class _ControllerProcess:
         self._controller: dict[str, Any] | None = None  # the state of the controller when it sent something last
 
     def begin(self, state: TrainingState) -> None:
+        PROCESSES.set_forkserver_preload([__name__])
         self.connection, theirs = PROCESSES.Pipe()
         job = cloudpickle.dumps((self._number, self._controller, *self._shared))
         self._process = PROCESSES.Process(target=run_controller, args=(theirs, job), daemon=True)
