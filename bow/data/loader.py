@@ -91,7 +91,12 @@ def read_batch(dataset: MapDataset, indices: list[int]) -> Batch:
         samples = read_all(indices) if callable(read_all) else [dataset[index] for index in indices]
     except IndexError as error:
         raise missing_sample(dataset, error) from error
-    return default_collate(samples)
+    return as_dictionary(default_collate(samples))
+
+
+def as_dictionary(batch: Batch) -> Batch:
+    """A batch whose mapping is no plain dictionary, such as a tokenizer's `BatchEncoding`, as one."""
+    return dict(batch) if isinstance(batch, Mapping) and not isinstance(batch, dict) else batch
 
 
 def missing_sample(dataset: Any, error: IndexError) -> DataError:
@@ -188,7 +193,7 @@ def one_pass(loader: DataLoader[Any], seed: int, epoch: int) -> Iterator[Batch]:
                 if is_iterable(loader):
                     raise
                 raise missing_sample(loader.dataset, error) from error
-        yield batch
+        yield as_dictionary(batch)
 
 
 def _begun(loader: DataLoader[Any]) -> Iterator[Batch]:

@@ -20,7 +20,6 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.devices import StreamDevice
-from bow.engines.saved_tensors import LEAVING, MIN_BYTES
 from bow.engines.task import Batch
 from bow.replicas import OptimizerFactory, ReplicaMatrix, has_lazy_modules, kind_of, num_state_tensors
 from bow.replicas.layout import ALIGNMENT
@@ -175,7 +174,7 @@ def saved_bytes(model: nn.Module, batch: Batch, precision: str | None = None) ->
         own = {tensor.untyped_storage()._cdata for tensor in itertools.chain(meta.parameters(), meta.buffers())}
         saving = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
         with _FusedAttention(), torch.enable_grad(), torch.random.fork_rng(devices=[]), saving:
-            outputs = meta(inputs)
+            outputs = meta(**inputs) if isinstance(batch, dict) else meta(inputs)
     except Exception:  # an operator without shapes on the meta device, or a model that reads values
         return None
     results = {tensor.untyped_storage()._cdata: tensor for tensor in tree_leaves(outputs) if isinstance(tensor, Tensor)}
@@ -216,6 +215,8 @@ def _on_device(sizes: Sequence[int], offload: bool) -> int:
     """What of a learning task's activations is on the device at the same time, at least."""
     if not offload:
         return sum(sizes)
+    from bow.engines.saved_tensors import LEAVING, MIN_BYTES  # which few trainings do
+
     large = sorted(size for size in sizes if size >= MIN_BYTES)
     return sum(size for size in sizes if size < MIN_BYTES) + sum(large[-LEAVING - 1 :])
 

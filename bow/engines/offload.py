@@ -5,16 +5,18 @@ import itertools
 import threading
 import warnings
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from bow.devices import StreamDevice
-from bow.engines.saved_tensors import MIN_BYTES, Offload
 from bow.engines.task import Batch
 from bow.errors import SettingError
 from bow.replicas import LearnerGroup
+
+if TYPE_CHECKING:
+    from bow.engines.saved_tensors import Offload
 
 Around: TypeAlias = Callable[[int, Batch], contextlib.AbstractContextManager[None]]
 """Makes the context around forward and backward pass of a learner's task on a batch."""
@@ -43,7 +45,9 @@ def check_offload(offload: bool, engine: str, *, streams: bool) -> None:
 class OffloadedTasks:
     """Puts every learning task of a group of learners into the context of a `Offload`."""
 
-    def __init__(self, group: LearnerGroup, device: StreamDevice, *, at_once: bool, min_bytes: int = MIN_BYTES) -> None:
+    def __init__(
+        self, group: LearnerGroup, device: StreamDevice, *, at_once: bool, min_bytes: int | None = None
+    ) -> None:
         self._group = group
         self._device = device
         self._at_once = at_once
@@ -62,11 +66,14 @@ class OffloadedTasks:
         for each in self._offloads.values():
             each.close()
 
-    def _of(self, learner: int) -> Offload:
+    def _of(self, learner: int) -> "Offload":
+        from bow.engines.saved_tensors import MIN_BYTES, Offload  # which few trainings do
+
         name = f"offload of learner {learner}" if self._at_once else "offload"
         with self._making:
             if name not in self._offloads:
-                self._offloads[name] = Offload(self._device, name, self._min_bytes)
+                least = MIN_BYTES if self._min_bytes is None else self._min_bytes
+                self._offloads[name] = Offload(self._device, name, least)
             return self._offloads[name]
 
 

@@ -1,7 +1,7 @@
 """The learning task: forward and loss of one learner on one batch, as a module and as a pure function."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -30,6 +30,32 @@ def step_from_loss(loss: Loss) -> Step:
         return loss(model(inputs), targets)
 
     return step
+
+
+def own_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """The step of models that compute their loss themselves, as Hugging Face's do: `model(**batch).loss`."""
+    return loss_of(outputs_of(model, batch))
+
+
+def outputs_of(model: nn.Module, batch: Batch) -> Any:
+    """What a model makes of a batch that is a dictionary of its arguments."""
+    if not isinstance(batch, Mapping):
+        raise SettingError(
+            "give either loss= or step=, got neither, and batches that are no dictionaries for model(**batch).loss but "
+            f"{type(batch).__name__}; loss(outputs, targets) suits most models"
+        )
+    return model(**batch)
+
+
+def loss_of(outputs: Any) -> Tensor:
+    """The loss that a model has computed itself."""
+    loss: Tensor | None = getattr(outputs, "loss", None)
+    if loss is None:
+        raise LossError(
+            f"give either loss= or step=, got neither, and a model that returns {type(outputs).__name__} without a "
+            "loss; give it labels, or write step(model, batch)"
+        )
+    return loss
 
 
 def autocast(device: torch.device, precision: str | None) -> contextlib.AbstractContextManager[Any]:

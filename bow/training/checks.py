@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 from bow.cluster import is_member
 from bow.data import BatchStream
 from bow.devices import StreamDevice, available_cores, prepare_environment
-from bow.engines import Batch, Loss, Step, check_loss, choose_engine, step_from_loss
+from bow.engines import Batch, Loss, Step, check_loss, choose_engine, own_loss, step_from_loss
 from bow.engines.config import Engine
 from bow.errors import BowError, DataError, ModelError, ScheduleError, SettingError, reason
 from bow.graph.outside import OutsideTensors
@@ -35,10 +35,11 @@ def check_learners(learners: Any) -> int:
 
 
 def check_step(loss: Loss | None, step: Step | None) -> Step:
-    """The step that was given, or the one that `loss` stands for."""
-    if (loss is None) == (step is None):
-        given = "neither" if loss is None else "both"
-        raise SettingError(f"give either loss= or step=, got {given}; loss(outputs, targets) suits most models")
+    """The step that was given, the one that `loss` stands for, or the model's own loss."""
+    if loss is None and step is None:
+        return own_loss
+    if loss is not None and step is not None:
+        raise SettingError("give either loss= or step=, got both; loss(outputs, targets) suits most models")
     function = step if loss is None else loss
     if not callable(function):
         name = "step" if loss is None else "loss"
@@ -275,7 +276,7 @@ def check_first_batch(
     """
     check_has_values(batch, data)
     outside = OutsideTensors(step, template)
-    if loss is None and not has_lazy_modules(template) and not outside.may_matter:
+    if loss is None and step is not own_loss and not has_lazy_modules(template) and not outside.may_matter:
         return
     device = next((p.device for p in template.parameters()), torch.device("cpu"))
     batch = tree_map_only(Tensor, lambda t: t.to(device, copy=True), batch)  # a step may change it in place

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
 
 from bow.data import Batch, evaluation_batches, is_in_memory, open_stream
-from bow.engines import LearningConfig, Loss, autocast
+from bow.engines import LearningConfig, Loss, autocast, loss_of, outputs_of, own_loss
 from bow.engines.loop import MAX_ROUNDS_TOGETHER
 from bow.engines.thread_pool import num_threads
 from bow.errors import DataError, SettingError
@@ -51,9 +51,10 @@ class Evaluator:
     """Computes loss and metrics of the central model on the validation data.
 
     With `loss=`, the metrics that apply to the outputs are computed and the loss is the mean over samples. With
-    `step=`, loss and metrics are what the step returns, averaged over samples. The loss of a batch is taken to be a
-    mean over its samples: each batch counts by its size, so of a sum, or of a mean over something else such as tokens
-    that are not ignored, the value depends on how the data are cut into batches.
+    `step=`, loss and metrics are what the step returns, averaged over samples. Of a model that computes its loss
+    itself, metrics are those of its `logits` and the batch's `labels`, where each sample has one. The loss of a batch
+    is taken to be a mean over its samples: each batch counts by its size, so of a sum, or of a mean over something else
+    such as tokens that are not ignored, the value depends on how the data are cut into batches.
     """
 
     def __init__(self, validation: Any, loss: Loss | None, metrics: Sequence[Metric], batch_size: int | None) -> None:
@@ -94,12 +95,17 @@ class Evaluator:
         for index, batch in enumerate(evaluation_batches(self._validation, self._batch_size)):
             batch = tree_map_only(Tensor, lambda t: t.to(device, non_blocking=True), batch)
             with autocast(device, task.precision):
-                if self._loss is None:
+                if self._loss is None and task.step is not own_loss:
                     values = _step_values(task.step(model, batch))
                 else:
-                    inputs, targets = batch
-                    outputs = model(inputs)
-                    values = {"loss": self._loss(outputs, targets)}
+                    if self._loss is None:
+                        made = outputs_of(model, batch)
+                        values = {"loss": loss_of(made)}
+                        outputs, targets = _logits_and_labels(made, batch)
+                    else:
+                        inputs, targets = batch
+                        outputs = model(inputs)
+                        values = {"loss": self._loss(outputs, targets)}
                     if applying is None:
                         applying = [m for m in self._metrics if m.applies(outputs, targets)]
                     for metric in applying:
@@ -268,6 +274,13 @@ def _computed(metric: Metric) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise SettingError(f"the metric {metric.name} must compute a number, got {value!r}") from None
+
+
+def _logits_and_labels(outputs: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
+    """What metrics are given; nothing where labels are those of tokens, which language models shift by one."""
+    labels = batch.get("labels")
+    is_of_samples = isinstance(labels, Tensor) and labels.dim() == 1
+    return (getattr(outputs, "logits", None), labels) if is_of_samples else (None, None)
 
 
 def _step_values(result: Tensor | tuple[Tensor, dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -77,7 +77,7 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
         sync=config.sync,
         device=device,
         buffers=config.validation.buffers,
-        example=None if config.loss is None else opened.example,
+        example=None if config.step is not None else opened.example,
     )
     placed = None
     if partition is not None:

@@ -71,7 +71,8 @@ class Replicas(nn.Module):
     Args:
         model: the model, or a function of no arguments that builds it. It is read, not changed.
         loss: `loss(outputs, targets) -> scalar`, for batches `(inputs, targets)`.
-        step: instead of `loss`: `step(model, batch) -> loss`, or `(loss, {name: scalar})`, for any pytree batch.
+        step: instead of `loss`: `step(model, batch) -> loss`, or `(loss, {name: scalar})`, for any pytree batch. With
+            neither, batches are dictionaries and the loss is `model(**batch).loss`.
         optimizer: makes a `torch.optim` optimizer from an iterable of parameters.
         learners: how many learners this device trains, or `"auto"` (4 on a CPU, 8 on a GPU).
         sync: what keeps the learners together.

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_model
 from torch import nn
 
-from bow.errors import disk_reason
+from bow.errors import ModelError, disk_reason
 from bow.files import spare_files
 from bow.observe import RunDirectory
 from bow.training.checkpoint import delete_checkpoints
@@ -32,8 +32,8 @@ class Result:
         engine: the engine that ran, after any fallback.
         time_to_target: seconds from the first round until `target` was reached; None if it was not.
         run_dir: where config, records, report and model are.
-        model_path: the file of the model: in another place where the run directory could not be written, None where
-            no place could, or where another process has written it.
+        model_path: the file of the model, for `safetensors.torch.load_model`: in another place where the run directory
+            could not be written, None where no place could, or where another process has written it.
         report_path: the file of the report; None where it could not be written, or another process has written it.
         seconds: seconds from the first round to the end, evaluation included.
         calibration_s: seconds that trials took before the first round, to find engine and number of learners.
@@ -61,6 +61,27 @@ class Result:
         from bow.observe.records import metrics
 
         return metrics(self.history[-1]) if self.history else {}
+
+    def save_pretrained(self, folder: str | Path, **settings: Any) -> None:
+        """Save the model as Hugging Face's `from_pretrained(folder)` reads it, with its configuration.
+
+        Args:
+            folder: where to.
+            **settings: as for `save_pretrained` of the model.
+
+        Raises:
+            ModelError: the model has no such method.
+        """
+        save = getattr(self.model, "save_pretrained", None)
+        if save is None:
+            kind = type(self.model).__name__
+            raise ModelError(f"{kind} has no save_pretrained; load model_path with safetensors.torch.load_model")
+        save(folder, **settings)
+
+
+def has_ties(model: nn.Module) -> bool:
+    """Whether some parameters have several names, of which a file holds one."""
+    return len(dict(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters()))
 
 
 def save_results(

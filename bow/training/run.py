@@ -23,7 +23,7 @@ from bow.training.evaluation import Evaluations
 from bow.training.interruption import Interruption
 from bow.training.metrics import check_names
 from bow.training.replicas import Replicas, remember
-from bow.training.result import Result, save_results
+from bow.training.result import Result, has_ties, save_results
 from bow.training.resuming import scheduler_type
 from bow.training.run_records import RunRecords
 from bow.training.watch import Watch, WatchDevices
@@ -132,6 +132,10 @@ class TrainingLoop:
                 is_over = position.meter.samples > 0 and self.interrupted_by is None
                 deletes = is_over and not context.keeps_checkpoints
                 model_path, report_path = save_results(model, context.directory, self._records, deletes)
+                if has_ties(model):
+                    self._progress.say(
+                        f"tied weights stand once in {model_path}: read it with safetensors.torch.load_model"
+                    )
             result = Result(
                 model=model,
                 history=position.history,

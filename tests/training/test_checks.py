@@ -50,7 +50,7 @@ def hooked(register: str) -> nn.Module:
 
 WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
     ({"step": cross_entropy, "loss": cross_entropy}, SettingError, "give either loss= or step=, got both"),
-    ({"loss": None}, SettingError, "give either loss= or step=, got neither"),
+    ({"loss": None}, SettingError, "give either loss= or step=, got neither, .* no dictionaries .* tuple"),
     ({"loss": nn.CrossEntropyLoss}, SettingError, r"loss must be .* the class CrossEntropyLoss; write CrossEnt.*\(\)"),
     ({"loss": None, "step": nn.Module}, SettingError, "step must be a function, got the class Module"),
     ({"loss": "mse"}, SettingError, "loss must be a function, got str"),
