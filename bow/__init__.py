@@ -5,7 +5,13 @@ what torch's threads look at before torch is there.
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":
+    raise ImportError(
+        "bow does not run on Windows, whose signals and file locks are others; use WSL, where it runs as on Linux"
+    )
 
 if TYPE_CHECKING:
     from bow.cli.arguments import recipe as recipe

@@ -11,6 +11,8 @@ import pytest
 
 import bow
 
+pytest.importorskip("mkdocs", reason="needs the extra docs")
+
 ROOT = Path(__file__).parents[1]
 
 

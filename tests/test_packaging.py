@@ -1,4 +1,5 @@
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
+import bow
 from bow.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
@@ -164,3 +167,66 @@ def test_setup_takes_the_torch_that_the_driver_can_run(
     assert words[-1] == f".{extras}"
     constraints = ROOT / words[words.index("--constraint") + 1]
     assert f"torch=={torch}" in constraints.read_text().splitlines()
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_setup_tells_what_it_does_in_few_lines(status: int, tmp_path: Path) -> None:
+    said = [f"Collecting package-{number}" for number in range(45)]
+    said += [
+        "  Downloading torch-2.13.0.whl (190.1 MB)",
+        "  Downloading small-1.0.whl (1.2 MB)",
+        "Obtaining file:///bow",
+    ]
+    said += ["Installing collected packages: a, b, c", "Successfully installed a-1 b-2 c-3"]
+    (tmp_path / "said").write_text("\n".join(said) + "\n")
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python"
+    python.write_text(
+        f'#!/bin/sh\n[ "$1" = -c ] || {{ cat {tmp_path}/said; echo "ERROR: no disk" >&2; exit {status}; }}\n'
+    )
+    python.chmod(0o755)
+    command = [ROOT / ".ci/setup", tmp_path, "python3"]
+    done = subprocess.run(command, env=os.environ | {"BOW_CUDA": "none"}, capture_output=True, text=True, check=False)
+    assert done.returncode == status
+    assert done.stdout.splitlines()[1:] == [
+        "  20 packages found",
+        "  40 packages found",
+        "  downloading torch-2.13.0.whl (190.1 MB)",
+        "  installing 3 packages",
+    ]
+    assert [line[:10] for line in done.stderr.splitlines()] == ["ERROR: no ", "bow: the i"][: 2 * status]
+
+
+def test_there_is_one_version_and_the_changelog_has_it() -> None:
+    changes = re.search(r"^## (\d\S+) \((\S+)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert changes is not None
+    assert changes[1] == bow.__version__ == citation["version"]
+    assert changes[2] == str(citation["date-released"])
+
+
+@pytest.mark.parametrize(
+    ("schema", "files"),
+    [
+        ("github-workflows", ".github/workflows/*.yml"),
+        ("github-issue-forms", ".github/ISSUE_TEMPLATE/[!c]*.yml"),
+        ("citation-file-format", "CITATION.cff"),
+    ],
+)
+def test_files_of_the_code_hosting_site_follow_their_schemas(schema: str, files: str) -> None:
+    pytest.importorskip("check_jsonschema", reason="needs the extra dev")
+    paths = sorted(ROOT.glob(files))
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", *paths]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert paths
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_workflow_tests_what_the_metadata_promises() -> None:
+    matrix = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["tests"]["strategy"]["matrix"]
+    pinned = re.search(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    lowest = next(each for each in PROJECT["project"]["dependencies"] if each.startswith("torch>="))
+    assert pinned is not None
+    assert matrix["torch"] == [pinned[1]]
+    assert f">={matrix['python'][0]}" == PROJECT["project"]["requires-python"]
+    assert any(each["torch"].startswith(lowest.removeprefix("torch>=")) for each in matrix["include"])
