@@ -29,7 +29,7 @@ help:
 	@echo 'make stress  the native runtime on 100,000 random graphs, under a thread sanitizer'
 	@echo 'make soak    ten minutes of training per engine while learners come and go'
 	@echo 'make killed  end trainings 200 times by signals, full disks and closed pipes, and kill one under torchrun'
-	@echo 'make gpu     tests and benchmark on a GPU, with what python3 has, into build/gpu (OUT=DIR)'
+	@echo 'make gpu     tests and benchmark on a GPU with what python3 has, into OUT/gpu.tar.gz, in BUDGET seconds'
 	@echo 'make image-test  build the container image without a container engine, and run bow inside it'
 	@echo 'make docs    the documentation as a site, into build/docs; fails where a link leads nowhere'
 	@echo 'make wheel   build the wheel into dist/'
@@ -79,14 +79,14 @@ killed: $(VENV)/.dev
 	@$(BIN)/python -m tests.endings $(or $(ARGS),200)
 	@$(BIN)/python -m tests.cluster.killed $(or $(ARGS),30)
 
-# On a machine that is lent: nothing is installed, and what is not there is done without. ARGS go to the benchmark,
-# TESTS to the tests: make gpu TESTS=budget_s=240 ARGS=budget_s=300
+# On a machine that is lent: nothing is installed, and what is not there is done without. It ends within BUDGET seconds,
+# all that was found until then is in OUT/gpu.tar.gz, and a second call goes on with what is missing in build/gpu.
 GPU_PYTHON ?= python3
-OUT ?= build/gpu
+BUDGET ?= 540
+OUT ?= build
 
 gpu:
-	@$(GPU_PYTHON) -m tests.gpu out='$(OUT)' $(TESTS); tests=$$?; \
-	 $(GPU_PYTHON) -m benchmarks gpu out='$(OUT)' $(ARGS); exit $$((tests | $$?))
+	@$(GPU_PYTHON) -m benchmarks gpu out=build/gpu archive='$(OUT)/gpu.tar.gz' budget_s=$(BUDGET) $(ARGS)
 
 docs: $(VENV)/.dev
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

@@ -2,12 +2,13 @@
 
 What is measured, each part in a process of its own, so that one that fails or hangs leaves the others alone:
 
+* whether kernels, engines, randomness, memory and sums over devices do what they should: the tests of `tests/gpu`;
 * the rate at which the device starts kernels from several streams;
 * samples per second of plain, compiled and graphed PyTorch and of bow's engines, in turns;
 * what averaging costs; how close the kernels come to a copy; whether kernels of two learners overlap;
 * the comparisons of Budea, TensorBow, 2019: allocators, operators spread over streams, pinned threads.
 
-Of packages it needs nothing but PyTorch.
+Of packages it needs nothing but PyTorch. A second run into the same folder does what the first one has not finished.
 """
 
 import importlib
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.gpu.parts import NAMES, QUICK_PARTS
+from benchmarks.gpu.parts import NAMES, QUICK_PARTS, USUAL_S
 from benchmarks.harness import RESULTS, setting
 
 
@@ -26,8 +27,11 @@ class Config(harness.Config):
     """Settings of the experiment."""
 
     out: Path = setting(RESULTS / "gpu", "folder for gpu.json, gpu.md and what they are made of")  # noqa: RUF009
-    budget_s: float = setting(480.0, "seconds for everything; parts are cut short, or left out with a note")
-    parts: tuple[str, ...] = setting(NAMES, "what is measured", choices=NAMES, quick=QUICK_PARTS)
+    archive: str = setting("", "a .tar.gz with all of that folder, renewed every 20 s; empty: none")
+    budget_s: float = setting(USUAL_S, "seconds for everything; parts are cut short, or left out with a note")
+    parts: tuple[str, ...] = setting(
+        NAMES, "what is tested and measured; unless given, what is not finished", choices=NAMES, quick=QUICK_PARTS
+    )
     learners: tuple[int, ...] = setting((1, 2, 4, 8, 16), "numbers of learners", quick=(1, 4))
     repeats: int = setting(5, "turns of each contestant", quick=3)
     stint_s: float = setting(0.1, "seconds of a turn", least=0)
@@ -47,7 +51,7 @@ class Config(harness.Config):
 
 
 def run(config: Config, command: str) -> int:
-    """Measure all parts; `gpu.json` and `gpu.md` are written anew behind each of them."""
+    """Test and measure all parts; `gpu.json` and `gpu.md` are written anew behind each of them."""
     status: int = importlib.import_module("benchmarks.gpu.program").run(config, command)
     return status
 

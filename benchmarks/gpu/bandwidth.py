@@ -47,7 +47,7 @@ def measure(context: Context) -> None:
     with machine.device.issuing(), torch.no_grad():
         for case in cases(machine, config.fake):
             if rows and not context.time.allows(0.5):
-                context.note("not all sizes: time ran out")
+                context.cut("not all sizes")
                 break
             rows.append(timed(machine, case, config.repeats, MOST_LAUNCHES if not config.fake else 1))
             context.record(kernels=machine.kernels.name, why_not_cupy=machine.kernels.reason, rows=rows)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from benchmarks.gpu import Config
 
 MODEL, BATCH, LEARNERS = "lenet", 16, 4
-PEERS_S = 10.0  # so long a part waits for contestants in other processes, which have been given their time before
+PEERS_S = 2.0  # so long a part waits for contestants in other processes: what is not ready by now is stopped
 
 # `never` is `SMA` that is never due: the same kernels for the steps, and no averaging. `Independent` steps in PyTorch,
 # behind all learners, and so is no measure of averaging alone; it is what a user would compare with.

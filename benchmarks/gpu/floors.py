@@ -30,7 +30,7 @@ def measure(context: Context) -> None:
     rows: list[dict[str, Any]] = []
     for model, batch_size in dict.fromkeys((each["model"], each["batch_size"]) for each in arguments):
         if rows and not context.time.allows(1):
-            context.note(f"{model}, batch {batch_size}: left out, because time ran out")
+            context.cut(f"{model}, batch {batch_size}: left out")
             continue
         rows.append(step_costs(model, batch_size, context.config.fake))
         context.record(rows=rows)

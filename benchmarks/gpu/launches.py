@@ -84,7 +84,7 @@ def measure(context: Context) -> None:
         chains = Chains(machine, max(counts), nodes)
         for count in counts:
             if rows and not context.time.allows(1):
-                context.note(f"{count} streams and more: left out, because time ran out")
+                context.cut(f"{count} streams and more: left out")
                 break
             branched = chains.branched(count)
             machine.synchronize()  # graphs on streams of their own write the same memory

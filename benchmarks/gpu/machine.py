@@ -77,6 +77,14 @@ class Machine(abc.ABC):
     def peak_bytes(self) -> int:
         """The most memory that was in use at once, in bytes."""
 
+    def still_works(self) -> bool:
+        """Whether the device does what it is told; after an illegal access it never does again in this process."""
+        try:
+            self.synchronize()
+            return bool(place(self.device, torch.ones(2)).sum() == 2)
+        except Exception:
+            return False
+
     def seconds(self, run: Callable[[], object], calls: int) -> float:
         """Seconds for some calls, from an idle device to an idle device."""
         self.synchronize()

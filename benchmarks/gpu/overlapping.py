@@ -21,7 +21,7 @@ def measure(context: Context) -> None:
     rows: list[dict[str, Any]] = []
     for engine in ENGINES:
         if rows and not context.time.allows(3):
-            context.note(f"{engine}: left out, because time ran out")
+            context.cut(f"{engine}: left out")
             continue
         try:
             rows.append(traced(context, engine))
@@ -38,7 +38,7 @@ def traced(context: Context, engine: str) -> dict[str, Any]:
         with machine.device.issuing():
             for _ in range(CALLS):
                 training()
-            whole = Path(context.out) / f"whole_trace_{engine}.json"
+            whole = Path(context.out) / f".whole_trace_{engine}.json"
             try:
                 runs = machine.trace(functools.partial(_calls, training), whole)
             finally:

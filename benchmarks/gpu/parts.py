@@ -1,4 +1,4 @@
-"""The parts of `python -m benchmarks gpu`, the most important ones first."""
+"""The parts of `python -m benchmarks gpu`, the most important ones first: tests of the device, and what is measured."""
 
 import importlib
 import time
@@ -35,18 +35,15 @@ class Allotment:
         """Whether so much is left."""
         return self.left >= seconds
 
-    def share(self, weight: float, of: float) -> "Allotment":
-        """A part of what is left, where `of` is the weight of all that still have to come, this one included."""
-        return Allotment(self.left * weight / of, self.clock)
-
 
 @dataclass(frozen=True)
 class Part:
-    """Something that is measured in a process of its own."""
+    """Something that is tested or measured in a process of its own."""
 
     name: str  # of its file
     function: str  # of a module of `benchmarks.gpu`; what it is called with `(context, **arguments)` records findings
-    weight: float  # how much of the time it may take, as against the other parts; seconds where there are eight minutes
+    most_s: float  # how long it may take, from when its device is open; longer where there is more than `USUAL_S`
+    least_s: float = 5.0  # with less than this it does not begin
     arguments: Mapping[str, Any] = field(default_factory=dict)  # for `measure`
     environment: Mapping[str, str] = field(default_factory=dict)  # variables of its process
     is_timed: bool = True  # whether nothing else may run meanwhile
@@ -58,45 +55,60 @@ class Part:
         return function
 
 
+GRACE_S = 15.0  # a part that goes on for so long behind its time is ended
+USUAL_S = 540.0  # what `most_s` of the parts is meant for
 FUNCTIONS = {"throughput": "throughput", "averaging": "comparisons.averaging"}
+LOOPBACK = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}  # a machine without a network looks for one
 
 
-def _race(kind: str, weight: float, model: str, batch_size: int) -> Part:
-    return Part(f"{kind}_{model}_{batch_size}", FUNCTIONS[kind], weight, {"model": model, "batch_size": batch_size})
+def _race(kind: str, most_s: float, model: str, batch_size: int, least_s: float = 15.0) -> Part:
+    arguments = {"model": model, "batch_size": batch_size}
+    return Part(f"{kind}_{model}_{batch_size}", FUNCTIONS[kind], most_s, least_s, arguments)
 
 
-def _scheduling(weight: float, network: str) -> Part:
-    return Part(f"scheduling_{network}", "scheduling", weight, {"network": network})
+def _tests(group: str, most_s: float, environment: Mapping[str, str] | None = None) -> Part:
+    return Part(f"tests_{group}", "testing", most_s, 5, {"group": group}, environment or {}, is_timed=False)
+
+
+def _scheduling(most_s: float, network: str) -> Part:
+    return Part(f"scheduling_{network}", "scheduling", most_s, 10, {"network": network})
 
 
 EIGHT_QUEUES = "launches_8_queues"
 
 PARTS = (
-    Part("launches", "launches", 25),
+    _tests("kernels", 60),
+    _tests("agreement", 90),
+    Part("launches", "launches", 30, 10),
+    Part("overlap", "overlapping", 30, 10, is_timed=False),
+    _race("throughput", 100, "lenet", 16, least_s=40),
+    _race("throughput", 130, "resnet32", 32, least_s=60),
+    _tests("randomness", 40),
+    _tests("changes", 40),
+    _tests("isolation", 40),
+    _tests("memory", 90),
+    _race("averaging", 30, "lenet", 16),
+    _race("averaging", 40, "resnet32", 32),
+    Part("kernels", "bandwidth", 40, 10),
     Part("floors", "floors", 30, is_timed=False),
-    Part("overlap", "overlapping", 20, is_timed=False),
-    Part("agreement", "agreement", 20, is_timed=False),
-    _race("throughput", 60, "lenet", 16),
-    _race("throughput", 70, "resnet32", 32),
-    _race("averaging", 25, "lenet", 16),
-    _race("averaging", 30, "resnet32", 32),
-    Part("kernels", "bandwidth", 35),
-    _race("throughput", 40, "lenet", 4),
-    Part("allocators", "comparisons.allocators", 20),
-    Part("spreading", "spreading", 20),
-    _race("throughput", 45, "resnet32", 16),
-    _race("throughput", 45, "resnet32", 64),
-    _scheduling(35, "googlenet"),
-    _scheduling(45, "inception"),
-    _scheduling(40, "lstm"),
-    _scheduling(15, "lenet"),
-    Part("pinning", "comparisons.pinning", 15),
-    Part("compiling", "comparisons.compiling", 15),
-    Part(EIGHT_QUEUES, "launches", 15, environment={"CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
+    _tests("agreement_more", 120),
+    _race("throughput", 60, "lenet", 4),
+    Part("allocators", "comparisons.allocators", 30, 10),
+    Part("spreading", "spreading", 30, 10),
+    _race("throughput", 70, "resnet32", 16),
+    _race("throughput", 70, "resnet32", 64),
+    _scheduling(45, "googlenet"),
+    _scheduling(55, "inception"),
+    _scheduling(50, "lstm"),
+    _scheduling(25, "lenet"),
+    Part("pinning", "comparisons.pinning", 25, 10),
+    Part("compiling", "comparisons.compiling", 25, 10),
+    Part(EIGHT_QUEUES, "launches", 25, 10, environment={"CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
+    _tests("devices", 90, LOOPBACK),
 )
 
 NAMES = tuple(part.name for part in PARTS)
-QUICK_PARTS = ("launches", "floors", "agreement", "throughput_lenet_16")
+QUICK_PARTS = ("tests_kernels", "launches", "floors", "throughput_lenet_16")
 
 
 @dataclass
@@ -117,5 +129,10 @@ class Context:
         self.save(self.findings)
 
     def note(self, text: str) -> None:
-        """Add a note: what was left out, or did not go as it should."""
+        """Add a note: what did not go as it should."""
         self.record(notes=[*self.findings.get("notes", []), text])
+
+    def cut(self, text: str) -> None:
+        """Add a note of what was left out, because time ran out: the next run measures the part again."""
+        self.findings["is_cut"] = True
+        self.note(f"{text}, because time ran out")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.harness import Host, Remote
+from bow.devices import available_cores
 from bow.devices.memory import host_memory
 
 if TYPE_CHECKING:
@@ -60,42 +61,57 @@ class Peer:
 
 
 class Peers:
-    """The processes of peers, all started at once, so that they compile at the same time."""
+    """The processes of peers, which compile beside whatever is not timed: the most important ones first."""
 
     def __init__(self, specs: Sequence[Spec], logs: Path, config: "Config") -> None:
         self._specs, self._logs, self._config = list(specs), logs, config
         self._hosts: dict[tuple[str, str], Host] = {}
-        self._started: float | None = None
-        self._is_settled = False
+        self._started = time.monotonic()
 
     def start(self) -> None:
-        """Start as many as there is memory for, once."""
-        if self._started is not None:
-            return
-        self._started = time.monotonic()
-        for spec in self._specs[: int(MEMORY_SHARE * host_memory()[1] / MEMORY_BYTES)]:
-            variables = {"TORCHINDUCTOR_COMPILE_THREADS": "2", **ENVIRONMENT, **spec.environment}
+        """Let as many as there are cores and memory for go on, or begin."""
+        room = int(MEMORY_SHARE * host_memory()[1] / MEMORY_BYTES)
+        busy = [host for host in self._hosts.values() if not host.is_settled]
+        for host in busy:
+            host.resume()
+        most = min(room - len(self._hosts), max(1, len(available_cores()) // 2) - len(busy))
+        for spec in [spec for spec in self._specs if (spec.part, spec.name) not in self._hosts][: max(0, most)]:
+            variables = {"TORCHINDUCTOR_COMPILE_THREADS": "1", **ENVIRONMENT, **spec.environment}
             log = self._logs / f"peers_of_{spec.part}.txt"
-            self._hosts[spec.part, spec.name] = Host(variables, log, prepare=(enter, (spec, self._config)))
+            self._hosts[spec.part, spec.name] = Host(variables, log, (enter, (spec, self._config)))
 
     def addresses(self, part: str) -> dict[str, str]:
         """Of all that belong to a part, by name; those that were not started are nowhere."""
         hosts = {spec.name: self._hosts.get((part, spec.name)) for spec in self._specs if spec.part == part}
         return {name: "nowhere" if host is None else str(host.address) for name, host in hosts.items()}
 
-    def settle(self, most_s: float) -> None:
-        """Wait, once, until all are ready or have failed, or so many seconds have passed since they were started."""
-        if self._started is None or self._is_settled:
-            return
-        self._is_settled = True
-        while time.monotonic() < self._started + most_s and not all(host.is_settled for host in self._hosts.values()):
-            time.sleep(POLL_S)
+    def settle(self, part: str, most_s: float) -> None:
+        """Stop those that are not ready, for as long as something is timed.
 
-    def end(self, part: str | None = None) -> None:
-        """End those of a part, or all of them."""
-        for key in list(self._hosts):
-            if part in (None, key[0]):
-                self._hosts.pop(key).close()
+        Before that, wait for those of the part, but no longer than so many seconds from when the first was started.
+        """
+        own = {(spec.part, spec.name) for spec in self._specs if spec.part == part}
+        while time.monotonic() < self._started + most_s and not all(self._is_settled(key) for key in own):
+            self.start()
+            time.sleep(POLL_S)
+        for host in self._hosts.values():
+            if not host.is_settled:
+                host.stop()
+
+    def end(self, part: str) -> None:
+        """End those of a part, and let others go on."""
+        self._specs = [spec for spec in self._specs if spec.part != part]
+        for key in [key for key in self._hosts if key[0] == part]:
+            self._hosts.pop(key).close()
+        self.start()
+
+    def close(self) -> None:
+        """End all of them."""
+        for host in self._hosts.values():
+            host.close()
+
+    def _is_settled(self, key: tuple[str, str]) -> bool:
+        return key in self._hosts and self._hosts[key].is_settled
 
 
 # What follows runs in the process of a peer.

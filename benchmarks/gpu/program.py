@@ -1,26 +1,34 @@
-"""The parts one after another, each in a process of its own; behind each, what has been found is written down."""
+"""The parts one after another, each in a process of its own, until the time is over; a second run goes on behind it."""
 
+import contextlib
 import gc
+import io
 import json
+import shutil
+import signal
+import sys
+import tarfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.gpu import comparisons, throughput
+from benchmarks.gpu import comparisons, testing, throughput
 from benchmarks.gpu.aims import MISSED, judge
 from benchmarks.gpu.floors import Floors
 from benchmarks.gpu.machine import Machine, check_gpu, nvidia_smi, open_machine
-from benchmarks.gpu.parts import EIGHT_QUEUES, PARTS, Allotment, Context, Findings, Part
+from benchmarks.gpu.parts import EIGHT_QUEUES, GRACE_S, NAMES, PARTS, USUAL_S, Allotment, Context, Findings, Part
 from benchmarks.gpu.peers import ENVIRONMENT, Peers
 from benchmarks.gpu.racing import PLAIN, one_graphed
 from benchmarks.gpu.workloads import WORKLOADS
 from benchmarks.harness import (
     CaseError,
     Host,
+    LateError,
     first_words,
     prepare_output,
     ratios,
@@ -35,9 +43,12 @@ from benchmarks.harness import (
 if TYPE_CHECKING:
     from benchmarks.gpu import Config
 
-COMPILING_S = 110.0  # so long everything waits at most for what compiles
-COMPILING_SHARE = 0.25  # and no more than this of the time
-GRACE_S = 15.0  # a part that goes on for so long behind its time is ended
+COMPILING_S = 110.0  # so long everything waits at most for what compiles, from when it was started
+START_S = 25.0  # what a process may take until its device is open
+END_S = 3.0  # what is kept for the last page and the last archive
+RENEWED_S = 20.0  # so often the archive is made anew
+
+UNENDED, CUT, FAILED, COMPLETE = range(4)
 
 
 def run(config: "Config", command: str) -> int:
@@ -50,7 +61,10 @@ def run(config: "Config", command: str) -> int:
             say("the GPU serves one process at a time: no processes for parts and for what is compiled")
             config = replace(config, processes=False)
     program = Program(config, command)
-    program.run()
+    with archived(config.out, config.archive):
+        program.run()
+    for aim in program.aims:
+        say(f"{aim['verdict']}: {aim['aim']}: {aim['found']}")
     return int(any(aim["verdict"] == MISSED for aim in program.aims))
 
 
@@ -61,79 +75,103 @@ class Program:
         self._config = config
         self._command = command
         self._began = time.monotonic()
-        self._time = Allotment(config.budget_s)
-        self._found: dict[str, Findings] = {}
+        self._time = Allotment(config.budget_s - END_S)
+        self._found = {part.name: found for part in PARTS if (found := read(file_of(config.out, part)))}
         self.aims: list[dict[str, Any]] = []
 
     def run(self) -> None:
-        """All parts that were asked for."""
-        parts = [part for part in PARTS if part.name in self._config.parts]
-        for old in (*(self._config.out / "parts").glob("*.json"), *(self._config.out / "logs").glob("peers_of_*")):
-            old.unlink()
-        with self._peers() as peers:
-            for index, part in enumerate(parts):
-                if part.function != "launches":
-                    peers.start()  # they compile while what is not timed is done
+        """All parts that were asked for; by default those that no earlier run has finished."""
+        parts, left_out = self._todo(), []
+        with closing(self._peers(parts)) as peers:
+            peers.start()  # they compile while what is not timed is done
+            for part in parts:
+                least_s = part.least_s + START_S if self._config.processes else 0.0
+                if not self._time.allows(least_s):
+                    left_out.append(part.name)
+                    continue
                 if part.is_timed:
-                    peers.settle(min(COMPILING_S, COMPILING_SHARE * self._config.budget_s))
-                weights = sum(other.weight for other in parts[index:])
-                self._measure(part, self._time.share(part.weight, weights), peers.addresses(part.name))
+                    peers.settle(part.name, min(COMPILING_S, self._time.left - least_s - part.most_s))
+                self._measure(part, peers.addresses(part.name))
                 peers.end(part.name)
                 self._write()
-        for aim in self.aims:
-            say(f"{aim['verdict']}: {aim['aim']}: {aim['found']}")
+        if left_out:
+            say(f"left out, because time ran out: {', '.join(left_out)}")
+        self._write()
 
-    def _measure(self, part: Part, time_left: Allotment, peers: Mapping[str, str]) -> None:
-        say(f"{part.name}: up to {time_left.seconds:.0f} s")
-        began, path = time.monotonic(), file_of(self._config.out, part)
-        if not self._config.processes:
-            if part.name == EIGHT_QUEUES:  # CUDA has started in this process
-                return
-            measure(part, self._config, time_left, {}, lambda: open_machine(self._config.fake, self._config.tf32))
-        elif time_left.seconds < 1:
-            write(path, {"failure": "left out, because time ran out"})
-        else:
-            write(path, {})
-            try:
-                self._measure_apart(part, time_left, peers)
-            except CaseError as error:
-                write(path, json.loads(path.read_text(encoding="utf-8")) | {"failure": str(error)})
-        self._found[part.name] = findings = json.loads(path.read_text(encoding="utf-8"))
-        trouble = [*findings.get("notes", []), *filter(None, [findings.get("failure")])]
+    def _todo(self) -> list[Part]:
+        """First what never ended, then what was cut short by its own clock, then what failed."""
+        parts = [part for part in PARTS if part.name in self._config.parts]
+        states = {part.name: progress(self._found.get(part.name, {})) for part in parts}
+        if self._config.parts == NAMES:
+            parts = [part for part in parts if states[part.name] != COMPLETE]
+            if not parts:
+                say(f"all has been measured; to measure it again remove {self._config.out}, or name it by parts=")
+        return sorted(parts, key=lambda part: states[part.name])
+
+    def _measure(self, part: Part, peers: Mapping[str, str]) -> None:
+        config, path = self._config, file_of(self._config.out, part)
+        most_s = part.most_s * max(1.0, config.budget_s / USUAL_S)
+        say(f"{part.name}: up to {min(most_s, self._time.left):.0f} s")
+        began, before = time.monotonic(), self._found.get(part.name, {})
+        if before:  # this run may come less far
+            shutil.copy(path, path.with_suffix(".before"))
+        write(path, testing.kept(before))
+        if config.processes:
+            self._measure_apart(part, most_s, peers)
+        elif part.name != EIGHT_QUEUES:  # CUDA has started in this process
+            measure(part, config, most_s, self._time.deadline, {}, lambda: open_machine(config.fake, config.tf32))
+        self._found[part.name] = findings = read(path)
+        trouble = [*findings.get("notes", []), *filter(None, [findings.get("failure")]), *testing.told(findings)]
         for line in (f"took {time.monotonic() - began:.1f} s", *trouble):
             say(f"  {line}")
 
-    def _measure_apart(self, part: Part, time_left: Allotment, peers: Mapping[str, str]) -> None:
-        log = self._config.out / "logs" / f"{part.name}.txt"
-        log.unlink(missing_ok=True)
-        with closing(Host({**ENVIRONMENT, **part.environment}, log)) as host:
-            words = part.name, self._config, time_left.deadline, peers
-            host.call(measure_here, *words, limit_s=time_left.left + GRACE_S)
+    def _measure_apart(self, part: Part, most_s: float, peers: Mapping[str, str]) -> None:
+        """In a process of its own; the cases behind a test that ended it run in another one."""
+        path, log = file_of(self._config.out, part), self._config.out / "logs" / f"{part.name}.txt"
+        ends, goes_on = min(self._time.deadline, time.monotonic() + START_S + most_s + GRACE_S), True
+        words = part.name, self._config, most_s, min(self._time.deadline - END_S, ends - GRACE_S), peers
+        while goes_on:
+            with closing(Host({**ENVIRONMENT, **part.environment}, log)) as host:
+                try:
+                    host.call(measure_here, *words, limit_s=max(1.0, ends - time.monotonic()))
+                    findings = read(path)
+                except LateError:
+                    findings = read(path) | {"is_cut": True, "notes": ["ended, because time ran out"]}
+                except CaseError as error:
+                    findings = read(path) | {"failure": str(error)}
+            goes_on = "failure" in findings and testing.ended(findings) and time.monotonic() < ends - START_S
+            if goes_on:
+                del findings["failure"]
+            write(path, findings)
 
-    @contextmanager
-    def _peers(self) -> Iterator[Peers]:
+    def _peers(self, parts: list[Part]) -> Peers:
         config = self._config
-        named = [part.name for part in PARTS if part.name in config.parts and config.processes]
         every = [*throughput.peers(config), *comparisons.uncached(), *comparisons.compiled(config)]
-        peers = Peers([spec for name in named for spec in every if spec.part == name], config.out / "logs", config)
-        try:
-            yield peers
-        finally:
-            peers.end()
+        named = [part.name for part in parts if config.processes]
+        return Peers([spec for name in named for spec in every if spec.part == name], config.out / "logs", config)
 
     def _write(self) -> None:
         """What there is so far."""
-        self.aims = judge(self._found, self._config.fake)
-        seconds = time.monotonic() - self._began
-        facts: dict[str, Any] = next((found["machine"] for found in self._found.values() if "machine" in found), {})
-        parts = {name: found | {"machine": _own_facts(found)} for name, found in self._found.items()}
-        found = {"machine": facts, "aims": self.aims, "parts": parts}
-        values = result("gpu", self._command, self._config, seconds, found)
+        found = {part.name: self._found[part.name] for part in PARTS if part.name in self._found}
+        self.aims = judge(found, self._config.fake)
+        facts: dict[str, Any] = next((each["machine"] for each in found.values() if "machine" in each), {})
+        parts = {name: each | {"machine": _own_facts(each)} for name, each in found.items()}
+        findings = {"machine": facts, "aims": self.aims, "parts": parts}
+        values = result("gpu", self._command, self._config, time.monotonic() - self._began, findings)
         write_json(self._config.out / "gpu.json", values)
         write_text(self._config.out / "gpu.md", render("gpu", {**values, **page(values)}))
 
 
-def measure_here(name: str, config: "Config", deadline: float, peers: Mapping[str, str]) -> None:
+def progress(findings: Findings) -> int:
+    """How far a part has come, by what it has left."""
+    if "failure" in findings or testing.failures(findings):
+        return FAILED
+    if "is_cut" in findings:
+        return CUT
+    return COMPLETE if "seconds" in findings else UNENDED
+
+
+def measure_here(name: str, config: "Config", most_s: float, deadline: float, peers: Mapping[str, str]) -> None:
     """What the process of a part does; the deadline is one of `time.monotonic`, which is one for the machine."""
     import torch
 
@@ -141,25 +179,29 @@ def measure_here(name: str, config: "Config", deadline: float, peers: Mapping[st
     torch.set_num_threads(1)  # what the host has to compute is little
     part.measure()
     gc.freeze()  # bow collects garbage before every capture, and need not look at all that was imported
-    time_left = Allotment(deadline - time.monotonic())
-    measure(part, config, time_left, peers, lambda: open_machine(config.fake, config.tf32))
+    measure(part, config, most_s, deadline, peers, lambda: open_machine(config.fake, config.tf32))
 
 
 def measure(
-    part: Part, config: "Config", time_left: Allotment, peers: Mapping[str, str], opened: Callable[[], Machine]
+    part: Part,
+    config: "Config",
+    most_s: float,
+    deadline: float,
+    peers: Mapping[str, str],
+    opened: Callable[[], Machine],
 ) -> bool:
-    """Measure a part; whatever it has found is in its file, and why it ended early."""
+    """Measure a part, whose clock begins when its device is open; all that it has found is in its file."""
     path = file_of(config.out, part)
+    began, findings = time.monotonic(), testing.kept(read(path), is_old=False)
 
     def save(findings: Findings) -> None:
         write(path, findings)
 
-    began = time.monotonic()
-    findings: Findings = {}
-    save(findings)
     try:
         machine = opened()
-        findings["machine"] = machine.facts()
+        findings |= {"machine": machine.facts(), "start_s": round(time.monotonic() - began, 1)}
+        save(findings)
+        time_left = Allotment(min(most_s, deadline - time.monotonic()))
         context = Context(machine, config, time_left, peers, config.out, save, findings)
         part.measure()(context, **part.arguments)
         findings["peak_gib"] = round(machine.peak_bytes() / 2**30, 3)
@@ -178,11 +220,55 @@ def file_of(out: Path, part: Part) -> Path:
     return out / "parts" / f"{part.name}.json"
 
 
+def read(path: Path) -> Findings:
+    """What is in a file; nothing where there is none."""
+    found: Findings = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
+
+
 def write(path: Path, findings: Findings) -> None:
     """Write findings as a whole or not at all."""
     made = path.with_name(f".{path.name}.made")
     made.write_text(json.dumps(findings, allow_nan=False), encoding="utf-8")
     made.replace(path)
+
+
+@contextlib.contextmanager
+def archived(out: Path, archive: str) -> Iterator[None]:
+    """Keep a folder in one file as well, which is made anew again and again, and when the program is told to end."""
+    over, target = threading.Event(), Path(archive)
+
+    def renew() -> None:
+        while not over.wait(RENEWED_S):
+            pack(out, target)
+
+    if not archive:
+        yield
+        return
+    prepare_output(target.parent)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    thread = threading.Thread(target=renew, name="archive", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        over.set()
+        thread.join()
+        pack(out, target)
+
+
+def pack(out: Path, target: Path) -> None:
+    """Put a folder into an archive, as a whole or not at all; its files may change or go meanwhile."""
+    made = target.with_name(f".{target.name}.made")
+    with tarfile.open(made, "w:gz") as archive:
+        for path in sorted(out.rglob("[!.]*")):
+            with contextlib.suppress(OSError):  # a folder, or it has gone
+                data = path.read_bytes()
+                member = tarfile.TarInfo(str(Path(out.name) / path.relative_to(out)))
+                member.size, member.mtime = len(data), int(time.time())
+                archive.addfile(member, io.BytesIO(data))
+    made.replace(target)
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,6 +280,7 @@ def page(values: Mapping[str, Any]) -> dict[str, Any]:
         "one_graphed": one_graphed,
         "ratio": _ratio,
         "ran_as": _ran_as,
+        "tests_told": testing.told,
     }
 
 

@@ -23,7 +23,6 @@ GRAPHED = "pytorch, whole step as a CUDA graph"
 COMPILED = "pytorch compiled"
 REDUCED = "pytorch compiled, reduce-overhead"
 COMPILED_GRAPHED = "pytorch compiled, whole step as a CUDA graph"
-ONE_GRAPHED = (GRAPHED, "graph, 1", "graph+round, 1")  # the fastest of these is what several are held against
 
 
 def bow_name(engine: str, learners: int) -> str:
@@ -37,8 +36,8 @@ def best_of_bow(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 
 
 def one_graphed(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """One learner as a graph, by whoever is fastest."""
-    return _fastest([row for row in rows if row["name"] in ONE_GRAPHED])
+    """One model, by whoever is fastest at it: what several are held against."""
+    return _fastest([row for row in rows if row["learners"] in (None, 1)])
 
 
 def _fastest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -196,7 +195,7 @@ class Race:
         """Let something take part."""
         # Whoever takes part shall have a turn as well.
         if self.runners and self.context.time.left <= 2 * self.context.config.stint_s * len(self.runners):
-            self.context.note(f"{name}: left out, because time ran out")
+            self.context.cut(f"{name}: left out")
             return
         try:
             runner = Contestant(self.context.machine, make, device)
@@ -222,14 +221,16 @@ class Race:
         Repeats end when the time is over; one is made in any case.
         """
         rates: dict[str, list[float]] = {name: [] for name in self.runners}
-        self._turns(rates, 0.0)  # untimed: every capture has emptied the caches of all others
-        rates = {name: [] for name in rates}
+        self._turns(rates, 0.0)  # every capture has emptied the caches of all others
+        for name, own in rates.items():
+            self.about[name]["warm_up_samples_per_s"] = round(own.pop(), 1)
+        self._save(rates)
         for repeat in range(repeats):
             began = time.monotonic()
             self._turns(rates, stint_s, backwards=repeat % 2 == 1)
             self._save(rates)
             if not self.context.time.allows(time.monotonic() - began) and repeat + 1 < repeats:
-                self.context.note(f"{repeat + 1} of {repeats} turns, because time ran out")
+                self.context.cut(f"{repeat + 1} of {repeats} turns")
                 break
         return rates
 
@@ -263,15 +264,16 @@ class Race:
 
     def _save(self, rates: Mapping[str, Sequence[float]]) -> None:
         rows = []
-        for name, own in rates.items():
+        for name, timed in rates.items():
             about = self.about[name]
             samples = self.batch_size * (about["learners"] or 1)
+            own = timed or [about["warm_up_samples_per_s"]]  # until it has had a turn
             row = {
                 "name": name,
                 **about,
                 "samples_per_s": spread(own, 1),
                 "round_ms": spread([1e3 * samples / rate for rate in own], 4),
-                "rates": [round(rate, 1) for rate in own],
+                "rates": [round(rate, 1) for rate in timed],
             }
             rows.append(row)
         self.context.record(model=self.model, batch_size=self.batch_size, contestants=rows)

@@ -47,7 +47,7 @@ def measure(context: Context, network: str) -> None:
     if context.time.allows(LEARNERS_S) or config.fake:
         _race_learners(context, network, best)
     else:
-        context.note("learners by schedules: left out, because time ran out")
+        context.cut("learners by schedules: left out")
 
 
 def _race_learners(context: Context, network: str, policy: Policy) -> None:

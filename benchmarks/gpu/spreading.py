@@ -105,7 +105,7 @@ def measure(context: Context) -> None:
     config = context.config
     for model, batch_size in MODELS:
         if groups and not context.time.allows(5):
-            context.note(f"{model}: left out, because time ran out")
+            context.cut(f"{model}: left out")
             continue
         race = Race(context, model, batch_size)
         graph = subject_of(race).graph

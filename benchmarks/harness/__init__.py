@@ -24,6 +24,7 @@ from benchmarks.harness.pages import render as render
 from benchmarks.harness.pages import spread_text as spread_text
 from benchmarks.harness.processes import CaseError as CaseError
 from benchmarks.harness.processes import Host as Host
+from benchmarks.harness.processes import LateError as LateError
 from benchmarks.harness.processes import Remote as Remote
 from benchmarks.harness.processes import apart as apart
 from benchmarks.harness.processes import first_words as first_words

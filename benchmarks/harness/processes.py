@@ -28,6 +28,14 @@ class CaseError(RuntimeError):
     """A case in another process has failed, does not answer, or its process has ended."""
 
 
+class LateError(CaseError):
+    """There is no answer in time."""
+
+
+class EndedError(CaseError):
+    """The process has ended."""
+
+
 class Remote:
     """Calls functions in the process that serves an address; several may, one after another.
 
@@ -54,16 +62,16 @@ class Remote:
         try:
             self._connection.send_bytes(pickle.dumps((function, arguments)))
         except (EOFError, OSError) as error:
-            raise CaseError("its process has ended") from error
+            raise EndedError("its process has ended") from error
 
     def receive(self, limit_s: float | None = None) -> Any:
         """What the function returned."""
         try:
             if not self._connection.poll(limit_s):
-                raise CaseError(f"does not answer within {limit_s:g} s")
+                raise LateError(f"does not answer within {limit_s:g} s")
             is_good, answer = pickle.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
-            raise CaseError("its process has ended") from error
+            raise EndedError("its process has ended") from error
         if not is_good:
             raise CaseError(str(answer))
         return answer
@@ -94,7 +102,6 @@ class Host:
         environment: variables that it has besides those of this process; None: a variable that it has not.
         log: where its output goes; None: where that of this process does.
         prepare: a function and its arguments, called before anything is served.
-        nice: by how much its priority is lowered.
     """
 
     def __init__(
@@ -102,7 +109,6 @@ class Host:
         environment: Mapping[str, str | None] | None = None,
         log: Path | None = None,
         prepare: tuple[Callable[..., Any], tuple[Any, ...]] | None = None,
-        nice: int = 0,
     ) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="bow-"))
         self.address = self._folder / "calls"
@@ -115,7 +121,7 @@ class Host:
                 stdout=output,
                 stderr=None if output is None else subprocess.STDOUT,
                 env=variables,
-                preexec_fn=(lambda: os.nice(nice)) if nice else None,
+                process_group=0,
             )
         self._remote: Remote | None = None
         self._is_stopped = False
@@ -135,25 +141,29 @@ class Host:
     def call(self, function: Callable[..., Any], *arguments: Any, limit_s: float | None = None) -> Any:
         """What a function returns that is called in the process, which is woken if it was stopped."""
         self.resume()
-        return self.remote.call(function, *arguments, limit_s=limit_s)
+        try:
+            return self.remote.call(function, *arguments, limit_s=limit_s)
+        except EndedError as error:
+            raise EndedError(f"its process ended with status {self._process.wait()}") from error
 
     def stop(self) -> None:
-        """Stop the process until its next turn: idle threads may spin, on everybody's cores."""
+        """Stop it and what it has started until its next turn: threads may spin, on everybody's cores."""
         if not self._is_stopped and self._process.poll() is None:
-            self._process.send_signal(signal.SIGSTOP)
+            os.killpg(self._process.pid, signal.SIGSTOP)
             self._is_stopped = True
 
     def resume(self) -> None:
         """Let it go on."""
         if self._is_stopped:
-            self._process.send_signal(signal.SIGCONT)
+            os.killpg(self._process.pid, signal.SIGCONT)
             self._is_stopped = False
 
     def close(self) -> None:
         """End the process."""
         if self._remote is not None:
             self._remote.close()
-        self._process.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -1,10 +1,10 @@
 """The process of a `Host`: `python -m benchmarks.harness.serving ADDRESS PREPARE`."""
 
+import ctypes
 import os
 import pickle
+import signal
 import sys
-import threading
-import time
 import traceback
 from multiprocessing.connection import Listener
 from pathlib import Path
@@ -12,6 +12,8 @@ from typing import Any
 
 from benchmarks.harness.bare import stand_in
 from benchmarks.harness.processes import first_words
+
+SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2): when the thread ends that has started this process
 
 
 def main(address: Path, prepared: bytes) -> None:
@@ -47,14 +49,10 @@ def answer(message: bytes) -> tuple[bool, Any]:
 
 
 def end_with(parent: int) -> None:
-    """End when the process that has started this one has."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(0)
-
-    threading.Thread(target=watch, name="end with the parent", daemon=True).start()
+    """End when the process that has started this one has, even while this one is stopped; known to Linux only."""
+    ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended in between
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from benchmarks import main
 from benchmarks.gpu import Config, program
 from benchmarks.gpu.aims import OPEN
 from benchmarks.gpu.machine import open_machine
-from benchmarks.gpu.parts import NAMES, Allotment, Context, Part
+from benchmarks.gpu.parts import NAMES, Context, Part
 from benchmarks.gpu.program import measure
 from bow.errors import SettingError
 
@@ -21,6 +22,8 @@ pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore:.*is depre
 
 SAME_CODE = ("throughput_lenet_16", "throughput_resnet32_16", "throughput_resnet32_64", "throughput_resnet32_32")
 ONE_OF_EACH = tuple(name for name in NAMES if name not in (*SAME_CODE, "averaging_lenet_16", "launches_8_queues"))
+TESTS = ("tests_kernels", "tests_agreement", "tests_randomness")
+PARTS = tuple(name for name in ONE_OF_EACH if name in TESTS or not name.startswith("tests_"))
 
 
 def settings(out: Path, *parts: str, **changes: Any) -> Config:
@@ -31,13 +34,13 @@ def settings(out: Path, *parts: str, **changes: Any) -> Config:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What one run of all parts leaves."""
     out = tmp_path_factory.mktemp("gpu")
-    assert program.run(settings(out, *ONE_OF_EACH).reduced(), "python -m benchmarks gpu") == 0
+    assert program.run(settings(out, *PARTS).reduced(), "python -m benchmarks gpu") == 0
     return out
 
 
 def test_every_part_comes_to_its_end(folder: Path) -> None:
     parts = json.loads((folder / "gpu.json").read_text())["parts"]
-    assert tuple(parts) == ONE_OF_EACH
+    assert tuple(parts) == PARTS
     assert {name: found.get("failure") for name, found in parts.items()} == dict.fromkeys(parts)
     assert [note for found in parts.values() for note in found.get("notes", [])] == []
 
@@ -54,10 +57,10 @@ def test_everybody_takes_part(folder: Path) -> None:
     assert {found["final"]["best"], found["final"]["one"]} == set(found["final"]["rates"])
 
 
-def test_engines_and_kernels_agree(folder: Path) -> None:
-    found = json.loads((folder / "parts" / "agreement.json").read_text())
-    assert {row["engine"] for row in found["engines"]} == {"graph", "streams", "graph+round", "fused"}
-    assert all(row["agrees"] for row in (*found["engines"], *found["kernels"]))
+def test_every_test_passes(folder: Path) -> None:
+    parts = json.loads((folder / "gpu.json").read_text())["parts"]
+    rows = [row for name in TESTS for row in parts[name]["cases"]]
+    assert {row["state"] for row in rows} == {"passed"}
 
 
 def test_memory_changes_no_result(folder: Path) -> None:
@@ -76,7 +79,7 @@ def test_the_page_says_that_the_device_is_fake_and_judges_nothing(folder: Path) 
         "What averaging costs",
         "Kernels",
         "Allocators",
-        "Agreement",
+        "Tests",
     ):
         assert f"## {heading}" in page
     assert {aim["verdict"] for aim in json.loads((folder / "gpu.json").read_text())["aims"]} == {OPEN}
@@ -96,7 +99,7 @@ def test_a_part_that_fails_leaves_what_it_has_and_the_others(tmp_path: Path, mon
     part = Part("floors", "floors", 1)
     monkeypatch.setattr(Part, "measure", lambda self: fail)
     (tmp_path / "parts").mkdir()
-    assert not measure(part, settings(tmp_path), Allotment(5), {}, lambda: open_machine(fake=True))
+    assert not measure(part, settings(tmp_path, "floors"), 5, time.monotonic() + 5, {}, lambda: open_machine(fake=True))
     found = json.loads((tmp_path / "parts" / "floors.json").read_text())
     assert found["rows"] == [1]
     assert found["failure"] == "RuntimeError: an illegal memory access was encountered"
@@ -104,8 +107,10 @@ def test_a_part_that_fails_leaves_what_it_has_and_the_others(tmp_path: Path, mon
 
 def test_time_that_has_run_out_is_noted(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
-    part = Part("throughput_lenet_4", "throughput", 1, {"model": "lenet", "batch_size": 4})
-    assert measure(part, settings(tmp_path).reduced(), Allotment(0.0), {}, lambda: open_machine(fake=True))
+    part = Part("throughput_lenet_4", "throughput", 1, arguments={"model": "lenet", "batch_size": 4})
+    assert measure(
+        part, settings(tmp_path, "floors").reduced(), 0.0, time.monotonic(), {}, lambda: open_machine(fake=True)
+    )
     found = json.loads((tmp_path / "parts" / "throughput_lenet_4.json").read_text())
     assert [row["name"] for row in found["contestants"]] == ["pytorch"]
     assert "graph, 2: left out, because time ran out" in found["notes"]
