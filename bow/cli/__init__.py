@@ -16,6 +16,7 @@ from bow.cli.checking import suggestion
 from bow.cli.help import folded
 from bow.errors import BowError, ClusterError, DeviceMemoryError, DivergenceError, SettingError, disk_reason
 from bow.files import Expendable
+from bow.tables import say
 
 USAGE = """\
 usage: bow COMMAND [ARGUMENTS]
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = _status(words)
         out.flush()
         if out.error is not None and not isinstance(out.error, BrokenPipeError):
-            print(f"bow: standard output cannot be written ({disk_reason(out.error)})", file=sys.stderr)
+            say(f"bow: standard output cannot be written ({disk_reason(out.error)})", sys.stderr)
             status = status or (0 if words[:1] == ["train"] else LOST)  # of a training there is all in its directory
         err.flush()
     for stream in (out, err):
@@ -71,15 +72,15 @@ def _status(words: list[str]) -> int:
     try:
         return _run(words)
     except BowError as error:
-        print(f"bow: {_one_line(_with_notes(str(error), error))}", file=sys.stderr)
+        say(f"bow: {_one_line(_with_notes(str(error), error))}", sys.stderr)
         return FAILED if isinstance(error, FAILURES) else MISTAKE
     except KeyboardInterrupt as error:
-        print(f"bow: {_with_notes('interrupted', error)}", file=sys.stderr)
+        say(f"bow: {_with_notes('interrupted', error)}", sys.stderr)
         return INTERRUPTED
     except SystemExit as error:
         if not hasattr(error, "__notes__") or not isinstance(error.code, int):
             raise
-        print(f"bow: {_with_notes('asked to end', error)}", file=sys.stderr)
+        say(f"bow: {_with_notes('asked to end', error)}", sys.stderr)
         return error.code
 
 
@@ -114,7 +115,7 @@ def _run(words: list[str]) -> int:
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     if os.environ.get("RANK", "0") != "0":
         return  # rank 0 gives the same warnings
-    print(f"bow: warning: {_one_line(message)}", file=sys.stderr)
+    say(f"bow: warning: {_one_line(message)}", sys.stderr)
 
 
 def _with_notes(text: str, error: BaseException) -> str:

@@ -1,6 +1,6 @@
 """`bow doctor`: what this machine can run, and whether a configuration would fit."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from bow.devices.memory import free_bytes
 from bow.doctor import MachineInfo, check_engines, find_libraries, inspect_machine, problems
 from bow.engines.memory import MemoryNeed, bytes_text, predict_memory, saved_bytes
 from bow.errors import BowError
+from bow.tables import terminal, terminal_table
 
 USAGE = """\
 usage: bow doctor [NAME=VALUE ...]
@@ -29,7 +30,7 @@ def run(words: Sequence[str]) -> int:
     if "-h" in words or "--help" in words:
         print(folded(USAGE), end="")
         return 0
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal()
     machine = inspect_machine()
     console.print(
         _machine_table(machine), "", _engine_table(machine), "", _library_table(), "", _learner_table(machine)
@@ -41,7 +42,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _machine_table(machine: MachineInfo) -> Table:
-    table = _table("This machine", "", "")
+    table = terminal_table("This machine", "", "", texts=(0, 1))
     table.show_header = False
     table.add_row("Python", machine.python)
     table.add_row("system", machine.system)
@@ -59,31 +60,21 @@ def _machine_table(machine: MachineInfo) -> Table:
 
 def _engine_table(machine: MachineInfo) -> Table:
     rows = [(engine.name, GOOD if engine.runs else BAD, engine.note) for engine in check_engines(machine)]
-    return _table("Engines", "name", "runs", "", rows=rows)
+    return terminal_table("Engines", "name", "runs", "", texts=range(3), rows=rows)
 
 
 def _library_table() -> Table:
-    table = _table("Libraries", "name", "there", "version", "for")
+    table = terminal_table("Libraries", "name", "there", "version", "for", texts=range(4))
     for library in find_libraries():
         there = GOOD if library.version else BAD if library.required else UNSURE
         table.add_row(library.name, there, Text(library.version or library.remedy), library.purpose)
     return table
 
 
-def _table(title: str, *columns: str, rows: Iterable[Sequence[str | Text]] = ()) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, header_style="dim", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
 def _learner_table(machine: MachineInfo) -> Table:
     """What a learner of the default recipe costs on each device, and how many there is room for."""
-    table = _table(
-        "Learners of the default recipe, predicted", "device", "engine", "each", "and while it learns", "room for"
-    )
+    columns = "device", "engine", "each", "and while it learns", "room for"
+    table = terminal_table("Learners of the default recipe, predicted", *columns, texts=range(5))
     try:
         arguments = _arguments(())
     except BowError as error:
@@ -145,7 +136,7 @@ def _need(arguments: dict[str, Any], place: torch.device) -> tuple[str, MemoryNe
 
 
 def _need_table(need: MemoryNeed) -> Table:
-    table = _table("Memory of these settings", "what", "size", "")
+    table = terminal_table("Memory of these settings", "what", "size", "", texts=range(3))
     each = f"{need.learners} x {bytes_text(need.learner_bytes)}: weights, gradient"
     each += ", correction" if need.rows_per_learner > 2 else ""
     each += f", {need.state_tensors} optimizer tensors" if need.state_tensors else ""

@@ -15,6 +15,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from bow.cluster.rendezvous import address_towards, is_ours
 from bow.devices import available_cores
 from bow.errors import ClusterError, SettingError, reason
+from bow.tables import say
 from bow.values import processes, whole
 
 FAILED = 1
@@ -43,10 +44,10 @@ def launch(settings: Mapping[str, Any], overrides: Sequence[str], command: Seque
             elastic_launch(config, sys.executable)(*words)  # another agent of this machine is the host already
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        print(f"bow: rank {rank} ended with status {failure.exitcode}; see what it has said", file=sys.stderr)
+        say(f"bow: rank {rank} ended with status {failure.exitcode}; see what it has said", sys.stderr)
         return FAILED
     except SignalException as error:
-        print(f"bow: {signal.Signals(error.sigval).name}: all processes were asked to end", file=sys.stderr)
+        say(f"bow: {signal.Signals(error.sigval).name}: all processes were asked to end", sys.stderr)
         return 128 + int(error.sigval)
     except (RendezvousError, RuntimeError, ValueError, OSError) as error:
         raise ClusterError(

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from bow.cli.help import folded
 from bow.cli.planning_methods import all_methods, check_used, compared_methods, find, tower_sentences
@@ -32,13 +31,11 @@ from bow.planning.tiles.machine import MACHINE
 from bow.planning.tiles.planning import COSTS, problem_of, topology_of
 from bow.planning.tiles.tile_costs import measured_costs
 from bow.schedule.picture import timeline_svg
-from bow.tables import terminal_table
+from bow.tables import say, terminal, terminal_table
 from bow.training.evaluation import batch_length
 from bow.values import given_path
 
 TIMELINE, PICTURE = "timeline.json", "timeline.svg"  # beside the partition in a folder
-
-WIDTH = 160  # of tables that go into a file or through a pipe, in characters
 
 USAGE = """\
 usage: bow plan [--dry-run] [NAME=VALUE ...]
@@ -92,10 +89,9 @@ def run(words: Sequence[str]) -> int:
         return _train(words[1:])
     action, file, rest = _action(words)
     settings = read(rest)
-    console = Console(highlight=False, soft_wrap=True)
+    console = terminal()
     if action in ("show", "explain"):
-        wide = Console(highlight=False)
-        _tell(wide if wide.is_terminal else Console(highlight=False, width=WIDTH), file, settings, action)
+        _tell(console, file, settings, action)
         return 0
     if action == "plan":
         check_used(settings.method, settings.search, settings.workers)
@@ -218,7 +214,7 @@ def _compare(console: Console, problem: Problem, settings: PlanSettings) -> None
             partition = find(problem, method, settings.search, console, settings.workers).partition
             result = problem.simulate(partition.splits, partition.learners)
         except BowError as error:
-            rows.add_row(method, f"[dim]none: {reason(error)}[/dim]")
+            rows.add_row(f"{method}[dim]: none: {reason(error)}[/dim]")
             continue
         name = method if partition.learners == 1 else f"{method}, {partition.learners} learners"
         step_ns = result.makespan_ns / partition.learners
@@ -262,19 +258,22 @@ def _tell(console: Console, file: str, settings: PlanSettings, action: str) -> N
                 keep=settings.keep,
                 goes_on=lambda: budget_s is None or time.perf_counter() - begun < budget_s,
             )
-    console.print(_table(problem, explanation))
+    for line in _lines(problem, explanation):
+        say(line)
     if action == "explain":
         left_out = f"; {explanation.left_out} operators left out, see budget_s" if explanation.left_out else ""
         console.print(f"{explanation.tried:,} other choices simulated{left_out}")
     console.print(_summary(partition, problem.simulate(splits, learners)))
 
 
-def _table(problem: Problem, explanation: Explanation) -> Table:
+def _lines(problem: Problem, explanation: Explanation) -> Iterator[str]:
     """What was chosen for every operator, what it costs, and what its best other choices would cost."""
-    rows = terminal_table("Milliseconds by operator, and of a step with another choice", *COLUMNS, "another choice")
+    yield "milliseconds of every operator, and of a step with another choice"
     for each in explanation.operators:
-        rows.add_row(*each.cells(), "\n".join(_others(problem, explanation, each)))
-    return rows
+        name, kind, split, devices, *times = each.cells()
+        costs = [f"{column} {time}" for column, time in zip(COLUMNS[-len(times) :], times, strict=True) if time]
+        yield "  ".join([f"{name}, {kind}", f"{split} on {devices}", *costs])
+        yield from (f"    or {other}" for other in _others(problem, explanation, each))
 
 
 def _others(problem: Problem, explanation: Explanation, each: OperatorExplanation) -> Iterator[str]:

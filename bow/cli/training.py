@@ -20,6 +20,7 @@ from bow.errors import SettingError
 from bow.observe import RunDirectory
 from bow.observe.report import flat
 from bow.observe.text import metric_text, rate_text
+from bow.tables import say, terminal, terminal_table
 from bow.training.config import TrainConfig
 from bow.training.train import run_training
 
@@ -39,9 +40,10 @@ usage: bow train [NAME=VALUE ...] [-m] [--show] [--config FILE]
   bow train recipe=lenet --show                 print the settings and stop
   bow train --config runs/first/config.yaml run=runs/again    the same training once more
 
--m, --multirun   train once for every combination of values: side by side where only
-                 seed, optimizer, scheduler and batch_size differ and there is one
-                 learner each; otherwise, or with sweep=one_by_one, one after another
+-m, --multirun   train once for every combination of values: side by side where
+                 only seed, optimizer, scheduler and batch_size differ and there
+                 is one learner each; otherwise, or with sweep=one_by_one, one
+                 after another
 --show           print the settings that would be used, as YAML
 --config FILE    the settings of a run instead of those of conf, with NAME=VALUE changed
 -h, --help       this text
@@ -158,33 +160,34 @@ def _side_by_side(compositions: Sequence[Composition]) -> int:
         _check_run_dirs(compositions)
         return _one_by_one(compositions, why)
     on = " on synthetic data" if isinstance(first["data"], SyntheticSamples) else ""
-    print(f"{side_by_side(configs)}{instead}{on} (sweep=one_by_one: in turn)", flush=True)
+    say(f"{side_by_side(configs)}{instead}{on} (sweep=one_by_one: in turn)")
     result = run_sweep(as_members(configs, run, "go on with the same command and run={path} run.resume=auto"))
     for setting in result.varying:
         with contextlib.suppress(SettingError):
-            print(result.compare(setting))
+            say(str(result.compare(setting)))
     if result.report_path is not None:
-        print(f"report: {_shown(result.report_path)}", flush=True)
+        say(f"report: {_shown(result.report_path)}")
     lost = [m for m in result.members if m.model is not None and not RunDirectory(m.run_dir).model_path.exists()]
     return NOT_SAVED if lost or all(member.stopped == "diverged" for member in result.members) else 0
 
 
 def _one_by_one(compositions: Sequence[Composition], why: str) -> int:
     if why and is_leader():
-        print(f"{len(compositions)} runs one after another: {why}", flush=True)
+        say(f"{len(compositions)} runs one after another: {why}")
     results, status = [], 0
     for number, composition in enumerate(compositions, 1):
         if is_leader():
-            print(f"[{number}/{len(compositions)}] {' '.join(composition.overrides)}", flush=True)
+            say(f"[{number}/{len(compositions)}] {' '.join(composition.overrides)}")
         result, own = _train(composition)
         results.append(result)
         status = max(status, own)
     if not is_leader():
         return status
-    width = max(len(" ".join(composition.overrides)) for composition in compositions)
-    print("\nall runs")
+    table = terminal_table("\nall runs", "settings", "result", "samples/s", texts=(0, 1))
     for composition, result in zip(compositions, results, strict=True):
-        print(f"{' '.join(composition.overrides):{width}}  {_outcome(result)}  {rate_text(result.throughput)}")
+        rate = rate_text(result.throughput).removesuffix(" samples/s")
+        table.add_row(" ".join(composition.overrides), _outcome(result), rate)
+    terminal().print(table)
     return status
 
 
@@ -194,9 +197,9 @@ def _report(result: "Result", is_synthetic: bool) -> int:
         return 0
     restarts = f"; learners restarted {result.num_restarts} times" if result.num_restarts else ""
     on = " on synthetic data" if is_synthetic else ""
-    print(f"central model{on}: {_outcome(result)}{restarts}")
+    say(f"central model{on}: {_outcome(result)}{restarts}")
     if result.report_path is not None:
-        print(f"report: {_shown(result.report_path)}", flush=True)
+        say(f"report: {_shown(result.report_path)}")
     return 0 if result.model_path == RunDirectory(result.run_dir).model_path else NOT_SAVED
 
 

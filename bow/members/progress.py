@@ -16,6 +16,7 @@ from bow.members.member import Member, Progress
 from bow.members.result import Sweep
 from bow.observe import ProgressBar
 from bow.observe.text import duration_text, metric_text, rate_text
+from bow.tables import fitted_by_rank
 
 WIDTH = 80
 """Columns that lines keep to, for ordinary names."""
@@ -163,14 +164,3 @@ def fitted(parts: Sequence[str], width: int) -> str:
     """Parts with space between them, cut off at the width."""
     line = "   ".join(parts)
     return line if len(line) <= width else f"{line[: width - 1]}\N{HORIZONTAL ELLIPSIS}"
-
-
-def fitted_by_rank(parts: Sequence[tuple[int, str]], width: int) -> str:
-    """Parts with space between them, without the least important ones where the line would be too wide."""
-    left = list(parts)
-    while len(line := "  ".join(text for _, text in left)) > width:
-        rank = max(rank for rank, _ in left)
-        if rank == 0:
-            break
-        left.remove(next(part for part in reversed(left) if part[0] == rank))
-    return line

@@ -1,10 +1,8 @@
 """Progress bars: of a training, of a search, of measurements."""
 
 import contextlib
-import re
 import signal
 import sys
-import textwrap
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,10 +16,9 @@ from rich.progress import Progress as Bar
 from bow.files import Expendable
 from bow.observe.records import POSITION, VALIDATION, Record, is_number, metrics
 from bow.observe.text import count_text, duration_text, learners_text, metric_text, rate_text
+from bow.tables import fitted_by_rank, wrapped
 
 REMEMBERED = (*POSITION, "samples_per_s", "learners")  # fields that the bar shows in a way of their own
-
-NO_BREAK = "\N{NO-BREAK SPACE}"
 
 SHOWN_EVENTS = 5  # so many events of one name are shown; the others are in the records only
 
@@ -57,8 +54,7 @@ class ProgressBar:
     def say(self, text: str) -> None:
         """Show a line, or several; on a terminal, one that is too long goes on below, and no word is cut."""
         if self.enabled:
-            width = self._console.width if self._console.is_terminal else sys.maxsize
-            lines = (part for line in text.split("\n") for part in _wrapped(line, width))
+            lines = (part for line in text.split("\n") for part in wrapped(line, self._width))
             self._console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -66,6 +62,10 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    @property
+    def _width(self) -> int:
+        return self._console.width if self._console.is_terminal else sys.maxsize
 
     def _begin(self, record: Record) -> None:
         self._start = record
@@ -80,7 +80,7 @@ class ProgressBar:
     def _line(self, record: Record) -> str | None:
         match record["kind"]:
             case "epoch" | "evaluation":
-                return _epoch_line(record, self._start.get("epochs"))
+                return fitted_by_rank(_epoch_parts(record, self._start.get("epochs")), self._width)
             case "calibration":
                 return f"engine and learners: {record['summary']}"
             case "event":
@@ -96,18 +96,6 @@ class ProgressBar:
             return None
         more = " (further ones are not shown here)" if self._events[name] == SHOWN_EVENTS else ""
         return f"{record.get('message') or name}{more}"
-
-
-def _wrapped(line: str, width: int) -> list[str]:
-    """A line as several that fit: what has two spaces around it stays together where that is short enough."""
-    if len(line) <= width:
-        return [line]
-    line = line.replace(" %", f"{NO_BREAK}%")
-    whole = re.sub(r"(?<=\S) (?=\S)", NO_BREAK, line) if "  " in line.strip() else line
-    parts = textwrap.wrap(whole, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-    if max(map(len, parts), default=0) > width:
-        parts = textwrap.wrap(line, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
-    return [part.replace(NO_BREAK, " ") for part in parts]
 
 
 def _latest(record: Record) -> dict[str, float]:
@@ -136,18 +124,18 @@ def _state_text(latest: Record) -> str:
     return "  ".join(shown)
 
 
-def _epoch_line(record: Record, epochs: float | None) -> str:
+def _epoch_parts(record: Record, epochs: float | None) -> list[tuple[int, str]]:
+    """What is said of an epoch; the higher the number, the sooner it is left out where there is no room."""
     of_all = f"/{epochs:g}" if epochs else ""
     number = f"{round(record['epoch'], 2):g}".rjust(len(of_all) - 1)
-    shown = [f"epoch {number}{of_all}"]
+    shown = [(0, f"epoch {number}{of_all}")]
     if "train_loss" in record:
-        shown.append(f"train loss {metric_text('loss', record['train_loss'])}")
+        shown.append((0, f"train loss {metric_text('loss', record['train_loss'])}"))
     for name, value in metrics(record).items():
-        shown.append(f"{'validation loss' if name == 'loss' else name} {metric_text(name, value)}")
+        shown.append((0, f"{'validation loss' if name == 'loss' else name} {metric_text(name, value)}"))
     if is_number(record.get("samples_per_s")):
-        shown.append(rate_text(record["samples_per_s"]))
-    shown += [learners_text(record["learners"]), duration_text(record["time_s"])]
-    return "  ".join(shown)
+        shown.append((2, rate_text(record["samples_per_s"])))
+    return [*shown, (3, learners_text(record["learners"])), (1, duration_text(record["time_s"]))]
 
 
 def _end_line(record: Record) -> str:

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 
 from bow.observe import ProgressBar, progress
-from bow.observe.progress import SHOWN_EVENTS, _wrapped, watched
+from bow.observe.progress import SHOWN_EVENTS, watched
+from bow.tables import wrapped
 
 
 def shown(records, *, terminal=False, enabled=True, width=200):
@@ -158,10 +159,10 @@ def test_on_a_narrow_terminal_no_value_is_cut(records):
 
 
 def test_long_lines_and_tables_of_a_terminal():
-    assert _wrapped("epoch 1/3  train loss 0.3679  accuracy 50.00 %", 32) == [
+    assert wrapped("epoch 1/3  train loss 0.3679  accuracy 50.00 %", 32) == [
         "epoch 1/3  train loss 0.3679",
         "    accuracy 50.00 %",
     ]
-    assert _wrapped("a sentence that is longer than this", 20) == ["a sentence that is", "    longer than this"]
-    assert _wrapped("in the end, an accuracy of 92.11 %", 32) == ["in the end, an accuracy of", "    92.11 %"]
-    assert _wrapped("short", 20) == ["short"]
+    assert wrapped("a sentence that is longer than this", 20) == ["a sentence that is", "    longer than this"]
+    assert wrapped("in the end, an accuracy of 92.11 %", 32) == ["in the end, an accuracy of", "    92.11 %"]
+    assert wrapped("short", 20) == ["short"]

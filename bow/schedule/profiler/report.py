@@ -41,14 +41,16 @@ def longest_table(profile: Profile, found: Symmetric | None = None, count: int =
     """The operators that take longest, by number of threads, and in the best symmetric configuration where known."""
     columns = [f"{threads} thr., ms" for threads in profile.threads]
     beside = [] if found is None else [f"in {found.best[0]} x {found.best[1]}, ms"]
-    table = terminal_table(f"The {count} longest operators", "operator", "module", *columns, "spread", *beside)
+    table = terminal_table(
+        f"The {count} longest operators", "operator", "module", *columns, "spread", *beside, texts=(0, 1)
+    )
     first = profile.threads[0]
     for index in profile.longest(count, first):
         times = [profile.times[threads][index] for threads in profile.threads]
         spread = f"{times[0].spread_s / max(times[0].median_s, 1e-12):.0%}"
         cells = [*(_ms(time.median_s * 1e9) for time in times), spread]
         cells += [] if found is None else [_ms(found.nanoseconds[index])]
-        table.add_row(profile.names[index], profile.modules[index], *cells)
+        table.add_row(_name(profile, index), profile.modules[index], *cells)
     return table
 
 
@@ -58,11 +60,11 @@ def path_table(path: CriticalPath, profile: Profile, count: int = LONGEST) -> Ta
         f"The critical path: {len(path.path)} of {len(profile.names)} operators, {_ms(path.length)} of "
         f"{_ms(path.total)} ms, parallelism {path.parallelism:.2f}"
     )
-    table = terminal_table(title, "operator", "module", "ms")
+    table = terminal_table(title, "operator", "module", "ms", texts=(0, 1))
     times = profile.nanoseconds(1)
     longest = set(sorted(path.path, key=lambda index: -times[index])[:count])
     for index in (index for index in path.path if index in longest):
-        table.add_row(profile.names[index], profile.modules[index], _ms(times[index]))
+        table.add_row(_name(profile, index), profile.modules[index], _ms(times[index]))
     return table
 
 
@@ -84,12 +86,21 @@ def before_after_table(
 ) -> Table:
     """The longest operators under two policies (Liu et al., Table VI)."""
     table = terminal_table(
-        f"The {count} longest operators", "operator", "module", *(f"{name}, ms" for name in names), "ratio"
+        f"The {count} longest operators",
+        "operator",
+        "module",
+        *(f"{name}, ms" for name in names),
+        "ratio",
+        texts=(0, 1),
     )
     for index in sorted(range(len(before)), key=lambda index: -before[index])[:count]:
         ratio = f"{before[index] / max(after[index], 1):.2f}"
-        table.add_row(profile.names[index], profile.modules[index], _ms(before[index]), _ms(after[index]), ratio)
+        table.add_row(_name(profile, index), profile.modules[index], _ms(before[index]), _ms(after[index]), ratio)
     return table
+
+
+def _name(profile: Profile, index: int) -> str:
+    return profile.names[index].removeprefix("aten.").removesuffix(".default")
 
 
 def _ms(nanoseconds: float) -> str:

@@ -1,0 +1,87 @@
+"""What commands print on a terminal of 80 columns: no line is longer, and no word or number is cut."""
+
+import contextlib
+import io
+import os
+import pty
+import re
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bow.cli import main
+from bow.tables import fitted_by_rank, terminal_table, wrapped
+
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+@pytest.fixture
+def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Runs a command on a terminal, of 80 columns where none are told; what it printed, redrawn lines too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+
+    def run(*words: str, status: int = 0) -> list[str]:
+        ours, theirs = pty.openpty()
+        read = io.BytesIO()
+
+        def keep() -> None:
+            with contextlib.suppress(OSError):  # the other end is closed
+                while part := os.read(ours, 65536):
+                    read.write(part)
+
+        reader = threading.Thread(target=keep)
+        reader.start()
+        terminal = os.fdopen(theirs, "w", encoding="utf-8")
+        with terminal, contextlib.redirect_stdout(terminal), contextlib.redirect_stderr(terminal):
+            assert main(words) == status
+        reader.join()
+        os.close(ours)
+        text = CONTROL.sub("", read.getvalue().decode())
+        return [part.rstrip() for line in text.split("\n") for part in line.split("\r")]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "learners=2", "epochs=2", "engine=eager", "data.limit=64"],
+        ["train", "-m", "seed=0,1", "optimizer.lr=.01,.02", "epochs=1", "data.limit=64", "engine=eager"],
+        ["train", "-m", "learners=1,2", "epochs=1", "data.limit=64", "engine=eager"],
+        ["doctor", "learners=2"],
+        ["plan", "compare", "network=alexnet", "topology=k80_node", "methods=data,expert,cpu"],
+    ],
+    ids=lambda words: " ".join(words[:3]),
+)
+def test_no_line_is_wider_than_the_terminal(words: list[str], shown: Callable[..., list[str]]) -> None:
+    lines = shown(*words)
+    assert [line for line in lines if len(line) > 80] == []
+    assert len(lines) > 3
+
+
+def test_a_mistake_goes_on_below_between_words(shown: Callable[..., list[str]]) -> None:
+    lines = [line for line in shown("train", "run=/dev/null/there", "epochs=1", status=2) if line]
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("bow: ")
+
+
+def test_numbers_of_a_table_are_whole_where_its_text_has_no_room() -> None:
+    from rich.console import Console
+
+    table = terminal_table("policies", "policy", "over the best", rows=[("critical path, 2 executors", "1234.567")])
+    console = Console(width=24, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(table)
+    assert [line.rstrip() for line in captured.get().splitlines()[-2:]] == ["critical path,  1234.567", "2 executors"]
+
+
+def test_what_matters_least_is_left_out_of_a_line() -> None:
+    parts = [(0, "epoch 1/3"), (2, "1,001 samples/s"), (3, "2 learners"), (1, "1.0 s")]
+    assert fitted_by_rank(parts, 40) == "epoch 1/3  1,001 samples/s  1.0 s"
+    assert fitted_by_rank(parts, 16) == "epoch 1/3  1.0 s"
+    assert wrapped(fitted_by_rank(parts, 5), 5) == ["epoch", "    1/3"]
