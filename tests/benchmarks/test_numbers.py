@@ -26,8 +26,6 @@ COMMAND = re.compile(r"`python -m benchmarks (\w+)((?: \w+=[^` ]+)*)`")
 WITHOUT_SOURCE = {
     ("design.md", "Engines on a CPU (`bow/engines`)"),
     ("docker.md", "Stopping, going on, health"),
-    ("docker.md", "What has been run"),
-    ("planning.md", "Where it differs from the paper, and why"),
 }
 
 # Results from before commits were written down, or from a tree with changes. Put the name out when it is made again.
