@@ -13,8 +13,10 @@ import torch
 from bow.cluster import World
 from bow.compiling import cache_folder
 from bow.engines.choice import MIN_ROUNDS_PER_EPOCH
+from bow.devices import available_cores
 from bow.errors import SettingError
 from bow.observe.text import duration_text
+from bow.runtime.loading import is_built
 from bow.training.candidates import ENGINES_CPU, MOST_CUDA, Request, lanes, most_tried
 from bow.training.checks import engine_for
 from bow.training.data_source import DataSource
@@ -22,8 +24,8 @@ from bow.training.description import describe
 from bow.training.replicas import Replicas
 from bow.training.replicas_config import ReplicasConfig
 from bow.training.signals import Signals
-from bow.training.trials import COMPILED, Trials, split
-from bow.tuner import CachedChoice, Calibration, ChoiceCache, EngineSetting, Tuner, balance, decision_text
+from bow.training.trials import COMPILED, PROBE_S, Trials, split
+from bow.tuner import CachedChoice, Calibration, ChoiceCache, EngineSetting, Tuner, balance
 
 FEWEST_ROUNDS = 100
 """A training of fewer rounds is not measured at all."""
@@ -31,8 +33,8 @@ FEWEST_ROUNDS = 100
 LEAST_BUDGET_S = 1.0
 """With less than this nothing can be compared."""
 
-PLANNED = 0.8
-"""This part of the user's share is planned for: compiling can take longer than expected."""
+PLANNED = 0.5
+"""This part of the user's share is planned for: compiling can take longer than expected, and the training less."""
 
 MOST_BUDGET_S = 120.0
 """No calibration takes longer, however long the training."""
@@ -102,7 +104,7 @@ def tune(
             cache.pin(description, found.setting)
         return _from_choice(found, signals)
     if request.rounds is not None and request.rounds < FEWEST_ROUNDS:
-        why = f"{request.rounds} rounds are too few to measure anything"
+        why = f"{request.rounds} rounds are too few to measure"
         return _by_rule(request, replicas_config, rule, why, signals)
     trials = Trials(replicas_config, opened.feed(), signals)
     began = time.perf_counter()
@@ -135,16 +137,19 @@ def _measured(
     signals: Signals | None,
 ) -> Tuned:
     began = time.perf_counter()
-    first = request.engine if request.engine in ("graph", "graph+round") else "eager"
-    count = 1 if request.learners == "auto" else request.learners
-    rate = trials.probe(EngineSetting(first, count, torch.get_num_threads() if replicas_config.on_cpu else 1))
+    engine, count = _probed(request, replicas_config), 1 if request.learners == "auto" else request.learners
+    rate = trials.probe(EngineSetting(engine, count))
+    setup_s = max(0.0, time.perf_counter() - began - PROBE_S)
+    if replicas_config.on_cpu:  # cores that were idle would do as much, each
+        cores = len(available_cores())
+        rate *= cores / (min(count, cores) if engine == "graph" else 1)
     expected = None if request.samples is None else request.samples / rate
     budget = UNKNOWN_BUDGET_S if expected is None else min(MOST_BUDGET_S, PLANNED * tuner.share * expected)
-    if budget < LEAST_BUDGET_S and expected is not None:
+    if expected is not None and budget - (time.perf_counter() - began) < LEAST_BUDGET_S:
         of_it = f"{tuner.share:.0%} of it"
         why = f"a training of about {duration_text(expected)} is too short to measure in {of_it}"
         return _by_rule(request, replicas_config, rule, why, signals)
-    possible = lanes(request, replicas_config, trials, rule)
+    possible = [dataclasses.replace(each, setup_s=setup_s) for each in lanes(request, replicas_config, trials, rule)]
     if not possible:
         has_room = request.engine != "auto" and _fits(EngineSetting(request.engine, count), replicas_config)
         why = "its learning task cannot be compiled" if has_room else "there is no room for any engine"
@@ -161,15 +166,20 @@ def _measured(
     say(f"measuring engines and numbers of learners, for at most {duration_text(budget)}")
     while (trial := calibration.next_trial()) is not None:
         calibration.report(trials.run(trial))
-    if calibration.choice is None:
-        tried = any(row.status == "failed" for row in calibration.rows)
-        why = "no setting ran" if tried else f"no trial fits into {duration_text(budget)}"
-        by_rule = _by_rule(request, replicas_config, rule, why, signals)
-        return dataclasses.replace(by_rule, rows=list(map(dataclasses.asdict, calibration.rows)))
-    rows = calibration.rows
-    say(decision_text(rows))
+    rows = list(map(dataclasses.asdict, calibration.rows))
+    tried = [row["status"] for row in rows if row["status"] != "not tried"]
+    if calibration.choice is None or (len(tried) == 1 and not calibration.is_complete):
+        why = "no setting ran" if "failed" in tried else f"{duration_text(budget)} are too short to compare anything"
+        return dataclasses.replace(_by_rule(request, replicas_config, rule, why, signals), rows=rows)
     found = _from_setting(calibration.choice, "calibration", calibration.summary, signals)
-    return dataclasses.replace(found, rows=list(map(dataclasses.asdict, rows)), is_complete=calibration.is_complete)
+    return dataclasses.replace(found, rows=rows, is_complete=calibration.is_complete)
+
+
+def _probed(request: Request, replicas_config: ReplicasConfig) -> str:
+    """The engine whose speed tells how long the training will be: one that is cheap to begin and among the fastest."""
+    if request.engine != "auto":
+        return request.engine if request.engine in ("graph", "graph+round") else "eager"
+    return "graph" if replicas_config.on_cpu and is_built() else "eager"
 
 
 def _from_setting(setting: EngineSetting, source: Source, summary: str, signals: Signals | None) -> Tuned:

@@ -11,7 +11,6 @@ from bow.tuner.cache import CachedChoice as CachedChoice
 from bow.tuner.cache import ChoiceCache as ChoiceCache
 from bow.tuner.calibration import Calibration as Calibration
 from bow.tuner.calibration import DecisionRow as DecisionRow
-from bow.tuner.calibration import decision_text as decision_text
 from bow.tuner.config import Objective as Objective
 from bow.tuner.config import Tuner as Tuner
 from bow.tuner.devices import DeviceTuners as DeviceTuners

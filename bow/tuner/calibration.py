@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from bow.errors import SettingError
-from bow.tables import aligned
 from bow.tuner.record import Efficiency, TrialRecord, full_efficiency
 from bow.tuner.search import Search, TrialBudget, choose
 from bow.tuner.trial import Candidate, EngineSetting, Trial, TrialResult
@@ -31,9 +30,6 @@ class DecisionRow:
     efficiency: float = 1.0  # what a sample is worth with so many learners, 1 for the objective `throughput`
     seconds: float = 0.0  # what its trials took, compilation apart
     compile_s: float = 0.0  # what compilation took
-
-
-COLUMNS = ("engine", "learners", "threads", "samples/s", "low-high", "n", "seconds", "compiling", "decision")
 
 
 def decision_rows(record: TrialRecord, choice: EngineSetting | None) -> tuple[DecisionRow, ...]:
@@ -83,31 +79,6 @@ def _relation(ratio: float, to: str) -> str:
 def _refused(record: TrialRecord, setting: EngineSetting, why: str) -> DecisionRow:
     efficiency = record.efficiency(setting.learners)
     return DecisionRow(setting.engine, setting.learners, setting.threads, "not tried", why, efficiency=efficiency)
-
-
-def decision_text(rows: Sequence[DecisionRow]) -> str:
-    """The decision table for the terminal."""
-    numbers = range(1, len(COLUMNS) - 1)
-    return "\n".join(aligned([COLUMNS, *map(_cells, rows)], numbers))
-
-
-def _cells(row: DecisionRow) -> tuple[str, ...]:
-    has_rates = row.samples_per_s is not None
-    return (
-        row.engine,
-        str(row.learners),
-        str(row.threads),
-        _short(row.samples_per_s),
-        f"{_short(row.low)}-{_short(row.high)}" if has_rates else "",
-        str(row.repeats) if has_rates else "",
-        f"{row.seconds:.1f}" if row.status != "not tried" else "",
-        f"{row.compile_s:.1f}" if row.compile_s else "",
-        f"{row.status}: {row.why}" if row.status != "measured" else row.why,
-    )
-
-
-def _short(rate: float | None) -> str:
-    return "" if rate is None else f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
 class Calibration:
@@ -186,15 +157,11 @@ class Calibration:
 
     @property
     def summary(self) -> str:
-        """The outcome and its cost in a sentence."""
-        tried, expected, choice = len(self._record.trials), self._budget.training_s, self.choice
-        if not tried:
-            return f"calibration made no trial in a budget of {self.budget_s:.1f} s"
-        of_training = f", {self.spent_s / expected:.1%} of a training of {expected:.0f} s" if expected else ""
-        found = "nothing ran" if choice is None else f"chosen: {choice}"
-        settings = "1 setting" if tried == 1 else f"{tried} settings"
-        took = f"calibration of {settings} took {self.spent_s:.1f} s{of_training}"
-        return f"{took} (budget {self.budget_s:.1f} s); {found}"
+        """The choice and what it cost, short enough for a line."""
+        expected = self._budget.training_s
+        of_training = f", {self.spent_s / expected:.1%} of training" if expected else ""
+        found = "nothing ran" if self.choice is None else f"{self.choice}"
+        return f"{found}; {len(self._record.trials)} tried in {self.spent_s:.1f} s{of_training}"
 
     def next_trial(self) -> Trial | None:
         """What to measure now, the same until it is reported; None when the calibration has ended."""

@@ -78,8 +78,6 @@ class TrialBudget:
     def refusal(self, candidate: Candidate, learners: int, reserve: float, seconds: float | None = None) -> str | None:
         """Why a trial must not begin, if it is expected to exceed the budget."""
         left = self.total_s - self._record.spent_s
-        if not self._record.trials and left > 0:
-            return None  # without one trial there would be no choice
         longer_s = 0.0 if seconds is None else seconds - self.trial_s
         cost = self.cost_s(candidate, learners) + longer_s
         measuring_s = self._measuring_s - self.compile_s(candidate, learners)
@@ -91,6 +89,10 @@ class TrialBudget:
     def cost_s(self, candidate: Candidate, learners: int) -> float:
         """What a trial is expected to take in all."""
         return self.trial_s + self._setup_s[candidate.engine] + self.compile_s(candidate, learners)
+
+    def most_s(self, candidate: Candidate, seconds: float) -> float:
+        """What a trial that measures for so long may take, compilation apart: twice what is expected of it."""
+        return 2 * (seconds + self._setup_s[candidate.engine])
 
     def compile_s(self, candidate: Candidate, learners: int) -> float:
         """What compiling for a trial is expected to take."""
@@ -215,7 +217,8 @@ class Search:
                 self._record.refused[setting] = refusal
             return False
         length = self._budget.trial_s if seconds is None else seconds
-        result = yield Trial(setting, length, REPEATS, why, self._hopeless(learners))
+        most_s = self._budget.most_s(candidate, length)
+        result = yield Trial(setting, length, REPEATS, why, self._hopeless(learners), most_s)
         return result.failure is None
 
     def _hopeless(self, learners: int) -> float:

@@ -40,11 +40,14 @@ class Trial:
     why: str
     # samples per second that leave the setting no hope; a trial whose first repeats stay below it ends
     hopeless: float = 0.0
+    # what it may take in all, compilation apart: one whose rounds take longer than expected ends with what it has
+    most_s: float = math.inf
 
-    def is_over(self, rates: Sequence[float]) -> bool:
-        """Whether no further repeat is needed behind these."""
+    def is_over(self, rates: Sequence[float], seconds: float = 0.0) -> bool:
+        """Whether no further repeat is needed behind these, the trial having taken so long by now."""
         no_hope = len(rates) == ENOUGH_TO_GIVE_UP and max(rates) < self.hopeless
-        return no_hope or len(rates) >= self.repeats
+        is_late = bool(rates) and seconds >= self.most_s
+        return no_hope or is_late or len(rates) >= self.repeats
 
     def measured_s(self, rates: Sequence[float]) -> float:
         """How long these repeats were to measure, together."""

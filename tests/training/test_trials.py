@@ -58,6 +58,14 @@ def test_a_trial_measures_every_repeat_and_what_it_took(made: list[Trials]) -> N
     assert measurement.compile_s == 0
 
 
+def test_a_trial_that_takes_longer_than_expected_ends_with_what_it_has(made: list[Trials]) -> None:
+    slow = trials(made)
+    trial = Trial(EngineSetting("eager", 2), seconds=0.02, repeats=4, why="", most_s=0.0)
+    measurement = slow.run(trial)
+    assert measurement.failure is None
+    assert len(measurement.rates) == 1
+
+
 def test_learners_of_an_engine_are_kept_and_come_and_go(made: list[Trials], monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[int, int]] = []
     original = Replicas.rounds_at_once

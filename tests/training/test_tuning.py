@@ -5,6 +5,7 @@ import functools
 import json
 import re
 import time
+import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,7 @@ from training.blueprints import linear, opened, replicas_config, request
 
 import bow
 import bow.training.candidates as lanes_module
+import bow.training.trials as trials_module
 import bow.training.tuning as module
 from bow.cluster import ALONE
 from bow.errors import SettingError
@@ -87,7 +89,7 @@ def tuned(
 def test_the_fastest_setting_is_chosen(machine: Machine) -> None:
     found = tuned()
     assert (found.engine, found.learners, found.source) == ("streams", 2, "calibration")
-    assert "chosen: streams, 2 learners" in found.summary
+    assert found.summary.startswith("streams, 2 learners; ")
     assert [row["status"] for row in found.rows].count("chosen") == 1
     assert found.is_complete
     assert machine.closed == 1
@@ -115,7 +117,10 @@ def test_nothing_is_measured_where_nothing_is_open(machine: Machine) -> None:
 
 @pytest.mark.parametrize(
     ("given", "why"),
-    [({"rounds": 99}, "99 rounds are too few"), ({"samples": 1000}, "about 1.0 s is too short to measure in 5% of it")],
+    [
+        ({"rounds": 99}, "99 rounds are too few"),
+        ({"samples": 1000}, "about 500 ms is too short to measure in 5% of it"),
+    ],
     ids=str,
 )
 def test_short_trainings_follow_the_rule(machine: Machine, given: dict[str, Any], why: str) -> None:
@@ -176,14 +181,14 @@ def test_what_came_before_the_first_trial_is_part_of_what_was_spent(
     monkeypatch.setattr(Trials, "probe", probe)
     machine.rate = lambda setting: None if setting.learners > 1 or setting.engine != "eager" else 1000.0
     found = tuned(engine="eager")
-    spent = re.search(r"took ([\d.]+) s", found.summary)
+    spent = re.search(r"tried in ([\d.]+) s", found.summary)
     assert spent is not None
     assert float(spent[1]) >= 0.5
     assert found.seconds >= 0.5
 
 
 @pytest.mark.parametrize("engine", ["auto", "streams", "fused", "graph"])
-def test_the_probe_uses_all_threads(machine: Machine, monkeypatch: pytest.MonkeyPatch, engine: Any) -> None:
+def test_the_probe_uses_one_thread(machine: Machine, monkeypatch: pytest.MonkeyPatch, engine: Any) -> None:
     asked: list[EngineSetting] = []
 
     def probe(_: Trials, setting: EngineSetting) -> float:
@@ -192,7 +197,67 @@ def test_the_probe_uses_all_threads(machine: Machine, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Trials, "probe", probe)
     tuned(engine=engine)
-    assert asked == [EngineSetting("graph" if engine == "graph" else "eager", 1, torch.get_num_threads())]
+    assert asked == [EngineSetting("graph" if engine in ("graph", "auto") else "eager")]
+
+
+class SpinningMachine:
+    """Where several threads are sixty times slower than one, and the first learners need seconds to be imported."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, start_s: float) -> None:
+        self.now = 0.0
+        self.start_s = start_s
+        self.num_trials = 0
+        clock = types.SimpleNamespace(perf_counter=lambda: self.now)
+        monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(module, "is_built", lambda: True)
+        monkeypatch.setattr(lanes_module, "is_built", lambda: True)
+        monkeypatch.setattr(trials_module, "is_built", lambda: True)
+        monkeypatch.setattr(Trials, "probe", lambda _, setting: self.probe(setting))
+        monkeypatch.setattr(Trials, "compile_s", lambda *_: None)
+        monkeypatch.setattr(Trials, "_first_round", lambda trials, setting: self.first_round(trials, setting))
+        monkeypatch.setattr(Trials, "_stretch", lambda _, replicas, seconds: self.stretch(replicas, seconds))
+
+    def rate(self, setting: EngineSetting) -> float:
+        engines = {"graph": 2500.0, "graph+compiled": 4000.0, "streams": 1500.0, "fused": 900.0, "eager": 800.0}
+        return engines[setting.engine] * min(setting.learners, 2) ** 0.9 / (60 if setting.threads > 1 else 1)
+
+    def probe(self, setting: EngineSetting) -> float:
+        self.now += self.start_s
+        self.first_round(None, setting)
+        return self.stretch(setting, 0.05)
+
+    def first_round(self, trials: Any, setting: EngineSetting) -> tuple[Any, float, float]:
+        self.now += 0.15
+        if trials is not None:
+            trials._clock = lambda: self.now
+            self.num_trials += 1
+        return setting, 0.0, self.stretch(setting, 0.0) / 2
+
+    def stretch(self, setting: Any, seconds: float) -> float:
+        self.now += max(seconds, 16 * setting.learners / self.rate(setting))
+        return self.rate(setting)
+
+
+@pytest.mark.parametrize("start_s", [0.0, 1.5])
+@pytest.mark.parametrize("samples", [1e3, 1e4, 3e4, 1e5, 3e5, 1e6, 1e7])
+def test_trials_keep_to_their_share_of_the_training_that_is_coming(
+    monkeypatch: pytest.MonkeyPatch, samples: float, start_s: float
+) -> None:
+    machine = SpinningMachine(monkeypatch, start_s)
+    found = tuned(samples=samples)
+    if machine.num_trials:
+        coming_s = samples / machine.rate(EngineSetting("graph", 2))
+        assert machine.now <= 0.05 * coming_s
+        assert (found.engine, found.learners, found.source) == ("graph", 2, "calibration")
+    assert machine.num_trials or samples < 1e6
+
+
+def test_what_is_said_has_three_lines_at_most_at_80_columns(machine: Machine) -> None:
+    said: list[str] = []
+    found = tune(request(), replicas_config(), opened(), ALWAYS, loss=cross_entropy, rule=3, say=said.append)
+    said.append(f"engine and learners: {found.summary}")
+    assert [line for line in "\n".join(said).splitlines() if len(line) > 80] == []
+    assert len("\n".join(said).splitlines()) <= 3
 
 
 def test_building_the_native_runtime_has_to_pay(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,7 +548,7 @@ def test_the_records_say_how_engine_and_learners_were_found(
 ) -> None:
     monkeypatch.setattr(module, "FEWEST_ROUNDS", 0)
     monkeypatch.setattr(module, "LEAST_BUDGET_S", 0.0)
-    large = tuple(tensor.repeat(10, *[1] * (tensor.dim() - 1)) for tensor in data)
+    large = tuple(tensor.repeat(100, *[1] * (tensor.dim() - 1)) for tensor in data)
     result = train(model, large, engine="auto", learners="auto", tuner=Tuner(share=1.0, online=False))
     kinds = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [record["kind"] for record in kinds[:2]] == ["start", "calibration"]
