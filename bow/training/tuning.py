@@ -12,8 +12,8 @@ import torch
 
 from bow.cluster import World
 from bow.compiling import cache_folder
-from bow.engines.choice import MIN_ROUNDS_PER_EPOCH
 from bow.devices import available_cores
+from bow.engines.choice import MIN_ROUNDS_PER_EPOCH
 from bow.errors import SettingError
 from bow.observe.text import duration_text
 from bow.runtime.loading import is_built
