@@ -2,8 +2,8 @@
 # docs/docker.md says what each flag is for, and what of this has been run.
 #
 # CUDA=13, 12 or none says for which CUDA torch and CuPy are installed. Without CUDA, learners run on cores, by a native
-# runtime that is compiled for the machine that it runs on: only then has the image a compiler. (compile=True on a GPU
-# needs one as well, for Triton: docker build --build-arg COMPILER=yes.)
+# runtime that is compiled here, and again where the image runs on another processor: only then has the image a compiler.
+# (compile=True on a GPU needs one as well, for Triton: docker build --build-arg COMPILER=yes.)
 #
 # The base has the Python and the Debian that bow is tested with.
 ARG BASE=python:3.11-slim-bookworm
@@ -39,6 +39,7 @@ ENV PATH=/opt/bow/bin:${PATH} \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 1000
 WORKDIR /home/bow
+RUN if command -v g++; then BOW_CACHE=/home/bow/.cache/bow python -m bow.runtime; fi
 HEALTHCHECK --interval=30m --timeout=90s --start-period=30s CMD ["bow", "doctor"]
 ENTRYPOINT ["bow-entrypoint"]
 CMD ["train"]

@@ -35,7 +35,7 @@ help:
 	@echo 'make wheel   build the wheel into dist/'
 	@echo 'make clean   remove the virtual environment and what builds left'
 
-train: $(VENV)/.train
+train: $(VENV)/.runtime
 	@$(BIN)/bow train $(ARGS)
 
 # Two processes, and whichever is through takes tests from the other.
@@ -103,6 +103,10 @@ clean:
 $(VENV)/.train: pyproject.toml constraints.txt .ci/setup
 	@.ci/setup '$(VENV)' '$(PYTHON)'
 	@touch $@
+
+# Without a compiler a sentence says so, and again the next time.
+$(VENV)/.runtime: $(VENV)/.train $(wildcard kernels/*.h kernels/*.cpp)
+	@$(BIN)/python -m bow.runtime && touch $@ || true
 
 $(VENV)/.dev: pyproject.toml constraints.txt .ci/setup
 	@.ci/setup '$(VENV)' '$(PYTHON)' dev

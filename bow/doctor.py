@@ -13,6 +13,7 @@ import torch
 
 from bow.devices import available_cores, processor
 from bow.devices.memory import host_memory
+from bow.runtime.loading import is_built
 
 NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
@@ -101,9 +102,11 @@ def check_engines(machine: MachineInfo) -> list[EngineCheck]:
     """Check every engine against what this machine has."""
     lacking = "" if machine.compiler else "a C++ compiler; install g++, or set CXX"
     fused = f"not compiled: torch.compile needs {lacking}" if lacking else "compiled"
-    native = (
-        f"runs eager on the CPU: its runtime needs {lacking}" if lacking else "on the CPU, one executor per learner"
-    )
+    native = "on the CPU, one executor per learner"
+    if lacking:
+        native = f"runs eager on the CPU: its runtime needs {lacking}"
+    elif not is_built():
+        native += "; its runtime is not built yet: python -m bow.runtime"
     if not machine.gpus:
         if lacking:
             native = f"runs eager instead: its runtime needs {lacking}"

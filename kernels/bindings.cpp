@@ -2,7 +2,9 @@
 #include <ATen/Parallel.h>
 #include <ATen/ScalarOps.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <torch/csrc/jit/python/pybind_utils.h>
+#include <ATen/core/jit_type.h>
+#include <ATen/ops/empty.h>
+#include <torch/csrc/Export.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
@@ -19,6 +21,12 @@
 #include "nodes.h"
 
 namespace py = pybind11;
+
+// Of torch/csrc/jit/python/pybind_utils.h, which brings TorchScript along: a third of the time that compiling this takes.
+namespace torch::jit {
+TORCH_PYTHON_API c10::IValue toIValue(
+    py::handle obj, const c10::TypePtr& type, std::optional<int32_t> N = std::nullopt);
+}
 
 namespace bow {
 namespace {

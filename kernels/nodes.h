@@ -2,8 +2,9 @@
 // average. A node reads and makes values, which lie in slots.
 #pragma once
 
-#include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <torch/csrc/inductor/aoti_runner/model_container_runner_cpu.h>

@@ -151,7 +151,7 @@ def _members(owner: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]
 
 def roots(root: Path, modules: dict[str, Module]) -> set[str]:
     """What users name: the public names, the commands, what the configuration instantiates, and `bow.testing`."""
-    named = {"bow.__main__", "bow.cli", "bow.cli.*", "bow.testing"}
+    named = {"bow.cli", "bow.cli.*", "bow.testing", *(name for name in modules if name.endswith(".__main__"))}
     named |= {f"{node.module}.{each.name}" for node in _from_imports(modules["bow"]) for each in node.names}
     for path in (root / "conf").rglob("*.yaml"):
         named |= set(re.findall(r"_target_: *(bow[.\w]+)", path.read_text(encoding="utf-8")))

@@ -51,6 +51,14 @@ def test_compiled_engine_with_a_compiler() -> None:
     assert check_engines(found)[1].note.endswith("compiled")
 
 
+def test_a_runtime_that_is_not_built_yet_is_said_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = replace(inspect_machine(), compiler="g++ 12", gpus=())
+    for built in (True, False):
+        monkeypatch.setattr(doctor, "is_built", lambda built=built: built)
+        (graph,) = (engine for engine in check_engines(found) if engine.name == "graph")
+        assert ("python -m bow.runtime" in graph.note) is not built
+
+
 PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
 
 

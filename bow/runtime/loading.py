@@ -17,11 +17,14 @@ from bow.compiling import built, cache_folder, compile_cpp, compiler_version, in
 from bow.errors import RuntimeUnavailableError
 from bow.files import Expendable
 
-FLAGS = ("-shared", "-fPIC", "-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-DTORCH_API_INCLUDE_EXTENSION_H")
+FLAGS = ("-shared", "-fPIC", "-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-DAT_PER_OPERATOR_HEADERS")
 
 MODULE = "bow_native"
 MAIN_SOURCE = "bindings.cpp"
 SOURCES = (MAIN_SOURCE, "averaging.h", "executors.h", "nodes.h")
+
+BUILD_S = 30.0
+"""What building takes one core, roughly."""
 
 NativeJob: TypeAlias = Any
 """`bow_native.Job`: nodes with a schedule."""
@@ -43,6 +46,16 @@ def is_available() -> bool:
     return isinstance(_attempt(), ModuleType)
 
 
+def build() -> int:
+    """Build it where that was not done before; 1 where it cannot be, which a sentence says."""
+    try:
+        native()
+    except RuntimeUnavailableError as error:
+        print(f"bow: no native runtime, so that engine eager takes the place of graph: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
 def is_built() -> bool:
     """Whether it was built on this machine before, so that it only has to be loaded."""
     return (cache_folder() / _key() / f"{MODULE}.so").exists()
@@ -62,7 +75,7 @@ def _load() -> ModuleType:
 
     def make(target: Path) -> None:
         print(
-            "bow: building the native runtime, once on this machine; it takes about a minute",
+            f"bow: building the native runtime, once on this machine; it takes {BUILD_S:.0f} s of one core",
             file=Expendable(sys.stderr),
         )
         compile_extension(folder / MAIN_SOURCE, target, MODULE)

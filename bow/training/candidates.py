@@ -11,7 +11,7 @@ from bow.devices import available_cores, share_cores
 from bow.engines.choice import FUSED_PARAMETERS
 from bow.engines.offload import OFFLOADING
 from bow.replicas import num_trainable
-from bow.runtime.loading import is_built
+from bow.runtime.loading import BUILD_S, is_built
 from bow.training.replicas_config import ReplicasConfig
 from bow.training.trials import COMPILED, Trials
 from bow.tuner import Candidate, EngineSetting, doubling
@@ -29,9 +29,6 @@ MOST_CPU, MOST_CUDA = 8, 64
 FUSED_COMPILE_S = 12.0
 COMPILE_S = 20.0
 """What compiling a learning task by `torch.compile` takes, roughly."""
-
-BUILD_S = 60.0
-"""What building the native runtime takes, once on a machine: engine `graph` on a CPU needs it."""
 
 FUSED_GAIN = 1.2
 """What the fused engine is expected to bring for models of up to `FUSED_PARAMETERS`; nothing for larger ones."""

@@ -1,5 +1,7 @@
 """Compiled code is made once, by one process at a time, and says what is missing where it cannot be made."""
 
+import contextlib
+import resource
 import subprocess
 import textwrap
 import time
@@ -11,6 +13,7 @@ import torch
 import bow
 from bow.compiling import CACHE, built
 from bow.errors import RuntimeUnavailableError
+from bow.runtime import loading
 from bow.runtime.loading import compile_extension, content_hash, native
 from bow.runtime.local import LocalRuntime
 from bow.seeds import derive_seed
@@ -112,6 +115,35 @@ def test_what_the_compiler_says_is_passed_on(tmp_path: Path) -> None:
     source.write_text("#error nothing works today\n")
     with pytest.raises(RuntimeUnavailableError, match="nothing works today"):
         compile_extension(source, tmp_path / "target.so", "name")
+
+
+def test_setting_up_without_a_compiler_says_so_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loading, "_attempt", lambda: RuntimeUnavailableError("there is no compiler"))
+    assert loading.build() == 1
+    assert capsys.readouterr().err == (
+        "bow: no native runtime, so that engine eager takes the place of graph: there is no compiler\n"
+    )
+
+
+def test_setting_up_builds_what_trainings_look_for(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(source: Path, target: Path, name: str) -> None:
+        target.touch()
+
+    monkeypatch.setattr(loading, "compile_extension", make)
+    assert not loading.is_built()
+    with contextlib.suppress(RuntimeUnavailableError):  # an empty file cannot be loaded
+        loading._load()
+    assert loading.is_built()
+
+
+@pytest.mark.nightly
+def test_building_takes_at_most_a_minute_of_one_core(tmp_path: Path) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    compile_extension(loading._sources() / loading.MAIN_SOURCE, tmp_path / "bow_native.so", loading.MODULE)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime <= 60
 
 
 def test_without_a_native_runtime_schedules_run_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
