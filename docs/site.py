@@ -4,6 +4,7 @@ Links are written as a code-hosting site follows them, relative to the file that
 the site: Markdown becomes a page wherever it lies, a file of code and a folder get a page that shows them.
 """
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -18,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 HOME = "README.md"
 LINK = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
 OTHER = InclusionLevel.NOT_IN_NAV
+NOTEBOOK = ".ipynb"
 AS_THEY_ARE = (".md", ".png", ".svg")
 LANGUAGES = {".cpp": "cpp", ".cu": "cpp", ".cuh": "cpp", ".h": "cpp", ".py": "python", ".toml": "toml", ".yaml": "yaml"}
 
@@ -28,6 +30,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add what pages lead to, and what that leads to."""
     waiting = [HOME]
     for file in files:
+        if file.src_uri.endswith(NOTEBOOK):
+            waiting.append(f"docs/{file.src_uri}")
         _places[file.src_uri] = f"docs/{file.src_uri}"
         if file.is_documentation_page():
             waiting += _targets(_places[file.src_uri], file.content_string)
@@ -65,8 +69,22 @@ def _file(place: str, config: MkDocsConfig) -> File:
         return File.generated(config, _uri(place), content=text, inclusion=OTHER)
     if path.suffix in AS_THEY_ARE:
         return File.generated(config, _uri(place), abs_src_path=str(path))
+    if path.suffix == NOTEBOOK:
+        return File.generated(config, _uri(place), content=_notebook(path))
     text = f"# {place}\n\n```` {LANGUAGES.get(path.suffix, 'text')}\n{path.read_text(encoding='utf-8')}````\n"
     return File.generated(config, _uri(place), content=text, inclusion=OTHER)
+
+
+def _notebook(path: Path) -> str:
+    """A notebook as Markdown, with what its cells print."""
+    parts = []
+    for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
+            shown = "".join(output.get("text") or output.get("data", {}).get("text/plain", []))
+            parts += [f"```text\n{shown.rstrip()}\n```"] if shown else []
+    return "\n\n".join(parts)
 
 
 def _targets(here: str, text: str) -> list[str]:
@@ -85,8 +103,8 @@ def _place(here: str, link: str) -> tuple[str | None, str]:
 def _uri(place: str) -> str:
     if place == HOME:
         return "index.md"
-    if place.endswith(AS_THEY_ARE):
-        return place.removeprefix("docs/")
+    if place.endswith((*AS_THEY_ARE, NOTEBOOK)):
+        return place.removeprefix("docs/").replace(NOTEBOOK, ".md")
     return f"{place}.md"
 
 
