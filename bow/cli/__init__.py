@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from bow.cli.checking import suggestion
 from bow.cli.help import folded
@@ -27,7 +28,8 @@ usage: bow COMMAND [ARGUMENTS]
   bow plan [NAME=VALUE ...]         how to split a model's operators over devices, simulated
   bow doctor [NAME=VALUE ...]       what this machine can run, and whether these settings would fit
 
-bow COMMAND --help says more. bow --version prints the version.
+bow COMMAND --help says more, bow COMMAND -q prints warnings and errors only.
+bow --version prints the version.
 """
 COMMANDS = {
     "train": "training",
@@ -36,6 +38,7 @@ COMMANDS = {
     "plan": "planning",
     "doctor": "diagnosis",
 }
+QUIET = ("-q", "--quiet")
 MISTAKE = 2
 INTERRUPTED = 130
 LOST = FAILED = 1
@@ -51,10 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if arguments is None:
         _open_closed_streams()
+    others = [word for word in words if word not in QUIET]
     out, err = Expendable(sys.stdout), Expendable(sys.stderr)
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), warnings.catch_warnings():
+    with contextlib.ExitStack() as stack:
+        shown: Any = out if others == words else stack.enter_context(Path(os.devnull).open("w", encoding="utf-8"))
+        stack.enter_context(contextlib.redirect_stdout(shown))
+        stack.enter_context(contextlib.redirect_stderr(err))
+        stack.enter_context(warnings.catch_warnings())
         warnings.showwarning = _show_warning
-        status = _status(words)
+        status = _status(others)
         out.flush()
         if out.error is not None and not isinstance(out.error, BrokenPipeError):
             say(f"bow: standard output cannot be written ({disk_reason(out.error)})", sys.stderr)

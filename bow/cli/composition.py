@@ -81,8 +81,11 @@ def compose(overrides: Sequence[str]) -> Composition:
 
 
 def recompose(file: str | Path, overrides: Sequence[str]) -> Composition:
-    """The settings of a run's `config.yaml`, with some of them changed."""
+    """The settings of a run's `config.yaml`, with some of them changed: of another run, or of the same that goes on."""
     settings = _read(given_path("--config", file))
+    if isinstance(run := settings.get("run"), dict):
+        goes_on = any(override.startswith("run.resume=") for override in overrides)
+        run |= {"resume": None} if goes_on else {"resume": None, "path": None}
     with _hydra():
         parsed = [_named(override) for override in _parse(overrides)]
         _refuse_doubtful(parsed)

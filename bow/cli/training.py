@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import importlib.resources
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,12 +18,15 @@ from bow.cli.help import folded
 from bow.cluster import is_leader, is_member
 from bow.data import SyntheticSamples
 from bow.errors import SettingError
+from bow.members.saving import MEMBERS
 from bow.observe import RunDirectory
-from bow.observe.report import flat
+from bow.observe.records import read_records
+from bow.observe.report import flat, value_text
 from bow.observe.text import metric_text, rate_text
 from bow.tables import say, terminal, terminal_table
 from bow.training.config import TrainConfig
 from bow.training.train import run_training
+from bow.values import given_path
 
 if TYPE_CHECKING:
     from bow.training.result import Result
@@ -62,7 +66,10 @@ def run(words: Sequence[str], partition: str | None = None, checks: bool = True)
         print(folded(_help()), end="")
         return 0
     runs = sweep(overrides) if flags & set(SWEEP) else [overrides]
-    compositions = [compose(each) if file is None else recompose(file, each) for each in runs]
+    if file is None:
+        compositions = [compose(each) for each in runs]
+    else:
+        compositions = [recompose(each, [*_as_found(each, run), *run]) for each in _files(file) for run in runs]
     if partition is not None:
         compositions = [_by_partition(each, partition, checks) for each in compositions]
     for each in compositions:
@@ -106,6 +113,40 @@ def _config_file(words: Sequence[str]) -> tuple[list[str], str | None]:
     if at + 1 == len(words) or words.count(CONFIG) > 1:
         raise SettingError(f"{CONFIG} needs one file; write {CONFIG} RUN/config.yaml")
     return [*words[:at], *words[at + 2 :]], words[at + 1]
+
+
+def _files(file: str) -> list[Path]:
+    """The settings of a run, or those of every member of a sweep."""
+    path = given_path(CONFIG, file)
+    variants = RunDirectory(path.parent).read_config().get("variants")
+    if path.name != "config.yaml" or not isinstance(variants, list):
+        return [path]
+    members = sorted(path.parent.glob(f"{MEMBERS}/*/config.yaml"))
+    if len(members) < len(variants):
+        raise SettingError(
+            f"{CONFIG} {file} is of a sweep of which {len(variants) - len(members)} members have not ended; go on with "
+            "the command that began it and run.resume=auto"
+        )
+    return members
+
+
+def _as_found(file: Path, overrides: Sequence[str]) -> list[str]:
+    """Engine and number of learners that a run began with where it was to find them: another may find others."""
+    directory, given = RunDirectory(file.parent), {each.split("=")[0] for each in overrides}
+    if file.name != directory.config_path.name or not directory.metrics_path.is_file() or "run.resume" in given:
+        return []
+    settings, records = directory.read_config(), read_records(directory.metrics_path)
+    began, tuned = (next((record for record in records if record["kind"] == k), {}) for k in ("start", "calibration"))
+    learners, (engine, _, how) = began.get("learners"), str(began.get("engine", "")).partition(" ")
+    found = {}
+    if learners and settings.get("learners") == AUTO and "learners" not in given:
+        found["learners"] = learners
+        if {record.get("learners", learners) for record in records} != {learners}:
+            message = f"the number of learners changed in the run of {file}; this one goes on with {learners}"
+            warnings.warn(message, stacklevel=2)
+    if engine and settings.get("engine", {}).get("name") == AUTO and not given & {"engine", "engine.name"}:
+        found |= {"engine.name": engine, "engine.compile": how == "(compiled)" or bool(tuned.get("compile"))}
+    return [f"{name}={value_text(value)}" for name, value in found.items()]
 
 
 def _by_partition(composition: Composition, file: str, checks: bool) -> Composition:

@@ -63,10 +63,12 @@ class Restarts:
 
     def after_drop(self) -> bool:
         """Behind a synchronisation task: start all learners again if the learning rate has dropped."""
+        before = self.drop.maximum
         if not (self._sync.restarts_on_drop and self.drop.take()):
             return False
         self._sync.restart_all(self._group.matrix)
-        self._note("restart", "the learning rate dropped: every learner starts again from the central model")
+        fell = f"the learning rate fell from {before:.4g} to {self.drop.current:.4g}"
+        self._note("restart", f"{fell}: all learners start again from the central model")
         return True
 
     def restart(self, diverged: Sequence[bool], weights: bool = True, gather: bool = True) -> None:

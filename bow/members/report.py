@@ -80,9 +80,11 @@ class SweepReport(Report):
         return cls(directory.path.resolve().name, dict(flat(config)), list(records), sweep, end)
 
     @property
-    def finished(self) -> bool:
+    def state(self) -> str:
         """Whether all members have ended."""
-        return bool(self.end) and not any(member.stopped == "interrupted" for member in self.sweep)
+        if any(member.stopped == "interrupted" for member in self.sweep):
+            return "interrupted"
+        return "finished" if self.end else "not finished"
 
     @property
     def headline(self) -> list[str]:

@@ -38,6 +38,7 @@ from bow.training.config import PerRound, Run, SchedulerFactory, TrainConfig, Va
 from bow.training.data_source import DataSource, check_round
 from bow.training.epoch import MOST_LOST
 from bow.training.interruption import end_as_asked
+from bow.training.provenance import provenance
 from bow.training.replicas import DEFAULT_OPTIMIZER
 from bow.values import whole
 
@@ -339,6 +340,7 @@ def _start(config: SweepConfig, device: torch.device | StreamDevice, directory: 
         "parameters": num_trainable(model),
         "lower_is_better": [each.name for each in train.validation.metrics if not each.higher_is_better],
         "run_dir": str(directory.path),
+        **provenance(),
     }
 
 

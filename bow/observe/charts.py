@@ -198,15 +198,18 @@ class Clock(NamedTuple):
     read: Callable[[Record], float | None]
 
 
+EPOCH_CLOCK = Clock("epochs", EPOCHS, lambda record: record.get("epoch"))
+
+
 def charts(records: Sequence[Record], settings: Mapping[str, str]) -> list[Chart]:
     """The curves of a run, two in a row: every metric over epochs and over time, throughput, learners."""
     time = _time(records)
-    clocks = (Clock("epochs", EPOCHS, lambda record: record.get("epoch")), time)
+    clocks = (EPOCH_CLOCK, time)
     names = dict.fromkeys(name for record in records if record["kind"] in VALIDATION for name in metrics(record))
     others = sorted((name for name in names if name != "loss"), key=lambda name: not is_share(name))
     drawn = [_metric(records, name, clock, settings) for name in others for clock in clocks]
     drawn += [_loss(records, clock, settings) for clock in clocks]
-    drawn += [_throughput(records, time), _learners(records, time)]
+    drawn += [_throughput(records, time), _learners(records, time), _learning_rate(records)]
     return [chart for chart in drawn if chart.points]
 
 
@@ -249,6 +252,13 @@ def _learners(records: Sequence[Record], time: Clock) -> Chart:
     changes = [point for index, point in enumerate(points) if index == 0 or point[1] != points[index - 1][1]]
     series = Series("learners", [*changes, *points[-1:]])
     return Chart("Learners per device", [series], time.axis, ChartAxis(whole=True, zero=True), steps=True)
+
+
+def _learning_rate(records: Sequence[Record]) -> Chart:
+    """Where it changes; else the settings say it."""
+    points = _points(records, EPOCH_CLOCK, ("rounds", *VALIDATION), "lr")
+    varies = len({rate for _, rate in points}) > 1
+    return Chart("Learning rate over epochs", [Series("learning rate", points if varies else [])], EPOCHS)
 
 
 def _points(records: Iterable[Record], clock: Clock, kinds: Sequence[str], name: str) -> list[Point]:

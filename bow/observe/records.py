@@ -4,7 +4,7 @@ A record has a `kind` and the `time_s` since training began. The kinds, and what
 
 | kind | when | fields |
 | --- | --- | --- |
-| `start` | once | `learners`, `engine`, `batch_size`, `epochs`, `steps`, `rounds`, `samples_per_epoch`, `device`, `sync`, `model`, `parameters`, `run_dir` |
+| `start` | once | `learners`, `engine`, `batch_size`, `epochs`, `steps`, `rounds`, `samples_per_epoch`, `device`, `sync`, `model`, `parameters`, `run_dir`, and what it came of: `began`, `command`, `commit`, `versions`, `machine` |
 | `calibration` | once, where engine or learners were left open | `source` (`calibration`, `cache`, `pinned`, `rule` or `checkpoint`), `engine`, `learners`, `summary`, `rows` (the decision table: a mapping for each setting) |
 | `rounds` | every so often | `round`, `epoch`, `samples`, `loss`, `samples_per_s`, `learners`, `lr` |
 | `epoch` | once an epoch | `epoch`, `round`, `samples`, `train_loss`, `samples_per_s`, `learners`, `lr`; of the validation data `loss` and each metric by its name |

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 SHOWN_EVENTS = 100
 
+INTERRUPTED = "interrupted"  # the event of a training that was asked to end
+
 DECISION_HEAD = ("engine", "learners", "threads", "samples/s", "lowest", "highest", "trials", "compiling", "decision")
 
 
@@ -93,9 +95,12 @@ class Report:
         return self._stamp[4] if self._stamp else self.name
 
     @property
-    def finished(self) -> bool:
+    def state(self) -> str:
         """Whether training came to its end."""
-        return bool(self.records[-1]["kind"] == "end")
+        last = [record for record in self.records if record["kind"] == "start" or record.get("event") == INTERRUPTED]
+        if last and last[-1]["kind"] != "start":
+            return "interrupted"
+        return "finished" if self.records[-1]["kind"] == "end" else "not finished"
 
     @property
     def written(self) -> str:

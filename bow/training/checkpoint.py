@@ -6,6 +6,7 @@ import hashlib
 import math
 import os
 import re
+import shlex
 import signal
 import time
 import warnings
@@ -329,7 +330,8 @@ class RunCheckpoints:
         kept, path = newest_round(directory.checkpoints), str(directory.path)
         if kept is None:
             return "there is no checkpoint to go on from"
-        return (
-            f"there is a checkpoint of round {kept}; go on with bow train ... run.path={path} run.resume=auto, "
-            f"in Python with bow.train(..., run=bow.Run({path!r}, resume='auto'))"
-        )
+        how = f"bow.train(..., run=bow.Run({path!r}, resume='auto'))"
+        if self._context.config.source is not None:
+            config = shlex.quote(str(directory.config_path))
+            how = f"bow train --config {config} {shlex.quote(f'run={path}')} run.resume=auto"
+        return f"there is a checkpoint of round {kept}; go on with {how}"

@@ -13,6 +13,7 @@ from bow.observe import JsonLinesLogger, ProgressBar, SafeLogger
 from bow.observe.records import SYNTHETIC
 from bow.training.context import RunContext
 from bow.training.metrics import mean_of
+from bow.training.provenance import provenance
 
 RECORD_INTERVAL_S = 0.5
 """Seconds of training between two records of kind `rounds`."""
@@ -70,6 +71,7 @@ class RunRecords:
                 "model": type(self._replicas.central).__name__,
                 "parameters": self._replicas.num_parameters,
                 "run_dir": str(context.directory.path),
+                **provenance(),
             }
         )
         if context.is_synthetic:

@@ -125,7 +125,8 @@ def test_a_runs_settings_are_composed_again(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     first = settings("recipe=lenet", "seed=5", "run=first")
     file.write_text(yaml.safe_dump(first))
-    assert recompose(file, []).settings == first
+    assert recompose(file, ["run.resume=auto"]).settings == {**first, "run": {**first["run"], "resume": "auto"}}
+    assert recompose(file, []).settings == {**first, "run": {**first["run"], "path": None}}
     changed = recompose(
         file, ["run=again", "optimizer.lr=0.5", "engine=graph", "validation.target.accuracy=0.9"]
     ).settings
@@ -133,6 +134,13 @@ def test_a_runs_settings_are_composed_again(tmp_path: Path) -> None:
     assert changed["optimizer"] == {**first["optimizer"], "lr": 0.5}
     assert changed["engine"] == {**first["engine"], "name": "graph"}
     assert changed["validation"]["target"] == {"accuracy": 0.9}
+
+
+@pytest.mark.parametrize("name", ["lenet", "logistic_regression", "lstm", "resnet32", "transformer", "none"])
+def test_a_recipes_settings_are_composed_again(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(first := settings(f"recipe={name}", "logger=tensorboard", "launcher=torchrun")))
+    assert recompose(file, []).settings == first
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,14 @@ def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == f"bow {bow.__version__}\n"
 
 
+def test_what_is_quiet_prints_errors_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "-q"]) == 0
+    assert main(["--quiet", "trian"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err == "bow: 'trian' is not a command; did you mean train?\n"
+
+
 def test_interruption_is_one_line_and_status_130(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

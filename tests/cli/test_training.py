@@ -12,6 +12,8 @@ from safetensors.torch import save_model
 
 import bow
 from bow.cli import main
+from bow.training.config import TrainConfig
+from bow.training.train import run_training
 
 SMALL = ["data.limit=64", "epochs=1", "learners=2"]
 
@@ -52,6 +54,32 @@ def test_same_seed_gives_the_same_model() -> None:
     for name in ("first", "second"):
         assert main(["train", *SMALL, f"run={name}", "seed=3"]) == 0
     assert Path("first/model.safetensors").read_bytes() == Path("second/model.safetensors").read_bytes()
+
+
+def test_a_run_is_repeated_with_the_learners_and_the_engine_that_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["data.limit=200", "epochs=2", "learners=auto"]
+    assert main(["train", *words, "run=first"]) == 0
+    monkeypatch.setattr("bow.cli.training.run_training", lambda config: configs.append(config) or run_training(config))
+    configs: list[TrainConfig] = []
+    assert main(["train", "--config", "first/config.yaml"]) == 0
+    (again,) = run_dirs()
+    start = json.loads(Path("first/metrics.jsonl").read_text().splitlines()[0])
+    assert (configs[0].learners, configs[0].engine.name) == (start["learners"], start["engine"])
+    assert (again / "model.safetensors").read_bytes() == Path("first/model.safetensors").read_bytes()
+    assert start["versions"].startswith(f"bow {bow.__version__}, torch {torch.__version__}, Python ")
+    assert {"began", "command", "machine"} <= start.keys()
+
+
+def test_a_sweep_is_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["train", "-m", "data.limit=64", "epochs=1", "seed=0,1", "engine=eager"]
+    assert main([*words, "run=first"]) == 0
+    assert main(["train", "--config", "first/config.yaml", "run=again"]) == 0
+    models = [sorted(Path(name).glob("members/*/model.safetensors")) for name in ("first", "again")]
+    assert [path.parts[1:] for path in models[0]] == [path.parts[1:] for path in models[1]]
+    assert [path.read_bytes() for path in models[0]] == [path.read_bytes() for path in models[1]]
+    models[0][0].with_name("config.yaml").unlink()
+    assert main(["train", "--config", "first/config.yaml"]) == 2
+    assert "is of a sweep of which 1 members have not ended" in capsys.readouterr().err
 
 
 def test_sweep_checks_every_run_before_the_first() -> None:

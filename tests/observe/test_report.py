@@ -100,6 +100,13 @@ def test_settings_events_and_epochs_are_there(run):
     assert words.count("75.00 %") == 1
 
 
+def test_a_learning_rate_that_changes_is_a_curve(run):
+    directory = run()
+    epochs = [record for record in Report.read(directory).records if record["kind"] == "epoch"]
+    with_records(directory, {**epochs[-1], "epoch": 4, "lr": 0.05})
+    assert "Learning rate over epochs" in page(directory).words
+
+
 def test_six_charts_of_a_run_with_validation_and_four_without(run):
     assert page(run("with")).tags.count("figure") == 6
     assert page(run("without", validation=False)).tags.count("figure") == 4
@@ -116,6 +123,18 @@ def test_a_run_that_goes_on_says_so(run):
     words = page(run(finished=False)).words
     assert "not finished" in words
     assert "finished" not in words
+
+
+@pytest.mark.usefixtures("no_charts")
+@pytest.mark.usefixtures("no_charts")
+def test_a_run_that_was_interrupted_says_so_until_it_has_gone_on(run):
+    directory = run()
+    end = directory.metrics_path.read_text().splitlines()[-1]
+    event = {"kind": "event", "time_s": 3.0, "round": 69, "event": "interrupted", "message": "SIGINT"}
+    with_records(directory, event, json.loads(end))
+    assert "interrupted" in page(directory).words[:20]
+    with_records(directory, {"kind": "start", "time_s": 0.0}, {**json.loads(end), "round": 70})
+    assert "finished" in page(directory).words[:20]
 
 
 @pytest.mark.usefixtures("no_charts")

@@ -191,7 +191,7 @@ def test_checkpoints_are_written_by_themselves_and_go_when_the_training_has_ende
     with pytest.raises(KeyboardInterrupt) as caught:
         train(net(), data, epochs=3, callbacks=[StopAfter(8)])
     assert checkpoints(tmp_path / "run") == ["round_00000006.pt", "round_00000007.pt"]
-    assert "checkpoint of round 7; go on with bow train ... run.path=" in caught.value.__notes__[0]
+    assert "checkpoint of round 7; go on with bow.train(..., run=bow.Run(" in caught.value.__notes__[0]
     train(net(), data, epochs=1, resume="auto")  # over before it has begun: nothing was trained
     assert checkpoints(tmp_path / "run") == ["round_00000006.pt", "round_00000007.pt"]
     resumed = train(net(), data, epochs=3, resume="auto")

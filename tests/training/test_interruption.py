@@ -67,7 +67,7 @@ def test_a_training_that_is_asked_to_end_goes_on_later(
     whole = train("whole")
     with pytest.raises(outcome) as caught:
         train(callbacks=[Ask(number, at=5, times=2 if number == signal.SIGHUP else 1)])
-    assert "round 5; go on with bow train ... run.path=" in caught.value.__notes__[0]
+    assert "round 5; go on with bow.train(..., run=bow.Run(" in caught.value.__notes__[0]
     assert caught.type is KeyboardInterrupt or caught.value.code == 128 + number
     assert signal.getsignal(number) is before
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["round_00000005.pt"]

@@ -195,7 +195,7 @@ def test_a_learning_rate_drop_restarts_the_learners_and_says_so(
     assert apart == [True] * 6 + [False] + [True] * 2, "in the first round of the third epoch"
     (event,) = recorder.of_kind("event")
     assert event["event"] == "restart"
-    assert "learning rate dropped" in event["message"]
+    assert "learning rate fell from" in event["message"]
 
 
 def test_without_restart_a_drop_changes_nothing(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
