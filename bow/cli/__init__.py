@@ -17,7 +17,7 @@ from bow.cli.checking import suggestion
 from bow.cli.help import folded
 from bow.errors import BowError, ClusterError, DeviceMemoryError, DivergenceError, SettingError, disk_reason
 from bow.files import Expendable
-from bow.tables import say
+from bow.terminal import say
 
 USAGE = """\
 usage: bow COMMAND [ARGUMENTS]

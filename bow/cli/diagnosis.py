@@ -13,7 +13,7 @@ from bow.devices.memory import free_bytes
 from bow.doctor import MachineInfo, check_engines, find_libraries, inspect_machine, problems
 from bow.engines.memory import MemoryNeed, bytes_text, predict_memory, saved_bytes
 from bow.errors import BowError
-from bow.tables import terminal, terminal_table
+from bow.terminal import terminal, terminal_table
 
 USAGE = """\
 usage: bow doctor [NAME=VALUE ...]

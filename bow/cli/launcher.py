@@ -15,7 +15,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from bow.cluster.rendezvous import address_towards, is_ours
 from bow.devices import available_cores
 from bow.errors import ClusterError, SettingError, reason
-from bow.tables import say
+from bow.terminal import say
 from bow.values import processes, whole
 
 FAILED = 1

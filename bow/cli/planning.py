@@ -31,7 +31,7 @@ from bow.planning.tiles.machine import MACHINE
 from bow.planning.tiles.planning import COSTS, problem_of, topology_of
 from bow.planning.tiles.tile_costs import measured_costs
 from bow.schedule.picture import timeline_svg
-from bow.tables import say, terminal, terminal_table
+from bow.terminal import say, terminal, terminal_table
 from bow.training.evaluation import batch_length
 from bow.values import given_path
 

@@ -40,7 +40,7 @@ from bow.schedule.profiler.report import (
     symmetric_table,
 )
 from bow.schedule.scheduler import critical_path
-from bow.tables import terminal
+from bow.terminal import terminal
 from bow.values import given_path, whole
 
 USAGE = """\

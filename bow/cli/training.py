@@ -23,7 +23,7 @@ from bow.observe import RunDirectory
 from bow.observe.records import read_records
 from bow.observe.report import flat, value_text
 from bow.observe.text import metric_text, rate_text
-from bow.tables import say, terminal, terminal_table
+from bow.terminal import say, terminal, terminal_table
 from bow.training.config import TrainConfig
 from bow.training.train import run_training
 from bow.values import given_path

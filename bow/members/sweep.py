@@ -36,9 +36,9 @@ from bow.replicas.optimizer import make_optimizer
 from bow.training.checks import all_labels, check_first_batch, choose_devices, make_scheduler
 from bow.training.config import PerRound, Run, SchedulerFactory, TrainConfig, Validation
 from bow.training.data_source import DataSource, check_round
+from bow.training.description import provenance
 from bow.training.epoch import MOST_LOST
 from bow.training.interruption import end_as_asked
-from bow.training.provenance import provenance
 from bow.training.replicas import DEFAULT_OPTIMIZER
 from bow.values import whole
 

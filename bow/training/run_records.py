@@ -12,8 +12,8 @@ from bow.errors import reason
 from bow.observe import JsonLinesLogger, ProgressBar, SafeLogger
 from bow.observe.records import SYNTHETIC
 from bow.training.context import RunContext
+from bow.training.description import provenance
 from bow.training.metrics import mean_of
-from bow.training.provenance import provenance
 
 RECORD_INTERVAL_S = 0.5
 """Seconds of training between two records of kind `rounds`."""

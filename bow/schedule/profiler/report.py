@@ -9,7 +9,7 @@ from bow.schedule.profiler.operator_times import Profile
 from bow.schedule.profiler.policies import Policy
 from bow.schedule.scheduler import CriticalPath
 from bow.schedule.scheduler.corun import best_threads
-from bow.tables import terminal_table
+from bow.terminal import terminal_table
 
 LONGEST = 10
 
