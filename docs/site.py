@@ -20,6 +20,7 @@ HOME = "README.md"
 LINK = re.compile(r"(?<=\]\()[^)\s]+(?=\))")
 OTHER = InclusionLevel.NOT_IN_NAV
 NOTEBOOK = ".ipynb"
+NOT_SEARCHED = "---\nsearch: {exclude: true}\n---\n"
 AS_THEY_ARE = (".md", ".png", ".svg")
 LANGUAGES = {".cpp": "cpp", ".cu": "cpp", ".cuh": "cpp", ".h": "cpp", ".py": "python", ".toml": "toml", ".yaml": "yaml"}
 
@@ -49,6 +50,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Lead links to pages of the site."""
     here = _places[page.file.src_uri]
+    if here.startswith("benchmarks/"):
+        page.meta["search"] = {"boost": 0.3}  # behind the documentation
 
     def led(match: re.Match[str]) -> str:
         place, anchor = _place(here, match[0])
@@ -65,13 +68,14 @@ def _file(place: str, config: MkDocsConfig) -> File:
     if path.is_dir():
         names = sorted(each.name for each in path.iterdir() if each.is_file() and each.suffix in LANGUAGES)
         base = posixpath.basename(place)
-        text = f"# {place}\n\n" + "\n".join(f"* [{name}]({base}/{name})" for name in names)
+        text = f"{NOT_SEARCHED}# {place}\n\n" + "\n".join(f"* [{name}]({base}/{name})" for name in names)
         return File.generated(config, _uri(place), content=text, inclusion=OTHER)
     if path.suffix in AS_THEY_ARE:
         return File.generated(config, _uri(place), abs_src_path=str(path))
     if path.suffix == NOTEBOOK:
         return File.generated(config, _uri(place), content=_notebook(path))
-    text = f"# {place}\n\n```` {LANGUAGES.get(path.suffix, 'text')}\n{path.read_text(encoding='utf-8')}````\n"
+    code = path.read_text(encoding="utf-8")
+    text = f"{NOT_SEARCHED}# {place}\n\n```` {LANGUAGES.get(path.suffix, 'text')}\n{code}````\n"
     return File.generated(config, _uri(place), content=text, inclusion=OTHER)
 
 

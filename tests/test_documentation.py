@@ -35,4 +35,9 @@ def test_every_public_name_is_in_the_reference_and_found_by_search(site: Path) -
     pages = "".join(page.read_text() for page in (site / "api").glob("*.html"))
     assert [name for name in bow.__all__ if f'id="bow.{name}"' not in pages] == []
     found = {each["location"] for each in json.loads((site / "search/search_index.json").read_text())["docs"]}
-    assert {"index.html", "api/training.html#bow.train", "bow/engines/loop.py.html"} <= found
+    assert {"index.html", "api/training.html#bow.train", "first_training.html"} <= found
+
+
+def test_links_to_code_and_results_lead_to_pages(site: Path) -> None:
+    assert "class RoundLoop" in re.sub("<[^>]*>", "", (site / "bow/engines/loop.py.html").read_text())
+    assert (site / "benchmarks/results/engines.html").is_file()

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,9 +65,10 @@ def test_commands_of_the_readme_run_or_say_what_they_need(
     assert len(run) > 15
     for command, comment in run:
         more = next(more for name, more in SMALL.items() if command.startswith(name))
-        status, said = main([*shlex.split(command)[1:], *more.split()]), capsys.readouterr().err
-        needs = re.search(r"apt-get install (\S+)", comment)
-        assert status == 0 or (needs is not None and needs[1] in said), f"{command}\n{said}"
+        words = [word for word in shlex.split(command)[1:] if not word.startswith("epochs=")]
+        status, said = main([*words, *more.split()]), capsys.readouterr().err
+        needs = re.search(r"apt-get install (\S+)|(DIR): ", comment)  # what a fresh machine lacks, in the same line
+        assert status == 0 or (needs is not None and needs[needs.lastindex or 0] in said), f"{command}\n{said}"
 
 
 @pytest.mark.nightly
@@ -87,6 +89,10 @@ def test_the_notebook_runs_and_shows_what_it_showed(tmp_path: Path) -> None:
     (tmp_path / notebook.name).write_bytes(notebook.read_bytes())
     subprocess.run([*words, notebook.name], cwd=tmp_path, check=True, capture_output=True)
     then, now = (json.loads(path.read_text())["cells"] for path in (notebook, tmp_path / "made.ipynb"))
-    for before, after in zip(then, now, strict=True):
-        shown, again = ([each.get("text") for each in cell.get("outputs", [])] for cell in (before, after))
-        assert [re.sub(r"\d", "0", str(each)) for each in again] == [re.sub(r"\d", "0", str(each)) for each in shown]
+    assert [text(cell) for cell in now] == [text(cell) for cell in then]
+
+
+def text(cell: dict[str, Any]) -> str:
+    """What a cell prints, but for its digits: rounding differs between machines."""
+    shown = (each.get("text") or each["data"]["text/plain"] for each in cell.get("outputs", []))
+    return re.sub(r"\d+", "0", "".join("".join(lines) for lines in shown))
