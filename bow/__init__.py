@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from bow.graph import capture as capture
     from bow.integrations import optuna as optuna
     from bow.integrations import sklearn as sklearn
-    from bow.members import EarlyStopping as EarlyStopping
     from bow.members import Halving as Halving
     from bow.members import Variant as Variant
     from bow.members import grid as grid
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from bow.training.config import Run as Run
     from bow.training.config import Validation as Validation
     from bow.training.train import train as train
+    from bow.training.stopping import EarlyStopping as EarlyStopping
     from bow.tuner import Tuner as Tuner
 
 __version__ = "0.1.0"
@@ -66,11 +66,12 @@ _HOMES = {
     "bow.runtime.local": ("LocalRuntime",),
     "bow.schedule": ("Schedule", "Timeline"),
     "bow.sync": ("ASGD", "DiLoCo", "EASGD", "Independent", "LocalSGD", "SMA", "SSGD", "TwoLevel"),
-    "bow.members": ("EarlyStopping", "Halving", "Variant", "cross_validate", "grid", "sweep"),
+    "bow.members": ("Halving", "Variant", "cross_validate", "grid", "sweep"),
     "bow.planning.search.search": ("Found",),
     "bow.planning.tiles.planning": ("plan",),
     "bow.training": ("Accuracy", "Callback", "Metric", "Replicas", "Result", "TraceRounds", "train"),
     "bow.training.config": ("PerRound", "Run", "Validation"),
+    "bow.training.stopping": ("EarlyStopping",),
     "bow.tuner": ("Tuner",),
 }
 

@@ -22,11 +22,12 @@ from bow.cluster.config import Devices
 from bow.engines import EngineName
 from bow.engines.config import Engine
 from bow.errors import SettingError
-from bow.members import EarlyStopping, Ensemble, Variant
+from bow.members import Ensemble, Variant
 from bow.members.config import SweepConfig
 from bow.members.result import Combine
 from bow.members.sweep import run_sweep
 from bow.training.config import Run, TrainConfig
+from bow.training.stopping import EarlyStopping
 from bow.values import whole
 
 Module = Callable[[int, int], nn.Module]

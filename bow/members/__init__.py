@@ -7,11 +7,10 @@ from bow.members.result import Ensemble as Ensemble
 from bow.members.result import Sweep as Sweep
 from bow.members.saving import GroupLogger as GroupLogger
 from bow.members.search import MemberSearch as MemberSearch
-from bow.members.stopping import EarlyStopping as EarlyStopping
 from bow.members.stopping import Halving as Halving
-from bow.members.stopping import StopRule as StopRule
 from bow.members.sweep import cross_validate as cross_validate
 from bow.members.sweep import sweep as sweep
 from bow.members.variant import Variant as Variant
 from bow.members.variant import folds as folds
 from bow.members.variant import grid as grid
+from bow.training.stopping import StopRule as StopRule

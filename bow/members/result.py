@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from bow.errors import SettingError
 from bow.members.member import Member
-from bow.members.stopping import BEATEN, is_higher_better
-from bow.training.metrics import Metric
+from bow.members.stopping import BEATEN
+from bow.training.metrics import Metric, is_higher_better
 
 CONFIDENCE = 0.95
 

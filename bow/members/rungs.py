@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from bow.members.member import Member, Progress
-from bow.members.stopping import Halving, value_of
+from bow.members.stopping import Halving
+from bow.training.stopping import value_of
 
 
 class Rungs:

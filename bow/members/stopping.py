@@ -3,89 +3,15 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any
 
 from bow.errors import SettingError
-from bow.values import number, whole
-
-if TYPE_CHECKING:
-    from bow.members.member import Member
+from bow.training.metrics import is_higher_better
+from bow.training.stopping import StopRule
+from bow.values import whole
 
 BEATEN = ("halving", "pruned")
 """Why a member ended that others were better than."""
-
-
-@runtime_checkable
-class StopRule(Protocol):
-    """A rule by which a member ends before its time.
-
-    Example:
-        >>> class Hopeless:
-        ...     def why_over(self, member):
-        ...         return "hopeless" if member.epochs >= 2 and member.value("loss") > 10 else None
-        >>> isinstance(Hopeless(), StopRule)
-        True
-    """
-
-    def why_over(self, member: "Member") -> str | None:
-        """Asked after every epoch of a member: why it ends, which its `stopped` will be; None: it goes on."""
-
-
-def is_higher_better(metric: str, higher: bool | None) -> bool:
-    """Which way a value is better: a loss or an error the lower, everything else the higher."""
-    return not any(word in metric for word in ("loss", "error")) if higher is None else higher
-
-
-def value_of(record: Mapping[str, Any], metric: str) -> float:
-    """A value of an epoch's record; without validation data, the loss is that of training."""
-    value = record.get(metric, record.get("train_loss") if metric == "loss" else None)
-    if value is None:
-        known = ", ".join(name for name in record if name not in ("epoch", "round", "samples", "lr", "seconds"))
-        raise SettingError(f"stop looks at {metric!r}, which an epoch does not have; it has {known}")
-    return float(value)
-
-
-@dataclass(frozen=True)
-class EarlyStopping:
-    """End a member that has not become better for some epochs.
-
-    Args:
-        metric: `"loss"` or the name of a metric of the validation data.
-        patience: epochs without a better value after which it ends.
-        least: by how much a value has to be better to count.
-        higher_is_better: which way; None: a loss or an error the lower, everything else the higher.
-
-    Raises:
-        SettingError: a value that cannot be carried out.
-
-    Example:
-        >>> EarlyStopping(patience=1).is_over([{"loss": 1.0}, {"loss": 0.5}, {"loss": 0.6}])
-        True
-    """
-
-    metric: str = "loss"
-    patience: int = 3
-    least: float = 0.0
-    higher_is_better: bool | None = None
-
-    def __post_init__(self) -> None:
-        whole("patience", self.patience)
-        number("least", self.least, least=0)
-
-    def why_over(self, member: "Member") -> str | None:
-        """`"patience"`, or None."""
-        return "patience" if self.is_over(member.history) else None
-
-    def is_over(self, history: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether a member with these epochs ends."""
-        sign = 1 if is_higher_better(self.metric, self.higher_is_better) else -1
-        best, since = -math.inf, 0
-        for record in history:
-            value = sign * value_of(record, self.metric)
-            since += 1
-            if value > best + self.least or (best == -math.inf and not math.isnan(value)):
-                best, since = value, 0
-        return since >= self.patience
 
 
 @dataclass(frozen=True)

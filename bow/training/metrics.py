@@ -113,6 +113,11 @@ class Accuracy(Metric):
         return self._correct / max(self._count, 1)
 
 
+def is_higher_better(metric: str, higher: bool | None) -> bool:
+    """Which way a value is better: a loss or an error the lower, everything else the higher."""
+    return not any(word in metric for word in ("loss", "error")) if higher is None else higher
+
+
 def reached(values: Mapping[str, float], target: Mapping[str, float], metrics: Mapping[str, Metric]) -> bool:
     """Whether every value of `target` is reached: losses from above, metrics from their worse side. NaN never does."""
     for name, wanted in target.items():
