@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from bow.training.config import PerRound as PerRound
     from bow.training.config import Run as Run
     from bow.training.config import Validation as Validation
-    from bow.training.train import train as train
     from bow.training.stopping import EarlyStopping as EarlyStopping
+    from bow.training.train import train as train
     from bow.tuner import Tuner as Tuner
 
 __version__ = "0.1.0"

@@ -15,6 +15,7 @@ from bow.cluster.config import Devices
 from bow.data import DataSplits
 from bow.engines.config import Engine
 from bow.errors import SettingError
+from bow.graph.execution import call_factory
 from bow.models import sequence_cross_entropy
 from bow.training.checks import check_learners
 from bow.training.config import Run, Validation
@@ -67,6 +68,7 @@ def build(composition: Composition) -> dict[str, Any]:
         "step": None if settings["step"] is None else imported(settings["step"], "step"),
         "optimizer": _optimizer(settings["optimizer"]),
         "scheduler": _scheduler(settings["scheduler"]),
+        "stop": None if settings.get("stop") is None else made(settings["stop"], "stop"),
         "learners": _learners(settings["learners"], settings["tuner"]),
         "sync": made(settings["sync"], "sync"),
         "engine": Engine(**settings["engine"]),
@@ -195,7 +197,7 @@ def _metric(setting: Any) -> Any:
 
 def _optimizer(settings: Any) -> Callable[..., Any]:
     optimizer = factory(settings, "optimizer")
-    called(optimizer, "optimizer", [nn.Parameter(torch.zeros(1))])
+    called(call_factory, "optimizer", optimizer, [("weight", nn.Parameter(torch.zeros(1)))])
     return optimizer
 
 
@@ -213,6 +215,7 @@ OBJECTS = (
     "step",
     "optimizer",
     "scheduler",
+    "stop",
     "tuner",
     "sync",
     "callbacks",

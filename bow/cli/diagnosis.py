@@ -128,7 +128,7 @@ def _need(arguments: dict[str, Any], place: torch.device) -> tuple[str, MemoryNe
         learners=choose_learners(place, len(inputs), size) if learners == "auto" else learners,
         engine=engine,
         place=place,
-        saved=saved_bytes(model, inputs[:size], arguments["precision"]),
+        saved=saved_bytes(model, inputs[: -(-size // wanted.accumulate)], arguments["precision"]),
         clip_norm=arguments["clip_norm"],
         offload=wanted.offload,
     )

@@ -158,11 +158,11 @@ class CapturedTasks(CaptureCache[CapturedTask]):
     def __init__(
         self, group: LearnerGroup, settings: LearningConfig, tell: Callable[[str], None], most: int = MAX_SHAPES
     ) -> None:
-        super().__init__(settings.step, lambda: group.learners[0].module, most)
+        super().__init__(settings.task_step, lambda: group.learners[0].module, most)
         self._group = group
         self._settings = settings
         self._tell = tell
-        self._traced_step = with_autocast(settings.step, group.device, settings.precision)
+        self._traced_step = with_autocast(settings.task_step, group.device, settings.precision)
 
     @property
     def any_compiled(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from bow.engines.task_scheduler import Dispatch
 from bow.errors import SettingError
 from bow.schedule import Schedule
+from bow.values import whole
 
 EngineName: TypeAlias = Literal["auto", "eager", "fused", "graph", "streams"]
 
@@ -34,6 +35,9 @@ class Engine:
             `"streams"`); faster with stragglers, and what comes of it depends on the time that tasks take.
         offload: keep what a backward pass needs in host memory until then (engines `"eager"` and `"streams"` on a GPU),
             for models that do not fit otherwise.
+        accumulate: in how many parts a learner's batch is computed, one after another; their gradients are accumulated,
+            and its step is that of the whole batch to rounding, where the loss is a mean over samples. For batches
+            whose activations do not fit; batch norm sees the parts, and `"fused"` has none.
         schedule: which executors run the operators of a learning task side by side, for engine `graph`: a
             `bow.Schedule`, a file that `bow schedule` wrote, or `"auto"`: `bow.train` profiles operators, times
             policies for some seconds, and uses the best one if it clearly beats running operators one after another.
@@ -53,6 +57,7 @@ class Engine:
     capture: Capture = "auto"
     dispatch: Dispatch = "fixed"
     offload: bool = False
+    accumulate: int = 1
     schedule: Schedule | str | Path | None = None
 
     def __post_init__(self) -> None:
@@ -61,6 +66,11 @@ class Engine:
         _check_choice("engine", self.name, EngineName)
         _check_choice("capture", self.capture, Capture)
         _check_choice("dispatch", self.dispatch, Dispatch)
+        if whole("accumulate", self.accumulate) > 1 and self.name == "fused":
+            raise SettingError(
+                f'accumulate={self.accumulate} takes a gradient within a learning task, which engine "fused" cannot '
+                'vectorise; use engine="graph" or "eager"'
+            )
         for name in ("compile", "offload"):
             if not isinstance(value := getattr(self, name), bool):
                 raise SettingError(f"{name} must be True or False, got {value!r}")

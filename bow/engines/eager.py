@@ -121,7 +121,7 @@ class LearningTasks:
         """Wrap every learner's module as a learning task."""
         device, settings = self._group.device, self._settings
         modules = [learner.module for learner in self._group.learners]
-        self._tasks = [LearningTask(module, settings.step, device, settings.precision) for module in modules]
+        self._tasks = [LearningTask(module, settings.task_step, device, settings.precision) for module in modules]
 
     @property
     def is_compiled(self) -> bool:

@@ -45,6 +45,7 @@ class MemoryBudget:
     precision: str | None = None  # as in `LearningConfig`
     clip_norm: float | None = None  # as in `LearningConfig`
     offload: bool = False  # as in `LearningConfig`
+    accumulate: int = 1  # parts of the batch that are computed one after another
 
     @property
     def bytes(self) -> int:
@@ -118,7 +119,12 @@ class MemoryBudget:
     def _saved(self) -> Sequence[int] | None:
         if is_cpu(self.place) or self.batch is None or has_lazy_modules(self.model):
             return None
-        return saved_bytes(self.model, self.batch, self.precision)
+        batch = self.batch
+        if self.accumulate > 1:
+            from bow.engines.accumulation import parts_of
+
+            batch, _ = next(parts_of(batch, self.accumulate))
+        return saved_bytes(self.model, batch, self.precision)
 
     def _there(self, room: int) -> str:
         if is_cpu(self.place):

@@ -40,6 +40,15 @@ class LearningConfig:
         if self.on_nan not in get_args(OnNan):
             raise SettingError(f'on_nan must be "restart", "continue" or "error", got {self.on_nan!r}')
 
+    @functools.cached_property
+    def task_step(self) -> Step:
+        """What a learning task does: the step, or several on parts of its batch."""
+        if self.engine.accumulate == 1:
+            return self.step
+        from bow.engines.accumulation import accumulating  # which few trainings do
+
+        return accumulating(self.step, self.engine.accumulate)
+
     @property
     def compile(self) -> bool:
         """Whether learning tasks are compiled where the engine has a choice."""

@@ -20,7 +20,7 @@ TogetherTask: TypeAlias = Callable[..., tuple[Tensor, Tensor, Metrics]]
 
 def vectorised(group: LearnerGroup, settings: LearningConfig) -> Vectorised:
     """The learning task of all learners at once, as a function of tensors alone."""
-    task = LearningTask(group.learners[0].module, settings.step, group.device, settings.precision)
+    task = LearningTask(group.learners[0].module, settings.task_step, group.device, settings.precision)
     function: Vectorised = torch.vmap(PureTask(task, group.layout), randomness="different")
 
     def run(rows: Tensor, buffers: dict[str, Tensor], batch: Batch) -> TaskResult:

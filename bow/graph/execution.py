@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,7 +17,26 @@ from bow.graph.learning_step import StepOutputs, batch_tensors
 from bow.graph.operator import Operator, Ref, TensorSpec, map_refs
 from bow.seeds import derive_seed
 
-OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
+OptimizerFactory: TypeAlias = Callable[[Any], Optimizer]
+"""Makes an optimizer from parameters, or from pairs `(name, parameter)` if its first parameter is called `named...`."""
+
+
+def call_factory(factory: OptimizerFactory, named: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
+    """Call a factory with names, if it asks for them.
+
+    Example:
+        >>> norm = nn.Parameter(torch.ones(1))
+        >>> made = call_factory(lambda named: torch.optim.SGD([p for n, p in named if "norm" in n]), [("norm", norm)])
+    """
+    try:
+        first = next(iter(inspect.signature(factory).parameters), "")
+    except (TypeError, ValueError):  # of builtins there is none
+        first = ""
+    pairs = list(named)
+    made = factory(pairs if first.startswith("named") else [parameter for _, parameter in pairs])
+    for group in getattr(made, "param_groups", ()):
+        group.pop("param_names", None)  # torch keeps them beside parameters, whose place rows take
+    return made
 
 
 def update_operators(
@@ -31,7 +51,7 @@ def update_operators(
 
     Tracing an optimizer bakes its hyper-parameters in as numbers; this keeps schedules and state where they are.
     """
-    optimizer = _make(factory, [p for p in model.parameters() if p.requires_grad])
+    optimizer = _make(factory, [(name, p) for name, p in model.named_parameters() if p.requires_grad])
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     made = []
     for group, settings in enumerate(optimizer.param_groups):
@@ -78,9 +98,9 @@ def apply_update(operator: Operator, optimizer: Optimizer, weights: Sequence[Ten
         parameter.grad = grad_before
 
 
-def _make(factory: Any, parameters: list[nn.Parameter]) -> Optimizer:
+def _make(factory: Any, named: list[tuple[str, nn.Parameter]]) -> Optimizer:
     try:
-        optimizer = factory(parameters)
+        optimizer = call_factory(factory, named)
     except Exception as error:
         raise OptimizerError(f"the optimizer cannot be made for this model ({reason(error)})") from error
     if not isinstance(optimizer, Optimizer):

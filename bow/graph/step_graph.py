@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from bow.errors import GraphError
 from bow.files import read_text, save_text
-from bow.graph import execution, json_format, table
+from bow.graph import execution
 from bow.graph.learning_step import StepOutputs
 from bow.graph.operator import Operator, TensorSpec
 
@@ -109,6 +109,8 @@ class StepGraph:
 
     def to_json(self) -> str:
         """The graph as JSON, with a version."""
+        from bow.graph import json_format  # which trainings do without, as without the table
+
         return json_format.dumps(self)
 
     @classmethod
@@ -118,6 +120,8 @@ class StepGraph:
         Raises:
             GraphError: the text is damaged, or of another version.
         """
+        from bow.graph import json_format
+
         return cls(**json_format.loads(text))
 
     def save(self, path: str | Path) -> None:
@@ -134,7 +138,11 @@ class StepGraph:
         return cls.from_json(read_text("the graph", path, GraphError))
 
     def __repr__(self) -> str:
+        from bow.graph import table
+
         return f"StepGraph({table.summary(self)})"
 
     def __str__(self) -> str:
+        from bow.graph import table
+
         return table.table(self)

@@ -91,7 +91,7 @@ class MemberGroup(LearnerGroup):
         self.optimizer: MemberOptimizers = MemberOptimizers(self.layout, self.matrix)  # type: ignore[assignment]
         for row, learner in enumerate(self.learners):
             self.learners[row] = Learner(self._own_module(learner.row), learner.row, learner.gradient)
-            made = make_optimizer(optimizer, [p for p in template.parameters() if p.requires_grad])
+            made = make_optimizer(optimizer, template)
             self.optimizer.place(row, made)
         self.seeds = [0] * rows
         self.own_rounds = [0] * rows
@@ -115,7 +115,7 @@ class MemberGroup(LearnerGroup):
         for name, frozen in model.named_parameters():
             if name not in self.layout.names:
                 module.get_parameter(name).data.copy_(frozen)
-        made = make_optimizer(optimizer, [p for p in model.parameters() if p.requires_grad])
+        made = make_optimizer(optimizer, model)
         layout = ParameterLayout(model, [group["params"] for group in made.param_groups])
         if [[slot.names for slot in group] for group in layout.group_slots] != self._groups:
             raise SettingError("the optimizers of members must have parameter groups alike; sweep others on their own")

@@ -42,6 +42,7 @@ ALIKE = (
     "clip_norm",
     "on_nan",
     "validation",
+    "stop",
 )
 
 Outcome = Result | Exception
@@ -93,7 +94,7 @@ def as_members(configs: Sequence[TrainConfig], run: Run, go_on: str) -> SweepCon
     ]
     train = dataclasses.replace(first, optimizer=base, scheduler=schedulers[0] if shared else None, learners=1, run=run)
     jobs = {str(variant.name): config for variant, config in zip(named, configs, strict=True)}
-    return SweepConfig(train=train, variants=named, jobs=jobs, go_on=go_on)
+    return SweepConfig(train=train, variants=named, jobs=jobs, go_on=go_on, stop=first.stop or ())
 
 
 def train_together(
@@ -245,6 +246,7 @@ def _outcome(sweep: Sweep, member: Member) -> Outcome:
         run_dir=path.parent,
         seconds=last["time_s"],
         model_path=path if path.exists() else None,
+        stopped=member.stopped,
         interrupted_by=sweep.interrupted_by,
     )
 
@@ -264,6 +266,7 @@ def _why_no_member(config: TrainConfig) -> str | None:
         or engine.capture == "round",
         f"on_nan={config.on_nan}": config.on_nan == "continue",
         f"validation.every={validation.every:g}": validation.every != 1,
+        f"validation.ema={validation.ema}": validation.ema is not None,
         f"validation.buffers={validation.buffers}": validation.buffers == "recalibrate",
         "they have callbacks": bool(config.callbacks),
         "they have loggers of their own": bool(config.run.loggers),

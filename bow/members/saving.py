@@ -222,6 +222,7 @@ class SweepDirectory:
             "steps": train.steps,
             "precision": train.precision,
             "clip_norm": train.clip_norm,
+            "accumulate": train.engine.accumulate,
             "optimizer": plain(train.optimizer),
             "batches": self._config.batches,
             "seed": train.seed if self._config.batches == "shared" else None,

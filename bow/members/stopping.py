@@ -7,7 +7,7 @@ from typing import Any
 
 from bow.errors import SettingError
 from bow.training.metrics import is_higher_better
-from bow.training.stopping import StopRule
+from bow.training.stopping import StopRule, check_rules
 from bow.values import whole
 
 BEATEN = ("halving", "pruned")
@@ -82,12 +82,7 @@ Stop = StopRule | Halving
 
 def check_stop(stop: Any) -> Sequence[Stop]:
     """The rules by which members end, of which at most one halves."""
-    rules = [] if stop is None else list(stop) if isinstance(stop, Sequence) else [stop]
-    for rule in rules:
-        if not isinstance(rule, Stop) or isinstance(rule, type):
-            raise SettingError(
-                f"stop must be bow.EarlyStopping, bow.Halving or an object with why_over(member), got {rule!r}"
-            )
+    rules = check_rules(stop, Stop, "bow.EarlyStopping, bow.Halving")
     if sum(isinstance(rule, Halving) for rule in rules) > 1:
         raise SettingError("stop has two rules of halving; give one")
     return rules

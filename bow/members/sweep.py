@@ -231,6 +231,8 @@ def _checked(config: SweepConfig) -> SweepConfig:
         raise SettingError(f'batches must be "own" or "shared", got {config.batches!r}')
     if train.validation.every != 1:
         raise SettingError(f"validation.every={train.validation.every}: members are evaluated after every epoch; use 1")
+    if train.validation.ema is not None:
+        raise SettingError(f"validation.ema={train.validation.ema:g}: members have no moving average; leave it out")
     if train.engine.dispatch != "fixed" or train.engine.schedule is not None or train.engine.capture == "round":
         raise SettingError('members take no dispatch, schedule or capture="round"; leave them out')
     for logger in train.run.loggers:
@@ -282,9 +284,8 @@ def _try_first_batches(config: SweepConfig) -> None:
             )
             labels, step = all_labels(train.data), train.step_or_loss
             check_first_batch(templates[kind], opened.example, train.loss, step, labels, most_bad=MOST_LOST)
-        parameters = [p for p in templates[kind].parameters() if p.requires_grad]
         make_scheduler(
-            config.scheduler_of(variant), make_optimizer(variant.make_optimizer(train.optimizer), parameters)
+            config.scheduler_of(variant), make_optimizer(variant.make_optimizer(train.optimizer), templates[kind])
         )
 
 

@@ -134,6 +134,7 @@ class RunDirectory:
         self.metrics_path = path / "metrics.jsonl"  # the records of the run, one JSON object a line
         self.report_path = path / "report.html"  # one self-contained page
         self.model_path = path / "model.safetensors"  # parameters and buffers of the central model
+        self.best_path = path / "best.safetensors"  # the same at the best evaluation, if that was not the last
         self.checkpoints = path / "checkpoints"  # made by the first checkpoint
 
     @classmethod

@@ -69,7 +69,7 @@ class LearnerGroup:
         check_policy(buffers)
         trainable = [p for p in template.parameters() if p.requires_grad]
         check_trainable(trainable)
-        made = make_optimizer(optimizer, trainable)
+        made = make_optimizer(optimizer, template)
         groups = [group["params"] for group in made.param_groups]
         self.template = template
         self.device = device

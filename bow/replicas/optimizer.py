@@ -12,33 +12,35 @@ import copy
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from bow.errors import OptimizerError, reason
+from bow.graph.execution import OptimizerFactory as OptimizerFactory
+from bow.graph.execution import call_factory
 from bow.replicas.layout import ParameterLayout
 from bow.replicas.matrix import ReplicaMatrix
-
-OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 PROBE_SHAPES = ((4, 3), (3,), (2, 2))
 PROBE_STEPS = 3
 PROBE_LR = 0.01
 
 
-def make_optimizer(factory: OptimizerFactory, parameters: list[nn.Parameter]) -> Optimizer:
-    """Call the user's factory on the template's parameters."""
+def make_optimizer(factory: OptimizerFactory, model: nn.Module) -> Optimizer:
+    """Call the user's factory on the parameters of a model that are trained."""
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    parameters = [parameter for _, parameter in named]
     if isinstance(factory, Optimizer):
         raise OptimizerError(
             f"optimizer must be a function that makes one, got a {type(factory).__name__} object; "
             f"pass functools.partial(torch.optim.{type(factory).__name__}, lr=...)"
         )
     try:
-        optimizer = factory(parameters)
+        optimizer = call_factory(factory, named)
     except Exception as error:
         raise OptimizerError(
             f"the optimizer cannot be made for this model ({reason(error)}); choose other settings or another optimizer"
@@ -212,7 +214,7 @@ def num_state_tensors(optimizer: OptimizerFactory) -> int:
     for shape in ((3,), (3, 4)):  # Muon refuses vectors
         parameter = nn.Parameter(torch.ones(shape))
         try:
-            tried = optimizer([parameter])
+            tried = call_factory(optimizer, [("weight", parameter)])
             if [id(each) for group in tried.param_groups for each in group["params"]] != [id(parameter)]:
                 return 0  # it has parameters of its own, which are not to be moved
             parameter.grad = torch.ones(shape)
@@ -239,7 +241,7 @@ def is_plain_adam(optimizer: Optimizer) -> bool:
 def kind_of(optimizer: OptimizerFactory) -> Literal["sgd", "adam"] | None:
     """Which plain optimizer a factory makes, seen by trying; None: another."""
     try:
-        made = optimizer([nn.Parameter(torch.ones(3))])
+        made = call_factory(optimizer, [("weight", nn.Parameter(torch.ones(3)))])
     except Exception:  # whatever is wrong with it is said where it is made for the model
         return None
     return "sgd" if is_plain_sgd(made) else "adam" if is_plain_adam(made) else None

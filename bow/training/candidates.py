@@ -63,6 +63,8 @@ def lanes(
         engines = ENGINES_CPU
     else:
         engines = tuple(name for name in ENGINES_CUDA if not replicas_config.task.engine.offload or name in OFFLOADING)
+    if replicas_config.task.engine.accumulate > 1:
+        engines = tuple(name for name in engines if name != "fused")
     if request.engine != "auto":
         engines = (request.engine,)
     found: list[Candidate] = []

@@ -15,7 +15,7 @@ from bow.engines.config import DEFAULT_ENGINE, Engine
 from bow.errors import SettingError
 from bow.observe import Logger
 from bow.replicas import BufferPolicy, OptimizerFactory
-from bow.sync import Synchroniser
+from bow.sync import Independent, Synchroniser
 from bow.training.callbacks import check_callbacks
 from bow.training.checks import check_learners, check_objects, check_step, check_sync, check_target
 from bow.training.metrics import Accuracy, Metric, check_names
@@ -25,6 +25,7 @@ from bow.values import given_path, number, whole, whole_seed
 
 if TYPE_CHECKING:
     from bow.planning.problem.partition import Partition
+    from bow.training.stopping import StopRule
 
 SchedulerFactory: TypeAlias = Callable[[Optimizer], LRScheduler]
 
@@ -61,6 +62,8 @@ class Validation:
         buffers: what the central model's batch-norm statistics are: the learners' `"average"`, those of the `"first"`
             learner, or measured anew before every evaluation on up to 50 shuffled batches of the training data
             (`"recalibrate"`).
+        ema: the decay of an exponential moving average of the central model's weights over the rounds, such as 0.999,
+            which is evaluated, returned and saved in the place of the central model; None: the central model itself.
 
     Raises:
         SettingError: a value that cannot be carried out.
@@ -77,8 +80,11 @@ class Validation:
     batch_size: int | None = None
     target: Mapping[str, float] | None = None
     buffers: BufferPolicy = "average"
+    ema: float | None = None
 
     def __post_init__(self) -> None:
+        if self.ema is not None:
+            number("validation.ema", self.ema, above=0, below=1, also="None for no average")
         check_objects("metrics", self.metrics, Metric)
         check_names("a metric", [getattr(metric, "name", None) for metric in self.metrics])
         number("validation.every", self.every, above=0, remedy="0.25 evaluates four times an epoch")
@@ -153,6 +159,7 @@ class TrainConfig:
     batch_size: int | None = None
     epochs: int = 1
     steps: int | None = None
+    stop: "Sequence[StopRule] | None" = None
     learners: int | Literal["auto"] | Tuner = "auto"
     sync: Synchroniser = DEFAULT_SYNC
     engine: Engine = DEFAULT_ENGINE
@@ -183,9 +190,22 @@ class TrainConfig:
         if learners != "auto":
             check_learners(learners)
         check_sync(self.sync)
+        if validation.ema is not None:
+            self._check_average()
         check_clipping(self.clip_norm)
         check_callbacks(self.callbacks)
+        if self.stop is not None:
+            from bow.training.stopping import check_rules  # which few trainings have
+
+            object.__setattr__(self, "stop", check_rules(self.stop))
         check_target(validation.target, validation.data, validation.metrics if self.step is None else None)
+
+    def _check_average(self) -> None:
+        if self.engine.dispatch != "fixed" or isinstance(self.sync, Independent) or self.partition is not None:
+            raise SettingError(
+                f"validation.ema={self.validation.ema:g} averages a central model that moves round by round, which it "
+                'does not with dispatch="first_come", bow.Independent or a partition; leave one of them out'
+            )
 
     @property
     def num_learners(self) -> int | Literal["auto"]:

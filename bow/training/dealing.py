@@ -1,6 +1,7 @@
 """Which rounds a training hands over at once, with their batches, and how they run where memory ends."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,7 +15,9 @@ from bow.training.data_source import dealt_again
 from bow.training.evaluation import Evaluations
 from bow.training.round_batches import MAX_BYTES_TOGETHER, num_bytes
 from bow.training.run_records import RunRecords
-from bow.training.watch import Watch
+
+if TYPE_CHECKING:
+    from bow.training.watch import Watch
 
 
 class Dealing:
@@ -27,6 +30,7 @@ class Dealing:
         self._position = context.position
         self._replicas = context.replicas
         self._is_watched = context.config.is_per_round or hooks.listen("on_round_end")
+        self._is_watched |= context.config.validation.ema is not None
         self._agreement = agreement
         self._evaluations = evaluations
         self._records = records
@@ -58,7 +62,7 @@ class Dealing:
             room -= num_bytes(deal.batches) if limit > 1 else 0
         return deals
 
-    def run(self, deals: Sequence[Deal], watch: Watch | None) -> list[tuple[Deal, Outcome]]:
+    def run(self, deals: Sequence[Deal], watch: "Watch | None") -> list[tuple[Deal, Outcome]]:
         """Run rounds; where the tuner has added a learner too many for the memory, with fewer learners."""
         ran: list[tuple[Deal, Outcome]] = []
         left = list(deals)

@@ -74,7 +74,7 @@ def describe(
         "sync": repr(replicas_config.sync),
         "batch": [_tensor(leaf) for leaf in tree_leaves(opened.example) if isinstance(leaf, Tensor)],
         "stream": type(opened.stream).__name__,
-        "task settings": [task.precision, task.clip_norm, task.offload, task.engine.dispatch],
+        "task settings": [task.precision, task.clip_norm, task.offload, task.engine.accumulate, task.engine.dispatch],
         "schedule": None if task.schedule is None else content_hash(task.schedule.to_json()),
         "asked for": [request.engine, request.learners, request.compile, request.most],
         "length": None if request.samples is None else math.floor(math.log(max(request.samples, 1), 4)),
@@ -104,7 +104,7 @@ def _optimizer(replicas_config: ReplicasConfig) -> list[str]:
     """Its kind and settings; the learning rate does not matter for how fast it runs."""
     trainable = [parameter for parameter in replicas_config.model.parameters() if parameter.requires_grad]
     check_trainable(trainable)
-    made = make_optimizer(replicas_config.optimizer, trainable)
+    made = make_optimizer(replicas_config.optimizer, replicas_config.model)
     settings = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in made.param_groups]
     return [type(made).__qualname__, *map(_text, settings)]
 

@@ -20,9 +20,11 @@ from bow.engines.thread_pool import num_threads
 from bow.errors import DataError, SettingError
 from bow.replicas import recalibrate
 from bow.seeds import derive_seed
+from bow.training.best import BestEvaluation, BestModel, MovingAverage
 from bow.training.checks import num_not_finite
 from bow.training.context import Learners, RunContext
 from bow.training.metrics import Metric, check_names, reached
+from bow.training.replicas import Replicas
 from bow.training.run_records import RunRecords
 
 RECALIBRATION_BATCHES = 50
@@ -130,17 +132,35 @@ class Evaluations:
         self._records = records
         self._last: dict[str, Any] = {"round": -1, "time_s": 0.0, "values": {}}
         self._shares_done = 0
+        self._best = BestEvaluation(context.config)
+        self.average: MovingAverage | None = None
+        if context.config.validation.ema is not None and isinstance(context.replicas, Replicas):
+            self.average = MovingAverage(context.replicas, context.config.validation.ema)
 
     @property
     def state(self) -> dict[str, Any]:
-        """For checkpoints: the last evaluation."""
-        return self._last
+        """For checkpoints: the last evaluation, the best, and the average of weights."""
+        average = None if self.average is None else self.average.state
+        return {"evaluated": self._last, "best": self._best.state, "ema": average}
+
+    def best(self, model: nn.Module) -> BestModel | None:
+        """The model at its best evaluation, where it is this one at the last."""
+        return self._best.model(model, self._last["round"])
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The central model is its moving average meanwhile, where there is one."""
+        with contextlib.nullcontext() if self.average is None else self.average.in_place():
+            yield
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on behind the last evaluation of a checkpoint's training."""
         self._shares_done = self._shares()
         last = self._position.history[-1] if self._position.history else {"round": -1, "time_s": 0.0}
         self._last = state.get("evaluated", {"round": last["round"], "time_s": last["time_s"], "values": last})
+        self._best.state = state.get("best", {})
+        if self.average is not None:
+            self.average.load(state.get("ema"))
         if reached(self._last["values"], self._context.target, self._context.metrics):
             self._position.time_to_target = self._last["time_s"]
 
@@ -172,8 +192,11 @@ class Evaluations:
         """The central model's values of the validation data, by name; of this round, if it was evaluated already."""
         if self._last["round"] == self._position.round:
             return dict(self._last["values"])
-        with num_threads(self._context.threads):
+        self._context.replicas.settle()
+        with num_threads(self._context.threads), self.averaged():
             values = self._evaluate_now()
+            if values:
+                self._best.look(values, self._position.round, self._position.epochs, self._context.replicas.central)
         self._last = {"round": self._position.round, "time_s": self._position.elapsed_s, "values": values}
         self._shares_done = self._shares()
         return values
@@ -193,7 +216,6 @@ class Evaluations:
 
     def _evaluate_now(self) -> dict[str, float]:
         context, config = self._context, self._context.config
-        context.replicas.settle()
         self._records.gather_events()
         if config.validation.buffers == "recalibrate":
             seed = derive_seed(config.seed, RECALIBRATION, self._position.round)

@@ -73,7 +73,8 @@ class Replicas(nn.Module):
         loss: `loss(outputs, targets) -> scalar`, for batches `(inputs, targets)`.
         step: instead of `loss`: `step(model, batch) -> loss`, or `(loss, {name: scalar})`, for any pytree batch. With
             neither, batches are dictionaries and the loss is `model(**batch).loss`.
-        optimizer: makes a `torch.optim` optimizer from an iterable of parameters.
+        optimizer: makes a `torch.optim` optimizer from an iterable of parameters; a function whose first parameter is
+            called `named...` gets pairs `(name, parameter)`.
         learners: how many learners this device trains, or `"auto"` (4 on a CPU, 8 on a GPU).
         sync: what keeps the learners together.
         engine: what runs them, a name or a `bow.Engine`; `"auto"` is a rule that `bow.engines.choice` documents.
@@ -169,7 +170,10 @@ class Replicas(nn.Module):
         chosen = engine_for(engine, template, expected_rounds, place)
         check_device(chosen, streams is not None)
         check_offload(settings.offload, chosen, streams=streams is not None)
-        memory = MemoryBudget(place, template, optimizer, sync, chosen, example, precision, clip_norm, settings.offload)
+        parts = engine.accumulate
+        memory = MemoryBudget(
+            place, template, optimizer, sync, chosen, example, precision, clip_norm, settings.offload, parts
+        )
         if is_auto:
             count = max(1, memory.most(count))
         spare = memory.check(count)
@@ -182,7 +186,7 @@ class Replicas(nn.Module):
         self.num_parameters = self.group.layout.num_parameters
         self.loop = loop = make_engine(chosen, self.group, sync, settings, streams)
         # Other engines look at the autograd graph of their first task.
-        checks_outside = chosen == "fused" or engine.compile
+        checks_outside = chosen == "fused" or engine.compile or engine.accumulate > 1
         self.batches = RoundBatches(self.group, loop, streams, checks_outside=checks_outside)
         self.timeline = TimelineRecorder(loop.record_spans, lambda: Timeline(loop.take_spans()))
         self.last: Outcome | None = None

@@ -83,6 +83,7 @@ class ReplicasConfig:
             task.precision,
             task.clip_norm,
             task.offload,
+            task.engine.accumulate,
         )
         most = room.most(wanted)
         return next((count for count in range(most, 0, -1) if self._is_stable(count)), 0)

@@ -7,7 +7,7 @@ import signal
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 from safetensors.torch import save_model
@@ -18,6 +18,9 @@ from bow.files import spare_files
 from bow.observe import RunDirectory
 from bow.training.checkpoint import delete_checkpoints
 from bow.training.run_records import RunRecords
+
+if TYPE_CHECKING:
+    from bow.training.best import BestModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +40,10 @@ class Result:
         report_path: the file of the report; None where it could not be written, or another process has written it.
         seconds: seconds from the first round to the end, evaluation included.
         calibration_s: seconds that trials took before the first round, to find engine and number of learners.
+        best: the model as it was at the best evaluation, by the metric of `stop=`, else the first metric of the
+            validation data, else its loss; also in `best.safetensors`, where it is not the last. None without
+            validation data.
+        stopped: why a rule of `stop=` ended the training, such as `"patience"`; None: none did.
         interrupted_by: the signal that the training was asked to end by, with `on_interrupt="return"`.
         num_restarts: how often a learner diverged and started again from z.
     """
@@ -53,6 +60,8 @@ class Result:
     report_path: Path | None = None
     calibration_s: float = 0.0
     num_restarts: int = 0
+    best: "BestModel | None" = field(default=None, repr=False)
+    stopped: str | None = None
     interrupted_by: signal.Signals | None = None
 
     @property
@@ -85,9 +94,9 @@ def has_ties(model: nn.Module) -> bool:
 
 
 def save_results(
-    model: nn.Module, directory: RunDirectory, records: RunRecords, deletes: bool
+    model: nn.Module, best: nn.Module | None, directory: RunDirectory, records: RunRecords, deletes: bool
 ) -> tuple[Path | None, Path | None]:
-    """Save a training's model and report, and delete its checkpoints if they are not to be kept."""
+    """Save a training's model, the best if it is another, and report; delete checkpoints that are not to be kept."""
     if deletes:
         delete_checkpoints(directory.checkpoints, keep=1)  # a small disk may need the room for the model
     model_path = save_central(model, directory)
@@ -95,6 +104,10 @@ def save_results(
         records.event("not written", f"the model is not in the run directory, but in {model_path}")
     elif deletes:
         delete_checkpoints(directory.checkpoints)
+    if best is not None:
+        records.attempt(lambda: _save_whole(best, directory.best_path), "best model", "the last one is there")
+    else:
+        directory.best_path.unlink(missing_ok=True)
     report = records.attempt(lambda: _report(directory), "report", "bow report writes it anew")
     return model_path, report
 
@@ -124,7 +137,7 @@ def save_central(model: nn.Module, directory: RunDirectory) -> Path | None:
     return None
 
 
-def _save_whole(model: nn.Module, path: Path, like: Path | None = None) -> None:
+def _save_whole(model: nn.Module, path: Path, like: Path | None = None) -> Path:
     """Write it under another name and rename it; those who may read `like` may read it, too."""
     part = path.with_name(f"{path.name}.tmp")
     try:
@@ -135,6 +148,7 @@ def _save_whole(model: nn.Module, path: Path, like: Path | None = None) -> None:
         with part.open("rb") as file:
             os.fsync(file.fileno())  # some file systems only now say that they are full
         part.replace(path)
+        return path
     except BaseException:
         with contextlib.suppress(OSError):
             part.unlink()

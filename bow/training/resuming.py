@@ -25,6 +25,8 @@ RENAMED = {
     "lr_scheduler": "scheduler",
     "lr_interval": "scheduler stepped per",
     "buffers": "validation.buffers",
+    "ema": "validation.ema",
+    "accumulate": "engine.accumulate",
     "dispatch": "engine.dispatch",
 }
 """What checkpoints call settings that have another name now."""
@@ -56,6 +58,8 @@ def trajectory(config: TrainConfig, opened: DataSource) -> dict[str, Any]:
         "precision": config.precision,
         "clip_norm": config.clip_norm,
         "buffers": config.validation.buffers,
+        "ema": config.validation.ema,
+        "accumulate": config.engine.accumulate,
         "on_nan": config.on_nan,
         "dispatch": config.engine.dispatch,
     }

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -26,7 +26,9 @@ from bow.training.replicas import Replicas, remember
 from bow.training.result import Result, has_ties, save_results
 from bow.training.resuming import scheduler_type
 from bow.training.run_records import RunRecords
-from bow.training.watch import Watch, WatchDevices
+
+if TYPE_CHECKING:
+    from bow.training.watch import Watch, WatchDevices
 
 WARMUP_ROUNDS = 20
 """Rounds that throughput leaves out, or a quarter of a short training: the first ones compile and allocate."""
@@ -39,12 +41,14 @@ class TrainingLoop:
         replicas: the learners.
         position: how far the training is.
         interrupted_by: the signal that the training ends by, if it does.
+        stopped: why a rule of `stop` ends it, if one does.
     """
 
     def __init__(self, context: RunContext, scheduler: LRScheduler | None, progress: ProgressBar, hooks: Hooks) -> None:
         self.replicas = context.replicas
         self.position = context.position
         self.interrupted_by: int | None = None
+        self.stopped: str | None = None
         self._context = context
         self._scheduler = scheduler
         self._progress = progress
@@ -127,17 +131,22 @@ class TrainingLoop:
         """Save the central model, write the report and say how it went."""
         context, position = self._context, self.position
         try:
-            model, model_path, report_path = self.replicas.export(), None, None
+            with self._evaluations.averaged():
+                model, model_path, report_path = self.replicas.export(), None, None
+            best = self._evaluations.best(model)
             if self._world.leads:
                 is_over = position.meter.samples > 0 and self.interrupted_by is None
                 deletes = is_over and not context.keeps_checkpoints
-                model_path, report_path = save_results(model, context.directory, self._records, deletes)
+                other = None if best is None or best.model is model else best.model
+                model_path, report_path = save_results(model, other, context.directory, self._records, deletes)
                 if has_ties(model):
                     self._progress.say(
                         f"tied weights stand once in {model_path}: read it with safetensors.torch.load_model"
                     )
             result = Result(
                 model=model,
+                best=best,
+                stopped=self.stopped,
                 history=position.history,
                 throughput=position.meter.throughput,
                 learners=self.replicas.learners,
@@ -182,7 +191,7 @@ class TrainingLoop:
             "scheduler_type": scheduler_type(self._scheduler),
             "automatic": not context.keeps_checkpoints,
             **self.position.state(),
-            "evaluated": self._evaluations.state,
+            **self._evaluations.state,
             "epoch_losses": epoch_losses,
         }
 
@@ -191,10 +200,17 @@ class TrainingLoop:
         self.position.load(state)
         self._epoch.load(epoch_losses)
         self._evaluations.load(state)
+        self._ask_rules()
 
     @property
     def _has_ended(self) -> bool:
-        return self._agreed_to_stop or self.position.time_to_target is not None
+        return self._agreed_to_stop or self.stopped is not None or self.position.time_to_target is not None
+
+    def _ask_rules(self) -> None:
+        """Ask rank 0's rules whether the training ends here, which all devices then do."""
+        if self.stopped is None and self.history and (rules := self._context.config.stop):
+            own = next((why for rule in rules if (why := rule.why_over(self)) is not None), None)
+            self.stopped = self._world.broadcast(own)
 
     def _follow_up(self) -> None:
         """Let learners come and go while training, if they may; those of a partition stay as many as they are."""
@@ -202,6 +218,10 @@ class TrainingLoop:
         if not isinstance(replicas, Replicas):
             return
         most = self._world.all_gather(context.most_learners)
+        if not any(most):
+            return
+        from bow.training.watch import Watch, WatchDevices  # which a number of learners that is given does without
+
         if self._world.is_one and context.most_learners:
             self._watch = Watch(replicas, context.tuner, context.most_learners, context.tuned.signals)
         elif not self._world.is_one and all(most) and context.tuner.objective == "throughput":
@@ -275,6 +295,8 @@ class TrainingLoop:
         position.meter.samples += deal.num_samples
         self._epoch.add(outcome)
         self._records.round_ended(outcome)
+        if self._evaluations.average is not None:
+            self._evaluations.average.round_ended()
         remember(self.replicas, outcome)
         self._hooks.call("on_round_end", self)
         if self._context.config.is_per_round:
@@ -299,6 +321,7 @@ class TrainingLoop:
         if not self._context.config.is_per_round:
             self._step_scheduler(values.get("loss", record["train_loss"]))
         self._epoch.end()
+        self._ask_rules()
 
     def _step_scheduler(self, loss: float) -> None:
         if isinstance(self._scheduler, ReduceLROnPlateau):

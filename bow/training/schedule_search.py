@@ -30,7 +30,7 @@ def compared(replicas_config: ReplicasConfig, batch: Batch, cores: int) -> Compa
     place = replicas_config.device
     if not is_cpu(place):
         return compare_on(place if isinstance(place, StreamDevice) else cuda_device(place), replicas_config, batch)
-    step = with_autocast(replicas_config.task.step, torch.device("cpu"), replicas_config.task.precision)
+    step = with_autocast(replicas_config.task.task_step, torch.device("cpu"), replicas_config.task.precision)
     bound = BoundStep.of(replicas_config.model, batch, step=step)
     profile = measure(bound, threads=numbers_of_threads(cores))
     policies = make_policies(bound, profile, cores)
@@ -78,7 +78,7 @@ def compare_on(device: StreamDevice, replicas_config: ReplicasConfig, batch: Bat
     caller's random numbers stay as they are.
     """
     with _quietly(device):
-        step = with_autocast(replicas_config.task.step, device.torch_device, replicas_config.task.precision)
+        step = with_autocast(replicas_config.task.task_step, device.torch_device, replicas_config.task.precision)
         bound = bind_on(device, replicas_config.model, batch, step)
         profile = measure_on(device, bound)
         policies = device_policies(bound, profile)

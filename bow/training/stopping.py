@@ -12,18 +12,22 @@ from bow.values import number, whole
 
 @runtime_checkable
 class StopRule(Protocol):
-    """A rule by which a member ends before its time.
+    """A rule by which a training, or a member of a sweep, ends before its time.
 
     Example:
         >>> class Hopeless:
-        ...     def why_over(self, member):
-        ...         return "hopeless" if member.epochs >= 2 and member.value("loss") > 10 else None
+        ...     def why_over(self, training):
+        ...         return "hopeless" if training.history[-1]["train_loss"] > 10 else None
         >>> isinstance(Hopeless(), StopRule)
         True
     """
 
-    def why_over(self, member: "Member") -> str | None:
-        """Asked after every epoch of a member: why it ends, which its `stopped` will be; None: it goes on."""
+    def why_over(self, training: Any) -> str | None:
+        """Asked after every epoch: why it ends, which its `stopped` will be; None: it goes on.
+
+        `training.history` has a record for each epoch. Of a sweep it is the `bow.members.Member`, of `bow.train` what
+        callbacks get.
+        """
 
 
 def value_of(record: Mapping[str, Any], metric: str) -> float:
@@ -37,7 +41,7 @@ def value_of(record: Mapping[str, Any], metric: str) -> float:
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """End a member that has not become better for some epochs.
+    """End a training, or a member of a sweep, that has not become better for some epochs.
 
     Args:
         metric: `"loss"` or the name of a metric of the validation data.
@@ -62,12 +66,12 @@ class EarlyStopping:
         whole("patience", self.patience)
         number("least", self.least, least=0)
 
-    def why_over(self, member: "Member") -> str | None:
+    def why_over(self, training: Any) -> str | None:
         """`"patience"`, or None."""
-        return "patience" if self.is_over(member.history) else None
+        return "patience" if self.is_over(training.history) else None
 
     def is_over(self, history: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether a member with these epochs ends."""
+        """Whether a training with these epochs ends."""
         sign = 1 if is_higher_better(self.metric, self.higher_is_better) else -1
         best, since = -math.inf, 0
         for record in history:
@@ -76,3 +80,12 @@ class EarlyStopping:
             if value > best + self.least or (best == -math.inf and not math.isnan(value)):
                 best, since = value, 0
         return since >= self.patience
+
+
+def check_rules(stop: Any, kinds: Any = StopRule, known: str = "bow.EarlyStopping") -> tuple[Any, ...]:
+    """The rules by which a training ends, given alone or as several."""
+    rules = () if stop is None else tuple(stop) if isinstance(stop, Sequence) else (stop,)
+    for rule in rules:
+        if not isinstance(rule, kinds) or isinstance(rule, type):
+            raise SettingError(f"stop must be {known} or an object with why_over(training), got {rule!r}")
+    return rules

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -50,6 +50,9 @@ from bow.training.tuning import (
 )
 from bow.tuner import Tuner
 
+if TYPE_CHECKING:
+    from bow.training.stopping import StopRule
+
 ENDING_S = 60.0
 """Seconds for a training that torchrun starts again to wait until the processes before it have gone."""
 
@@ -76,6 +79,7 @@ def train(
     batch_size: int | None = None,
     epochs: int = 1,
     steps: int | None = None,
+    stop: "StopRule | Sequence[StopRule] | None" = None,
     learners: int | Literal["auto"] | Tuner = "auto",
     sync: Synchroniser = DEFAULT_SYNC,
     engine: EngineName | Engine = "auto",
@@ -101,12 +105,15 @@ def train(
         step: instead of `loss`: `step(model, batch) -> loss`, or `(loss, {name: scalar})`; batch is any pytree. With
             neither, batches are dictionaries and the loss is the model's own, `model(**batch).loss`, as in Hugging
             Face's models.
-        optimizer: makes a `torch.optim` optimizer from an iterable of parameters.
+        optimizer: makes a `torch.optim` optimizer from an iterable of parameters; a function whose first parameter is
+            called `named...` gets pairs `(name, parameter)`, as in `lambda named: ...`, for groups by name.
         scheduler: makes a `torch.optim.lr_scheduler` from the optimizer, stepped after every epoch; `bow.PerRound(...)`
             of the same: after every round.
         batch_size: samples per learner and round; None: 16, or the `DataLoader`'s own.
         epochs: passes over the data by all learners together.
         steps: rounds; when given, `epochs` is not looked at.
+        stop: `bow.EarlyStopping`, an object of yours with a method `why_over(training)` that is asked after every
+            epoch (`bow.members.StopRule`), or a list of them; `result.best` is what was best.
         learners: per device; `"auto"` is found by timed trials before the training, and followed up while it goes on;
             a `bow.Tuner` says how. With `bow.PerRound`, learners stay as many as the trials have found.
         sync: what keeps the learners together.
@@ -158,6 +165,7 @@ def train(
             batch_size=batch_size,
             epochs=epochs,
             steps=steps,
+            stop=stop,  # type: ignore[arg-type]
             learners=learners,
             sync=sync,
             engine=engine,  # type: ignore[arg-type]

@@ -19,7 +19,18 @@ from bow.training.resuming import trajectory
 pytestmark = pytest.mark.quick
 
 SETTINGS = {each.name for section in (TrainConfig, Engine, Devices) for each in fields(section)}
-PARTS = {"partition", "check_partition", "source", "devices", "count", "bucket_mb", "callbacks", "run", "validation"}
+PARTS = {
+    "partition",
+    "check_partition",
+    "source",
+    "devices",
+    "count",
+    "bucket_mb",
+    "stop",
+    "callbacks",
+    "run",
+    "validation",
+}
 """How a training runs, is watched or was asked for; what of these matters, keys name in their own words."""
 
 NOT_NEEDED: dict[Callable[..., Any], set[str]] = {

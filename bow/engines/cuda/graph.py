@@ -87,7 +87,7 @@ class CudaGraphs(AheadDeviceRunner):
 
     def _traced(self, batch: FlatBatch) -> StepGraph:
         settings = self.context.settings
-        step = with_autocast(settings.step, self.device.torch_device, settings.precision)
+        step = with_autocast(settings.task_step, self.device.torch_device, settings.precision)
         return self.context.learners[0].trace(batch, self.context.order.issued, step)
 
     def _spread(self, learner: StreamLearner, graph: StepGraph, schedule: Schedule) -> SpreadTask:

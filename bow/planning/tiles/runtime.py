@@ -29,8 +29,7 @@ def tile_optimizer(
     factory: OptimizerFactory, model: nn.Module, cells: Mapping[Cell, nn.Parameter], values: Mapping[str, Tensor]
 ) -> Optimizer:
     """An optimizer of the cells that a device has, with the groups and settings that the user's has."""
-    parameters = list(model.parameters())
-    optimizer = make_optimizer(factory, parameters)
+    optimizer = make_optimizer(factory, model)
     if not is_elementwise(optimizer, torch.device("cpu")):
         raise OptimizerError(
             f"optimizer {type(optimizer).__name__} does not treat every element of a weight alike, so that a device "

@@ -1,0 +1,166 @@
+"""`stop=`, the best model and the moving average, beside the loop that one writes without them."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_model
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import bow
+from bow.data import open_stream
+from bow.errors import SettingError
+
+Train = Callable[..., bow.Result]
+Data = tuple[Tensor, Tensor]
+
+OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.5, momentum=0.9)
+
+
+class Ends:
+    def why_over(self, training: Any) -> str | None:
+        return "enough" if len(training.history) == 2 else None
+
+
+def held_out() -> Data:
+    generator = torch.Generator().manual_seed(2)
+    inputs = torch.randn(20, 5, generator=generator)
+    return inputs, inputs[:, :3].argmax(1)
+
+
+def noisy(data: Data) -> Data:
+    """Labels that nothing can be learned from: what is held out becomes worse."""
+    return data[0], data[1][torch.randperm(len(data[1]), generator=torch.Generator().manual_seed(0))]
+
+
+def assert_equal(one: nn.Module, other: nn.Module) -> None:
+    for name, value in other.state_dict().items():
+        assert torch.equal(one.state_dict()[name], value), name
+
+
+def test_patience_ends_a_training_where_a_loop_of_ones_own_would(train: Train, model: nn.Module, data: Data) -> None:
+    model.bias.data[0] = 3.0  # type: ignore[union-attr, operator]
+    rule, settings = bow.EarlyStopping(patience=2), {"validation": held_out(), "optimizer": OPTIMIZER, "epochs": 30}
+    whole = train(model, noisy(data), run_dir=None, **settings).history
+    losses = [record["loss"] for record in whole]
+    expected = next(n for n in range(1, 31) if n - 1 - losses.index(min(losses[:n])) >= 2)
+    result = train(model, noisy(data), stop=rule, **settings)
+    assert result.stopped == "patience"
+    assert [record["loss"] for record in result.history] == losses[:expected]
+    assert 2 < expected < 30
+
+
+def test_the_best_model_is_that_of_its_evaluation(train: Train, model: nn.Module, data: Data) -> None:
+    settings = {"validation": held_out(), "optimizer": OPTIMIZER, "stop": bow.EarlyStopping(patience=3), "epochs": 40}
+    result = train(model, noisy(data), **settings)
+    assert result.best is not None
+    losses = [record["loss"] for record in result.history]
+    at = losses.index(min(losses))
+    assert (result.best.metric, result.best.epoch) == ("loss", at + 1)
+    assert result.best.metrics["loss"] == min(losses)
+    alone = train(model, noisy(data), run_dir=None, **{**settings, "epochs": at + 1, "stop": None})
+    assert_equal(result.best.model, alone.model)
+    again = copy.deepcopy(model)
+    load_model(again, result.run_dir / "best.safetensors")
+    assert_equal(again, alone.model)
+    assert alone.best is not None
+    by_accuracy = [record["accuracy"] for record in result.history[: at + 1]]
+    assert (alone.best.metric, alone.best.epoch) == ("accuracy", by_accuracy.index(max(by_accuracy)) + 1)
+
+
+def test_the_last_model_can_be_the_best_and_without_validation_there_is_none(
+    train: Train, model: nn.Module, data: Data
+) -> None:
+    result = train(model, data, validation=held_out(), stop=bow.EarlyStopping())
+    assert result.best is not None
+    assert result.best.model is result.model
+    assert not (result.run_dir / "best.safetensors").exists()
+    assert train(model, data, run_dir=None).best is None
+
+
+def test_a_rule_of_the_users_own_ends_a_training(train: Train, model: nn.Module, data: Data) -> None:
+    result = train(model, data, stop=[bow.EarlyStopping(), Ends()], epochs=5)
+    assert (result.stopped, len(result.history)) == ("enough", 2)
+
+
+@pytest.mark.parametrize(("stop", "got"), [("soon", "'s'"), (bow.EarlyStopping, "class"), (bow.Halving(), "Halving")])
+def test_what_is_no_rule_is_refused(train: Train, model: nn.Module, data: Data, stop: Any, got: str) -> None:
+    with pytest.raises(SettingError, match=rf"stop must be bow.EarlyStopping or an object .*got .*{got}"):
+        train(model, data, stop=stop)
+
+
+def averaged(model: nn.Module, data: Data, decay: float, epochs: int) -> nn.Module:
+    """The plain loop with torch's own average."""
+    model = copy.deepcopy(model)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
+    optimizer = OPTIMIZER(model.parameters())
+    stream = open_stream(data, batch_size=4, epochs=epochs)
+    while (deal := stream.deal(1)) is not None:
+        inputs, labels = [part[0] for part in deal.batches] if deal.stacked else deal.batches[0]
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+        average.update_parameters(model)
+    return average.module
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+def test_the_moving_average_is_that_of_torch(train: Train, model: nn.Module, data: Data, engine: str) -> None:
+    validation = bow.Validation(held_out(), ema=0.9)
+    settings = {"learners": 1, "optimizer": OPTIMIZER, "epochs": 2, "engine": engine}
+    result = train(model, data, validation=validation, **settings)
+    expected = averaged(model, data, 0.9, epochs=2)
+    for own, other in zip(result.model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-6, atol=1e-7)
+    inputs, labels = held_out()
+    with torch.no_grad():
+        assert result.metrics["loss"] == pytest.approx(cross_entropy(expected(inputs), labels).item(), rel=1e-6)
+    plain = train(model, data, validation=held_out(), run_dir=None, **settings)
+    assert plain.history[-1]["train_loss"] == result.history[-1]["train_loss"]
+
+
+class Fails(bow.Callback):
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def on_round_end(self, run: Any) -> None:
+        if run.round == self.at:
+            raise RuntimeError("power cut")
+
+
+def test_what_is_resumed_ends_as_if_nothing_had_happened(train: Train, model: nn.Module, data: Data) -> None:
+    settings = {
+        "validation": bow.Validation(held_out(), ema=0.8),
+        "optimizer": OPTIMIZER,
+        "stop": bow.EarlyStopping(patience=3),
+        "epochs": 40,
+        "checkpoint_every": 4,
+    }
+    whole = train(model, noisy(data), run_dir=None, **settings)
+    with pytest.raises(RuntimeError, match="power cut"):
+        train(model, noisy(data), callbacks=[Fails(whole.history[-1]["round"] - 3)], **settings)
+    result = train(model, noisy(data), resume="auto", **settings)
+    assert result.stopped == whole.stopped == "patience"
+    assert result.best is not None
+    assert whole.best is not None
+    assert_equal(result.model, whole.model)
+    assert_equal(result.best.model, whole.best.model)
+    assert result.best.round == whole.best.round
+    ended = train(model, noisy(data), resume="auto", **settings)
+    assert ended.history[-1]["round"] == whole.history[-1]["round"]
+
+
+def test_an_average_that_cannot_be_is_refused(train: Train, model: nn.Module, data: Data) -> None:
+    with pytest.raises(SettingError, match=r"validation.ema must be above 0 and below 1, or None .*, got 1"):
+        bow.Validation(ema=1.0)
+    with pytest.raises(SettingError, match="averages a central model that moves round by round"):
+        train(model, data, validation=bow.Validation(ema=0.9), sync=bow.Independent())
+    with pytest.raises(SettingError, match="members have no moving average"):
+        bow.sweep(model, data, cross_entropy, variants=bow.grid(seed=[0]), validation=bow.Validation(ema=0.9))
