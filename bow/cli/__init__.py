@@ -23,6 +23,7 @@ USAGE = """\
 usage: bow COMMAND [ARGUMENTS]
 
   bow train [NAME=VALUE ...] [-m]   train a model; without arguments LeNet on handwritten digits
+  bow predict RUN DATA              what the model of a run says of data
   bow report RUN_DIR                write the report of a run, finished or not
   bow schedule ACTION [NAME=VALUE ...]   profile, simulate, run and compare schedules of operators
   bow plan [NAME=VALUE ...]         how to split a model's operators over devices, simulated
@@ -33,6 +34,7 @@ bow --version prints the version.
 """
 COMMANDS = {
     "train": "training",
+    "predict": "prediction",
     "report": "report",
     "schedule": "scheduling",
     "plan": "planning",

@@ -60,9 +60,9 @@ def build(composition: Composition) -> dict[str, Any]:
     """The arguments of `bow.train` for composed settings. The data are read; the model is not built yet."""
     check_values(composition)
     settings = composition.settings
-    splits = _data(settings["data"])
+    model, splits = model_and_data(composition)
     return {
-        "model": _model(settings["model"], splits, composition.choices),
+        "model": model,
         "data": splits.train,
         "loss": None if settings["step"] else _loss(settings["loss"], splits),
         "step": None if settings["step"] is None else imported(settings["step"], "step"),
@@ -78,6 +78,12 @@ def build(composition: Composition) -> dict[str, Any]:
         "callbacks": all_made(settings["callbacks"] or (), "callbacks"),
         **{name: settings[name] for name in PLAIN if name != "learners"},
     }
+
+
+def model_and_data(composition: Composition) -> tuple[Callable[[], nn.Module], DataSplits]:
+    """What builds the model of composed settings, and the data, which say what it looks like."""
+    splits = _data(composition.settings["data"])
+    return _model(composition.settings["model"], splits, composition.choices), splits
 
 
 def build_alike(arguments: Mapping[str, Any], composition: Composition) -> dict[str, Any]:
@@ -176,6 +182,8 @@ def _scheduler(settings: Any) -> Any:
         return None
     if isinstance(settings, Mapping) and settings.get(TARGET) == "bow.PerRound":
         return bow.PerRound(factory(settings.get("factory"), "scheduler.factory"))
+    if isinstance(settings, Mapping) and settings.get(TARGET) == "bow.WarmupCosine":
+        return made(settings, "scheduler")
     return factory(settings, "scheduler")
 
 

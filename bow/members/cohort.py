@@ -102,12 +102,14 @@ class Cohort:
         group.place(row, model, variant.make_optimizer(train.optimizer), variant.seed)
         if progress.state is not None:
             self._samples.dealt()  # it goes on somewhere else than those that begin
-        self.feed.put(row, self._samples.open(self._config, variant))
+        stream = self._samples.open(self._config, variant)
+        rounds = train.steps or stream.rounds_left(1)
+        self.feed.put(row, stream)
         if progress.state is not None:
             self._samples.dealt()
         optimizer = group.optimizer.by_learner[row]
         factory = self._config.scheduler_of(variant)
-        progress.scheduler = make_scheduler(factory, optimizer)
+        progress.scheduler = make_scheduler(factory, optimizer, rounds)
         progress.losses = []
         if progress.state is not None:
             self._restore(row, progress)

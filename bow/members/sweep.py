@@ -284,9 +284,8 @@ def _try_first_batches(config: SweepConfig) -> None:
             )
             labels, step = all_labels(train.data), train.step_or_loss
             check_first_batch(templates[kind], opened.example, train.loss, step, labels, most_bad=MOST_LOST)
-        make_scheduler(
-            config.scheduler_of(variant), make_optimizer(variant.make_optimizer(train.optimizer), templates[kind])
-        )
+        optimizer = make_optimizer(variant.make_optimizer(train.optimizer), templates[kind])
+        make_scheduler(config.scheduler_of(variant), optimizer, train.steps or stream.rounds_left(1))
 
 
 def _directory(config: SweepConfig, lock: RunLock) -> SweepDirectory:

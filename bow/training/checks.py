@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import math
 import os
 import warnings
@@ -168,10 +169,18 @@ def check_objects(setting: str, values: Any, kind: type) -> None:
             raise SettingError(f"{setting} must be a list of {kind.__name__} objects, got {values!r}")
 
 
-def make_scheduler(factory: Callable[[Optimizer], LRScheduler] | None, optimizer: Optimizer) -> LRScheduler | None:
-    """Call the user's function that makes a learning-rate scheduler."""
+def make_scheduler(
+    factory: Callable[..., LRScheduler] | None, optimizer: Optimizer, rounds: int | None
+) -> LRScheduler | None:
+    """Call the user's function that makes a learning-rate scheduler, with the number of rounds if it asks for it."""
     if factory is None:
         return None
+    if "rounds" in inspect.signature(factory).parameters:
+        if rounds is None:
+            raise SettingError(
+                f"scheduler {factory!r} needs the number of rounds, which these data do not tell; set steps"
+            )
+        factory = functools.partial(factory, rounds=rounds)
     try:
         scheduler = factory(optimizer)
     except Exception as error:

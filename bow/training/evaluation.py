@@ -100,14 +100,14 @@ class Evaluator:
                 if self._loss is None and task.step is not own_loss:
                     values = _step_values(task.step(model, batch))
                 else:
-                    if self._loss is None:
+                    if self._loss is None and isinstance(batch, Mapping):
                         made = outputs_of(model, batch)
                         values = {"loss": loss_of(made)}
                         outputs, targets = _logits_and_labels(made, batch)
                     else:
-                        inputs, targets = batch
+                        inputs, targets = _pair(batch)
                         outputs = model(inputs)
-                        values = {"loss": self._loss(outputs, targets)}
+                        values = {} if self._loss is None else {"loss": self._loss(outputs, targets)}
                     if applying is None:
                         applying = [m for m in self._metrics if m.applies(outputs, targets)]
                     for metric in applying:
@@ -296,6 +296,14 @@ def _computed(metric: Metric) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise SettingError(f"the metric {metric.name} must compute a number, got {value!r}") from None
+
+
+def _pair(batch: Any) -> tuple[Any, Any]:
+    if not isinstance(batch, tuple | list) or len(batch) != 2:
+        raise DataError(
+            f"data must give pairs (inputs, targets), or dictionaries, got {type(batch).__name__}; use step="
+        )
+    return batch[0], batch[1]
 
 
 def _logits_and_labels(outputs: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:

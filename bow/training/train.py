@@ -108,7 +108,7 @@ def train(
         optimizer: makes a `torch.optim` optimizer from an iterable of parameters; a function whose first parameter is
             called `named...` gets pairs `(name, parameter)`, as in `lambda named: ...`, for groups by name.
         scheduler: makes a `torch.optim.lr_scheduler` from the optimizer, stepped after every epoch; `bow.PerRound(...)`
-            of the same: after every round.
+            of the same: after every round. A parameter `rounds` is given their number. `bow.WarmupCosine()` is one.
         batch_size: samples per learner and round; None: 16, or the `DataLoader`'s own.
         epochs: passes over the data by all learners together.
         steps: rounds; when given, `epochs` is not looked at.
@@ -209,7 +209,8 @@ def run_training(config: TrainConfig) -> Result:
         replicas = made.learners
         at_the_end.callback(replicas.close)
         warn_of_first_come(config.engine.dispatch, config.sync, made.tuned.learners)
-        scheduler = make_scheduler(config.scheduler_factory, replicas.optimizer)
+        rounds = config.steps or prepared.opened.stream.rounds_left(replicas.group.num_all)
+        scheduler = make_scheduler(config.scheduler_factory, replicas.optimizer, rounds)
         started_with, given_trajectory = optimizer_settings(replicas.optimizer), trajectory(config, prepared.opened)
         if state is not None:
             restore(state, learned, replicas, prepared.opened.stream, scheduler, given_trajectory)

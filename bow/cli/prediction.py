@@ -1,0 +1,104 @@
+"""`bow predict`: what the model of a run says of data."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_model
+from torch import Tensor, nn
+
+from bow.cli.arguments import model_and_data
+from bow.cli.composition import recompose
+from bow.cli.help import folded
+from bow.data import evaluation_batches
+from bow.errors import DataError, ModelError, RunDirectoryError, SettingError, disk_reason, reason
+from bow.observe import RunDirectory
+from bow.observe.text import metric_text
+from bow.training.evaluating import evaluate
+from bow.values import given_path
+
+USAGE = """\
+usage: bow predict RUN DATA [model=best] [out=FILE]
+
+  bow predict runs/first inputs.npy             writes runs/first/predictions.npy
+  bow predict runs/first inputs.npy model=best  by the model at its best evaluation
+  bow predict runs/first validation             of what the run held out
+
+RUN is the directory of a run of bow train, whose config.yaml says what the
+model is. DATA is a file of numpy's with inputs [samples, ...] as the training
+had them, scaled alike. What is written are the model's outputs, by sample.
+"""
+OPTIONS = {"model": "last", "out": ""}
+VALIDATION = "validation"
+
+
+def run(words: Sequence[str]) -> int:
+    """Carry out `bow predict`; `words` are what stands behind it."""
+    if "-h" in words or "--help" in words:
+        print(folded(USAGE), end="")
+        return 0
+    pairs = [word.split("=", 1) for word in words if word.split("=", 1)[0] in OPTIONS and "=" in word]
+    options = {**OPTIONS, **dict(pairs)}
+    given = [word for word in words if word.split("=", 1) not in pairs]
+    if len(given) != 2 or options["model"] not in ("last", "best"):
+        raise SettingError(
+            f"bow predict takes a run directory, data, model=last or best and out=FILE, got {' '.join(words)!r}; "
+            "write bow predict RUN inputs.npy"
+        )
+    directory = RunDirectory(given_path("the run directory", given[0], RunDirectoryError))
+    make, splits = model_and_data(recompose(directory.config_path, []))
+    model = _loaded(make(), directory, options["model"])
+    inputs = splits.validation[0] if given[1] == VALIDATION else _read(given_path("data", given[1], DataError), model)
+    outputs = _outputs(model, inputs)
+    path = Path(options["out"] or directory.path / "predictions.npy")
+    try:
+        with path.open("wb") as file:
+            np.save(file, outputs.numpy())
+    except OSError as error:
+        raise SettingError(f"out={path} cannot be written ({disk_reason(error)}); name another file") from error
+    measured = evaluate(model, splits.validation) if given[1] == VALIDATION else {}
+    values = "".join(f", {name} {metric_text(name, value)}" for name, value in measured.items())
+    print(f"outputs {list(outputs.shape)}{values}: {path}")
+    return 0
+
+
+def _loaded(model: nn.Module, directory: RunDirectory, which: str) -> nn.Module:
+    """The run's model; the last one is the best where no other was kept."""
+    path = directory.best_path if which == "best" and directory.best_path.exists() else directory.model_path
+    try:
+        load_model(model, path)
+    except (OSError, SafetensorError, RuntimeError) as error:
+        raise RunDirectoryError(
+            f"{path} cannot be loaded into the model of {directory.config_path} ({reason(error)}); give the directory "
+            "of a run of bow train that has ended"
+        ) from error
+    return model.eval()
+
+
+def _read(path: Path, model: nn.Module) -> Tensor:
+    try:
+        inputs = torch.as_tensor(np.load(path, allow_pickle=False))
+    except (OSError, ValueError, TypeError, EOFError) as error:
+        raise DataError(
+            f"data {path} cannot be read ({reason(error)}); give a file that numpy.save wrote, or {VALIDATION!r}"
+        ) from error
+    dtype = next((p.dtype for p in model.parameters()), torch.float32)
+    return inputs.to(dtype) if inputs.is_floating_point() else inputs
+
+
+@torch.no_grad()
+def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
+    made = []
+    for batch in evaluation_batches(inputs):
+        try:
+            outputs = model(batch)
+        except Exception as error:
+            raise DataError(
+                f"the model fails on inputs of shape {tuple(inputs.shape)} ({reason(error)}); give them as in training"
+            ) from error
+        if not isinstance(outputs, Tensor):
+            raise ModelError(f"the model returns {type(outputs).__name__}, and a tensor can be written; use Python")
+        made.append(outputs.float())
+    return torch.cat(made)

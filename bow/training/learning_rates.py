@@ -1,0 +1,195 @@
+"""Learning rates: warm-up and cosine in one word, and a test of which rates train at all."""
+
+import functools
+import itertools
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+from bow.data import open_stream
+from bow.engines import EngineName, Loss, Stacked, Step
+from bow.engines.config import Engine
+from bow.errors import SettingError
+from bow.replicas import OptimizerFactory
+from bow.sync import Synchroniser
+from bow.training.config import PerRound, SchedulerFactory
+from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC, Replicas
+from bow.values import number, whole
+
+WORSE = 4.0
+"""A loss so many times the best one ends a range test."""
+
+SMOOTHING = 0.8
+"""How much of the smoothed loss is that of the round before."""
+
+
+@dataclass(frozen=True)
+class WarmupCosine(PerRound):
+    """The learning rate rises over the first rounds and falls along half a cosine over all others.
+
+    It is stepped after every round; how many there are, bow knows.
+
+    Args:
+        warmup: rounds in which it rises evenly to the optimizer's own; below 1, a share of all rounds.
+        end: the last learning rate, as a share of the optimizer's own.
+
+    Raises:
+        SettingError: a value that cannot be carried out.
+
+    Example:
+        >>> WarmupCosine(warmup=100)
+        WarmupCosine(warmup=100, end=0.0)
+
+    References:
+        Loshchilov, Hutter, SGDR: Stochastic Gradient Descent with Warm Restarts, 2017.
+        Goyal et al., Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour, 2017 (warm-up).
+    """
+
+    factory: SchedulerFactory = field(init=False, repr=False, compare=False)
+    warmup: float = 0.05
+    end: float = 0.0
+
+    def __post_init__(self) -> None:
+        number("warmup", self.warmup, least=0)
+        number("end", self.end, least=0, most=1)
+        object.__setattr__(self, "factory", functools.partial(_warmup_cosine, self.warmup, self.end))
+
+
+class _Shape:
+    """The factor of a round; an object, whose numbers checkpoints hold."""
+
+    def __init__(self, warmup: int, rounds: int, end: float) -> None:
+        self.warmup = warmup
+        self.rounds = rounds
+        self.end = end
+
+    def __call__(self, index: int) -> float:
+        if index < self.warmup:
+            return (index + 1) / self.warmup
+        done = min((index - self.warmup) / max(1, self.rounds - self.warmup), 1.0)
+        return self.end + (1 - self.end) * (1 + math.cos(math.pi * done)) / 2
+
+
+def _warmup_cosine(warmup: float, end: float, optimizer: Optimizer, *, rounds: int) -> LambdaLR:
+    return LambdaLR(optimizer, _Shape(round(warmup * rounds) if warmup < 1 else int(warmup), rounds, end))
+
+
+@dataclass(frozen=True)
+class RangeTest:
+    """What a range test has seen.
+
+    Attributes:
+        rates: the learning rate of each round.
+        losses: the mean loss of its learners, before the step.
+        best: the rate at which the smoothed loss fell most steeply: a first one to try.
+    """
+
+    rates: list[float] = field(repr=False)
+    losses: list[float] = field(repr=False)
+    best: float
+
+
+def lr_range_test(
+    model: nn.Module | Callable[[], nn.Module],
+    data: Any,
+    loss: Loss | None = None,
+    *,
+    step: Step | None = None,
+    optimizer: OptimizerFactory = DEFAULT_OPTIMIZER,
+    batch_size: int | None = None,
+    learners: int = 1,
+    sync: Synchroniser = DEFAULT_SYNC,
+    engine: EngineName | Engine = "eager",
+    rounds: int = 100,
+    least: float = 1e-6,
+    most: float = 10.0,
+    seed: int = 0,
+) -> RangeTest:
+    """Train for some rounds with a learning rate that grows from round to round, and see where the loss falls fastest.
+
+    The rate grows by the same factor every round, from `least` to `most`, and the test ends where the loss is no number
+    or four times the best. The model that is given stays as it is. Parameter groups keep their proportions.
+
+    Args:
+        model: as for `bow.train`.
+        data: as for `bow.train`.
+        loss: as for `bow.train`.
+        step: as for `bow.train`.
+        optimizer: as for `bow.train`; its learning rate does not matter.
+        batch_size: samples per learner and round; None: 16, or the `DataLoader`'s own.
+        learners: how many; more of them bear, and need, a higher rate.
+        sync: as for `bow.train`.
+        engine: as for `bow.train`.
+        rounds: how many rates are tried.
+        least: the first rate.
+        most: the last one.
+        seed: as for `bow.train`.
+
+    Raises:
+        BowError: an argument that cannot be carried out; the message names the value and the remedy.
+
+    Example:
+        >>> import torch
+        >>> inputs = torch.randn(64, 8)
+        >>> seen = lr_range_test(nn.Linear(8, 1), (inputs, inputs[:, :1]), nn.functional.mse_loss, rounds=20)
+        >>> 1e-6 < seen.best < 10
+        True
+
+    References:
+        Smith, Cyclical Learning Rates for Training Neural Networks, 2017.
+    """
+    rounds = whole("rounds", rounds, least=3)
+    first, last = number("least", least, above=0), number("most", most, above=0)
+    if first >= last:
+        raise SettingError(f"least must be smaller than most, got {least:g} and {most:g}; exchange them")
+    learners = whole("learners", learners)
+    stream = open_stream(data, batch_size=batch_size, steps=rounds, seed=seed)
+    replicas = Replicas(
+        model,
+        loss,
+        step=step,
+        optimizer=optimizer,
+        learners=learners,
+        sync=sync,
+        engine=engine,
+        on_nan="continue",
+        seed=seed,
+        device="auto",
+    )
+    groups = replicas.optimizer.param_groups
+    largest = max(float(group["lr"]) for group in groups) or 1.0
+    shares = [float(group["lr"]) / largest or 1.0 for group in groups]
+    rates: list[float] = []
+    losses: list[float] = []
+    try:
+        for index in range(rounds):
+            deal = stream.deal(learners)
+            rate = first * (last / first) ** (index / (rounds - 1))
+            for group, share in zip(groups, shares, strict=True):
+                group["lr"] = rate * share
+            if deal is None:
+                break
+            value = float(replicas.round(Stacked(deal.batches) if deal.stacked else deal.batches).nanmean())
+            rates.append(rate)
+            losses.append(value)
+            if not math.isfinite(value) or value > WORSE * max(min(losses), 1e-12):
+                break
+    finally:
+        replicas.close()
+    return RangeTest(rates, losses, _steepest(rates, losses))
+
+
+def _steepest(rates: list[float], losses: list[float]) -> float:
+    """Where the smoothed loss falls fastest by the logarithm of the rate; the smallest rate where it never does."""
+    smoothed: list[float] = []
+    for value in losses:
+        before = smoothed[-1] if smoothed else value
+        smoothed.append(SMOOTHING * before + (1 - SMOOTHING) * value if math.isfinite(value) else math.inf)
+    falls = [after - before for before, after in itertools.pairwise(smoothed)]
+    return rates[min(range(len(falls)), key=falls.__getitem__)] if falls else statistics.median(rates)

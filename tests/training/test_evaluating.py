@@ -1,0 +1,58 @@
+"""`bow.evaluate` computes what a training's evaluation and a loop of one's own compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+import bow
+from bow.errors import BowError
+
+Data = tuple[Tensor, Tensor]
+
+
+def test_it_is_what_a_training_measures(train: Callable[..., bow.Result], model: nn.Module, data: Data) -> None:
+    result = train(model, data, validation=data)
+    assert bow.evaluate(result.model, data, loss=cross_entropy) == result.metrics
+    loader = DataLoader(TensorDataset(*data), batch_size=7)
+    assert bow.evaluate(result.model, loader, loss=cross_entropy) == pytest.approx(result.metrics, rel=1e-6)
+
+
+def test_it_is_what_a_loop_computes_and_leaves_the_model_alone(data: Data) -> None:
+    model = nn.Sequential(nn.Linear(5, 3), nn.Dropout(0.5)).train()
+    with torch.no_grad():
+        outputs = model[0](data[0])
+    expected = float((outputs.argmax(1) == data[1]).float().mean())
+    assert bow.evaluate(model, data) == {"accuracy": pytest.approx(expected)}
+    assert model.training
+    assert model[1].training
+
+    def step(module: nn.Module, batch: Data) -> tuple[Tensor, dict[str, Tensor]]:
+        made = module(batch[0])
+        return cross_entropy(made, batch[1]), {"mean": made.mean()}
+
+    values = bow.evaluate(model, data, step=step, batch_size=10)
+    assert values == pytest.approx({"loss": cross_entropy(outputs, data[1]).item(), "mean": outputs.mean().item()})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": nn.Linear}, "model must be a module, got type"),
+        ({"metrics": "accuracy"}, "metrics must be a list of Metric"),
+        ({"data": 3}, "data must be tensors"),
+        ({"loss": cross_entropy, "step": cross_entropy}, "give either loss= or step="),
+        ({"data": torch.ones(4, 5)}, "pairs"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_refused(
+    model: nn.Module, data: Data, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(BowError, match=message):
+        bow.evaluate(**{"model": model, "data": data, **changes})

@@ -1,0 +1,145 @@
+"""Warm-up and cosine beside the loop that computes them, and the range test."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import bow
+from bow.data import open_stream
+from bow.errors import SettingError
+
+Train = Callable[..., bow.Result]
+Data = tuple[Tensor, Tensor]
+
+SGD = functools.partial(torch.optim.SGD, lr=0.4, momentum=0.9)
+
+
+def expected_rates(rounds: int, warmup: int, end: float) -> list[float]:
+    rising = [0.4 * (t + 1) / warmup for t in range(warmup)]
+    falling = [math.cos(math.pi * t / (rounds - warmup)) for t in range(rounds - warmup)]
+    return rising + [0.4 * (end + (1 - end) * (1 + value) / 2) for value in falling]
+
+
+def plain(model: nn.Module, data: Data, rates: list[float]) -> nn.Module:
+    optimizer = SGD(model.parameters())
+    stream = open_stream(data, batch_size=4, epochs=2)
+    for rate in rates:
+        deal = stream.deal(1)
+        assert deal is not None
+        inputs, labels = [part[0] for part in deal.batches] if deal.stacked else deal.batches[0]
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+    return model
+
+
+@pytest.mark.parametrize(("warmup", "rounds"), [(0.25, 6), (5, 5), (0, 0)])
+def test_warmup_and_cosine_are_those_of_the_plain_loop(
+    train: Train, model: nn.Module, data: Data, warmup: float, rounds: int
+) -> None:
+    scheduler = bow.WarmupCosine(warmup=warmup, end=0.1)
+    result = train(model, data, optimizer=SGD, scheduler=scheduler, learners=1, epochs=2)
+    rates = expected_rates(24, rounds, 0.1)
+    expected = plain(model, data, rates)
+    for own, other in zip(result.model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
+    assert result.history[-1]["lr"] == pytest.approx(rates[-1], rel=0.2)
+
+
+def test_a_resumed_training_keeps_its_curve(train: Train, model: nn.Module, data: Data) -> None:
+    class Fails(bow.Callback):
+        def on_round_end(self, run: Any) -> None:
+            if run.round == 7:
+                raise RuntimeError("power cut")
+
+    settings = {"optimizer": SGD, "scheduler": bow.WarmupCosine(), "checkpoint_every": 3, "epochs": 2}
+    whole = train(model, data, run_dir=None, **settings)
+    with pytest.raises(RuntimeError, match="power cut"):
+        train(model, data, callbacks=[Fails()], **settings)
+    result = train(model, data, resume="auto", **settings)
+    for own, other in zip(result.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(own, other)
+
+
+def test_a_scheduler_of_ones_own_is_told_the_rounds(train: Train, model: nn.Module, data: Data) -> None:
+    told: list[int] = []
+
+    def make(optimizer: torch.optim.Optimizer, rounds: int) -> torch.optim.lr_scheduler.OneCycleLR:
+        told.append(rounds)
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=rounds)
+
+    train(model, data, scheduler=bow.PerRound(make), epochs=2)
+    assert set(told) == {12}
+
+
+def test_members_have_the_curve_of_a_training_alone(train: Train, model: nn.Module, data: Data) -> None:
+    run = bow.Run(train(model, data).run_dir / "sweep", progress=False)
+    make = functools.partial(nn.Linear, 5, 3)
+    settings = {"optimizer": SGD, "scheduler": bow.WarmupCosine(0.2), "epochs": 2}
+    swept = bow.sweep(make, data, cross_entropy, variants=bow.grid(seed=[0, 1]), engine="eager", run=run, **settings)
+    torch.set_num_threads(1)
+    alone = train(make, data, learners=1, batch_size=16, seed=1, run_dir=None, **settings)
+    assert swept[1].model is not None
+    for own, other in zip(swept[1].model.parameters(), alone.model.parameters(), strict=True):
+        assert torch.equal(own, other)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"warmup": -1}, "warmup must be .*at least 0, got -1"), ({"end": 2}, "end must be .*got 2")],
+)
+def test_curves_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        bow.WarmupCosine(**settings)
+
+
+def test_a_range_test_is_a_loop_whose_rate_grows_and_finds_a_rate_that_trains(model: nn.Module, data: Data) -> None:
+    before = model.weight.detach().clone()  # type: ignore[union-attr, operator]
+    seen = bow.lr_range_test(model, data, cross_entropy, optimizer=SGD, batch_size=8, rounds=60, least=1e-4, most=1000)
+    assert torch.equal(model.weight, before)  # type: ignore[arg-type]
+    assert seen.rates[0] == pytest.approx(1e-4)
+    assert seen.rates[1] / seen.rates[0] == pytest.approx(10 ** (7 / 59))
+    assert 1e-3 < seen.best < 30
+    twin = nn.Linear(5, 3)
+    twin.load_state_dict(model.state_dict())
+    optimizer, losses = SGD(twin.parameters()), []
+    stream = open_stream(data, batch_size=8, steps=60)
+    for rate in seen.rates[:10]:
+        deal = stream.deal(1)
+        assert deal is not None
+        inputs, labels = [part[0] for part in deal.batches] if deal.stacked else deal.batches[0]
+        optimizer.param_groups[0]["lr"] = rate
+        optimizer.zero_grad()
+        loss = cross_entropy(twin(inputs), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert seen.losses[:10] == pytest.approx(losses, rel=1e-6)
+
+
+def test_a_range_test_ends_where_the_loss_is_lost(model: nn.Module, data: Data) -> None:
+    seen = bow.lr_range_test(model, data, cross_entropy, rounds=50, least=1.0, most=1e30)
+    assert len(seen.rates) < 50
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rounds": 2}, "rounds must be .*at least 3, got 2"),
+        ({"least": 1, "most": 1}, "least must be smaller than most"),
+    ],
+)
+def test_range_tests_that_cannot_be_are_refused(
+    model: nn.Module, data: Data, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingError, match=message):
+        bow.lr_range_test(model, data, cross_entropy, **settings)
