@@ -17,7 +17,6 @@ from bow.training.data_source import DataSource, check_round
 from bow.training.epoch import MOST_LOST
 from bow.training.evaluation import Evaluator
 from bow.training.replicas_config import ReplicasConfig
-from bow.training.schedule import decide, engine_with, read_schedule
 
 if TYPE_CHECKING:
     from bow.training.partition_learners import Placed
@@ -44,11 +43,13 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
     """Check a config, open its data and try the first batch."""
     step, learners = config.step_or_loss, config.num_learners
     device, count = choose_devices(config.devices.count)
-    schedule, engine = read_schedule(config.engine.schedule), config.engine.runner
-    partition = config.partition
-    if partition is None:
+    engine, schedule, partition = config.engine.runner, None, config.partition
+    if config.engine.schedule is not None:
+        from bow.training.schedule import decide, engine_with, read_schedule  # which few trainings have
+
+        schedule = read_schedule(config.engine.schedule)
         engine = engine_with(schedule, config.engine, device)
-    else:
+    if partition is not None:
         from bow.training.placed import check_settings, devices_of, placed_step
 
         check_settings(partition, config)
@@ -83,12 +84,13 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
     if partition is not None:
         placed = placed_step(partition, replicas_config, opened, None if is_member() else count or 1)
     say = ProgressBar(enabled=config.run.progress and is_leader()).say
-    decided = decide(schedule, replicas_config, opened.example, say, 1 if learners == "auto" else learners)
-    replicas_config = replicas_config.with_engine(schedule=decided)
-    if decided is not None:
-        engine = "graph"
-        if learners == "auto":
-            learners = rule = 1
+    if schedule is not None:
+        decided = decide(schedule, replicas_config, opened.example, say, 1 if learners == "auto" else learners)
+        replicas_config = replicas_config.with_engine(schedule=decided)
+        if decided is not None:
+            engine = "graph"
+            if learners == "auto":
+                learners = rule = 1
     place = device.torch_device if isinstance(device, StreamDevice) else device
     return Prepared(
         config=config,
