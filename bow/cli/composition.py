@@ -4,6 +4,8 @@ Hydra composes `conf/config.yaml`, the chosen groups, the recipe and the overrid
 dictionaries, lists, strings and numbers, and every mistake leaves it as one sentence.
 """
 
+import copy
+import functools
 import itertools
 import re
 from collections import Counter
@@ -16,6 +18,7 @@ from typing import Any
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_module
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -70,10 +73,9 @@ def compose(overrides: Sequence[str]) -> Composition:
         config = _compose(in_parts)
         choices = _choices(config)
         if foreign := _foreign_to_recipe(parsed, choices):
-            given = {str(override.key_or_group) for override in in_parts} | {"recipe"}
-            others = [_parse_one(f"{group}={option}") for group, option in choices.items() if group not in given]
-            own = [override for override in in_parts if override.key_or_group != "recipe"]
-            base = _compose([*others, *own, _parse_one("recipe=none")])
+            about = {*foreign, "hydra"}
+            own = [override for override in in_parts if str(override.key_or_group).split(".")[0] in about]
+            base = _compose([*own, _parse_one("recipe=none")])
             for group in foreign:
                 config[group] = base[group]
         _replace_whole(parsed, config, choices)
@@ -232,11 +234,27 @@ def _line(override: Override) -> str:
 
 def _compose(overrides: Sequence[Override]) -> DictConfig:
     try:
-        return hydra_compose(CONFIG, overrides=list(map(_line, overrides)), return_hydra_config=True)
+        return _composed(overrides)
     except MissingConfigException as error:
         raise _missing_option(error) from None
     except MISTAKES as error:
         raise _rejected(error, overrides) from None
+
+
+def _composed(overrides: Sequence[Override]) -> DictConfig:
+    """What hydra composes, which takes a while: of what bow ships, once for all runs with the same groups."""
+    if any(override.key_or_group == SEARCH_PATH for override in overrides):
+        return hydra_compose(CONFIG, overrides=list(map(_line, overrides)), return_hydra_config=True)
+    chosen = [override for override in overrides if override.key_or_group in _groups()]
+    config = copy.deepcopy(_of_groups(tuple(map(_line, chosen))))
+    values = OverridesParser.create().parse_overrides([_line(each) for each in overrides if each not in chosen])
+    ConfigLoaderImpl._apply_overrides_to_config(values, config)
+    return config
+
+
+@functools.cache
+def _of_groups(chosen: tuple[str, ...]) -> DictConfig:
+    return hydra_compose(CONFIG, overrides=list(chosen), return_hydra_config=True)
 
 
 def _missing_option(error: MissingConfigException) -> SettingError:
@@ -248,19 +266,18 @@ def _missing_option(error: MissingConfigException) -> SettingError:
 
 def _rejected(error: Exception, overrides: Sequence[Override]) -> SettingError:
     """Find the override that hydra objects to: the first that does not compose with the groups alone."""
-    groups = [_line(override) for override in overrides if override.key_or_group in _groups()]
+    groups = [override for override in overrides if override.key_or_group in (*_groups(), SEARCH_PATH)]
     for override in overrides:
-        line = _line(override)
         try:
-            hydra_compose(CONFIG, overrides=[*groups, *([] if line in groups else [line])])
+            _composed([*groups, *([] if override in groups else [override])])
         except MISTAKES as reason:
             return _explain(override, reason, groups)
     return SettingError(f"these settings cannot be combined: {_first_line(error)}")
 
 
-def _explain(override: Override, reason: Exception, groups: Sequence[str]) -> SettingError:
+def _explain(override: Override, reason: Exception, groups: Sequence[Override]) -> SettingError:
     key, line = str(override.key_or_group), str(override.input_line)
-    config = hydra_compose(CONFIG, overrides=list(groups), return_hydra_config=True)
+    config = _composed(groups)
     known = set(_flat_keys(OmegaConf.to_container(config, resolve=False)))
     if override.is_add() and key in known:
         return SettingError(f"{line} adds a setting that exists; write {line.removeprefix('+')} to change it")
@@ -324,14 +341,16 @@ def _foreign_to_recipe(parsed: Sequence[Override], choices: Mapping[str, str]) -
     chosen = {override.key_or_group for override in parsed} & choices.keys() - {"recipe", *MANY}
     if not chosen or "recipe" not in choices:
         return []
-    own = _choices(_compose([_parse_one(f"recipe={choices['recipe']}")]))
+    places = [override for override in parsed if override.key_or_group == SEARCH_PATH]
+    own = _choices(_compose([*places, _parse_one(f"recipe={choices['recipe']}")]))
     return [group for group in chosen if choices[group] != own[group]]
 
 
-def _groups() -> list[str]:
+@functools.cache
+def _groups() -> tuple[str, ...]:
     loader = GlobalHydra.instance().config_loader()
     names = loader.get_group_options("", ObjectType.GROUP)
-    return [name for name in names if name != "hydra" and not name.startswith("_")]
+    return tuple(name for name in names if name != "hydra" and not name.startswith("_"))
 
 
 def _options(group: str) -> list[str]:

@@ -247,3 +247,11 @@ def test_the_tuners_defaults_are_those_of_its_class() -> None:
         "pinned",
         "learners",
     }
+
+
+def test_a_recipe_of_ones_own_takes_another_model(tmp_path: Path) -> None:
+    (tmp_path / "recipe").mkdir()
+    shipped = importlib.resources.files("bow.conf").joinpath("recipe/lenet.yaml").read_text()
+    (tmp_path / "recipe/mine.yaml").write_text(shipped)
+    places = f"hydra.searchpath=[file://{tmp_path}]"
+    assert settings(places, "recipe=mine", "model=mlp") == settings("recipe=lenet", "model=mlp")
