@@ -115,7 +115,13 @@ def _no_choices_in_the_users_cache(tmp_path_factory: pytest.TempPathFactory, mon
 @pytest.fixture
 def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports without their pictures, which take most of the time of a short training."""
-    monkeypatch.setattr("bow.observe.report.charts", lambda records, settings: [])
+    monkeypatch.setattr("bow.observe.charts.Chart.svg", lambda chart: "")
+
+
+@pytest.fixture(autouse=True)
+def _charts_of_reports_alone(request: pytest.FixtureRequest) -> None:
+    if request.path.stem not in ("test_report", "test_charts") and not request.config.getoption("--nightly"):
+        request.getfixturevalue("no_charts")
 
 
 @pytest.fixture(autouse=True)

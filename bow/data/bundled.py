@@ -1,5 +1,6 @@
 """Data without a download: scikit-learn's digits, Python's help texts, images that are made up."""
 
+import functools
 from collections.abc import Sequence
 
 import torch
@@ -25,17 +26,21 @@ def digits(limit: int | None = None) -> DataSplits:
     References:
         Alpaydin, Kaynak: Optical recognition of handwritten digits, UCI machine learning repository, 1998.
     """
-    # Imported here: scikit-learn takes a second to import, and only this data set needs it.
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    images = torch.as_tensor(bunch.images).unsqueeze(1)
-    labels = torch.as_tensor(bunch.target, dtype=torch.int64)
+    images, labels = _digits()
     rank_in_class = torch.nn.functional.one_hot(labels).cumsum(0).gather(1, labels[:, None]).squeeze(1) - 1
     held_out = rank_in_class % 5 == 4
     train, validation = standardize(images[~held_out], images[held_out])
     splits = DataSplits((train, labels[~held_out]), (validation, labels[held_out]), 10, "digits")
     return splits.limited(limit)
+
+
+@functools.cache
+def _digits() -> tuple[Tensor, Tensor]:
+    # Imported here: scikit-learn takes a second to import, and only this data set needs it.
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    return torch.as_tensor(bunch.images).unsqueeze(1), torch.as_tensor(bunch.target, dtype=torch.int64)
 
 
 _VALIDATION_SHARE = 0.1

@@ -13,7 +13,7 @@ NAMES = sorted(path.stem for path in RECIPES.glob("*.py") if not path.stem.endsw
 
 
 @pytest.fixture(autouse=True)
-def _in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_charts: None) -> None:
+def _in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("digits", "text", "synthetic_images"):
         monkeypatch.setattr(bow.data, name, functools.partial(getattr(bow.data, name), limit=64))
