@@ -1,6 +1,7 @@
 """The report of a run: one self-contained HTML page."""
 
 import datetime
+import functools
 import importlib.resources
 import re
 from collections.abc import Iterator, Mapping
@@ -262,6 +263,7 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
             yield f"{prefix}{name}", value_text(value)
 
 
+@functools.cache
 def _template(name: str) -> "Template":
     import jinja2
 

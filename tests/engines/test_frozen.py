@@ -116,6 +116,8 @@ def place(name: str) -> tuple[Callable[..., Tensor], Callable[[float], None]]:
     omega, beta, chosen = OmegaConf.create({"train": {"beta": 0.0}}), 0.0, {0.0}
     described, user, chained = Described(), UserDict({"beta": 0.0}), ChainMap({}, dictionary)
     context: ContextVar[float] = ContextVar("beta", default=0.0)
+    file: Any = types.ModuleType("settings_of_the_users")
+    file.beta = 0.0
     Settings.beta = by_default.__defaults__[0][0] = 0.0  # type: ignore[index]
     set_global(0.0)
 
@@ -148,6 +150,7 @@ def place(name: str) -> tuple[Callable[..., Tensor], Callable[[float], None]]:
         "dataclass": (with_term(lambda: config.beta), lambda v: setattr(config, "beta", v)),
         "property of slots": (with_term(lambda: slots.beta), lambda v: setattr(slots, "beta", v)),
         "class": (with_term(lambda: Settings.beta), lambda v: setattr(Settings, "beta", v)),
+        "module": (with_term(lambda: file.beta), lambda v: setattr(file, "beta", v)),
         "cell": (with_term(lambda: beta), set_cell),
         "global": (with_global, set_global),
         "callable object": (scaled, lambda v: scaled.inner.values[0].update(beta=v)),
@@ -168,7 +171,7 @@ def place(name: str) -> tuple[Callable[..., Tensor], Callable[[float], None]]:
 PLACES = [
     *("dictionary", "method", "nested", "list", "longer list", "set", "array", "namespace", "getattr"),
     *("dataclass", "property of slots", "class", "cell", "global", "callable object", "bound method", "loss module"),
-    *("descriptor", "context variable", "ChainMap", "UserDict", "cached function"),
+    *("module", "descriptor", "context variable", "ChainMap", "UserDict", "cached function"),
     *("partial", "default", "hydra's configuration"),
 ]
 

@@ -21,6 +21,7 @@ import bow
 from bow.devices import available_cores
 from bow.engines import thread_pool
 from bow.engines.captured import COMPILING_PAYS_S, MAX_SHAPES, compiling_pays
+from bow.engines.graph_round import GraphRound
 from bow.errors import GraphError, RuntimeUnavailableError
 from tests.engines.pairs import TOLERANCE, Pair
 from tests.forked import FORKED
@@ -221,6 +222,24 @@ def test_a_shape_is_captured_when_it_comes_again_and_rare_ones_run_in_eager() ->
             pair.round(batches(t, 2, samples))
         assert len(list(engine.runner.tasks)) == MAX_SHAPES  # type: ignore[attr-defined]
         assert pair.engine == "graph"
+
+
+@pytest.mark.parametrize(("most", "expected"), [(16, 2), (1, 6)])
+def test_what_was_made_for_a_shape_is_kept_up_to_a_limit(
+    most: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[GraphRound] = []
+
+    def counted(*arguments: Any) -> GraphRound:
+        made.append(GraphRound(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr("bow.engines.graph_jobs.GraphRound", counted)
+    monkeypatch.setattr("bow.engines.graph_jobs.MAX_JOBS", most)
+    with replicas() as graph:
+        for t, samples in enumerate([4, 4, 3, 3] * 3):
+            graph.round(batches(t, 2, samples))
+    assert len(made) == expected
 
 
 def test_learners_with_batches_of_different_shapes_share_a_round() -> None:
