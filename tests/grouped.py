@@ -23,6 +23,7 @@ SECTIONS: dict[str, tuple[type, str, dict[str, str]]] = {
             "eval_batch_size": "batch_size",
             "target": "target",
             "buffers": "buffers",
+            "ema": "ema",
         },
     ),
     "run": (

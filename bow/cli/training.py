@@ -239,6 +239,10 @@ def _report(result: "Result", is_synthetic: bool) -> int:
     restarts = f"; learners restarted {result.num_restarts} times" if result.num_restarts else ""
     on = " on synthetic data" if is_synthetic else ""
     say(f"central model{on}: {_outcome(result)}{restarts}")
+    best = result.best
+    if best is not None and best.model is not result.model:
+        value = f"{best.metric} {metric_text(best.metric, best.metrics[best.metric])}"
+        say(f"best: {value} after epoch {best.epoch:g}, in {_shown(RunDirectory(result.run_dir).best_path)}")
     if result.report_path is not None:
         say(f"report: {_shown(result.report_path)}")
     return 0 if result.model_path == RunDirectory(result.run_dir).model_path else NOT_SAVED

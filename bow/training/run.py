@@ -211,6 +211,10 @@ class TrainingLoop:
         if self.stopped is None and self.history and (rules := self._context.config.stop):
             own = next((why for rule in rules if (why := rule.why_over(self)) is not None), None)
             self.stopped = self._world.broadcast(own)
+            if self.stopped is not None:
+                best = self._evaluations.state["best"]
+                at = f", the best evaluation was after {best['epoch']:g}" if best else ""
+                self._records.event("stopped", f"{self.stopped}: the training ends after {self.epoch} epochs{at}")
 
     def _follow_up(self) -> None:
         """Let learners come and go while training, if they may; those of a partition stay as many as they are."""

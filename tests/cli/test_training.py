@@ -206,3 +206,16 @@ def test_a_training_on_synthetic_data_says_so(capsys: pytest.CaptureFixture[str]
     assert "<span>synthetic data</span>" in Path("here/report.html").read_text()
     assert main(["train", *SMALL, "run=digits"]) == 0
     assert "synthetic" not in capsys.readouterr().out + Path("digits/report.html").read_text().partition("</main>")[0]
+
+
+def test_what_every_trainer_has_is_a_setting_and_is_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["stop={_target_: bow.EarlyStopping, metric: accuracy, patience: 1}", "validation.ema=0.5"]
+    words += ["engine.accumulate=2", "scheduler={_target_: bow.WarmupCosine, warmup: 0.1}", "optimizer.lr=1.5"]
+    given = ["data.limit=64", "learners=2", "engine=eager", "epochs=20", *words]
+    assert main(["train", *given, "run=first"]) == 0
+    shown = capsys.readouterr().out
+    assert "patience: the training ends after" in shown
+    assert "best: accuracy" in shown
+    assert main(["train", "--config", "first/config.yaml", "run=again"]) == 0
+    for name in ("model", "best"):
+        assert Path(f"first/{name}.safetensors").read_bytes() == Path(f"again/{name}.safetensors").read_bytes()

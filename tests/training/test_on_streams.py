@@ -89,3 +89,21 @@ def test_what_learners_hold_is_recorded_beside_what_was_predicted(
     records = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
     (message,) = [record["message"] for record in records if record.get("event") == "memory"]
     assert re.fullmatch(r"2 learners: [\d.]+ \w+ in use on cpu, [\d.]+ \w+ predicted for .*", message)
+
+
+@pytest.mark.parametrize("engine", ["graph", "eager"])
+@pytest.mark.parametrize("settings", [{"ema": 0.8}, {"accumulate": 2}], ids=str)
+def test_averaged_weights_and_batches_in_parts_are_those_of_eager(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path, engine: str, settings: dict[str, Any]
+) -> None:
+    data = data[0].double(), data[1]
+    common = {"learners": 2, "epochs": 3, "batch_size": 5, "validation": data, **settings}
+    results = [
+        train(model.double(), data, engine=name, devices=where, run_dir=tmp_path / str(where), **common)
+        for name, where in (("eager", "cpu"), (engine, FakeDevice()))
+    ]
+    assert_same_course(*results)
+    ours, theirs = (result.best for result in results)
+    assert ours is not None
+    assert theirs is not None
+    assert ours.round == theirs.round

@@ -185,6 +185,7 @@ def test_metrics_are_those_of_labels_of_samples_only(tmp_path: Path) -> None:
         logits = result.model(data["input_ids"]).logits
     assert result.metrics["accuracy"] == pytest.approx(float((logits.argmax(1) == data["labels"]).float().mean()))
     assert result.metrics["loss"] == pytest.approx(float(F.cross_entropy(logits, data["labels"])))
+    assert bow.evaluate(result.model, data) == pytest.approx(result.metrics)
     tokens = train(*made("tied"), tmp_path / "tokens", validation=of_tokens())
     assert list(tokens.metrics) == ["loss"]
 

@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import bow
 from bow.data import open_stream
 from bow.errors import SettingError
+from bow.observe.records import read_records
 
 Train = Callable[..., bow.Result]
 Data = tuple[Tensor, Tensor]
@@ -53,6 +54,8 @@ def test_patience_ends_a_training_where_a_loop_of_ones_own_would(train: Train, m
     expected = next(n for n in range(1, 31) if n - 1 - losses.index(min(losses[:n])) >= 2)
     result = train(model, noisy(data), stop=rule, **settings)
     assert result.stopped == "patience"
+    (event,) = [record for record in read_records(result.run_dir / "metrics.jsonl") if record.get("event") == "stopped"]
+    assert event["message"].startswith(f"patience: the training ends after {expected} epochs, the best evaluation was ")
     assert [record["loss"] for record in result.history] == losses[:expected]
     assert 2 < expected < 30
 
@@ -164,3 +167,21 @@ def test_an_average_that_cannot_be_is_refused(train: Train, model: nn.Module, da
         train(model, data, validation=bow.Validation(ema=0.9), sync=bow.Independent())
     with pytest.raises(SettingError, match="members have no moving average"):
         bow.sweep(model, data, cross_entropy, variants=bow.grid(seed=[0]), validation=bow.Validation(ema=0.9))
+
+
+def test_two_devices_end_behind_the_same_epoch_with_one_average(train: Train, model: nn.Module, data: Data) -> None:
+    settings = {
+        "validation": bow.Validation(held_out(), ema=0.8),
+        "optimizer": OPTIMIZER,
+        "stop": [bow.EarlyStopping(patience=2), Ends()],
+        "engine": bow.Engine("eager", accumulate=2),
+        "scheduler": bow.WarmupCosine(),
+        "epochs": 8,
+    }
+    alone = train(model, data, learners=2, run_dir=None, **settings)
+    both = train(model, data, learners=1, devices=2, **settings)
+    assert both.stopped == alone.stopped == "enough"
+    assert len(both.history) == 2
+    for one, other in ((both.model, alone.model), (both.best.model, alone.best.model)):  # type: ignore[union-attr]
+        for own, expected in zip(one.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(own, expected, rtol=1e-5, atol=1e-6)
