@@ -25,6 +25,8 @@ usage: bow COMMAND [ARGUMENTS]
   bow train [NAME=VALUE ...] [-m]   train a model; without arguments LeNet on handwritten digits
   bow predict RUN DATA              what the model of a run says of data
   bow report RUN_DIR                write the report of a run, finished or not
+  bow runs [DIR]                    the runs of a folder as a table
+  bow compare RUN RUN               two runs beside each other, in one report
   bow schedule ACTION [NAME=VALUE ...]   profile, simulate, run and compare schedules of operators
   bow plan [NAME=VALUE ...]         how to split a model's operators over devices, simulated
   bow doctor [NAME=VALUE ...]       what this machine can run, and whether these settings would fit
@@ -36,6 +38,8 @@ COMMANDS = {
     "train": "training",
     "predict": "prediction",
     "report": "report",
+    "runs": "runs",
+    "compare": "comparing",
     "schedule": "scheduling",
     "plan": "planning",
     "doctor": "diagnosis",

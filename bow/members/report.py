@@ -16,15 +16,13 @@ from bow.members.result import Sweep
 from bow.members.saving import FOLD, FOLDER, MEMBERS, folder_of
 from bow.members.variant import Variant
 from bow.observe import RunDirectory, read_records
-from bow.observe.charts import BLUE, EPOCHS, GREY, Chart, ChartAxis, Series
+from bow.observe.charts import BLUE, EPOCHS, GREY, PALETTE, Chart, ChartAxis, Series
 from bow.observe.records import Record, is_number
 from bow.observe.report import Report, ResultTile, fact_text, flat, value_text, write_page
 from bow.observe.text import count_text, duration_text, is_share, metric_text, rate_text
 
 CHANCE = ("seed", FOLD)
 """Settings whose values are not compared: others are, over them."""
-
-PALETTE = ("#d9822b", "#2c7a4b", "#7b5ea7", "#c0443c", "#1f8a8a", "#8c6d46", "#c76b98", "#5b6577")
 
 FEW = 4
 """Values of a setting of which all pairs are compared; of more, each is compared with the best one."""
@@ -46,9 +44,14 @@ def is_sweep(directory: RunDirectory) -> bool:
     return isinstance(directory.read_config().get("variants"), list)
 
 
+def open_report(directory: RunDirectory) -> Report:
+    """What the report of a run or a sweep shows."""
+    return SweepReport.read(directory) if is_sweep(directory) else Report.read(directory)
+
+
 def write_sweep_report(directory: RunDirectory) -> Path:
     """Write `report.html` into the directory of a sweep, finished or not, from what is in it."""
-    return write_page(directory, "sweep.html", run=SweepReport.read(directory))
+    return write_page(directory.report_path, "sweep.html", run=SweepReport.read(directory))
 
 
 @dataclass(frozen=True)
@@ -82,9 +85,20 @@ class SweepReport(Report):
     @property
     def state(self) -> str:
         """Whether all members have ended."""
-        if any(member.stopped == "interrupted" for member in self.sweep):
+        is_over = [bool(member.history) or member.stopped is not None for member in self.sweep]
+        if any(member.stopped == "interrupted" for member in self.sweep) or (self.end and not all(is_over)):
             return "interrupted"
         return "finished" if self.end else "not finished"
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """The same as of a run; the result is the best member's."""
+        sweep, name = self.sweep, self.sweep.metric
+        told, of = super().summary, f"/{self.start['epochs']}" if self.start.get("epochs") else ""
+        own = {"learners": f"{len(sweep.members)} members", "engine": sweep.engine}
+        own |= {"epochs": f"{max(member.epochs for member in sweep):.3g}{of}", "time": duration_text(sweep.seconds)}
+        known = is_number(value := sweep.best.value(name))
+        return {**told, **own, "result": f"best {_words(name)} {metric_text(name, value)}" if known else ""}
 
     @property
     def headline(self) -> list[str]:
@@ -92,9 +106,8 @@ class SweepReport(Report):
         model, sweep = self.start.get("model", ""), self.sweep
         if is_number(self.start.get("parameters")):
             model += f", {count_text(self.start['parameters'])} parameters"
-        began = f"{self._stamp[1]} {self._stamp[2]}:{self._stamp[3]}" if self._stamp else ""
         engine = " on ".join(str(text) for text in (sweep.engine, self.start.get("device")) if text)
-        return [text for text in (began, f"{len(sweep.members)} members", self._beside, model, engine) if text]
+        return [text for text in (self._began, f"{len(sweep.members)} members", self._beside, model, engine) if text]
 
     @property
     def tiles(self) -> list[ResultTile]:

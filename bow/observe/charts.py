@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 BLUE, ORANGE, GREY = "#2563a8", "#d9822b", "#8a94a6"
+PALETTE = ("#d9822b", "#2c7a4b", "#7b5ea7", "#c0443c", "#1f8a8a", "#8c6d46", "#c76b98", "#5b6577")
 MAX_POINTS = 500  # a longer series is drawn by the means of so many stretches, so that the page stays small
 STEPS = [1, 2, 2.5, 5, 10]  # ticks are multiples of these
 
@@ -201,9 +202,12 @@ class Clock(NamedTuple):
 EPOCH_CLOCK = Clock("epochs", EPOCHS, lambda record: record.get("epoch"))
 
 
-def charts(records: Sequence[Record], settings: Mapping[str, str]) -> list[Chart]:
-    """The curves of a run, two in a row: every metric over epochs and over time, throughput, learners."""
-    time = _time(records)
+def charts(records: Sequence[Record], settings: Mapping[str, str], longest: float | None = None) -> list[Chart]:
+    """The curves of a run, two in a row: every metric over epochs and over time, throughput, learners, learning rate.
+
+    The unit of time suits `longest` seconds, by default those of the run.
+    """
+    time = _time(longest_s(records) if longest is None else longest)
     clocks = (EPOCH_CLOCK, time)
     names = dict.fromkeys(name for record in records if record["kind"] in VALIDATION for name in metrics(record))
     others = sorted((name for name in names if name != "loss"), key=lambda name: not is_share(name))
@@ -266,8 +270,12 @@ def _points(records: Iterable[Record], clock: Clock, kinds: Sequence[str], name:
     return [(x, y) for x, y in found if is_number(x) and is_number(y)]
 
 
-def _time(records: Sequence[Record]) -> Clock:
-    longest = max((record.get("time_s") or 0.0 for record in records), default=0.0)
+def longest_s(records: Sequence[Record]) -> float:
+    """How long a run has been trained."""
+    return max((record.get("time_s") or 0.0 for record in records), default=0.0)
+
+
+def _time(longest: float) -> Clock:
     unit, size = ("h", 3600) if longest >= 7200 else ("min", 60) if longest >= 120 else ("s", 1)
 
     def read(record: Record) -> float | None:

@@ -106,6 +106,8 @@ def read_records(path: str | Path) -> list[dict[str, Any]]:
     try:
         with Path(path).open(encoding="utf-8", errors="replace") as lines:
             return list(_parsed(path, lines))
+    except RunDirectoryError:
+        raise
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read ({error.strerror or error}); make it readable") from error
 

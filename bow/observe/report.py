@@ -35,18 +35,21 @@ def write_report(run_dir: str | Path) -> Path:
     file and no network.
     """
     directory = RunDirectory(given_path("the run directory", run_dir, RunDirectoryError))
-    return write_page(directory, "report.html", run=Report.read(directory), decision_head=DECISION_HEAD)
+    return write_page(directory.report_path, "report.html", run=Report.read(directory), decision_head=DECISION_HEAD)
 
 
-def write_page(directory: RunDirectory, template: str, **values: Any) -> Path:
-    """Write `report.html` by one of the templates beside this file."""
+def write_page(path: Path, template: str, **values: Any) -> Path:
+    """Write a page by one of the templates beside this file."""
     try:
-        write_whole(directory.report_path, _template(template).render(**values))
+        write_whole(path, _template(template).render(**values))
     except OSError as error:
-        raise RunDirectoryError(
-            f"{directory.report_path} cannot be written ({disk_reason(error)}); free space"
-        ) from error
-    return directory.report_path
+        raise RunDirectoryError(f"{path} cannot be written ({disk_reason(error)}); free space") from error
+    return path
+
+
+def now_text() -> str:
+    """Date and time in minutes."""
+    return f"{datetime.datetime.now():%Y-%m-%d %H:%M}"
 
 
 class ResultTile(NamedTuple):
@@ -106,7 +109,7 @@ class Report:
     @property
     def written(self) -> str:
         """When the page was made."""
-        return f"{datetime.datetime.now():%Y-%m-%d %H:%M}"
+        return now_text()
 
     @property
     def headline(self) -> list[str]:
@@ -116,9 +119,25 @@ class Report:
         if is_number(start.get("parameters")):
             model += f", {count_text(start['parameters'])} parameters"
         engine = " on ".join(str(start[name]) for name in ("engine", "device") if start.get(name))
-        began = f"{self._stamp[1]} {self._stamp[2]}:{self._stamp[3]}" if self._stamp else ""
         synthetic = "synthetic data" if any(event.get("event") == SYNTHETIC for event in self._events) else ""
-        return [str(text) for text in (began, model, start.get("sync"), engine, synthetic) if text]
+        return [str(text) for text in (self._began, model, start.get("sync"), engine, synthetic) if text]
+
+    @property
+    def summary(self) -> dict[str, str]:
+        """In a few words each: when, what, how, and what came out."""
+        last, of = self.last, f"/{self.start['epochs']:g}" if is_number(self.start.get("epochs")) else ""
+        values = self._final_metrics() or {"loss": self.of("epoch", "train_loss")[-1]} if self.epochs[1] else {}
+        return {
+            "began": self._began,
+            "model": str(self.start.get("model", "")),
+            "data": self._data,
+            "learners": value_text(last.get("learners", "")),
+            "engine": str(self.start.get("engine", "")),
+            "epochs": f"{last.get('epoch', 0):.3g}{of}",
+            "result": ", ".join(f"{name.replace('_', ' ')} {metric_text(name, values[name])}" for name in values),
+            "time": duration_text(last.get("seconds") or last.get("time_s") or 0.0),
+            "state": self.state,
+        }
 
     @property
     def tiles(self) -> list[ResultTile]:
@@ -173,6 +192,19 @@ class Report:
         """All values of a field in the records of a kind."""
         values = [record.get(name) for record in self.records if record["kind"] == kind]
         return [value for value in values if is_number(value)]
+
+    @property
+    def _began(self) -> str:
+        stamp = self._stamp
+        return str(self.start.get("began", ""))[:16] or (f"{stamp[1]} {stamp[2]}:{stamp[3]}" if stamp else "")
+
+    @property
+    def _data(self) -> str:
+        """The function that gave the data, or what they are."""
+        if target := self.settings.get("data._target_"):
+            return target.rpartition(".")[2]
+        found = re.match(r"[\w.]+(\[[^\]]*\])?", self.settings.get("data", ""))
+        return found[0] if found else ""
 
     @cached_property
     def _stamp(self) -> re.Match[str] | None:

@@ -1,0 +1,44 @@
+"""`bow compare`: runs beside each other."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bow.cli.help import folded
+from bow.errors import RunDirectoryError, SettingError
+from bow.members.report import is_sweep
+from bow.observe import RunDirectory
+from bow.observe.comparison import Comparison
+from bow.observe.report import Report, write_page
+from bow.terminal import say, terminal, terminal_table
+from bow.values import given_path
+
+USAGE = """\
+usage: bow compare RUN RUN ... [out=FILE]
+
+Shows runs beside each other: what came out, and the settings, versions and
+machines in which they differ. Their curves are in one page (compare.html).
+"""
+
+
+def run(words: Sequence[str]) -> int:
+    """Carry out `bow compare`; `words` are what stands behind it."""
+    if "-h" in words or "--help" in words:
+        print(folded(USAGE), end="")
+        return 0
+    out = given_path("out", [*(word[4:] for word in words if word.startswith("out=")), "compare.html"][0])
+    paths = [given_path("the run directory", word, RunDirectoryError) for word in words if not word.startswith("out=")]
+    if len(paths) < 2:
+        raise SettingError(f"bow compare takes two run directories or more, got {len(paths)}; write bow compare A B")
+    comparison = Comparison([str(path) for path in paths], [_read(path) for path in paths])
+    texts = range(len(paths) + 1)
+    for title, rows in (("Results", comparison.results), ("What differs", comparison.differences)):
+        terminal().print(terminal_table(title, "", *comparison.names, texts=texts, rows=rows), "")
+    say(f"curves: {write_page(out, 'compare.html', run=comparison)}")
+    return 0
+
+
+def _read(path: Path) -> Report:
+    directory = RunDirectory(path)
+    if is_sweep(directory):
+        raise SettingError(f"{path} is a sweep, whose report compares its members; name two of {path}/members")
+    return Report.read(directory)

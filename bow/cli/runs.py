@@ -1,0 +1,76 @@
+"""`bow runs`: the runs of a folder as a table."""
+
+import datetime
+from collections.abc import Sequence
+from pathlib import Path
+
+from bow.cli.help import folded
+from bow.errors import BowError, RunDirectoryError, SettingError
+from bow.members.report import open_report
+from bow.observe import RunDirectory
+from bow.terminal import say, terminal, terminal_table
+from bow.values import given_path
+
+USAGE = """\
+usage: bow runs [DIR]
+
+Lists the runs in a folder (runs), the newest last: when each began, what it
+trained on which data, with how many learners on which engine, its epochs, what
+came out, and whether it is finished. bow compare A B says more of two of them,
+bow report RUN of one.
+"""
+COLUMNS = ("run", "began", "model, data", "learners, engine", "result", "state, epochs, time")
+LONGEST_NAME = 30  # that is not cut where other columns have no room
+
+
+def run(words: Sequence[str]) -> int:
+    """Carry out `bow runs`; `words` are what stands behind it."""
+    if "-h" in words or "--help" in words:
+        print(folded(USAGE), end="")
+        return 0
+    if len(words) > 1:
+        raise SettingError(f"bow runs takes one folder, got {len(words)}; write bow runs DIR")
+    folder = given_path("the folder of runs", words[0] if words else "runs", RunDirectoryError)
+    if not folder.is_dir():
+        raise RunDirectoryError(f"{folder} is not a directory; name a folder with runs in it")
+    found = [RunDirectory(path) for path in (folder, *folder.iterdir()) if path.is_dir()]
+    runs = [directory for directory in found if directory.config_path.exists() or directory.holds_run]
+    if not runs:
+        say(f"there are no runs in {folder}")
+        return 0
+    rows, damages = [], []
+    for directory in sorted(runs, key=_began):
+        try:
+            rows.append(_row(directory))
+        except BowError as error:
+            rows.append([_name(directory), _began(directory)[5:], "", "", "", "damaged"])
+            damages.append(str(error))
+    table = terminal_table(f"Runs in {folder}", *COLUMNS, texts=range(len(COLUMNS)), rows=rows)
+    table.columns[0].no_wrap = all(len(row[0]) <= LONGEST_NAME for row in rows)
+    terminal().print(table)
+    for damage in damages:
+        say(f"damaged: {damage}")
+    return 0
+
+
+def _row(directory: RunDirectory) -> list[str]:
+    told = open_report(directory).summary
+    state = "under way" if directory.is_in_use else told["state"]
+    return [
+        _name(directory),
+        told["began"][5:] or _began(directory)[5:],
+        ", ".join(filter(None, (told["model"], told["data"]))),
+        ", ".join(filter(None, (told["learners"], told["engine"]))),
+        told["result"].split(",")[0],
+        f"{state}, {told['epochs']}, {told['time']}",
+    ]
+
+
+def _name(directory: RunDirectory) -> str:
+    return directory.path.resolve().name
+
+
+def _began(directory: RunDirectory) -> str:
+    """When its settings were written."""
+    path: Path = directory.config_path if directory.config_path.exists() else directory.path
+    return f"{datetime.datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M}"

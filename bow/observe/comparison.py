@@ -1,0 +1,61 @@
+"""Runs beside each other: results, settings that differ, and the curves of all in one page."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+from bow.observe.charts import BLUE, PALETTE, Chart, Series, charts, longest_s
+from bow.observe.report import Report, now_text
+
+PROVENANCE = ("commit", "versions", "machine")
+UNCOMPARED = ("run.path", "run.resume")
+
+
+class Comparison:
+    """What the page shows; where it shows what is of one run, it shows nothing."""
+
+    state: ClassVar[str] = ""
+    headline: ClassVar[Sequence[str]] = ()
+    tiles: ClassVar[Sequence[Any]] = ()
+    decisions: ClassVar[Mapping[str, str]] = {}
+    settings: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, names: Sequence[str], reports: Sequence[Report]) -> None:
+        self.names = names
+        self.reports = reports
+        self.name = self.title = " and ".join(names)
+        self.written = now_text()
+
+    @cached_property
+    def results(self) -> list[list[str]]:
+        """What came out: a row for each value, with a cell for each run."""
+        names = dict.fromkeys(name for report in self.reports for name in report.summary)
+        return [[name, *(report.summary.get(name, "") for report in self.reports)] for name in names]
+
+    @cached_property
+    def differences(self) -> list[list[str]]:
+        """Settings, versions and the like in which they differ."""
+        known = [
+            {**report.settings, **{name: str(report.start.get(name, "")) for name in PROVENANCE}}
+            for report in self.reports
+        ]
+        names = dict.fromkeys(name for each in known for name in each if name not in UNCOMPARED)
+        rows = [[name, *(each.get(name, "") for each in known)] for name in names]
+        return [row for row in rows if len(set(row[1:])) > 1]
+
+    @property
+    def charts(self) -> list[Chart]:
+        """The curves of one kind in one chart, a colour for each run."""
+        longest, drawn = max(longest_s(report.records) for report in self.reports), dict[str, Chart]()
+        for name, report, color in zip(self.names, self.reports, (BLUE, *PALETTE), strict=False):
+            for chart in charts(report.records, report.settings, longest):
+                lines = [replace(each, name=name, color=color) for each in _telling(chart.series)]
+                before = drawn[chart.title].series if chart.title in drawn else ()
+                drawn[chart.title] = replace(chart, series=[*before, *lines], target=None)
+        return list(drawn.values())
+
+
+def _telling(series: Sequence[Series]) -> list[Series]:
+    """Of several curves in a chart, as training and validation, the last."""
+    return [each for each in series if each.points][-1:]
