@@ -7,7 +7,7 @@ from bow.cli.help import folded
 from bow.errors import RunDirectoryError, SettingError
 from bow.members.report import is_sweep
 from bow.observe import RunDirectory
-from bow.observe.comparison import Comparison
+from bow.observe.comparison import RunComparison
 from bow.observe.report import Report, write_page
 from bow.terminal import say, terminal, terminal_table
 from bow.values import given_path
@@ -29,7 +29,7 @@ def run(words: Sequence[str]) -> int:
     paths = [given_path("the run directory", word, RunDirectoryError) for word in words if not word.startswith("out=")]
     if len(paths) < 2:
         raise SettingError(f"bow compare takes two run directories or more, got {len(paths)}; write bow compare A B")
-    comparison = Comparison([str(path) for path in paths], [_read(path) for path in paths])
+    comparison = RunComparison([str(path) for path in paths], [_read(path) for path in paths])
     texts = range(len(paths) + 1)
     for title, rows in (("Results", comparison.results), ("What differs", comparison.differences)):
         terminal().print(terminal_table(title, "", *comparison.names, texts=texts, rows=rows), "")

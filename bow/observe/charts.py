@@ -262,7 +262,7 @@ def _learning_rate(records: Sequence[Record]) -> Chart:
     """Where it changes; else the settings say it."""
     points = _points(records, EPOCH_CLOCK, ("rounds", *VALIDATION), "lr")
     varies = len({rate for _, rate in points}) > 1
-    return Chart("Learning rate over epochs", [Series("learning rate", points if varies else [])], EPOCHS)
+    return Chart("Learning rate over epochs", [Series("learning rate", points if varies else [])], EPOCHS, steps=True)
 
 
 def _points(records: Iterable[Record], clock: Clock, kinds: Sequence[str], name: str) -> list[Point]:

@@ -12,7 +12,7 @@ PROVENANCE = ("commit", "versions", "machine")
 UNCOMPARED = ("run.path", "run.resume")
 
 
-class Comparison:
+class RunComparison:
     """What the page shows; where it shows what is of one run, it shows nothing."""
 
     state: ClassVar[str] = ""

@@ -160,8 +160,9 @@ class Report:
 
     @property
     def calibration(self) -> Record:
-        """How engine and learners were found; empty where they were given."""
-        return next((record for record in reversed(self.records) if record["kind"] == "calibration"), {})
+        """How engine and learners were found, the last time that was measured; empty where they were given."""
+        found = [record for record in self.records if record["kind"] == "calibration"]
+        return next((record for record in reversed(found) if record.get("rows")), found[-1] if found else {})
 
     @property
     def decision_table(self) -> list[tuple[bool, list[str]]]:
