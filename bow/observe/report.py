@@ -130,7 +130,7 @@ class Report:
         return {
             "began": self._began,
             "model": str(self.start.get("model", "")),
-            "data": self._data,
+            "data": _data_of(self.settings),
             "learners": value_text(last.get("learners", "")),
             "engine": str(self.start.get("engine", "")),
             "epochs": f"{last.get('epoch', 0):.3g}{of}",
@@ -145,7 +145,12 @@ class Report:
         tiles = [self._metric_tile(name, value) for name, value in self._final_metrics().items()]
         if not tiles and (losses := self.of("epoch", "train_loss") or self.of("rounds", "loss")):
             tiles = [ResultTile(metric_text("loss", losses[-1]), "training loss", "there are no validation data")]
-        return [*tiles[:2], self._time_tile(), self._throughput_tile(), self._learners_tile()]
+        return [
+            *tiles[:2],
+            self._time_tile(),
+            self._throughput_tile(),
+            _learners_tile(self.last.get("learners"), self.start.get("batch_size")),
+        ]
 
     @property
     def charts(self) -> list[Chart]:
@@ -199,14 +204,6 @@ class Report:
         stamp = self._stamp
         return str(self.start.get("began", ""))[:16] or (f"{stamp[1]} {stamp[2]}:{stamp[3]}" if stamp else "")
 
-    @property
-    def _data(self) -> str:
-        """The function that gave the data, or what they are."""
-        if target := self.settings.get("data._target_"):
-            return target.rpartition(".")[2]
-        found = re.match(r"[\w.]+(\[[^\]]*\])?", self.settings.get("data", ""))
-        return found[0] if found else ""
-
     @cached_property
     def _stamp(self) -> re.Match[str] | None:
         """The date, hour and minute in the directory's name, and the name after them."""
@@ -243,10 +240,18 @@ class Report:
         note = f"{count_text(samples)} samples in all" if is_number(samples) else ""
         return ResultTile(rate_text(rate).removesuffix(" samples/s"), "samples per second", note)
 
-    def _learners_tile(self) -> ResultTile:
-        learners, batch_size = self.last.get("learners"), self.start.get("batch_size")
-        note = f"batches of {batch_size} each" if batch_size else ""
-        return ResultTile(value_text(learners), "learner" if learners == 1 else "learners", note)
+
+def _learners_tile(learners: Any, batch_size: Any) -> ResultTile:
+    note = f"batches of {batch_size} each" if batch_size else ""
+    return ResultTile(value_text(learners), "learner" if learners == 1 else "learners", note)
+
+
+def _data_of(settings: Mapping[str, str]) -> str:
+    """The function that gave the data, or what they are."""
+    if target := settings.get("data._target_"):
+        return target.rpartition(".")[2]
+    found = re.match(r"[\w.]+(\[[^\]]*\])?", settings.get("data", ""))
+    return found[0] if found else ""
 
 
 def _event(record: Record) -> tuple[str, str, str, str]:
