@@ -10,7 +10,7 @@ export CUPY_CACHE_DIR="${CUPY_CACHE_DIR:-$BOW_CACHE/cupy}"
 export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-$BOW_CACHE/inductor}"
 
 case "${1:-}" in
-    train | report | runs | compare | schedule | plan | doctor | help | -*) exec bow "$@" ;;
+    train | report | runs | compare | predict | schedule | plan | doctor | help | -*) exec bow "$@" ;;
     "") exec bow train ;;
     *) exec "$@" ;;
 esac

@@ -1,13 +1,16 @@
 """`bow runs`: the runs of a folder as a table."""
 
 import datetime
+import fcntl
 from collections.abc import Sequence
+from errno import EACCES, EAGAIN
 from pathlib import Path
 
 from bow.cli.help import folded
 from bow.errors import BowError, RunDirectoryError, SettingError
 from bow.members.report import open_report
 from bow.observe import RunDirectory
+from bow.observe.run_directory import LOCK
 from bow.terminal import say, terminal, terminal_table
 from bow.values import given_path
 
@@ -55,7 +58,7 @@ def run(words: Sequence[str]) -> int:
 
 def _row(directory: RunDirectory) -> list[str]:
     told = open_report(directory).summary
-    state = "under way" if directory.is_in_use else told["state"]
+    state = "under way" if _is_in_use(directory) else told["state"]
     return [
         _name(directory),
         told["began"][5:] or _began(directory)[5:],
@@ -64,6 +67,16 @@ def _row(directory: RunDirectory) -> list[str]:
         told["result"].split(",")[0],
         f"{state}, {told['epochs']}, {told['time']}",
     ]
+
+
+def _is_in_use(directory: RunDirectory) -> bool:
+    """Whether a training has its lock."""
+    try:
+        with (directory.path / LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno in (EAGAIN, EACCES)
+    return False
 
 
 def _name(directory: RunDirectory) -> str:

@@ -158,16 +158,6 @@ class RunDirectory:
             _check_writable(self.path)
 
     @property
-    def is_in_use(self) -> bool:
-        """Whether a training has its lock."""
-        try:
-            with (self.path / LOCK).open() as file:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError as error:
-            return error.errno in (EAGAIN, EACCES)
-        return False
-
-    @property
     def holds_run(self) -> bool:
         """Whether a run has left records or checkpoints here."""
         return self.metrics_path.exists() or self.checkpoints.is_dir()
