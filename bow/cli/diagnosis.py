@@ -8,19 +8,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from bow.cli.advice import advice
 from bow.cli.help import folded
 from bow.devices.memory import free_bytes
 from bow.doctor import MachineInfo, check_engines, find_libraries, inspect_machine, problems
 from bow.engines.memory import MemoryNeed, bytes_text, predict_memory, saved_bytes
 from bow.errors import BowError
-from bow.terminal import terminal, terminal_table
+from bow.terminal import say, terminal, terminal_table
 
 USAGE = """\
 usage: bow doctor [NAME=VALUE ...]
 
 Says what this machine is, which engines run on it, and which libraries are
-there or missing. With settings, as for bow train, it also says whether that
-training would fit in memory, and ends with exit status 1 where it would not.
+there or missing, and ends with what would make trainings here faster or safer,
+measured in a few seconds. With settings, as for bow train, it says instead
+whether that training would fit in memory, with exit status 1 where not.
 """
 GOOD, BAD, UNSURE = Text("yes", "green"), Text("no", "red"), Text("no", "yellow")
 
@@ -38,7 +40,12 @@ def run(words: Sequence[str]) -> int:
     for problem in [machine.gpu_problem, *problems()]:
         if problem:
             console.print(Text(f"\n{problem}", "yellow"))
-    return 0 if not words else _check_fit(words, console)
+    if words:
+        return _check_fit(words, console)
+    say("\nWhat to do")
+    for line in list(advice(machine)) or ["nothing: all that can be told at once is as it should be"]:
+        say(f"  {line}")
+    return 0
 
 
 def _machine_table(machine: MachineInfo) -> Table:

@@ -52,3 +52,13 @@ def test_fused_engine_needs_the_activations_of_all_learners(capsys: pytest.Captu
     lines = [line.split("(")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("activations")]
     assert "1 x" in lines[0]
     assert "3 x" in lines[1]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bow.cli.diagnosis.advice", lambda machine: ["set something"])
+
+
+def test_doctor_ends_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    assert capsys.readouterr().out.endswith("\nWhat to do\n  set something\n")

@@ -1,0 +1,119 @@
+"""What would make a machine faster or safer to train on, with the gain measured where that can be done at once."""
+
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from bow.data import digits
+from bow.devices import available_cores
+from bow.doctor import MachineInfo, version
+from bow.engines.memory import bytes_text
+from bow.models import LeNet
+from bow.runtime import loading
+from bow.timing import time_in_turns
+from bow.training.replicas import Replicas
+
+BATCH_SIZE = 16
+TURNS, WINDOW_S = 5, 0.15
+LOOK_S = 0.3  # over which it is seen how busy others are
+BUSY = 0.25  # cores that others use are worth a word from here on; half of all cores, and a measurement would be noise
+LITTLE_BYTES = 2 * 2**30  # free disk for checkpoints and caches
+WRITTEN, SLOW_S = 16 * 2**20, 1.0
+
+STAT = Path("/proc/stat")
+
+
+def advice(machine: MachineInfo) -> Iterator[str]:
+    """A line for each thing to do."""
+    if machine.compiler is None:
+        yield "install g++, or set CXX: engines graph and fused need it (the gain cannot be measured without)"
+    elif not loading.is_built():
+        yield "python -m bow.runtime builds what engine graph needs, once, before the first training has to wait for it"
+    if machine.gpus and version("cupy") is None:
+        yield "pip install 'bow-trainer[cu13]': CUDA kernels for averaging (the gain is not measured)"
+    yield from _disk(Path.cwd())
+    others = min(busy_cores(), machine.cores)
+    if others >= BUSY:
+        yield (
+            f"other processes use {others:.1f} of {machine.cores} cores, which trainings share: end them, or "
+            "set OMP_WAIT_POLICY=PASSIVE in Python before torch is imported, as the bow command does"
+        )
+    if machine.compiler is not None and loading.is_built() and machine.cores > 1:
+        if others > machine.cores / 2:
+            yield "engines are not measured while others use most cores, which would be noise; ask again later"
+        else:
+            yield _engines(machine.cores)
+
+
+def busy_cores() -> float:
+    """How many cores others keep from this process, over a moment; 0 where the system does not say."""
+    try:
+        before, began, own = _busy_ticks(), time.perf_counter(), time.process_time()
+        time.sleep(LOOK_S)
+        ticks = (_busy_ticks() - before) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return 0.0
+    busy = (ticks - (time.process_time() - own)) / (time.perf_counter() - began)
+    return max(0.0, len(available_cores()) - ((os.cpu_count() or 1) - busy))
+
+
+def _busy_ticks() -> int:
+    user, nice, system = map(int, STAT.read_text(encoding="ascii").split()[1:4])
+    return user + nice + system
+
+
+def _disk(folder: Path) -> Iterator[str]:
+    free = shutil.disk_usage(folder).free
+    if free < LITTLE_BYTES:
+        yield f"{bytes_text(free)} are free in {folder}: checkpoints may find no room; free some, or set run=DIR"
+        return
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            began = time.perf_counter()
+            file.write(bytes(WRITTEN))
+            os.fsync(file.fileno())
+            took = time.perf_counter() - began
+    except OSError:
+        yield f"{folder} cannot be written: set run=DIR to where it can"
+        return
+    if took > SLOW_S:
+        rate = bytes_text(round(WRITTEN / took))
+        yield f"{folder} takes {rate} a second: checkpoints wait for it; set run=DIR to a faster disk"
+
+
+class _Rounds:
+    """Rounds of learners of LeNet on digits, to be timed."""
+
+    def __init__(self, engine: Literal["eager", "graph"], learners: int) -> None:
+        inputs, targets = (part[: learners * BATCH_SIZE] for part in digits().train)
+        self.batches = list(zip(torch.split(inputs, BATCH_SIZE), torch.split(targets, BATCH_SIZE), strict=True))
+        model = LeNet(classes=10, channels=1, size=8)
+        loss = torch.nn.functional.cross_entropy
+        self.replicas = Replicas(model, loss, learners=learners, engine=engine, device="cpu")
+
+    def run(self) -> None:
+        self.replicas.round(self.batches)
+
+    def rest(self) -> None:
+        """Threads of engines wait without spinning."""
+
+
+def _engines(cores: int) -> str:
+    many = {"eager": _Rounds("eager", 1), "graph": _Rounds("graph", cores)}
+    try:
+        found = time_in_turns(many, turns=TURNS, window_s=WINDOW_S)
+    finally:
+        for each in many.values():
+            each.replicas.close()
+    gains = [cores * eager / graph for eager, graph in zip(found["eager"], found["graph"], strict=True)]
+    low, high = min(gains), max(gains)
+    what = f"engine=graph learners={cores}: {statistics.median(gains):.2f} times the samples per second of one learner"
+    how = f"({low:.2f} to {high:.2f} in {TURNS} turns; LeNet, batches of {BATCH_SIZE})"
+    return f"{what} in eager {how}" if low > 1 else f"{what} in eager, which is within noise or slower here {how}"

@@ -1,0 +1,65 @@
+"""What bow doctor says is to be done."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bow.cli import advice
+from bow.doctor import inspect_machine
+
+MACHINE = replace(inspect_machine(), cores=2, gpus=(), compiler="g++")
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[str]]:
+    monkeypatch.chdir(tmp_path)
+
+    def tell(machine: Any = MACHINE, others: float = 0.0, built: bool = True, seconds: Any = ()) -> list[str]:
+        monkeypatch.setattr(advice, "busy_cores", lambda: others)
+        monkeypatch.setattr(advice.loading, "is_built", lambda: built)
+        if seconds:
+            monkeypatch.setattr(advice, "time_in_turns", lambda cases, **_: seconds)
+        return list(advice.advice(machine))
+
+    return tell
+
+
+def test_a_compiler_and_the_runtime_are_asked_for(told: Callable[..., list[str]]) -> None:
+    (line,) = told(replace(MACHINE, compiler=None))
+    assert line.startswith("install g++")
+    (line,) = told(built=False)
+    assert line.startswith("python -m bow.runtime")
+
+
+def test_a_busy_machine_is_told_and_not_measured(told: Callable[..., list[str]]) -> None:
+    busy, not_measured = told(others=1.6)
+    assert "other processes use 1.6 of 2 cores" in busy
+    assert "not measured" in not_measured
+
+
+def test_the_gain_of_an_engine_is_measured_with_its_spread(told: Callable[..., list[str]]) -> None:
+    (line,) = told(seconds={"eager": (2.0, 3.0, 2.0), "graph": (2.0, 2.0, 2.5)})
+    assert "engine=graph learners=2: 2.00 times" in line
+    assert "(1.60 to 3.00 in" in line
+    (line,) = told(seconds={"eager": (2.0, 3.0), "graph": (4.0, 8.0)})
+    assert "within noise or slower" in line
+
+
+def test_little_room_on_the_disk_is_told(told: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type("Usage", (), {"free": 2**20})
+    monkeypatch.setattr(advice.shutil, "disk_usage", lambda folder: usage)
+    assert told(built=False)[-1].startswith("1.0 MiB are free in")
+
+
+def test_engines_are_really_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not advice.loading.is_built():
+        pytest.skip("needs the native runtime")
+    monkeypatch.setattr(advice, "WINDOW_S", 0.0)
+    assert "times the samples per second" in advice._engines(1)
+
+
+def test_how_busy_others_are_is_a_number_of_cores() -> None:
+    assert 0 <= advice.busy_cores() <= len(advice.available_cores()) + 1
