@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from bow.errors import ClusterError
 from bow.planning.placement.controllers import train_policy
 from bow.planning.placement.training import LearnedPlacement, LearningSettings, Placement, PolicyProgress
+from tests.forked import FORKED
 from tests.planning.placement.policies import SMALL, chain, sums
 
 QUICK = LearningSettings(samples=3, learning_rate=0.02, exploring=0.0, elites=2)
@@ -93,6 +93,7 @@ def test_controllers_that_never_send_anything_end_the_training() -> None:
 STARTER = """
 import os, sys, time
 from bow.planning.placement.controllers import train_policy
+from tests.forked import FORKED
 from tests.planning.placement.policies import SMALL, chain
 
 def sleeps(placements):
@@ -107,7 +108,7 @@ if __name__ == "__main__":
 def test_a_controller_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
     (tmp_path / "starter.py").write_text(STARTER)
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
-    command = [sys.executable, str(tmp_path / "starter.py")]
+    command = [*FORKED, str(tmp_path / "starter.py")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as starter:
         assert starter.stdout is not None
         controller = int(starter.stdout.readline())
