@@ -110,6 +110,7 @@ def _no_choices_in_the_users_cache(tmp_path_factory: pytest.TempPathFactory, mon
     """What trainings of a test find by measurement is kept for that test only."""
     folder = functools.cache(lambda: tmp_path_factory.mktemp("choices"))
     monkeypatch.setattr("bow.training.tuning.cache_folder", folder)
+    monkeypatch.setattr("bow.engines.captured.cache_folder", lambda: tmp_path_factory.mktemp("steps"))
 
 
 @pytest.fixture

@@ -1,19 +1,26 @@
 """Captured learning tasks: which shapes of batches have one, for how long it holds, and which are compiled."""
 
+import contextlib
+import functools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+import bow.graph
+from bow.compiling import cache_folder
+from bow.disk_cache import JsonCache
 from bow.engines.batches import FlatBatch
 from bow.engines.frozen import FrozenValues, generators_kept
 from bow.engines.outcome import LearningConfig
 from bow.engines.task import Batch, Step, autocast
-from bow.errors import CaptureError, DataError, RuntimeUnavailableError, reason
+from bow.errors import CaptureError, DataError, GraphError, RuntimeUnavailableError, reason
 from bow.graph import StepGraph, capture
 from bow.replicas import LearnerGroup
+from bow.runtime.loading import content_hash
 from bow.runtime.region import Region, compile_region, is_compiled
 
 MAX_SHAPES = 8
@@ -21,6 +28,9 @@ MAX_SHAPES = 8
 
 MAX_CHANGES = 8
 """Values in Python that a capture has frozen may change so often; then nothing is captured any more."""
+
+STEPS = "steps"
+"""The folder in bow's cache where step graphs are kept."""
 
 MAX_SEEN = 1000
 """So many shapes that came once are remembered."""
@@ -96,7 +106,7 @@ class CaptureCache(Generic[Captured]):
         seen = self._seen.setdefault(shape, round_index) < round_index
         return not self._captured or (seen and len(self._captured) < self._most)
 
-    def add(self, shape: Hashable, capture: Callable[[], Captured]) -> None:
+    def add(self, shape: Hashable, capture: Callable[[FrozenValues], Captured]) -> None:
         """Capture for a shape."""
         frozen = self._frozen or FrozenValues(self._step, self._model())
         captured = _without_draws(frozen, capture)
@@ -118,9 +128,9 @@ class CaptureCache(Generic[Captured]):
             self.refused = reason(error)
 
 
-def _without_draws(frozen: FrozenValues, capture: Callable[[], Captured]) -> Captured:
+def _without_draws(frozen: FrozenValues, capture: Callable[[FrozenValues], Captured]) -> Captured:
     with generators_kept(frozen.generators) as have_drawn:
-        captured = capture()
+        captured = capture(frozen)
         if have_drawn():
             raise CaptureError("the step draws from a random generator of Python's or NumPy's; draw with torch")
     return captured
@@ -163,6 +173,7 @@ class CapturedTasks(CaptureCache[CapturedTask]):
         self._settings = settings
         self._tell = tell
         self._traced_step = with_autocast(settings.task_step, group.device, settings.precision)
+        self._kept = KeptGraphs()
 
     @property
     def any_compiled(self) -> bool:
@@ -198,15 +209,28 @@ class CapturedTasks(CaptureCache[CapturedTask]):
         elif self.wants(shape, round_index):
             compiles = not self._captured and not self.has_changed
             try:
-                self.add(shape, lambda: self._capture(batch, compiles))
+                self.add(shape, lambda frozen: self._capture(batch, compiles, frozen))
             except (CaptureError, DataError) as error:
                 self.refuse(shape, error)
                 if self.refused is None:
                     self._tell(f"batches of another shape cannot be captured ({reason(error)}); they run in eager")
 
-    def _capture(self, batch: Batch, compiles: bool) -> CapturedTask:
-        """The step graph for a batch."""
-        graph = capture(self._group.learners[0].module, batch, step=self._traced_step)
+    def distrust(self) -> bool:
+        """Capture anew what an earlier training has captured, if that is what there is."""
+        if not self._kept.distrust():
+            return False
+        self.clear()
+        return True
+
+    def _capture(self, batch: Batch, compiles: bool, frozen: FrozenValues) -> CapturedTask:
+        """The step graph for a batch, as an earlier training has captured it or captured now."""
+        model = self._group.learners[0].module
+        key = self._kept.key(model, (shape_of(batch), self._settings.precision), frozen)
+        graph = self._kept.find(key)
+        if graph is None:
+            graph = capture(model, batch, step=self._traced_step)
+            if frozen.changed() is None:
+                self._kept.store(key, graph)
         changed_buffers(graph)
         return CapturedTask(graph, self._region(graph) if compiles else None)
 
@@ -258,3 +282,84 @@ def with_autocast(step: Step, device: torch.device, precision: str | None) -> St
             return step(model, batch)
 
     return run
+
+
+class KeptGraphs:
+    """Step graphs on disk: what one training has captured, the next one of the same model finds.
+
+    Capturing imports torch's compiler and traces the step, which takes two seconds; reading a graph takes milliseconds.
+    A graph is kept under everything that capturing it reads: the code of step and model and the values that they name
+    (`FrozenValues.text`), parameters, buffers and modules, the batch's shape, torch's settings, versions, the machine.
+    What such a description may miss, the live check finds in its first rounds; then the step is captured anew.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[str] = []
+        self._distrusted = False
+
+    def key(self, model: nn.Module, shape: Any, frozen: FrozenValues) -> str | None:
+        """What sets a step graph apart; None where that cannot be told."""
+        text = None if self._distrusted else frozen.text()
+        return None if text is None else content_hash(_recipe(), text, repr(shape), *_model(model), *_settings())
+
+    def find(self, key: str | None) -> StepGraph | None:
+        """The graph of a key; None where there is none, or it is damaged."""
+        graph = None if key is None or (cache := _cache()) is None else cache.find(key, _read)
+        if graph is not None and key is not None:
+            self._found.append(key)
+        return graph
+
+    def store(self, key: str | None, graph: StepGraph) -> None:
+        """Keep a graph, where there is room for it."""
+        if key is not None and (cache := _cache()) is not None:
+            with contextlib.suppress(OSError):
+                cache.store(key, graph.to_json())
+
+    def distrust(self) -> bool:
+        """Forget the graphs that were found and take no more; False where none was."""
+        found, self._found, self._distrusted = self._found, [], True
+        for key in found:
+            if (cache := _cache()) is not None:
+                cache.path(key).unlink(missing_ok=True)
+        return bool(found)
+
+
+def _cache() -> JsonCache | None:
+    try:
+        return JsonCache(cache_folder() / STEPS)
+    except RuntimeUnavailableError:  # there is no folder for it
+        return None
+
+
+def _read(text: str) -> StepGraph | None:
+    try:
+        return StepGraph.from_json(text)
+    except GraphError:
+        return None
+
+
+@functools.cache
+def _recipe() -> str:
+    """The code that captures."""
+    return "".join(path.read_text(encoding="utf-8") for path in sorted(Path(bow.graph.__path__[0]).glob("*.py")))
+
+
+def _model(model: nn.Module) -> Iterator[str]:
+    known: dict[int, int] = {}
+    for kind in (model.named_parameters, model.named_buffers):
+        for name, tensor in kind(remove_duplicate=False):
+            yield f"{name} {_tensor(tensor)} {known.setdefault(id(tensor), len(known))}"
+    for name, module in model.named_modules(remove_duplicate=False):
+        yield f"{name} {type(module).__module__}.{type(module).__qualname__} {module.training}"
+
+
+def _tensor(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {tensor.stride()} {tensor.dtype} {tensor.device} {tensor.requires_grad}"
+
+
+def _settings() -> Iterator[str]:
+    """Settings of torch's that decide which operators a step calls."""
+    yield str(torch.get_default_dtype())
+    yield str(torch.backends.mkldnn.enabled)
+    yield str(torch.are_deterministic_algorithms_enabled())
+    yield f"{torch._C._get_flash_sdp_enabled()} {torch._C._get_math_sdp_enabled()}"

@@ -8,6 +8,7 @@ import sys
 from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from enum import Enum
 from types import (
     BuiltinMethodType,
     CodeType,
@@ -22,6 +23,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from bow.graph.refusal import code_text
 
 MAX_PLACES = 2000
 """So many places are watched besides the attributes of the model's modules, those nearest to the step first."""
@@ -47,6 +50,8 @@ _IMPLICIT = {
     )
 }
 """Methods that are called by syntax and not by name."""
+
+_TENSORS = ("_parameters", "_buffers", "_modules")
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
@@ -78,8 +83,22 @@ class FrozenValues:
         self._values = [value for _, _, value, _ in walk.places]
         self._containers = [container for container, *_ in walk.containers]
         self._copies = [copied for _, copied, _ in walk.containers]
+        self._met = walk.met
+        self._is_whole = walk.is_whole
         self._container_labels = [label for *_, label in walk.containers]
         self._empty = walk.empty
+
+    def text(self) -> str | None:
+        """All of it in words, alike in every process; None where there is what words do not tell."""
+        if not self._is_whole or self.tensors or self.generators or any(self._empty):
+            return None
+        places = [f"{label} {_text(value)}" for label, value in zip(self._labels, self._values, strict=True)]
+        kept = zip(self._container_labels, self._copies, strict=True)
+        met = map(_attributes_text, self._met)
+        try:
+            return "\n".join([*met, *places, *(f"{label} {_text(copied)}" for label, copied in kept)])
+        except RecursionError:  # a list that holds itself
+            return None
 
     def changed(self) -> str | None:
         """The name of a value that is another one by now, if there is one."""
@@ -119,6 +138,8 @@ class _Walk:
         self.empty: list[Any] = []
         self.generators: list[Any] = []
         self.tensors: list[Tensor] = []
+        self.met: list[Any] = []
+        self.is_whole = True  # whether nothing was too large to be looked at
         self._followed = followed
         self._seen: dict[int, Any] = {}
         self._waiting: deque[tuple[Any, str]] = deque()
@@ -131,8 +152,10 @@ class _Walk:
             value, label = self._waiting.popleft()
             before = len(self.places) + len(self.containers)
             self._look_at(value, label)
+            self.met.append(value)
             if issubclass(type(value), nn.Module):
                 limit += len(self.places) + len(self.containers) - before
+        self.is_whole &= not self._waiting
 
     def _visit(self, value: Any, label: str) -> None:
         if issubclass(type(value), PLAIN) or id(value) in self._seen:
@@ -178,6 +201,8 @@ class _Walk:
         elif kind is np.ndarray:
             if value.nbytes <= MAX_ARRAY_BYTES and value.dtype != object:
                 self._watch(np.ndarray.tobytes, value, label)
+            else:
+                self.is_whole = False
         elif issubclass(kind, ModuleType):
             if not _is_foreign(value.__name__):
                 self._entries(vars(value), label)
@@ -225,6 +250,7 @@ class _Walk:
         kind = type(value)
         if len(value) > MAX_SIZE:
             self._watch(len, value, label)
+            self.is_whole = False
             return
         parts = list(dict.values(value)) if issubclass(kind, dict) else list(value)
         if all(issubclass(type(part), PLAIN) for part in parts):
@@ -274,6 +300,37 @@ class _Walk:
     def _entries(self, entries: Mapping[str, Any], label: str) -> None:
         for name in sorted(self._followed.intersection(entries)):
             self._watch(entries.get, name, f"{label}.{name}")
+
+
+def _text(value: Any) -> str:
+    """A value in words: plain ones as they are, functions by their code, others by their kind alone."""
+    kind = type(value)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if issubclass(kind, PLAIN):
+        return f"{name} {value!r}"
+    if issubclass(kind, dict):
+        return f"{name} {{{', '.join(f'{_text(key)}: {_text(part)}' for key, part in dict.items(value))}}}"
+    if issubclass(kind, set | frozenset):
+        return f"{name} {sorted(map(_text, value))}"
+    if issubclass(kind, list | tuple | deque):
+        return f"{name} [{', '.join(map(_text, value))}]"
+    if kind is FunctionType:
+        return f"{value.__module__}.{value.__qualname__} {' '.join(code_text(value.__code__))}"
+    if issubclass(kind, Enum):
+        return f"{name} {object.__getattribute__(value, '_name_')}"
+    if kind in (torch.dtype, torch.device, torch.layout, torch.memory_format):
+        return f"{name} {value!r}"
+    if issubclass(kind, type) or _is_foreign(kind.__module__):
+        return f"{name} {getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+    return name
+
+
+def _attributes_text(value: Any) -> str:
+    """A value in words, and a module's attributes with it: those of torch's own are followed no further."""
+    if not issubclass(type(value), nn.Module):
+        return _text(value)
+    own = (f"{name}={_text(part)}" for name, part in vars(value).items() if name not in _TENSORS)
+    return f"{_text(type(value))} {' '.join(own)}"
 
 
 def _names(code: CodeType) -> Iterator[str]:

@@ -188,17 +188,22 @@ class Graph(AheadRunner):
         self.tasks.refused = None
         self._forgot_stale()
         job = self._jobs.ready(batches, self._stepping)
-        if job is not None and self.live.is_due(self.context.round_index):
-            self._compare(batches)
+        while job is not None and not self._failed and self.live.is_due(self.context.round_index):
+            if self._compare(batches):
+                break
+            job = self._jobs.ready(batches, self._stepping)
         return None if self._failed else job
 
-    def _compare(self, batches: Batches) -> None:
-        """Hold one learner's step graph against the step; nothing of the training has changed behind it."""
+    def _compare(self, batches: Batches) -> bool:
+        """Hold one learner's step graph against the step; False: it was another training's, and is to be captured anew.
+
+        Nothing of the training has changed behind it.
+        """
         dealt = [batch_of(batches, learner) for learner in range(len(self.group))]
         shapes = [None if batch is None else shape_of(batch) for batch in dealt]
         learner = self.live.choose(shapes)
         if learner is None:
-            return
+            return True
         batch, task = dealt[learner], self.tasks[shapes[learner]]
         seed = self.context.task_seed(learner)
         draws = [operator.index for operator in task.graph.operators if operator.is_random]
@@ -217,8 +222,13 @@ class Graph(AheadRunner):
             made = self.live.run_of(learner, outcome.losses[0], metrics)
         with num_threads(1):  # as above, so that the two are equal bit for bit where nothing is compiled
             expected = self.live.expect(learner, batch, numbers)
-        if difference := self.live.verdict(made, expected, self.context.round_index):
+        difference = self.live.verdict(made, expected, self.context.round_index)
+        if (difference or self.live.is_unsure) and self.tasks.distrust():
+            self._jobs.forget()
+            return False
+        if difference:
             self._fall_back(difference)
+        return True
 
     @property
     def _stepping(self) -> StepState | None:

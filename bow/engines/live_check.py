@@ -14,13 +14,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from bow.engines.captured import CaptureCache
 from bow.engines.eager import LearningTasks
 from bow.engines.frozen import generators_kept
 from bow.engines.outcome import LearningConfig
+from bow.engines.random import DispatchMode
 from bow.engines.task import Batch, Metrics
 from bow.errors import reason
 from bow.graph.refusal import python_random_kept
@@ -110,6 +110,11 @@ class LiveCheck:
             return has_doubled
         now = time.perf_counter()
         return now - self._ended >= self._last_s / SHARE and (now - self._began) * SHARE >= self._spent_s
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the last check has found a difference that only another look can judge."""
+        return self._again
 
     def choose(self, shapes: Sequence[Hashable | None]) -> int | None:
         """The learner to check, another one each time, one with the newest shape first; None: none has a batch."""
@@ -268,7 +273,7 @@ class LiveCheck:
         )
 
 
-class _RoundingNoise(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _RoundingNoise(DispatchMode):
     """Within it, what operators make is off by rounding at random (Monte Carlo arithmetic).
 
     References:

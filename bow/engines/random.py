@@ -14,6 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bow.seeds import derive_seed
 
+COMPILER = "torch._dynamo"
+"""Importing it takes a second, and torch does so in places that compile nothing."""
+
 DEFAULT_GENERATOR = threading.Lock()
 """Held while operators of learning tasks use the one default generator that all threads share."""
 
@@ -30,7 +33,24 @@ def task_random(device: torch.device) -> Iterator[torch.Generator]:
         generator.set_state(state)
 
 
-class OwnNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode whose operators run without torch's compiler, as long as nobody else imports it."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)  # type: ignore[no-untyped-call]
+        kept_out = cls.__dict__.get("__torch_dispatch__")
+        plain = getattr(kept_out, "__wrapped__", None)
+        if kept_out is None or plain is None:
+            return
+
+        @functools.wraps(plain)
+        def dispatch(*args: Any, **kwargs: Any) -> Any:
+            return (kept_out if COMPILER in sys.modules else plain)(*args, **kwargs)
+
+        cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
+
+
+class OwnNumbers(DispatchMode):
     """Within it, operators draw from a generator of their own, the numbers that the default one would give.
 
     The default generator is one for all threads: what learners that run at the same time draw from it would depend on
@@ -67,7 +87,7 @@ class OwnNumbers(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 default.set_state(state)
 
 
-class NumbersOfGraph(OwnNumbers):  # type: ignore[no-untyped-call]
+class NumbersOfGraph(OwnNumbers):
     """Within it, operators draw what those of a step graph draw, which have a stream each.
 
     Attributes:
@@ -96,7 +116,7 @@ def uncompiled() -> contextlib.AbstractContextManager[Any]:
     Compiled code refuses to run under `OwnNumbers` and `DrawWatch`, and what torch comes across for the first time
     under them it never compiles any more.
     """
-    if "torch._dynamo" not in sys.modules:  # then nothing is compiled, and importing it takes seconds
+    if COMPILER not in sys.modules:  # then nothing is compiled, and importing it takes seconds
         return contextlib.nullcontext()
     stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
     return stance
@@ -153,7 +173,7 @@ class DrawWatch:
         return not torch.equal(torch.default_generator.get_state(), self._left)
 
 
-class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Watching(DispatchMode):
     def __init__(self, watch: DrawWatch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
@@ -173,7 +193,7 @@ class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._watch.saw()
 
 
-class NoGenerators(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class NoGenerators(DispatchMode):
     """Within it, no operator takes a generator: of several learners at once, each has to draw the same from it."""
 
     def __torch_dispatch__(

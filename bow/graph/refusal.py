@@ -6,7 +6,7 @@ import logging
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -158,3 +158,14 @@ def _filled(cell: Any) -> bool:
         return cell.cell_contents is not ...
     except ValueError:
         return False
+
+
+def code_text(code: CodeType) -> Iterator[str]:
+    """What a function does: its instructions, and the names and constants in them, but not where it is written."""
+    yield code.co_code.hex()
+    yield repr(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from code_text(constant)
+        else:
+            yield repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)

@@ -8,11 +8,13 @@ unchanged. This is exact for optimizers that treat every element alike. One that
 LARS, LAMB, ...) is found out by a numerical probe and gets one tensor per parameter and learner instead.
 """
 
+import contextlib
 import copy
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -24,6 +26,9 @@ from bow.graph.execution import OptimizerFactory as OptimizerFactory
 from bow.graph.execution import call_factory
 from bow.replicas.layout import ParameterLayout
 from bow.replicas.matrix import ReplicaMatrix
+
+KEPT_OUT = ("add_param_group", "load_state_dict", "state_dict")
+"""Methods of optimizers that torch keeps out of compiled code, and imports its compiler to do so."""
 
 PROBE_SHAPES = ((4, 3), (3,), (2, 2))
 PROBE_STEPS = 3
@@ -40,7 +45,8 @@ def make_optimizer(factory: OptimizerFactory, model: nn.Module) -> Optimizer:
             f"pass functools.partial(torch.optim.{type(factory).__name__}, lr=...)"
         )
     try:
-        optimizer = call_factory(factory, named)
+        with optimizers_alone():
+            optimizer = call_factory(factory, named)
     except Exception as error:
         raise OptimizerError(
             f"the optimizer cannot be made for this model ({reason(error)}); choose other settings or another optimizer"
@@ -73,6 +79,20 @@ def _check_finite(optimizer: Optimizer, dtype: torch.dtype) -> None:
                     raise OptimizerError(
                         f"{name}={number} of the optimizer is not finite in {kind}; give another value"
                     )
+
+
+@contextlib.contextmanager
+def optimizers_alone() -> Iterator[None]:
+    """Make optimizers and load their state without torch's compiler, whose import takes a second."""
+    methods = [getattr(getattr(Optimizer, name), "__wrapped__", None) for name in KEPT_OUT]
+    apart = [method for method in methods if method is not None and "torch._dynamo" not in sys.modules]
+    for method in apart:  # where nothing can be compiled, a method that is not to be is the method itself
+        method.__dynamo_disable = method
+    try:
+        yield
+    finally:
+        for method in apart:
+            del method.__dynamo_disable
 
 
 class OptimizerRows:
@@ -146,7 +166,8 @@ class OptimizerRows:
             for own, group in zip(settings, self.optimizer.param_groups, strict=True)
         ]
         begun = {number[key]: each for key, each in by_tensor.items() if each}
-        self.optimizer.load_state_dict({"state": begun, "param_groups": groups})
+        with optimizers_alone():
+            self.optimizer.load_state_dict({"state": begun, "param_groups": groups})
 
     def copy_state(self, source: int, target: int) -> None:
         """Give a learner the optimizer state of another."""
@@ -214,9 +235,14 @@ def num_state_tensors(optimizer: OptimizerFactory) -> int:
     for shape in ((3,), (3, 4)):  # Muon refuses vectors
         parameter = nn.Parameter(torch.ones(shape))
         try:
-            tried = call_factory(optimizer, [("weight", parameter)])
+            with optimizers_alone():
+                tried = call_factory(optimizer, [("weight", parameter)])
             if [id(each) for group in tried.param_groups for each in group["params"]] != [id(parameter)]:
                 return 0  # it has parameters of its own, which are not to be moved
+            if is_plain_sgd(tried):  # what is known need not be tried: a step imports torch's compiler
+                return int(tried.param_groups[0]["momentum"] != 0)
+            if is_plain_adam(tried):
+                return 2
             parameter.grad = torch.ones(shape)
             tried.step()
         except Exception:  # whatever is wrong with it is said where it is made for the model
@@ -241,7 +267,8 @@ def is_plain_adam(optimizer: Optimizer) -> bool:
 def kind_of(optimizer: OptimizerFactory) -> Literal["sgd", "adam"] | None:
     """Which plain optimizer a factory makes, seen by trying; None: another."""
     try:
-        made = call_factory(optimizer, [("weight", nn.Parameter(torch.ones(3)))])
+        with optimizers_alone():
+            made = call_factory(optimizer, [("weight", nn.Parameter(torch.ones(3)))])
     except Exception:  # whatever is wrong with it is said where it is made for the model
         return None
     return "sgd" if is_plain_sgd(made) else "adam" if is_plain_adam(made) else None
@@ -258,6 +285,8 @@ def _is_plain(optimizer: Optimizer, *kinds: type[Optimizer]) -> bool:
 
 def is_elementwise(optimizer: Optimizer, device: torch.device) -> bool:
     """Whether updating one flat tensor equals updating its parts, measured on small random tensors."""
+    if is_plain_sgd(optimizer) or is_plain_adam(optimizer):
+        return True
     generator = torch.Generator().manual_seed(0)
 
     def draw() -> list[Tensor]:

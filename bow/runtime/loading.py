@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils import cpp_extension
 
 from bow.compiling import built, cache_folder, compile_cpp, compiler_version, instruction_set
 from bow.errors import RuntimeUnavailableError
@@ -118,6 +117,8 @@ def content_hash(*parts: str) -> str:
 
 def compile_extension(source: Path, target: Path, name: str) -> None:
     """Compile a C++ source into a Python module."""
+    from torch.utils import cpp_extension  # which imports setuptools
+
     includes = [*cpp_extension.include_paths("cpu"), sysconfig.get_paths()["include"]]
     libraries = cpp_extension.library_paths("cpu")
     arguments = [

@@ -74,7 +74,8 @@ def is_compiled(graph: StepGraph) -> bool:
 
 
 def _folder(graph: StepGraph) -> str:
-    return f"region-{content_hash(RECIPE, graph.to_json())}"
+    # torch's compiler makes code for the instructions that torch is told to use (`ATEN_CPU_CAPABILITY`).
+    return f"region-{content_hash(RECIPE, torch.backends.cpu.get_cpu_capability(), graph.to_json())}"
 
 
 def _draws(graph: StepGraph) -> tuple[Operator, ...]:

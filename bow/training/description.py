@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bow.devices import StreamDevice, available_cores, processor
+from bow.graph.refusal import code_text
 from bow.replicas.model import check_trainable
 from bow.replicas.optimizer import make_optimizer
 from bow.runtime.loading import content_hash, is_built
@@ -117,19 +118,8 @@ def _name(function: Any) -> str:
     if isinstance(function, Tensor):
         return _tensor(function)
     if isinstance(function, types.FunctionType):
-        return f"{function.__module__}.{function.__qualname__} {content_hash(*_code(function.__code__))}"
+        return f"{function.__module__}.{function.__qualname__} {content_hash(*code_text(function.__code__))}"
     return _text(function)
-
-
-def _code(code: types.CodeType) -> Iterator[str]:
-    """What a function does: its instructions, and the names and constants in them, but not where it is written."""
-    yield code.co_code.hex()
-    yield repr(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _code(constant)
-        else:
-            yield repr(sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant)
 
 
 def _text(value: Any) -> str:

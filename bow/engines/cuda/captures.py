@@ -48,7 +48,7 @@ class Captures:
         self._pending.catch_up()
         context.device.prepare_captures()
         try:
-            cache.add(shape, lambda: self._runner.capture(batch))
+            cache.add(shape, lambda _: self._runner.capture(batch))
         except (AssertionError, torch.OutOfMemoryError):
             raise
         except Exception as error:

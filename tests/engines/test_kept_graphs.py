@@ -1,0 +1,213 @@
+"""Step graphs on disk: the next training of the same model finds them, and another one's does not."""
+
+import functools
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import bow
+from bow.engines import captured
+from bow.engines.captured import KeptGraphs
+from bow.engines.frozen import FrozenValues
+from tests.grouped import of_replicas
+
+FEATURES, CLASSES = 6, 3
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(captured, "cache_folder", lambda: tmp_path)
+    return tmp_path / captured.STEPS
+
+
+@pytest.fixture(autouse=True)
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One for each capture."""
+    made: list[int] = []
+    capture = captured.capture
+
+    def counting(*arguments: Any, **settings: Any) -> Any:
+        made.append(1)
+        return capture(*arguments, **settings)
+
+    monkeypatch.setattr(captured, "capture", counting)
+    return made
+
+
+def model(width: int = 5, act: nn.Module | None = None) -> nn.Module:
+    torch.manual_seed(0)
+    layers = [nn.Linear(FEATURES, width), nn.BatchNorm1d(width), act or nn.Tanh(), nn.Linear(width, CLASSES)]
+    return nn.Sequential(*layers)
+
+
+def smoothed(smoothing: float) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda outputs, targets: cross_entropy(outputs, targets, label_smoothing=smoothing)
+
+
+def losses(loss: Any = cross_entropy, made: nn.Module | None = None, engine: str = "graph", rounds: int = 3) -> Any:
+    replicas = bow.Replicas(made or model(), loss, **of_replicas(engine=engine, learners=2, device="cpu"))
+    generator = torch.Generator().manual_seed(1)
+
+    def batch() -> tuple[Tensor, Tensor]:
+        return torch.randn(4, FEATURES, generator=generator), torch.randint(CLASSES, (4,), generator=generator)
+
+    try:
+        return torch.stack([replicas.round([batch(), batch()]) for _ in range(rounds)]), replicas.engine
+    finally:
+        replicas.close()
+
+
+def test_the_next_training_of_a_model_captures_nothing(captures: list[int]) -> None:
+    first, engine = losses()
+    assert (engine, len(captures)) == ("graph", 1)
+    again, engine = losses()
+    assert (engine, len(captures)) == ("graph", 1)
+    assert torch.equal(first, again)
+
+
+def test_what_computes_something_else_is_captured(captures: list[int]) -> None:
+    losses(smoothed(0.1))
+    for count, (loss, made) in enumerate(
+        [(smoothed(0.2), None), (cross_entropy, None), (smoothed(0.1), model(7)), (smoothed(0.1), model(act=nn.ReLU()))]
+    ):
+        found, _ = losses(loss, made)
+        assert len(captures) == count + 2
+        expected, _ = losses(loss, made, engine="eager")
+        assert torch.equal(found, expected)
+
+
+class Switched(nn.Module):
+    def __init__(self, act: Any = torch.tanh) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, CLASSES)
+        self.act = act
+        self.scales = [1.0, 2.0]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.act(self.first(inputs)) * self.scales[0]
+
+
+def plain_step(learner: nn.Module, given: Any) -> Tensor:
+    return cross_entropy(learner(given[0]), given[1])
+
+
+def other_step(learner: nn.Module, given: Any) -> Tensor:
+    return cross_entropy(learner(given[0]), given[1]) * 2
+
+
+def bound_step(learner: nn.Module, given: Any, weight: float = 1.0) -> Tensor:
+    return cross_entropy(learner(given[0]), given[1]) * weight
+
+
+def changed(change: Callable[[Any], object], made: nn.Module | None = None) -> nn.Module:
+    made = made or Switched()
+    change(made)
+    return made
+
+
+STEPS: dict[str, tuple[Any, nn.Module]] = {
+    "plain": (plain_step, Switched()),
+    "another step": (other_step, Switched()),
+    "bound": (functools.partial(bound_step, weight=1.0), Switched()),
+    "bound otherwise": (functools.partial(bound_step, weight=2.0), Switched()),
+    "another function of torch's": (plain_step, Switched(torch.sigmoid)),
+    "a function in Python": (plain_step, Switched(nn.functional.gelu)),
+    "another in Python": (plain_step, Switched(nn.functional.relu)),
+    "an element": (plain_step, changed(lambda made: made.scales.__setitem__(0, 3.0))),
+    "frozen": (plain_step, changed(lambda made: made.first.weight.requires_grad_(False))),
+    "evaluation": (plain_step, changed(lambda made: made.eval())),
+    "double": (plain_step, changed(lambda made: made.double())),
+    "a part of it": (plain_step, changed(lambda made: made.first.eval())),
+    "torch's own": (plain_step, nn.TransformerEncoderLayer(8, 2)),
+    "torch's own otherwise": (plain_step, nn.TransformerEncoderLayer(8, 2, activation=torch.tanh)),
+}
+
+
+def key(step: Any, made: nn.Module, shape: Any = ((4, 6),)) -> str | None:
+    return KeptGraphs().key(made, shape, FrozenValues(step, made))
+
+
+def test_whatever_a_capture_reads_is_in_its_key() -> None:
+    keys = {name: key(step, made) for name, (step, made) in STEPS.items()}
+    assert None not in keys.values()
+    assert len(set(keys.values())) == len(keys)
+    assert keys == {name: key(step, made) for name, (step, made) in STEPS.items()}
+    assert key(plain_step, Switched()) == keys["plain"]
+    assert key(plain_step, Switched(), ((5, 6),)) != keys["plain"]
+
+
+GENERATOR, TABLE = torch.Generator(), torch.ones(CLASSES)
+
+
+def drawing(learner: nn.Module, given: Any) -> Tensor:
+    return plain_step(learner, given) * torch.rand((), generator=GENERATOR)
+
+
+def weighted(learner: nn.Module, given: Any) -> Tensor:
+    return cross_entropy(learner(given[0]), given[1], TABLE)
+
+
+@pytest.mark.parametrize("step", [drawing, weighted, functools.partial(bound_step, weight=[0.0] * 2000)])
+def test_what_words_do_not_tell_has_no_key(step: Any) -> None:
+    assert key(step, Switched()) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 1, "key": 2, "value": 3}'])
+def test_a_damaged_file_is_captured_anew(captures: list[int], folder: Path, content: str) -> None:
+    expected, _ = losses()
+    (path,) = folder.iterdir()
+    path.write_text(content)
+    found, _ = losses()
+    assert len(captures) == 2
+    assert torch.equal(found, expected)
+    losses()
+    assert len(captures) == 2
+
+
+def test_a_graph_that_does_something_else_is_found_out_and_captured_anew(captures: list[int], folder: Path) -> None:
+    losses()
+    (right,) = folder.iterdir()
+    losses(smoothed(0.3))
+    (other,) = set(folder.iterdir()) - {right}
+    wrong = other.read_text().replace(other.stem, right.stem)
+    content = right.read_text()
+    own_key = content[content.index('"key"') : content.index('"value"')]
+    right.write_text(wrong[: wrong.index('"key"')] + own_key + wrong[wrong.index('"value"') :])
+    expected, _ = losses(engine="eager")
+    found, engine = losses()
+    assert engine == "graph"
+    assert len(captures) == 3
+    assert torch.equal(found, expected)
+    found, _ = losses()
+    assert torch.equal(found, expected)
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing_but_time(captures: list[int], folder: Path) -> None:
+    folder.write_text("a file is in the way")
+    losses()
+    assert losses()[1] == "graph"
+    assert len(captures) == 2
+
+
+SCRIPT = """
+import functools, sys, torch, bow
+class Looking(bow.Callback):
+    def on_round_end(self, run):
+        assert len(sys.argv) == 1 or "torch._dynamo" not in sys.modules
+data = torch.ones(64, 6), torch.zeros(64, dtype=torch.int64)
+bow.train(torch.nn.Linear(6, 3), data, torch.nn.functional.cross_entropy, engine="graph", learners=2, steps=3,
+          optimizer=functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9), callbacks=[Looking()],
+          run=bow.Run("run" + str(len(sys.argv)), progress=False))
+"""
+
+
+def test_the_second_process_does_without_torchs_compiler(tmp_path: Path) -> None:
+    for words in ((), ("second",)):
+        subprocess.run([sys.executable, "-c", SCRIPT, *words], cwd=tmp_path, check=True)
