@@ -55,9 +55,6 @@ FAILURES = (DivergenceError, DeviceMemoryError, ClusterError)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    # Read when torch is loaded. Idle OpenMP threads spin by default, and where anything else runs on the machine that
-    # costs more than waking them: LeNet on 2 cores beside one busy process trained at 184 samples/s, and at 5,700 so.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if arguments is None:
         _open_closed_streams()
     others = [word for word in words if word not in QUIET]

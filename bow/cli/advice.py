@@ -3,6 +3,8 @@
 import os
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -13,6 +15,7 @@ import torch
 
 from bow.data import digits
 from bow.devices import available_cores
+from bow.devices.cores import LOSS_TURNS
 from bow.doctor import MachineInfo, version
 from bow.engines.memory import bytes_text
 from bow.models import LeNet
@@ -23,6 +26,7 @@ from bow.training.replicas import Replicas
 BATCH_SIZE = 16
 TURNS, WINDOW_S = 5, 0.15
 LOOK_S = 0.3  # over which it is seen how busy others are
+LOSS = 2.0  # times as long as one thread that torch's own take: from here on it is worth a word
 BUSY = 0.25  # cores that others use are worth a word from here on; half of all cores, and a measurement would be noise
 LITTLE_BYTES = 2 * 2**30  # free disk for checkpoints and caches
 WRITTEN, SLOW_S = 16 * 2**20, 1.0
@@ -45,6 +49,8 @@ def advice(machine: MachineInfo) -> Iterator[str]:
             f"other processes use {others:.1f} of {machine.cores} cores, which trainings share: end them, or "
             "set OMP_WAIT_POLICY=PASSIVE in Python before torch is imported, as the bow command does"
         )
+    if machine.cores > 1 and (loss := _default_loss()):
+        yield loss
     if machine.compiler is not None and loading.is_built() and machine.cores > 1:
         if others > machine.cores / 2:
             yield "engines are not measured while others use most cores, which would be noise; ask again later"
@@ -103,6 +109,22 @@ class _Rounds:
 
     def rest(self) -> None:
         """Threads of engines wait without spinning."""
+
+
+def _default_loss() -> str | None:
+    """What torch's own threads lose here as they are by default, in a process of its own; None where that is little."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    code = "import torch, bow.devices as d; n = torch.get_num_threads(); print(n, *d.threads_loss(n))"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return None
+    threads, low, median, high = map(float, done.stdout.split())
+    if low < LOSS:
+        return None
+    return (
+        f"torch's {threads:.0f} threads, which spin by default, take {median:.0f} times as long as one here "
+        f"({low:.0f} to {high:.0f} in {LOSS_TURNS} turns): import bow before torch, or set OMP_WAIT_POLICY=PASSIVE"
+    )
 
 
 def _engines(cores: int) -> str:

@@ -12,6 +12,7 @@ from bow.devices.cores import physical_first as physical_first
 from bow.devices.cores import pin_here as pin_here
 from bow.devices.cores import processor as processor
 from bow.devices.cores import share_cores as share_cores
+from bow.devices.cores import threads_loss as threads_loss
 from bow.devices.cuda import CudaDevice as CudaDevice
 from bow.devices.cuda import cuda_device as cuda_device
 from bow.devices.cuda import prepare_environment as prepare_environment

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from bow.errors import SettingError
 
+LOSS_TURNS, LOSS_WINDOW_S = 5, 0.005
+
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -56,6 +58,30 @@ def share_cores(tasks: int, cores: int, threads: int) -> tuple[int, int]:
     """
     places = min(tasks, cores)
     return places, max(1, min(threads, cores) // places)
+
+
+def threads_loss(threads: int) -> tuple[float, float, float]:
+    """How many times as long as one thread torch's several take for an operator that they share: low, median, high.
+
+    Threads that spin wait for each other where anything else has their cores. Takes a twentieth of a second, or what
+    the operator then takes; torch's number of threads is behind it what it was.
+    """
+    import torch
+
+    from bow.timing import time_window
+
+    before, numbers = torch.get_num_threads(), torch.zeros(2**17)
+
+    def seconds(count: int) -> float:
+        torch.set_num_threads(count)
+        numbers.add_(1)  # which wakes them
+        return time_window(lambda: numbers.add_(1), LOSS_WINDOW_S)
+
+    try:
+        losses = sorted(seconds(threads) / seconds(1) for _ in range(LOSS_TURNS))
+    finally:
+        torch.set_num_threads(before)
+    return losses[0], losses[LOSS_TURNS // 2], losses[-1]
 
 
 def core_sets(executors: int | Sequence[int], threads: int = 1) -> list[tuple[int, ...]]:

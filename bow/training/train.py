@@ -47,6 +47,7 @@ from bow.training.tuning import (
     part_of_training,
     tune,
     tuned_before,
+    without_spinning,
 )
 from bow.tuner import Tuner
 
@@ -293,6 +294,7 @@ def _made_learners(prepared: Prepared, state: dict[str, Any] | None, world: Worl
     if state is None:
         named = config.loss or config.step_or_loss
         tuned = tune(request, replicas_config, opened, tuner, loss=named, rule=prepared.rule, say=shown.say)
+        tuned = without_spinning(tuned, replicas_config, shown.say)
     else:
         tuned = tuned_before(state, request, replicas_config, tuner)
     tuned = balanced(tuned, request, world)

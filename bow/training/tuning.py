@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +13,7 @@ import torch
 
 from bow.cluster import World
 from bow.compiling import cache_folder
-from bow.devices import available_cores
+from bow.devices import available_cores, threads_loss
 from bow.engines.choice import MIN_ROUNDS_PER_EPOCH
 from bow.errors import SettingError
 from bow.observe.text import duration_text
@@ -41,6 +42,9 @@ MOST_BUDGET_S = 120.0
 
 UNKNOWN_BUDGET_S = 10.0
 """The budget where it is unknown how long the training will be."""
+
+SPINNING_LOSS = 3.0
+"""Where several threads take so many times as long as one, whatever turn is looked at, one is used."""
 
 Source: TypeAlias = Literal["given", "rule", "checkpoint", "pinned", "cache", "calibration"]
 
@@ -262,7 +266,8 @@ def tuned_before(state: Mapping[str, Any], request: Request, replicas_config: Re
         before.update(engine="auto", threads=None, source="rule")
     learners = state["learners"] if request.learners == "auto" else request.learners
     if not request.is_open or request.engine not in ("auto", before["engine"]):
-        return Tuned(request.engine, learners, None, request.compile, "given")
+        threads = before["threads"] if before["source"] in ("given", "rule") else None
+        return Tuned(request.engine, learners, threads, request.compile, "given")
     signals = Signals(request.batch_size, replicas_config.sync) if tuner.objective == "goodput" else None
     if tuner.pinned is not None:
         return _from_setting(tuner.pinned, "pinned", f"pinned: {tuner.pinned}", signals)
@@ -271,6 +276,19 @@ def tuned_before(state: Mapping[str, Any], request: Request, replicas_config: Re
     compiles = before["compile"] or request.compile
     summary = f"{how}, as the checkpoint has it"
     return Tuned(before["engine"], learners, before["threads"], compiles, source, summary, signals=signals)
+
+
+def without_spinning(tuned: Tuned, replicas_config: ReplicasConfig, say: Callable[[str], None]) -> Tuned:
+    """One thread where several of torch's are slower by far, unless trials have chosen or threads do not spin."""
+    threads = torch.get_num_threads()
+    waits = os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
+    if tuned.threads is not None or threads == 1 or waits or not replicas_config.on_cpu:
+        return tuned
+    low, loss, _ = threads_loss(threads)
+    if low < SPINNING_LOSS:
+        return tuned
+    say(f"torch's {threads} threads take {loss:.0f} times as long as one on this busy machine: one is used")
+    return dataclasses.replace(tuned, threads=1)
 
 
 def balanced(tuned: Tuned, request: Request, world: World) -> Tuned:

@@ -122,10 +122,15 @@ def test_nothing_is_imported_before_it_is_needed(tmp_path: Path) -> None:
     assert not slow & set(done.stderr.split())
 
 
-def test_threads_wait_without_spinning_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("first", "given", "policy"), [("sys", None, "PASSIVE"), ("sys", "ACTIVE", "ACTIVE"), ("torch", None, "None")]
+)
+def test_threads_wait_without_spinning_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, first: str, given: str | None, policy: str
+) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    main(["--help"])
-    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
-    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    main(["--help"])
-    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
+    if given is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    code = f"import {first}, bow, os; print(os.environ.get('OMP_WAIT_POLICY'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [policy]

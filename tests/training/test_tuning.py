@@ -22,13 +22,14 @@ import bow.training.candidates as lanes_module
 import bow.training.trials as trials_module
 import bow.training.tuning as module
 from bow.cluster import ALONE
+from bow.devices import threads_loss
 from bow.errors import SettingError
 from bow.runtime.loading import BUILD_S
 from bow.training.candidates import Request, lanes
 from bow.training.description import describe
 from bow.training.replicas_config import ReplicasConfig
 from bow.training.trials import Trials
-from bow.training.tuning import Tuned, build, check_tuner, most_while_training, tune, tuned_before
+from bow.training.tuning import Tuned, build, check_tuner, most_while_training, tune, tuned_before, without_spinning
 from bow.tuner import EngineSetting, Trial, TrialResult, Tuner
 
 Train = Callable[..., bow.Result]
@@ -616,3 +617,28 @@ def test_builds_what_was_chosen() -> None:
         torch.set_num_threads(threads)
     assert (replicas.engine, replicas.learners) == ("eager", 3)
     assert dataclasses.asdict(EngineSetting("eager", 2)) == {"engine": "eager", "learners": 2, "threads": 1}
+
+
+@pytest.mark.parametrize(("loss", "policy", "threads"), [(40.0, "", 1), (2.0, "", None), (40.0, "PASSIVE", None)])
+def test_one_thread_is_used_where_several_spin(
+    monkeypatch: pytest.MonkeyPatch, loss: float, policy: str, threads: int | None
+) -> None:
+    monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    monkeypatch.setattr(module.torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(module, "threads_loss", lambda threads: (loss, loss, loss))
+    said: list[str] = []
+    given = Tuned("eager", 2, None, False, "given")
+    found = without_spinning(given, replicas_config(), said.append)
+    assert found.threads == threads
+    assert [len(line) <= 80 for line in said] == [True] * (threads is not None)
+    resumed = tuned_before(
+        {"learners": 2, "tuned": found.setting}, request(engine="eager", learners=2), replicas_config(), ALWAYS
+    )
+    assert resumed.threads == threads
+
+
+def test_the_loss_of_several_threads_leaves_their_number_as_it_was() -> None:
+    before = torch.get_num_threads()
+    low, median, high = threads_loss(2)
+    assert 0 < low <= median <= high
+    assert torch.get_num_threads() == before
