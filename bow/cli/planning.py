@@ -14,7 +14,7 @@ from bow.cli.planning_settings import PlanSettings, load, read
 from bow.cli.subject import SIZE, parts
 from bow.errors import BowError, SettingError, disk_reason, reason
 from bow.files import spare_files, write_whole
-from bow.observe.progress import measuring
+from bow.observe.searching import measuring
 from bow.planning.problem.device_topology import GIB, DeviceTopology
 from bow.planning.problem.partition import Partition
 from bow.planning.problem.topology_files import save_topology, shipped_topologies

@@ -1,22 +1,20 @@
-"""Progress bars: of a training, of a search, of measurements."""
+"""The progress bar of a training."""
 
-import contextlib
-import signal
 import sys
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import TextIO, cast
+from typing import TYPE_CHECKING, TextIO, cast
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from bow.files import Expendable
 from bow.observe.records import POSITION, VALIDATION, Record, is_number, metrics
 from bow.observe.text import count_text, duration_text, learners_text, metric_text, rate_text
 from bow.tables import fitted_by_rank, wrapped
+
+if TYPE_CHECKING:
+    from bow.observe.notebook import NotebookBar
 
 REMEMBERED = (*POSITION, "samples_per_s", "learners")  # fields that the bar shows in a way of their own
 
@@ -32,7 +30,7 @@ class ProgressBar:
     def __init__(self, enabled: bool = True, console: Console | None = None) -> None:
         self.enabled = enabled
         self._console = console or Console(file=cast(TextIO, Expendable(sys.stdout)))
-        self._bar: Bar | None = None
+        self._bar: Bar | NotebookBar | None = None
         self._task = TaskID(0)
         self._start: Record = {}
         self._latest: dict[str, float] = {}
@@ -69,6 +67,10 @@ class ProgressBar:
 
     def _begin(self, record: Record) -> None:
         self._start = record
+        if self._console.is_jupyter and self._bar is None:
+            from bow.observe.notebook import NotebookBar
+
+            self._bar = NotebookBar(_position(record, {})[1])
         if not self._console.is_terminal or self._bar is not None:
             return
         percent, text = TextColumn("{task.percentage:3.0f} %"), TextColumn("{task.fields[text]}")
@@ -149,69 +151,3 @@ def _end_line(record: Record) -> str:
     if record.get("learner_restarts"):
         line += f"; learners restarted {record['learner_restarts']} times"
     return line
-
-
-@contextlib.contextmanager
-def watched(budget_s: float | None, console: Console) -> Iterator[Callable[[float, int, float], bool]]:
-    """A bar with the best time so far; yields a callback that updates it and returns whether to go on.
-
-    Ctrl-C ends the search, which then keeps the best so far. A second Ctrl-C is a `KeyboardInterrupt`: a search in this
-    process keeps its best even so, one in worker processes does not.
-    """
-    with _bar("searching", "{task.description}", console) as bar, _interruptible() as is_interrupted:
-        task = bar.add_task("", total=budget_s)
-
-        def tell(seconds: float, proposals: int, best_ns: float) -> bool:
-            said = f"best {best_ns / 1e6:.3f} ms, {proposals:,} looked at"
-            bar.update(task, completed=seconds, description=said)
-            return not is_interrupted()
-
-        yield tell
-
-
-@contextlib.contextmanager
-def measuring(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """A bar of measured tiles; yields a callback that takes how many are measured, and of how many."""
-    how_far = "{task.completed:,.0f} of {task.total:,.0f} tiles"
-    with _bar("measuring", how_far, console, auto_refresh=False) as bar:  # a thread that draws would be in their times
-        task = bar.add_task("", total=0)
-
-        def tell(measured: int, tiles: int) -> None:
-            bar.update(task, completed=measured, total=tiles, refresh=True)
-
-        yield tell
-
-
-def _bar(what: str, how_far: str, console: Console, auto_refresh: bool = True) -> Bar:
-    """A transient bar with the elapsed time, on terminals only."""
-    return Bar(
-        TextColumn(what),
-        BarColumn(bar_width=30),
-        TimeElapsedColumn(),
-        TextColumn(how_far),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-        auto_refresh=auto_refresh,
-    )
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed meanwhile; the second one raises `KeyboardInterrupt` as ever."""
-    pressed = threading.Event()
-    is_main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGINT) if is_main else None
-    if before is None:  # only the main thread has handlers, and one that is not Python's could not be put back
-        yield pressed.is_set
-        return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        pressed.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield pressed.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)

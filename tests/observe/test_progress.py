@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import signal
+import sys
 import threading
+import types
 
 import pytest
 from rich.console import Console
 
-from bow.observe import ProgressBar, progress
-from bow.observe.progress import SHOWN_EVENTS, watched
+from bow.observe import ProgressBar, searching
+from bow.observe.progress import SHOWN_EVENTS
+from bow.observe.searching import watched
 from bow.tables import wrapped
 
 
@@ -81,6 +84,22 @@ def test_on_a_terminal_a_bar_says_everything(records, text):
     assert text in shown(records(3), terminal=True)
 
 
+def test_in_a_notebook_a_bar_is_drawn_in_one_place_and_goes(records, monkeypatch):
+    drawn = []
+    handle = types.SimpleNamespace(display=drawn.append, update=drawn.append)
+    names = types.SimpleNamespace(HTML=str, DisplayHandle=lambda: handle, display=lambda *_, **__: None)
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(display=names))
+    monkeypatch.setitem(sys.modules, "IPython.display", names)
+    monkeypatch.setattr("bow.observe.notebook.EVERY_S", 0.0)
+    progress = ProgressBar(console=Console(force_jupyter=True))
+    for record in records(3):
+        progress.update(record)
+    progress.close()
+    assert drawn[0] == "<progress></progress>"
+    assert any("accuracy 75.00 %" in each and 'max="4311"' in each for each in drawn)
+    assert drawn[-1] == ""
+
+
 def test_the_bar_counts_samples(records):
     unfinished = records(4, finished=False)
     assert " 75 %" in shown([unfinished[0], next(r for r in unfinished if r.get("epoch") == 3)], terminal=True)
@@ -129,7 +148,7 @@ def test_ctrl_c_ends_the_search_and_pressed_again_interrupts_what_does_not_look(
 def test_a_handler_that_python_does_not_know_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     known = signal.getsignal
     before = known(signal.SIGINT)
-    monkeypatch.setattr(progress.signal, "getsignal", lambda number: None)
+    monkeypatch.setattr(searching.signal, "getsignal", lambda number: None)
     with watched(None, Console(file=io.StringIO())) as tell:
         assert known(signal.SIGINT) is before
         assert tell(0.1, 1, 1e6)

@@ -1,0 +1,77 @@
+"""Progress bars of a search and of measurements."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+
+@contextlib.contextmanager
+def watched(budget_s: float | None, console: Console) -> Iterator[Callable[[float, int, float], bool]]:
+    """A bar with the best time so far; yields a callback that updates it and returns whether to go on.
+
+    Ctrl-C ends the search, which then keeps the best so far. A second Ctrl-C is a `KeyboardInterrupt`: a search in this
+    process keeps its best even so, one in worker processes does not.
+    """
+    with _bar("searching", "{task.description}", console) as bar, _interruptible() as is_interrupted:
+        task = bar.add_task("", total=budget_s)
+
+        def tell(seconds: float, proposals: int, best_ns: float) -> bool:
+            said = f"best {best_ns / 1e6:.3f} ms, {proposals:,} looked at"
+            bar.update(task, completed=seconds, description=said)
+            return not is_interrupted()
+
+        yield tell
+
+
+@contextlib.contextmanager
+def measuring(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """A bar of measured tiles; yields a callback that takes how many are measured, and of how many."""
+    how_far = "{task.completed:,.0f} of {task.total:,.0f} tiles"
+    with _bar("measuring", how_far, console, auto_refresh=False) as bar:  # a thread that draws would be in their times
+        task = bar.add_task("", total=0)
+
+        def tell(measured: int, tiles: int) -> None:
+            bar.update(task, completed=measured, total=tiles, refresh=True)
+
+        yield tell
+
+
+def _bar(what: str, how_far: str, console: Console, auto_refresh: bool = True) -> Bar:
+    """A transient bar with the elapsed time, on terminals only."""
+    return Bar(
+        TextColumn(what),
+        BarColumn(bar_width=30),
+        TimeElapsedColumn(),
+        TextColumn(how_far),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+        auto_refresh=auto_refresh,
+    )
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed meanwhile; the second one raises `KeyboardInterrupt` as ever."""
+    pressed = threading.Event()
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGINT) if is_main else None
+    if before is None:  # only the main thread has handlers, and one that is not Python's could not be put back
+        yield pressed.is_set
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        pressed.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield pressed.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
