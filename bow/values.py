@@ -1,5 +1,6 @@
 """Numbers and paths that users give, each checked and refused in one sentence."""
 
+import inspect
 import math
 import numbers
 import operator
@@ -99,6 +100,14 @@ def is_finite(value: object) -> bool:
         return math.isfinite(value)
     except OverflowError:
         return False
+
+
+def parameter_names(function: Any) -> list[str]:
+    """What a function calls its parameters; nothing where that is unknown."""
+    try:
+        return list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):  # of builtins there is none
+        return []
 
 
 def given_path(name: str, value: Any, refusal: type[BowError] = SettingError) -> Path:

@@ -225,7 +225,8 @@ class CapturedTasks(CaptureCache[CapturedTask]):
     def _capture(self, batch: Batch, compiles: bool, frozen: FrozenValues) -> CapturedTask:
         """The step graph for a batch, as an earlier training has captured it or captured now."""
         model = self._group.learners[0].module
-        key = self._kept.key(model, (shape_of(batch), self._settings.precision), frozen)
+        settings = self._settings.precision, self._settings.engine.accumulate
+        key = self._kept.key(model, (shape_of(batch), *settings), frozen)
         graph = self._kept.find(key)
         if graph is None:
             graph = capture(model, batch, step=self._traced_step)

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,6 +15,7 @@ from bow.graph import kinds
 from bow.graph.learning_step import StepOutputs, batch_tensors
 from bow.graph.operator import Operator, Ref, TensorSpec, map_refs
 from bow.seeds import derive_seed
+from bow.values import parameter_names
 
 OptimizerFactory: TypeAlias = Callable[[Any], Optimizer]
 """Makes an optimizer from parameters, or from pairs `(name, parameter)` if its first parameter is called `named...`."""
@@ -28,12 +28,9 @@ def call_factory(factory: OptimizerFactory, named: Iterable[tuple[str, nn.Parame
         >>> norm = nn.Parameter(torch.ones(1))
         >>> made = call_factory(lambda named: torch.optim.SGD([p for n, p in named if "norm" in n]), [("norm", norm)])
     """
-    try:
-        first = next(iter(inspect.signature(factory).parameters), "")
-    except (TypeError, ValueError):  # of builtins there is none
-        first = ""
     pairs = list(named)
-    made = factory(pairs if first.startswith("named") else [parameter for _, parameter in pairs])
+    wants_names = "".join(parameter_names(factory)[:1]).startswith("named")
+    made = factory(pairs if wants_names else [parameter for _, parameter in pairs])
     for group in getattr(made, "param_groups", ()):
         group.pop("param_names", None)  # torch keeps them beside parameters, whose place rows take
     return made
@@ -51,7 +48,7 @@ def update_operators(
 
     Tracing an optimizer bakes its hyper-parameters in as numbers; this keeps schedules and state where they are.
     """
-    optimizer = _make(factory, [(name, p) for name, p in model.named_parameters() if p.requires_grad])
+    optimizer = make_with_names(factory, [(name, p) for name, p in model.named_parameters() if p.requires_grad])
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     made = []
     for group, settings in enumerate(optimizer.param_groups):
@@ -98,11 +95,14 @@ def apply_update(operator: Operator, optimizer: Optimizer, weights: Sequence[Ten
         parameter.grad = grad_before
 
 
-def _make(factory: Any, named: list[tuple[str, nn.Parameter]]) -> Optimizer:
+def make_with_names(factory: Any, named: list[tuple[str, nn.Parameter]]) -> Optimizer:
+    """Call a factory, whose mistakes are the user's."""
     try:
         optimizer = call_factory(factory, named)
     except Exception as error:
-        raise OptimizerError(f"the optimizer cannot be made for this model ({reason(error)})") from error
+        raise OptimizerError(
+            f"the optimizer cannot be made for this model ({reason(error)}); choose other settings or another optimizer"
+        ) from error
     if not isinstance(optimizer, Optimizer):
         raise OptimizerError(
             f"optimizer must be a function that returns a torch.optim.Optimizer, it returned {type(optimizer).__name__}"

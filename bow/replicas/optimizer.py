@@ -23,7 +23,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from bow.errors import OptimizerError, reason
 from bow.graph.execution import OptimizerFactory as OptimizerFactory
-from bow.graph.execution import call_factory
+from bow.graph.execution import call_factory, make_with_names
 from bow.replicas.layout import ParameterLayout
 from bow.replicas.matrix import ReplicaMatrix
 
@@ -38,25 +38,15 @@ PROBE_LR = 0.01
 def make_optimizer(factory: OptimizerFactory, model: nn.Module) -> Optimizer:
     """Call the user's factory on the parameters of a model that are trained."""
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    parameters = [parameter for _, parameter in named]
     if isinstance(factory, Optimizer):
         raise OptimizerError(
             f"optimizer must be a function that makes one, got a {type(factory).__name__} object; "
             f"pass functools.partial(torch.optim.{type(factory).__name__}, lr=...)"
         )
-    try:
-        with optimizers_alone():
-            optimizer = call_factory(factory, named)
-    except Exception as error:
-        raise OptimizerError(
-            f"the optimizer cannot be made for this model ({reason(error)}); choose other settings or another optimizer"
-        ) from error
-    if not isinstance(optimizer, Optimizer):
-        raise OptimizerError(
-            f"optimizer must be a function that returns a torch.optim.Optimizer, it returned {type(optimizer).__name__}"
-        )
-    if parameters and parameters[0].is_floating_point():
-        _check_finite(optimizer, parameters[0].dtype)
+    with optimizers_alone():
+        optimizer = make_with_names(factory, named)
+    if named and named[0][1].is_floating_point():
+        _check_finite(optimizer, named[0][1].dtype)
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise OptimizerError(

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import inspect
 import math
 import os
 import warnings
@@ -27,7 +26,7 @@ from bow.replicas import buffer_state, has_lazy_modules, load_buffers
 from bow.schedule import OrderedSchedule, Schedule
 from bow.sync import Synchroniser
 from bow.training.metrics import IGNORED_LABEL, Metric, reached
-from bow.values import number, processes, whole
+from bow.values import number, parameter_names, processes, whole
 
 
 def check_learners(learners: Any) -> int:
@@ -175,7 +174,7 @@ def make_scheduler(
     """Call the user's function that makes a learning-rate scheduler, with the number of rounds if it asks for it."""
     if factory is None:
         return None
-    if "rounds" in inspect.signature(factory).parameters:
+    if "rounds" in parameter_names(factory):
         if rounds is None:
             raise SettingError(
                 f"scheduler {factory!r} needs the number of rounds, which these data do not tell; set steps"
