@@ -145,3 +145,11 @@ def test_one_run_of_a_sweep_is_a_run(capsys: pytest.CaptureFixture[str]) -> None
     assert "side by side" not in capsys.readouterr().out
     assert main(["train", "-m", *SMALL, "seed=0,x"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_rule_ends_the_members_of_a_sweep(tmp_path: Path) -> None:
+    rule = "stop={_target_: bow.EarlyStopping, metric: accuracy, patience: 1}"
+    given = ["data.limit=64", "learners=1", "engine=eager", "epochs=9", rule, f"run={tmp_path / 'side'}"]
+    assert main(["train", "-m", "optimizer.lr=.05,.5", *given]) == 0
+    members = json.loads((tmp_path / "side/members.json").read_text())
+    assert [member["stopped"] for member in members] == ["patience", "patience"]
