@@ -14,10 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bow.errors import RuntimeUnavailableError, disk_reason
+from bow.files import write_whole
 
 CACHE = "BOW_CACHE"
 """Environment variable: the folder in which compiled code is kept, `~/.cache/bow` by default."""
 
+
+MOST_BYTES = 2 * 2**30
+"""The size of the cache, behind whatever is compiled anew: what has not been used for longest goes first."""
 
 SCRATCH = "making-"
 
@@ -42,18 +46,22 @@ def built(folder: str, name: str, make: Callable[[Path], None]) -> Path:
     died meanwhile, the next one deletes.
     """
     path = cache_folder() / folder / name
-    if path.exists():
+    if _is_whole(path):
+        with contextlib.suppress(OSError):
+            os.utime(path)
         return path
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _lock(path.with_suffix(".lock")):
-            if not path.exists():
+            if not _is_whole(path):
                 for left in path.parent.glob(f"{SCRATCH}*"):
                     shutil.rmtree(left, ignore_errors=True)
                 with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=path.parent) as scratch:
                     made = Path(scratch) / name
                     make(made)
+                    write_whole(_checksum(path), _hash(made))
                     made.replace(path)
+                trim_cache()
             path.with_suffix(".lock").unlink(missing_ok=True)  # whoever waits for it finds the file
     except OSError as error:
         raise RuntimeUnavailableError(
@@ -61,6 +69,49 @@ def built(folder: str, name: str, make: Callable[[Path], None]) -> Path:
             "that can be written to"
         ) from error
     return path
+
+
+def _checksum(path: Path) -> Path:
+    return path.with_suffix(".sha256")
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether a file is there and, as far as that was noted, what it was when it was made."""
+    try:
+        noted = _checksum(path)
+        return path.exists() and (not noted.exists() or noted.read_text(encoding="ascii") == _hash(path))
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def cached_files() -> list[tuple[float, int, Path]]:
+    """When the files of the cache were last used, their sizes and places; locks and what is being made are left out."""
+    found = []
+    for path in cache_folder().rglob("*"):
+        with contextlib.suppress(OSError):
+            if path.is_file() and path.suffix != ".lock" and not any(part.startswith(SCRATCH) for part in path.parts):
+                status = path.stat()
+                found.append((status.st_mtime, status.st_size, path))
+    return sorted(found)
+
+
+def trim_cache(most_bytes: int = MOST_BYTES) -> int:
+    """Delete what has not been used for longest until the rest has so many bytes; returns how many have gone."""
+    files = cached_files()
+    held = begun = sum(size for _, size, _ in files)
+    for _, size, path in files:
+        if held <= most_bytes:
+            break
+        with contextlib.suppress(OSError):
+            path.unlink()
+            held -= size
+        with contextlib.suppress(OSError):  # others are in it
+            path.parent.rmdir()
+    return begun - held
 
 
 def source_hash(*parts: str) -> str:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from bow.cli.advice import advice
 from bow.cli.help import folded
+from bow.compiling import MOST_BYTES, cache_folder, cached_files, trim_cache
 from bow.devices.memory import free_bytes
 from bow.doctor import MachineInfo, check_engines, find_libraries, inspect_machine, problems
 from bow.engines.memory import MemoryNeed, bytes_text, predict_memory, saved_bytes
@@ -18,12 +19,15 @@ from bow.terminal import say, terminal, terminal_table
 
 USAGE = """\
 usage: bow doctor [NAME=VALUE ...]
+       bow doctor clear=cache
 
 Says what this machine is, which engines run on it, and which libraries are
 there or missing, and ends with what would make trainings here faster or safer,
 measured in a few seconds. With settings, as for bow train, it says instead
 whether that training would fit in memory, with exit status 1 where not.
+clear=cache deletes what bow has compiled, captured and measured here.
 """
+CLEAR = "clear=cache"
 GOOD, BAD, UNSURE = Text("yes", "green"), Text("no", "red"), Text("no", "yellow")
 
 
@@ -31,6 +35,9 @@ def run(words: Sequence[str]) -> int:
     """Carry out `bow doctor`; `words` are what stands behind it."""
     if "-h" in words or "--help" in words:
         print(folded(USAGE), end="")
+        return 0
+    if list(words) == [CLEAR]:
+        say(f"{bytes_text(trim_cache(0))} deleted from {cache_folder()}")
         return 0
     console = terminal()
     machine = inspect_machine()
@@ -62,6 +69,8 @@ def _machine_table(machine: MachineInfo) -> Table:
     if not machine.gpus:
         table.add_row("GPU", "none that torch can use")
     table.add_row("C++ compiler", machine.compiler or "none")
+    held, folder = sum(size for _, size, _ in cached_files()), cache_folder()
+    table.add_row("cache", f"{bytes_text(held)} of at most {bytes_text(MOST_BYTES)} in {folder} ({CLEAR} deletes it)")
     return table
 
 

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from bow.cli import main
@@ -10,6 +12,19 @@ def test_doctor_describes_machine_engines_and_libraries(capsys: pytest.CaptureFi
     for word in ("Python", "memory", "C++ compiler", "eager", "fused", "wandb", "tensorboard", "cupy"):
         assert word in shown
     assert "fits" not in shown
+
+
+def test_doctor_shows_the_cache_and_clears_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BOW_CACHE", str(tmp_path))
+    (tmp_path / "steps").mkdir()
+    (tmp_path / "steps" / "one.json").write_bytes(bytes(2**20))
+    main(["doctor"])
+    assert "1.0 MiB of at most 2.0 GiB" in capsys.readouterr().out
+    assert main(["doctor", "clear=cache"]) == 0
+    assert "1.0 MiB deleted" in capsys.readouterr().out
+    assert not list(tmp_path.rglob("*.json"))
 
 
 def test_doctor_predicts_what_a_learner_costs_on_each_device(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Compiled code is made once, by one process at a time, and says what is missing where it cannot be made."""
 
 import contextlib
+import os
 import resource
 import subprocess
 import textwrap
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 import bow
-from bow.compiling import CACHE, built
+from bow.compiling import CACHE, built, cached_files, trim_cache
 from bow.errors import RuntimeUnavailableError
 from bow.runtime import loading
 from bow.runtime.loading import compile_extension, content_hash, native
@@ -38,6 +39,30 @@ def test_what_is_there_is_not_made_again(cache: Path) -> None:
         assert path == cache / "thing-1" / "thing.so"
         assert path.read_text() == "content"
     assert len(made) == 1
+
+
+def test_a_file_that_was_damaged_is_made_again(cache: Path) -> None:
+    def make(target: Path) -> None:
+        target.write_text("content")
+
+    path = built("thing-1", "thing.so", make)
+    path.write_text("con")
+    assert built("thing-1", "thing.so", make).read_text() == "content"
+    path.unlink()
+    assert built("thing-1", "thing.so", make).read_text() == "content"
+
+
+def test_what_was_not_used_for_longest_goes_first(cache: Path) -> None:
+    for number in range(4):
+        path = built(f"thing-{number}", "thing.so", lambda target: target.write_bytes(bytes(1000)) and None)
+        os.utime(path, (number, number))
+    built("thing-0", "thing.so", lambda target: target.touch())  # which is used again
+    for noted in cache.rglob("*.sha256"):
+        os.utime(noted, (10, 10))
+    assert trim_cache(2 * 1000 + 4 * 64) == 2000
+    assert sorted(path.parent.name for path in cache.rglob("*.so")) == ["thing-0", "thing-3"]
+    assert trim_cache(0) == 2 * 1000 + 4 * 64
+    assert cached_files() == []
 
 
 def test_what_fails_leaves_nothing_and_is_tried_again(cache: Path) -> None:
@@ -88,7 +113,7 @@ def test_a_process_that_is_killed_while_it_builds_blocks_nobody_and_leaves_nothi
         first.kill()
     done = subprocess.run([*FORKED, "-c", BUILDER, "0"], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "half and half"
-    assert [path.name for path in (cache / "thing-1").iterdir()] == ["thing.so"]
+    assert sorted(path.name for path in (cache / "thing-1").iterdir()) == ["thing.sha256", "thing.so"]
 
 
 def test_a_folder_that_cannot_be_written_to_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
