@@ -25,6 +25,7 @@ EXPERIMENTS: dict[str, tuple[str, float]] = {
     "halving": ("the best of 32 learning rates by halving, against training all of them", 6),
     "figures": ("the figures of the TensorBow evaluation, and its Table 5.1", 15),
     "tuner": ("whether the tuner finds what an exhaustive trial finds, and what that costs", 20),
+    "start": ("whole trainings where nothing is chosen, against every setting that could have been", 180),
     "allreduce": ("what the sum between devices costs, and whether the learning tasks hide it", 6),
     "schedule": ("a step of the papers' networks, by every policy, against one operator after another", 8),
     "micro": ("what made the papers schedule operators, on the machine at hand", 1),

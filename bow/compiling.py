@@ -25,6 +25,8 @@ MOST_BYTES = 2 * 2**30
 
 SCRATCH = "making-"
 
+NO_COMPILER = "none"
+
 
 def cache_folder() -> Path:
     """Where compiled code is kept."""
@@ -143,11 +145,11 @@ def compiler(what: str) -> list[str]:
 
 
 def compiler_version() -> str:
-    """What the C++ compiler calls itself; `none` where there is none."""
+    """What the C++ compiler calls itself; `NO_COMPILER` where there is none."""
     try:
         command = [*compiler("it"), "--version"]
     except RuntimeUnavailableError:
-        return "none"
+        return NO_COMPILER
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.partition("\n")[0]
 
 

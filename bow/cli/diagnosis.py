@@ -136,12 +136,12 @@ def _need(arguments: dict[str, Any], place: torch.device) -> tuple[str, MemoryNe
     inputs, size, wanted = arguments["data"][0], arguments["batch_size"], arguments["engine"]
     model = arguments["model"]()
     learners = getattr(arguments["learners"], "learners", arguments["learners"])  # a number, or a Tuner
-    engine = engine_for(wanted, model, arguments["steps"], place)
+    engine = engine_for(wanted, arguments["steps"], place)
     need = predict_memory(
         model,
         arguments["optimizer"],
         arguments["sync"],
-        learners=choose_learners(place, len(inputs), size) if learners == "auto" else learners,
+        learners=choose_learners(place, model, len(inputs), size) if learners == "auto" else learners,
         engine=engine,
         place=place,
         saved=saved_bytes(model, inputs[: -(-size // wanted.accumulate)], arguments["precision"]),

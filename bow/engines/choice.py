@@ -2,13 +2,17 @@
 
 `bow.train` measures, if the training is long enough. Where nothing is measured, "auto" is a rule:
 
-* learners: 4 on a CPU, 8 on a GPU, but no more than leave at least 25 rounds in an epoch;
 * engine on a GPU: `graph` (not measured yet);
-* engine on a CPU: `fused` for models without convolutions or recurrent layers and of at most 50,000 parameters that are
-  known to train for at least 5,000 rounds, so that compiling (ten to thirty seconds) pays; `graph` for all others that
-  are known to train for at least 1,000 rounds, since the native runtime has to be built once on every machine and the
-  step to be captured; `eager` otherwise. `benchmarks/results/engines.md` has the measurements: `fused` and `graph` are
-  both far ahead for logistic regression, `graph` for everything larger.
+* engine on a CPU: `graph` where the native runtime is built, and `eager` where it is not, since nobody waits a minute
+  for a training of ten seconds, and in trainings that are known to have fewer than 100 rounds: capturing the step takes
+  0.13 to 0.8 s and saves 0.6 to 23 ms a round (logistic regression, MLP, LeNet, ResNet-8), so that it pays after 15 to
+  210 rounds;
+* learners: 8 on a GPU. On a CPU as many as cores; twice as many where a learning task takes no longer than the round
+  around it (at most 50,000 parameters, without convolutions or recurrent layers), which more learners share; and one
+  where a step fills the cores by itself: large products, each of whose weights is used a few times, so that passing
+  over the weights of every learner takes longer than the arithmetic. No more than leave at least 25 rounds in an epoch.
+
+`benchmarks/results/engines.md` has throughputs by engine; `python -m benchmarks start` times whole trainings.
 """
 
 from pkgutil import resolve_name
@@ -16,11 +20,12 @@ from pkgutil import resolve_name
 import torch
 from torch import nn
 
-from bow.devices import StreamDevice
+from bow.devices import StreamDevice, available_cores
 from bow.engines.loop import Loop, RoundLoop
 from bow.engines.outcome import LearningConfig
 from bow.errors import SettingError
 from bow.replicas import LearnerGroup, num_trainable
+from bow.runtime.loading import is_built
 from bow.sync import Synchroniser
 
 ENGINES = {
@@ -39,12 +44,13 @@ STREAM_ENGINES = {
 }
 """Those of a device with streams; `eager` runs there too."""
 
-LEARNERS_CPU = 4
 LEARNERS_CUDA = 8
 MIN_ROUNDS_PER_EPOCH = 25
+GRAPH_ROUNDS = 100
 FUSED_PARAMETERS = 50_000
-FUSED_ROUNDS = 5_000
-GRAPH_ROUNDS = 1_000
+FILLING_PARAMETERS = 1_000_000
+REUSING = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention, nn.Embedding)
+"""Layers of models that use a weight at many places or steps of a sample."""
 
 
 def make_engine(
@@ -66,23 +72,22 @@ def check_device(engine: str, streams: bool) -> None:
         )
 
 
-def choose_engine(model: nn.Module, rounds: int | None, device: torch.device) -> str:
+def choose_engine(rounds: int | None, device: torch.device) -> str:
     """The engine for `engine="auto"`."""
-    if device.type == "cuda":
-        return "graph"
-    unfit = (nn.modules.conv._ConvNd, nn.RNNBase)
-    fusible = num_trainable(model) <= FUSED_PARAMETERS and not any(isinstance(m, unfit) for m in model.modules())
-    if rounds is not None and rounds >= FUSED_ROUNDS and fusible:
-        return "fused"
-    if rounds is not None and rounds >= GRAPH_ROUNDS:
-        return "graph"
-    return "eager"
+    is_short = rounds is not None and rounds < GRAPH_ROUNDS
+    return "graph" if device.type == "cuda" or (is_built() and not is_short) else "eager"
 
 
-def choose_learners(place: torch.device | StreamDevice, samples_per_epoch: int | None, batch_size: int | None) -> int:
+def choose_learners(
+    place: torch.device | StreamDevice, model: nn.Module, samples_per_epoch: int | None, batch_size: int | None
+) -> int:
     """The number of learners for `learners="auto"`."""
-    on_cpu = isinstance(place, torch.device) and place.type == "cpu"
-    wanted = LEARNERS_CPU if on_cpu else LEARNERS_CUDA
+    wanted = LEARNERS_CUDA
+    if isinstance(place, torch.device) and place.type == "cpu":
+        wanted = len(available_cores())
+        if not any(isinstance(module, REUSING) for module in model.modules()):
+            parameters = num_trainable(model)
+            wanted = 1 if parameters >= FILLING_PARAMETERS else wanted * (1 + (parameters <= FUSED_PARAMETERS))
     if samples_per_epoch is None or batch_size is None:
         return wanted
     return max(1, min(wanted, samples_per_epoch // (batch_size * MIN_ROUNDS_PER_EPOCH)))

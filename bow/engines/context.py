@@ -8,7 +8,7 @@ from typing import Any
 
 from bow.devices import Kernels, StreamDevice
 from bow.engines.averaging import ModelAveraging
-from bow.engines.outcome import LearningConfig, RoundEvent
+from bow.engines.outcome import LearningConfig, RoundEvent, SideBySide
 from bow.engines.restarts import Restarts
 from bow.replicas import LearnerGroup
 from bow.schedule import Span
@@ -23,6 +23,7 @@ class RoundLog:
         self.round_index = 0
         self.events: list[RoundEvent] = []
         self.spans: list[Span] | None = None  # None: nothing is recorded
+        self.side_by_side: SideBySide | None = None  # None: learners run in turn, or it was not measured
 
     def note(self, event: str, message: str, round_index: int | None = None) -> None:
         """Remember an event, of this round unless another one is named."""

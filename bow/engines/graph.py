@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
@@ -17,7 +18,7 @@ from bow.engines.graph_jobs import GraphJobs
 from bow.engines.graph_round import ExecutorGroups, GraphRound
 from bow.engines.live_check import LiveCheck
 from bow.engines.loop import AheadRunner, InParts, step_alone
-from bow.engines.outcome import Outcome
+from bow.engines.outcome import Outcome, SideBySide
 from bow.engines.random import NumbersOfGraph, task_random
 from bow.engines.step_state import StepState, fits
 from bow.engines.task import Learned, out_of_range
@@ -54,6 +55,7 @@ class Graph(AheadRunner):
         self.live = LiveCheck(group, settings, self.tasks)
         self._jobs = GraphJobs(context, self.tasks)
         self._failed = False
+        self._alone_s: float | None = None  # of the task that was just run alone
         self.resized()
         try:
             native()
@@ -74,6 +76,7 @@ class Graph(AheadRunner):
 
     def resized(self) -> None:
         """Build the jobs anew for the learners that there are now."""
+        self.context.log.side_by_side = None
         self._in_turn.resized()
         self.live.resized()
         self._jobs.forget()
@@ -161,8 +164,13 @@ class Graph(AheadRunner):
 
     def _run(self, ready: GraphRound, due: bool) -> Outcome:
         ready.begin(due)
+        began, alone_s, self._alone_s = time.perf_counter(), self._alone_s, None
         with _indices_are_data():
             outcome = ready.run(self._jobs.team, self.context.log.spans is not None)
+        if alone_s is not None and all(outcome.active) and len(self.group) > 1:
+            log = self.context.log
+            log.side_by_side = log.side_by_side or SideBySide(len(self.group), ready.groups.count)
+            log.side_by_side.times.append((alone_s, time.perf_counter() - began))
         self._record(ready)
         return outcome
 
@@ -217,7 +225,9 @@ class Graph(AheadRunner):
             running = GraphRound(self.group, [learner], [task], [batch], ExecutorGroups(1, (1,)), None)
             fed = running.feed([batch], [seed])
             assert fed
+            began = time.perf_counter()
             outcome = running.run(self._jobs.team)
+            self._alone_s = time.perf_counter() - began if self.live.is_warm else None
             metrics = {name: value[0] for name, value in outcome.metrics.items()}
             made = self.live.run_of(learner, outcome.losses[0], metrics)
         with num_threads(1):  # as above, so that the two are equal bit for bit where nothing is compiled
@@ -251,7 +261,7 @@ class Graph(AheadRunner):
         return True
 
     def _fall_back(self, why: str) -> None:
-        self._failed = True
+        self._failed, self.context.log.side_by_side = True, None
         self.context.log.tell(f"{why}; running {self.description}", stacklevel=8)
 
 

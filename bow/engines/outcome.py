@@ -1,6 +1,7 @@
 """What goes into a round and what comes out of it."""
 
 import functools
+import statistics
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Literal, TypeAlias, get_args
@@ -87,6 +88,23 @@ class RoundEvent:
     round: int
     event: str
     message: str
+
+
+@dataclass
+class SideBySide:
+    """What learners bring that run at the same time: a task is timed alone now and then, and the round behind it."""
+
+    learners: int
+    at_once: int
+    times: list[tuple[float, float]] = field(default_factory=list)  # seconds of a task alone on one core, of the round
+
+    def __str__(self) -> str:
+        alone_s, round_s = map(statistics.median, zip(*self.times, strict=True))
+        gain = self.learners * alone_s / round_s
+        return (
+            f"{self.learners} learners, {self.at_once} side by side: {gain:.1f} times the throughput of one on a core "
+            f"(a round {1000 * round_s:.3g} ms, one task alone {1000 * alone_s:.3g} ms)"
+        )
 
 
 @dataclass

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from bow.compiling import built, cache_folder, compile_cpp, compiler_version, instruction_set
+from bow.compiling import NO_COMPILER, built, cache_folder, compile_cpp, compiler_version, instruction_set
 from bow.errors import RuntimeUnavailableError
 from bow.files import Expendable
 
@@ -58,6 +58,11 @@ def build() -> int:
 def is_built() -> bool:
     """Whether it was built on this machine before, so that it only has to be loaded."""
     return (cache_folder() / _key() / f"{MODULE}.so").exists()
+
+
+def can_be_built() -> bool:
+    """Whether it was not built, and there is a compiler."""
+    return not is_built() and compiler_version() != NO_COMPILER
 
 
 @functools.cache

@@ -94,13 +94,13 @@ def check_schedule(engine: Engine) -> Engine:
     return engine
 
 
-def engine_for(engine: Engine, model: nn.Module, rounds: int | None, place: torch.device | StreamDevice) -> str:
+def engine_for(engine: Engine, rounds: int | None, place: torch.device | StreamDevice) -> str:
     """What runs the engine that was named, or the one for `"auto"`: where tensors are offloaded, one that can."""
     if engine.name != "auto":
         return engine.runner
     device = place.torch_device if isinstance(place, StreamDevice) else place
     offloads = engine.offload and (isinstance(place, StreamDevice) or place.type == "cuda")
-    return "eager" if offloads else choose_engine(model, rounds, device)
+    return "eager" if offloads else choose_engine(rounds, device)
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

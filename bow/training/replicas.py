@@ -163,11 +163,11 @@ class Replicas(nn.Module):
         if self.device.type == "cuda" and streams is None:
             streams = cuda_device(self.device)
         is_auto = learners == "auto"
-        count = choose_learners(streams or self.device, None, None) if is_auto else check_learners(learners)
+        count = choose_learners(streams or self.device, template, None, None) if is_auto else check_learners(learners)
         if world.is_one:
             sync.check(count)
         place = self.device if streams is None else streams
-        chosen = engine_for(engine, template, expected_rounds, place)
+        chosen = engine_for(engine, expected_rounds, place)
         check_device(chosen, streams is not None)
         check_offload(settings.offload, chosen, streams=streams is not None)
         parts = engine.accumulate

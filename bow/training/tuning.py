@@ -17,7 +17,7 @@ from bow.devices import available_cores, threads_loss
 from bow.engines.choice import MIN_ROUNDS_PER_EPOCH
 from bow.errors import SettingError
 from bow.observe.text import duration_text
-from bow.runtime.loading import is_built
+from bow.runtime.loading import BUILD_S, can_be_built, is_built
 from bow.training.candidates import ENGINES_CPU, MOST_CUDA, Request, lanes, most_tried
 from bow.training.checks import engine_for
 from bow.training.data_source import DataSource
@@ -53,7 +53,7 @@ Source: TypeAlias = Literal["given", "rule", "checkpoint", "pinned", "cache", "c
 class Tuned:
     """What a training begins with, and why."""
 
-    engine: str  # what runs the learners; `"auto"` leaves it to the rule of `bow.engines.choice`
+    engine: str  # what runs the learners
     learners: int  # how many
     threads: int | None  # torch's threads; None: as many as there are
     compile: bool  # whether the learning task is compiled
@@ -206,11 +206,13 @@ def _fits(setting: EngineSetting, replicas_config: ReplicasConfig) -> bool:
 
 def _by_rule(request: Request, replicas_config: ReplicasConfig, rule: int, why: str, signals: Signals | None) -> Tuned:
     wanted = replicas_config.task.engine.run_by(request.engine, request.compile)
-    engine = engine_for(wanted, replicas_config.model, request.rounds, replicas_config.device)
+    engine = engine_for(wanted, request.rounds, replicas_config.device)
+    if request.engine == "auto" and engine == "eager" and replicas_config.on_cpu and can_be_built():
+        why += f"; python -m bow.runtime builds what engine graph needs, in {BUILD_S:.0f} s"
     count = max(1, replicas_config.most_learners(engine, rule)) if request.learners == "auto" else request.learners
     chosen = "1 learner" if count == 1 else f"{count} learners"
     summary = f"{engine}, {chosen}, by rule of thumb: {why}"
-    return Tuned(request.engine, count, None, request.compile, "rule", summary, signals=signals)
+    return Tuned(engine, count, None, request.compile, "rule", summary, signals=signals)
 
 
 def make_request(
@@ -262,8 +264,12 @@ def check_tuner(tuner: Tuner | None, request: Request) -> Tuner:
 def tuned_before(state: Mapping[str, Any], request: Request, replicas_config: ReplicasConfig, tuner: Tuner) -> Tuned:
     """What a training that is resumed had begun with, where the user asks for nothing else."""
     before = {"engine": "auto", "threads": None, "compile": False, "source": "rule", **state.get("tuned", {})}
-    if replicas_config.on_cpu and before["engine"] not in ("auto", *ENGINES_CPU):  # it began on a GPU
-        before.update(engine="auto", threads=None, source="rule")
+    if before["engine"] == "auto" or (
+        replicas_config.on_cpu and before["engine"] not in ENGINES_CPU
+    ):  # it began on a GPU
+        wanted = replicas_config.task.engine.run_by("auto")
+        engine = engine_for(wanted, request.rounds, replicas_config.device)
+        before.update(engine=engine, threads=None, source="rule")
     learners = state["learners"] if request.learners == "auto" else request.learners
     if not request.is_open or request.engine not in ("auto", before["engine"]):
         threads = before["threads"] if before["source"] in ("given", "rule") else None
@@ -272,9 +278,8 @@ def tuned_before(state: Mapping[str, Any], request: Request, replicas_config: Re
     if tuner.pinned is not None:
         return _from_setting(tuner.pinned, "pinned", f"pinned: {tuner.pinned}", signals)
     source: Source = before["source"] if before["source"] in ("rule", "pinned") else "checkpoint"
-    how = "by rule of thumb" if before["engine"] == "auto" else before["engine"]
     compiles = before["compile"] or request.compile
-    summary = f"{how}, as the checkpoint has it"
+    summary = f"{before['engine']}, as the checkpoint has it"
     return Tuned(before["engine"], learners, before["threads"], compiles, source, summary, signals=signals)
 
 

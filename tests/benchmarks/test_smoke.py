@@ -23,6 +23,7 @@ RUNS = {
     "placement": ("quick=true networks=rnnlm methods=cpu,gpu,expert,mcmc placements=8", "placement"),
 }
 SLOW = {
+    "start": ("quick=true", "start"),
     "gpu": ("fake=true processes=false quick=true", "gpu"),
     "micro-together": ("quick=true parts=pinned,together", "micro"),
     "costs-regression": ("quick=true parts=regression", "costs"),

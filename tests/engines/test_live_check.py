@@ -16,7 +16,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_leaves
 
 import bow
+from bow.devices import available_cores
 from bow.engines.live_check import LiveCheck
+from bow.engines.outcome import SideBySide
 from bow.testing import FakeDevice
 from tests.grouped import of_replicas
 
@@ -302,3 +304,31 @@ def test_behind_the_first_rounds_a_hundredth_of_the_time_is_spent(monkeypatch: p
         replicas.round(round_of(t % 10))
     assert len(checked) <= 0.01 * 4100 + 3
     replicas.close()
+
+
+def test_a_task_that_is_checked_tells_what_learners_bring_that_run_at_the_same_time() -> None:
+    replicas = training("graph", loss=cross_entropy)
+    for t in range(8):
+        replicas.round(round_of(t))
+    found = replicas.loop.context.log.side_by_side
+    replicas.close()
+    assert found is not None
+    assert (found.learners, found.at_once) == (LEARNERS, min(LEARNERS, len(available_cores())))
+    assert len(found.times) == 3  # of rounds 2, 4 and 8: the first run of what is captured is not its usual one
+    assert min(map(min, found.times)) > 0
+
+
+@pytest.mark.parametrize(("engine", "learners"), [("graph", 1), ("eager", LEARNERS)])
+def test_nothing_is_said_of_learners_that_run_one_after_another(engine: str, learners: int) -> None:
+    replicas = training(engine, loss=cross_entropy, learners=learners)
+    for t in range(2):
+        replicas.round(round_of(t)[:learners])
+    replicas.close()
+    assert replicas.loop.context.log.side_by_side is None
+
+
+def test_what_was_measured_of_learners_side_by_side_is_said_as_it_was_measured() -> None:
+    found = SideBySide(4, 2, [(0.9, 0.1), (0.0074, 0.0152), (0.0070, 0.0155)])
+    assert str(found) == (
+        "4 learners, 2 side by side: 1.9 times the throughput of one on a core (a round 15.5 ms, one task alone 7.4 ms)"
+    )

@@ -94,6 +94,25 @@ def test_a_resumed_training_ends_as_if_never_interrupted(
             assert record[field] == wanted[field], field
 
 
+@pytest.mark.parametrize("built", [True, False])
+def test_a_training_by_the_rule_goes_on_with_its_engine_whatever_is_built_by_then(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, built: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(run_dir: str, built: bool, **more: Any) -> bow.Result:
+        monkeypatch.setattr("bow.engines.choice.is_built", lambda: built)
+        tuner = bow.Tuner(share=1e-6, cache=False)
+        settings = {"engine": "auto", "learners": 2, "steps": 100, "tuner": tuner, "checkpoint_every": 10}
+        return train(net(), data, run_dir=tmp_path / run_dir, **settings, **more)  # engines draw other numbers for it
+
+    expected = start("whole", built)
+    with pytest.raises(KeyboardInterrupt):
+        start("crashed", built, callbacks=[StopAfter(25)])
+    result = start("crashed", not built, resume="auto")
+    assert result.engine == expected.engine == ("graph" if built else "eager")
+    for key, value in expected.model.state_dict().items():
+        assert torch.equal(result.model.state_dict()[key], value), key
+
+
 @pytest.mark.parametrize("how", ["auto", "run directory", "checkpoint", "older checkpoint", "checkpoints"])
 def test_a_training_is_resumed_from_whatever_names_its_checkpoint(
     train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, how: str

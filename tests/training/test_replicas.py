@@ -270,11 +270,13 @@ def test_independent_learners_are_averaged_when_they_settle() -> None:
     torch.testing.assert_close(trained.z, trained.W.mean(0))
 
 
-def test_auto_is_four_learners_on_a_cpu() -> None:
-    with torch.compiler.set_stance("force_eager"):
-        trained = replicas("auto", engine="auto")
-    assert trained.learners == 4
-    assert trained.engine.split()[0] == "eager", "how long the training will be is not known"
+@pytest.mark.parametrize("built", [True, False])
+def test_auto_is_the_rule_of_thumb(built: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bow.engines.choice.is_built", lambda: built)
+    monkeypatch.setattr("bow.engines.choice.available_cores", lambda: [0, 1])
+    trained = replicas("auto", engine="auto")
+    assert trained.learners == 4  # of a tiny model, twice as many as cores
+    assert trained.engine == ("graph" if built else "eager")
 
 
 @pytest.mark.parametrize(

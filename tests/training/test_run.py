@@ -56,6 +56,16 @@ class Rates:
         self.lrs.append(round(run.replicas.optimizer.param_groups[0]["lr"], 6))
 
 
+def test_a_training_ends_with_what_learners_side_by_side_have_brought(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+) -> None:
+    recorder = Recorder()
+    train(model, data, engine="graph", learners=2, steps=8, loggers=[recorder])
+    said = [(record.get("event"), record.get("message", "")) for record in recorder.records[-2:]]
+    assert [event for event, _ in said] == ["side by side", None]
+    assert said[0][1].startswith("2 learners, ")
+
+
 def test_the_central_model_is_evaluated_after_every_epoch(
     train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
 ) -> None:

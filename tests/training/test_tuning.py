@@ -125,21 +125,42 @@ def test_nothing_is_measured_where_nothing_is_open(machine: Machine) -> None:
     ],
     ids=str,
 )
-def test_short_trainings_follow_the_rule(machine: Machine, given: dict[str, Any], why: str) -> None:
+@pytest.mark.parametrize("built", [True, False])
+def test_short_trainings_follow_the_rule(
+    machine: Machine, given: dict[str, Any], why: str, built: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bow.engines.choice.is_built", lambda: built)
     found = tuned(**given)
-    assert (found.engine, found.learners, found.source) == ("auto", 3, "rule")
+    assert (found.engine, found.learners, found.source) == (
+        "graph" if built and "samples" in given else "eager",
+        3,
+        "rule",
+    )
     assert why in found.summary
     assert machine.trials == []
+
+
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(("can", "rounds"), [(True, 1000), (False, 1000), (True, 99)])
+def test_the_rule_does_not_wait_for_the_runtime_and_says_how_to_build_it(
+    can: bool, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bow.engines.choice.is_built", lambda: False)
+    monkeypatch.setattr(module, "can_be_built", lambda: can)
+    found = tuned(samples=1000, rounds=rounds)
+    assert found.engine == "eager"
+    assert ("python -m bow.runtime" in found.summary) is can
 
 
 def test_trainings_of_unknown_length_are_measured(machine: Machine) -> None:
     assert tuned(samples=None, rounds=None).source == "calibration"
 
 
-def test_the_rule_takes_over_where_nothing_runs(machine: Machine) -> None:
+def test_the_rule_takes_over_where_nothing_runs(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bow.engines.choice.is_built", lambda: True)
     machine.rate = lambda setting: None
     found = tuned()
-    assert (found.engine, found.learners, found.source) == ("auto", 3, "rule")
+    assert (found.engine, found.learners, found.source) == ("graph", 3, "rule")
     assert found.summary.endswith("no setting ran")
     assert {row["why"] for row in found.rows if row["status"] == "failed"} == {"does not run"}
 
@@ -459,17 +480,22 @@ RESUMED: list[tuple[dict[str, Any], dict[str, Any], Tuner, tuple[Any, ...]]] = [
     (state(**GRAPH, source="calibration"), {"engine": "eager"}, Tuner(), ("eager", 4, None, False, "given")),
     (state(**GRAPH), {"engine": "graph", "learners": 2}, Tuner(), ("graph", 2, None, False, "given")),
     (state(**GRAPH), {}, Tuner(pinned=EngineSetting("eager", 3)), ("eager", 3, 1, False, "pinned")),
-    (state(engine="auto", threads=None, compile=False, source="rule"), {}, Tuner(), ("auto", 4, None, False, "rule")),
-    (state(engine="graph+round", threads=1, compile=False), {}, Tuner(), ("auto", 4, None, False, "rule")),
-    (state(), {}, Tuner(), ("auto", 4, None, False, "rule")),
-    (state(), {"compile": True}, Tuner(), ("auto", 4, None, True, "rule")),
+    (state(engine="eager", threads=None, compile=False, source="rule"), {}, Tuner(), ("eager", 4, None, False, "rule")),
+    (state(engine="graph+round", threads=1, compile=False), {}, Tuner(), ("graph", 4, None, False, "rule")),
+    (state(), {}, Tuner(), ("graph", 4, None, False, "rule")),
+    (state(), {"compile": True}, Tuner(), ("graph", 4, None, True, "rule")),
 ]
 
 
 @pytest.mark.parametrize(("before", "asked", "tuner", "expected"), RESUMED)
 def test_a_training_goes_on_with_what_it_began_with(
-    before: dict[str, Any], asked: dict[str, Any], tuner: Tuner, expected: tuple[Any, ...]
+    before: dict[str, Any],
+    asked: dict[str, Any],
+    tuner: Tuner,
+    expected: tuple[Any, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("bow.engines.choice.is_built", lambda: True)
     found = tuned_before(before, request(**asked), replicas_config(), tuner)
     assert (found.engine, found.learners, found.threads, found.compile, found.source) == expected
 
@@ -483,7 +509,7 @@ def test_a_training_goes_on_with_what_it_began_with(
         ("calibration", {"learners": 2}, Tuner(), "graph", 0),
         ("calibration", {}, Tuner(online=False), "graph", 0),
         ("pinned", {}, Tuner(), "graph", 0),
-        ("rule", {}, Tuner(), "auto", 0),
+        ("rule", {}, Tuner(), "graph", 0),
         ("calibration", {}, Tuner(), "fused", 0),
         ("calibration", {}, Tuner(), "eager", 0),
     ],

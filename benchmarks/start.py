@@ -1,0 +1,155 @@
+"""Whole trainings, start included, where nothing is chosen: against every setting that could have been.
+
+The same samples are trained on by `bow.train` as it chooses itself, and with each engine and number of learners. A
+contestant has a process of its own, and its time is that of the call, from which everything counts that a choice can
+change: imports, trials, capture, compilation, rounds. What torch compiled earlier is not there.
+"""
+
+import functools
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import harness
+from benchmarks.harness import CaseError, apart, ratios, setting, spread, take_turns
+from bow.compiling import CACHE, cache_folder
+
+if TYPE_CHECKING:
+    from benchmarks.workloads import Workload
+
+AIM = 0.9
+"""The best setting's time over the rule's, in no cell less."""
+
+RULE = "rule"
+FIXED = tuple(f"{engine}-{learners}" for engine in ("eager", "graph", "fused") for learners in (1, 2, 4))
+MODELS = {
+    "logistic": ("logistic_regression", 4),
+    "mlp": ("mlp", 16),
+    "lenet": ("lenet", 16),
+    "resnet8": ("resnet8", 16),
+    "lstm": ("lstm", 16),
+    "wide": ("wide", 64),
+    "narrow": ("narrow", 16),
+    "convolutions": ("convolutions", 8),
+    "deep": ("deep", 32),
+    "transformer": ("transformer", 8),
+}
+"""By name: the workload and the batch size."""
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Config(harness.Config):
+    """Settings of the experiment."""
+
+    models: tuple[str, ...] = setting(tuple(MODELS), "what is trained", choices=tuple(MODELS), quick=tuple(MODELS)[:1])
+    rounds: tuple[int, ...] = setting((5, 300, 3_000), "lengths, in rounds of two learners", quick=(5,))
+    fixed: tuple[str, ...] = setting(FIXED, "engines and learners", choices=FIXED, quick=FIXED[:1])
+    repeats: int = setting(3, "of every training", quick=1)
+    limit_s: float = setting(600.0, "seconds after which a contestant fails")
+
+
+def measure(config: Config) -> dict[str, Any]:
+    """Seconds of everybody, by model and length."""
+    from bow.runtime.loading import build
+
+    build()
+    cells = [_cell(config, name, rounds) for name in config.models for rounds in config.rounds]
+    return {"aim": AIM, "cells": cells, "lowest": min((cell["ratio"]["median"] for cell in cells), default=None)}
+
+
+def missed(values: Row) -> bool:
+    """Whether the rule was too slow in some cell."""
+    return any(cell["ratio"]["median"] < AIM for cell in values["cells"])
+
+
+def _cell(config: Config, name: str, rounds: int) -> dict[str, Any]:
+    def turn(contestant: str) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as folder:
+            environment = {"OMP_WAIT_POLICY": "PASSIVE", CACHE: folder, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
+            for built in cache_folder().glob("runtime-*"):  # what set-up has built
+                (Path(folder) / built.name).symlink_to(built, target_is_directory=True)
+            return apart(_train, contestant, name, rounds, folder, environment=environment, limit_s=config.limit_s)
+
+    def note(contestant: str, error: Exception) -> None:
+        if contestant == RULE or not isinstance(error, CaseError):
+            raise error
+        failed.append({"name": contestant, "why": str(error).splitlines()[0]})
+
+    failed: list[dict[str, str]] = []
+    turns = {each: functools.partial(turn, each) for each in (RULE, *config.fixed)}
+    found = take_turns(turns, config.repeats, failed=note)
+    seconds = {each: [made["seconds"] for made in own] for each, own in found.items()}
+    others = [each for each in seconds if each != RULE]
+    best = min(others, key=lambda each: statistics.median(seconds[each]))
+    cell = {
+        "model": name,
+        "rounds": rounds,
+        "chosen": found[RULE][0]["chosen"],
+        "best": best,
+        "ratio": spread(ratios(seconds[best], seconds[RULE]), 3),
+        "rows": [{"name": each, "seconds": spread(own, 3)} for each, own in seconds.items()],
+        "failed": failed,
+    }
+    harness.say(f"{name}, {rounds} rounds: {cell['chosen']}; best: {best}; {cell['ratio']['median']:.2f}")
+    return cell
+
+
+# What follows runs in the process of a contestant.
+
+
+def workloads() -> "dict[str, Workload]":
+    """Five that the other benchmarks have, and five more."""
+    from torch import nn
+
+    from benchmarks.workloads import GREY, VOCABULARY, WORKLOADS, Workload, noise_text
+    from bow.models import MLP, Transformer, sequence_cross_entropy
+
+    def convolutions() -> nn.Module:
+        layers = [nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3), nn.ReLU(), nn.MaxPool2d(2)]
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(400, 10))
+
+    def mlp(*hidden: int) -> Callable[[], nn.Module]:
+        return lambda: MLP(28 * 28, 10, hidden)
+
+    return {
+        **WORKLOADS,
+        "wide": Workload("wide MLP", mlp(2048, 2048), GREY),
+        "narrow": Workload("narrow MLP", mlp(32), GREY),
+        "convolutions": Workload("small convolutions", convolutions, GREY),
+        "deep": Workload("deep MLP", mlp(*[128] * 8), GREY),
+        "transformer": Workload(
+            "transformer", functools.partial(Transformer, VOCABULARY), noise_text, sequence_cross_entropy
+        ),
+    }
+
+
+def _train(contestant: str, name: str, rounds: int, folder: str) -> dict[str, Any]:
+    """Seconds of a training on as many samples for everybody."""
+    import torch
+
+    import bow
+
+    engine, _, learners = contestant.partition("-")
+    workload, batch = workloads()[MODELS[name][0]], MODELS[name][1]
+    settings = {} if contestant == RULE else {"engine": engine, "learners": int(learners)}
+    model, data = workload.model(), workload.make_data(2 * batch * min(rounds, 100))
+    epochs = max(1, rounds // 100)
+    bow.train  # noqa: B018 - imports what it needs
+    began = perf_counter()
+    result = bow.train(
+        model,
+        data,
+        workload.loss,
+        optimizer=functools.partial(torch.optim.SGD, lr=0.001, momentum=0.9),
+        batch_size=batch,
+        epochs=epochs,
+        run=bow.Run(f"{folder}/run", progress=False),
+        **settings,  # type: ignore[arg-type]
+    )
+    return {"seconds": perf_counter() - began, "chosen": f"{result.engine}-{result.learners}"}
