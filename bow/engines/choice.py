@@ -1,16 +1,11 @@
-"""Which engine runs, and with how many learners, where the user leaves it open.
+"""Which engine runs, and with how many learners, where the user leaves it open and nothing is measured.
 
-`bow.train` measures, if the training is long enough. Where nothing is measured, "auto" is a rule:
-
-* engine on a GPU: `graph` (not measured yet);
-* engine on a CPU: `graph` where the native runtime is built, and `eager` where it is not, since nobody waits a minute
-  for a training of ten seconds, and in trainings that are known to have fewer than 100 rounds: capturing the step takes
-  0.13 to 0.8 s and saves 0.6 to 23 ms a round (logistic regression, MLP, LeNet, ResNet-8), so that it pays after 15 to
-  210 rounds;
-* learners: 8 on a GPU. On a CPU as many as cores; twice as many where a learning task takes no longer than the round
-  around it (at most 50,000 parameters, without convolutions or recurrent layers), which more learners share; and one
-  where a step fills the cores by itself: large products, each of whose weights is used a few times, so that passing
-  over the weights of every learner takes longer than the arithmetic. No more than leave at least 25 rounds in an epoch.
+* Engine: `graph` on a GPU (not measured yet), and on a CPU where the native runtime is built; otherwise `eager`: nobody
+  waits half a minute for a training of ten seconds. So it is where fewer than 100 rounds are known to come: capturing
+  takes 0.13 to 0.8 s and saves 0.6 to 23 ms a round, which pays after 15 (LeNet) to 210 rounds (logistic regression).
+* Learners: 8 on a GPU. On a CPU as many as cores; twice as many of a tiny model, whose rounds take as long as steps;
+  one where a step fills the cores: large products whose weights are used a few times, so that passing over the rows of
+  all learners takes longer than the arithmetic. No more than leave 25 rounds in an epoch.
 
 `benchmarks/results/engines.md` has throughputs by engine; `python -m benchmarks start` times whole trainings.
 """
@@ -49,8 +44,7 @@ MIN_ROUNDS_PER_EPOCH = 25
 GRAPH_ROUNDS = 100
 FUSED_PARAMETERS = 50_000
 FILLING_PARAMETERS = 1_000_000
-REUSING = (nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention, nn.Embedding)
-"""Layers of models that use a weight at many places or steps of a sample."""
+REUSING = nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention, nn.Embedding  # a weight at many places
 
 
 def make_engine(

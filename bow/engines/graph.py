@@ -227,7 +227,7 @@ class Graph(AheadRunner):
             assert fed
             began = time.perf_counter()
             outcome = running.run(self._jobs.team)
-            self._alone_s = time.perf_counter() - began if self.live.is_warm else None
+            self._alone_s = time.perf_counter() - began
             metrics = {name: value[0] for name, value in outcome.metrics.items()}
             made = self.live.run_of(learner, outcome.losses[0], metrics)
         with num_threads(1):  # as above, so that the two are equal bit for bit where nothing is compiled

@@ -257,9 +257,9 @@ class TrainingLoop:
         if not self.history or self.history[-1]["round"] != self.round:
             self._end_epoch(position.epochs)
         self._seconds = position.elapsed_s
-        log = self.replicas.loop.context.log if isinstance(self.replicas, Replicas) else None
-        if log is not None and log.side_by_side is not None and self._world.is_one:
-            self._records.event("side by side", str(log.side_by_side))
+        found = self.replicas.loop.context.log.side_by_side if isinstance(self.replicas, Replicas) else None
+        if found is not None and len(found.times) > 2 and self._world.is_one:  # the first task alone is slower
+            self._records.event("side by side", str(found))
         self._records.end()
 
     def _deal(self) -> list[Deal]:

@@ -264,9 +264,8 @@ def check_tuner(tuner: Tuner | None, request: Request) -> Tuner:
 def tuned_before(state: Mapping[str, Any], request: Request, replicas_config: ReplicasConfig, tuner: Tuner) -> Tuned:
     """What a training that is resumed had begun with, where the user asks for nothing else."""
     before = {"engine": "auto", "threads": None, "compile": False, "source": "rule", **state.get("tuned", {})}
-    if before["engine"] == "auto" or (
-        replicas_config.on_cpu and before["engine"] not in ENGINES_CPU
-    ):  # it began on a GPU
+    began_elsewhere = replicas_config.on_cpu and before["engine"] not in ENGINES_CPU  # on a GPU
+    if before["engine"] == "auto" or began_elsewhere:
         wanted = replicas_config.task.engine.run_by("auto")
         engine = engine_for(wanted, request.rounds, replicas_config.device)
         before.update(engine=engine, threads=None, source="rule")
