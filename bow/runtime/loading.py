@@ -79,7 +79,7 @@ def _load() -> ModuleType:
 
     def make(target: Path) -> None:
         print(
-            f"bow: building the native runtime, once on this machine; it takes {BUILD_S:.0f} s of one core",
+            f"bow: building the native runtime, once on this machine ({BUILD_S:.0f} s of one core)",
             file=Expendable(sys.stderr),
         )
         compile_extension(folder / MAIN_SOURCE, target, MODULE)
