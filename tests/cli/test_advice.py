@@ -1,5 +1,6 @@
 """What bow doctor says is to be done."""
 
+import types
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,12 @@ MACHINE = replace(inspect_machine(), cores=2, gpus=(), compiler="g++")
 def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[str]]:
     monkeypatch.chdir(tmp_path)
 
-    def tell(machine: Any = MACHINE, others: float = 0.0, built: bool = True, seconds: Any = ()) -> list[str]:
+    def tell(
+        machine: Any = MACHINE, others: float = 0.0, built: bool = True, seconds: Any = (), loss: str = "2 1 1 1"
+    ) -> list[str]:
         monkeypatch.setattr(advice, "busy_cores", lambda: others)
+        done = types.SimpleNamespace(returncode=0, stdout=loss)
+        monkeypatch.setattr(advice, "subprocess", types.SimpleNamespace(run=lambda *_, **__: done))
         monkeypatch.setattr(advice.loading, "is_built", lambda: built)
         if seconds:
             monkeypatch.setattr(advice, "time_in_turns", lambda cases, **_: seconds)
@@ -38,6 +43,11 @@ def test_a_busy_machine_is_told_and_not_measured(told: Callable[..., list[str]])
     busy, not_measured = told(others=1.6)
     assert "other processes use 1.6 of 2 cores" in busy
     assert "not measured" in not_measured
+
+
+def test_what_threads_that_spin_lose_is_told_with_its_spread(told: Callable[..., list[str]]) -> None:
+    (line,) = told(built=False, loss="2 20.1 31.4 48.0")[1:]
+    assert line.startswith("torch's 2 threads, which spin by default, take 31 times as long as one here (20 to 48 in 5")
 
 
 def test_the_gain_of_an_engine_is_measured_with_its_spread(told: Callable[..., list[str]]) -> None:
