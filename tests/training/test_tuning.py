@@ -478,7 +478,12 @@ RESUMED: list[tuple[dict[str, Any], dict[str, Any], Tuner, tuple[Any, ...]]] = [
     (state(**GRAPH, source="pinned"), {}, Tuner(), ("graph", 4, 2, True, "pinned")),
     (state(**GRAPH, source="calibration"), {"learners": 6}, Tuner(), ("graph", 6, 2, True, "checkpoint")),
     (state(**GRAPH, source="calibration"), {"engine": "eager"}, Tuner(), ("eager", 4, None, False, "given")),
-    (state(**GRAPH), {"engine": "graph", "learners": 2}, Tuner(), ("graph", 2, None, False, "given")),
+    (
+        state(**GRAPH, source="calibration"),
+        {"engine": "graph", "learners": 2},
+        Tuner(),
+        ("graph", 2, None, False, "given"),
+    ),
     (state(**GRAPH), {}, Tuner(pinned=EngineSetting("eager", 3)), ("eager", 3, 1, False, "pinned")),
     (state(engine="eager", threads=None, compile=False, source="rule"), {}, Tuner(), ("eager", 4, None, False, "rule")),
     (state(engine="graph+round", threads=1, compile=False), {}, Tuner(), ("graph", 4, None, False, "rule")),
