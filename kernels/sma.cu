@@ -166,16 +166,22 @@ __device__ inline void sma_center(
 //     g += weight_decay * w;   m = momentum * m + g;   step = lr * (nesterov ? g + momentum * m : m)
 //     w  = w - step - (synchronise ? alpha * (w - z) : 0)
 //
-// A learner that is not finite starts again from the central model: w = synchronise ? z_next : z, and m = 0. z_next is
-// only read then, and z only where it is needed.
+// `task` holds [loss, sum of the gradient, metrics...]; the learner is finite if loss and sum are, and `kept` is given
+// [loss, 0 or 1, metrics...]. One that is not finite starts again from the central model: w = synchronise ? z_next : z,
+// and m = 0. z_next is only read then, and z only where it is needed.
 // Moved: w, m and g read, w and m written, z read when synchronising, 6 P; without momentum m is not touched, 4 P.
 template <typename T>
 __device__ inline void sgd_row(
-    T* weights, T* momenta, const T* gradient, const T* z, const T* z_next, const unsigned char* finite,
-    const double* numbers_, long long columns, long long synchronise) {
+    T* weights, T* momenta, const T* gradient, const T* z, const T* z_next, const typename Arithmetic<T>::type* task,
+    typename Arithmetic<T>::type* kept, const double* numbers_, long long width, long long columns,
+    long long synchronise) {
   using A = typename Arithmetic<T>::type;
   const Numbers<A> numbers(numbers_);
-  const bool steps = *finite != 0;
+  const A told = task[0] + task[1];
+  const bool steps = told - told == 0;  // infinite minus infinite is no number
+  if (thread_index() == 0) {
+    for (long long i = 0; i < width; ++i) kept[i] = i == 1 ? static_cast<A>(steps) : task[i];
+  }
   const T* restart = synchronise ? z_next : z;
   const bool aligned =
       in_steps_of_16(address(weights), address(momenta), address(gradient), address(z), address(restart));
@@ -329,9 +335,9 @@ __device__ inline void sma_round(
     sma_center(weights, weights_stride, z, z_prev, z_next, numbers, learners, columns);                             \
   }                                                                                                                 \
   extern "C" __global__ void __launch_bounds__(256) sgd_row_##suffix(                                               \
-      T* weights, T* momenta, const T* gradient, const T* z, const T* z_next, const unsigned char* finite,          \
-      const double* numbers, long long columns, long long synchronise) {                                            \
-    sgd_row(weights, momenta, gradient, z, z_next, finite, numbers, columns, synchronise);                          \
+      T* weights, T* momenta, const T* gradient, const T* z, const T* z_next, const Arithmetic<T>::type* task,      \
+      Arithmetic<T>::type* kept, const double* numbers, long long width, long long columns, long long synchronise) { \
+    sgd_row(weights, momenta, gradient, z, z_next, task, kept, numbers, width, columns, synchronise);               \
   }                                                                                                                 \
   extern "C" __global__ void __launch_bounds__(256) sgd_round_##suffix(                                             \
       T* weights, long long weights_stride, T* momenta, long long momenta_stride, const T* gradients,               \

@@ -21,6 +21,11 @@ from bow.errors import SettingError
 STREAMS_PER_PRIORITY = 32
 """torch hands out so many streams of a priority, round-robin: the 33rd would be the first one again."""
 
+_cuda: Any = torch._C
+
+_failed_captures: list[Any] = []
+"""Graphs of captures that failed, never destroyed: torch 2.11's allocator of pinned memory goes on asking them."""
+
 _PCI = Path("/sys/bus/pci/devices")
 
 
@@ -103,6 +108,25 @@ class GraphsOfStream:
             self.reserved = 0
 
 
+class _On:
+    """`torch.cuda.stream` on the current device, without asking each time whether CUDA is there.
+
+    That was more than a third of what the host does in a round of engine `graph`.
+    """
+
+    __slots__ = ("_before", "_index", "_stream")
+
+    def __init__(self, index: int, stream: Any) -> None:
+        self._index, self._stream = index, stream
+
+    def __enter__(self) -> None:
+        self._before = _cuda._cuda_getCurrentStream(self._index)
+        _cuda._cuda_setStream(self._stream.stream_id, self._stream.device_index, self._stream.device_type)
+
+    def __exit__(self, *error: object) -> None:
+        _cuda._cuda_setStream(*self._before)
+
+
 class CudaDevice(StreamDevice):
     """One GPU."""
 
@@ -131,8 +155,10 @@ class CudaDevice(StreamDevice):
     def on(self, stream: Stream) -> contextlib.AbstractContextManager[Any]:
         """Make a stream the current one."""
         assert isinstance(stream, CudaStream)
-        context: contextlib.AbstractContextManager[Any] = torch.cuda.stream(stream.raw)
-        return context
+        if _cuda._cuda_getDevice() != self._index:
+            context: contextlib.AbstractContextManager[Any] = torch.cuda.stream(stream.raw)
+            return context
+        return _On(self._index, stream.raw)
 
     def issuing(self) -> contextlib.AbstractContextManager[Any]:
         """Make this the current device."""
@@ -150,7 +176,7 @@ class CudaDevice(StreamDevice):
         `thread_local`: other threads (a loader that pins memory) may go on calling CUDA meanwhile. Until torch 2.12 all
         graphs of a generator share one pair of seed and offset on the device, which graphs that run at the same time
         would take from each other: hence a state of its own for each, which is the default generator's while its graph
-        is captured.
+        is captured. A capture that fails leaves it unusable.
 
         A capture that fails is ended here, which `torch.cuda.graph` does not do (2.11): the allocator would go on as if
         it were under way, on the capture's stream, and the error that comes would be another one.
@@ -175,14 +201,18 @@ class CudaDevice(StreamDevice):
                         raise
                 of_stream.reserved += torch.cuda.memory_reserved(self._index) - reserved
             except BaseException as error:
+                _failed_captures.append(graph.raw)
                 self._end_capture(pool)
+                if generator is None:  # its state takes part in a capture that has not ended
+                    default = torch.cuda.default_generators[self._index]
+                    fresh = self.generator().manual_seed(default.initial_seed())
+                    default.graphsafe_set_state(fresh.graphsafe_get_state())
                 raise (failure or error) from None
 
     def _end_capture(self, pool: Any) -> None:
-        private: Any = torch._C
         for end in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
             with contextlib.suppress(RuntimeError, AttributeError):  # where it has ended already
-                getattr(private, end)(self._index, pool)
+                getattr(_cuda, end)(self._index, pool)
 
     def prepare_captures(self) -> None:
         """Collect garbage: old graphs in it give their memory back now, and not while others are captured."""

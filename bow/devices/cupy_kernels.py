@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from bow.devices.kernels import Batch, Indices, Matrix, Numbers, Row, Samples, TorchKernels, cuda_extra
+from bow.devices.kernels import Batch, Indices, Matrix, Numbers, Row, Samples, TaskNumbers, TorchKernels, cuda_extra
 from bow.errors import MissingDependencyError, RuntimeUnavailableError, reason
 
 SOURCES = ("dtypes.cuh", "sma.cu", "gather.cu")
@@ -22,6 +22,8 @@ SUFFIXES = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16"}
 THREADS = 256
 BLOCKS_PER_MULTIPROCESSOR = 8
 BYTES_PER_THREAD = 16
+MOST_CHECKED = 10_000  # launches whose tensors were found right, by their addresses
+_NOTHING = contextlib.nullcontext()
 
 
 class CupyKernels:
@@ -40,6 +42,7 @@ class CupyKernels:
         self._device = device
         self._torch = TorchKernels()
         self._streams: dict[int, Any] = {}
+        self._checked: set[tuple[int, ...]] = set()
         self._most_blocks = BLOCKS_PER_MULTIPROCESSOR * self._num_multiprocessors()
         names = [f"{operation}_{suffix}" for operation in OPERATIONS for suffix in SUFFIXES.values()]
         code = source()
@@ -61,7 +64,8 @@ class CupyKernels:
             self.sma_apply(rows[0], rows[1], z, z_prev, z_next, 0.0)
             self.sma_center(rows[0], z, z_prev, z_next, numbers)
             self.sma_round(rows[0], z, z_prev, numbers)
-            self.sgd_row(rows[0, 0], rows[1, 0], rows[2, 0], z, z_next, finite[0], numbers, True)
+            task = torch.zeros(2, dtype=torch.promote_types(dtype, torch.float32), device=self._device)
+            self.sgd_row(rows[0, 0], rows[1, 0], rows[2, 0], z, z_next, task, torch.empty_like(task), numbers, True)
             self.sgd_round(rows[0], rows[1], rows[2], z, z_prev, finite, numbers, True)
 
     def sma_contribute(self, weights: Matrix, z: Row, corrections: Matrix, total: Row, alpha: float) -> None:
@@ -96,21 +100,25 @@ class CupyKernels:
         gradient: Row,
         z: Row,
         z_next: Row,
-        finite: Bool[Tensor, ""],
+        task: TaskNumbers,
+        kept: TaskNumbers,
         numbers: Numbers,
         synchronise: bool,
     ) -> None:
         """See `Kernels.sgd_row`."""
         if weights.dtype not in SUFFIXES:
-            return self._torch.sgd_row(weights, momentum, gradient, z, z_next, finite, numbers, synchronise)
-        rows = self._pointers(weights, momentum, gradient, z, z_next)
-        arguments = (
-            *rows,
-            self._address(finite, torch.bool),
-            self._address(numbers, torch.float64),
-            weights.numel(),
-            int(synchronise),
-        )
+            return self._torch.sgd_row(weights, momentum, gradient, z, z_next, task, kept, numbers, synchronise)
+        rows = (weights, momentum, gradient, z, z_next)
+        addresses = (*(row.data_ptr() for row in rows), task.data_ptr(), kept.data_ptr(), numbers.data_ptr())
+        if addresses not in self._checked:  # looking at all of them takes longer than the launch
+            computed = torch.promote_types(weights.dtype, torch.float32)
+            self._pointers(*rows)
+            for tensor, dtype in ((task, computed), (kept, computed), (numbers, torch.float64)):
+                self._address(tensor, dtype)
+            if len(self._checked) >= MOST_CHECKED:
+                self._checked.clear()
+            self._checked.add(addresses)
+        arguments = (*addresses, task.numel(), weights.numel(), int(synchronise))
         return self._launch_over_rows("sgd_row", weights, arguments)
 
     def sgd_round(
@@ -202,11 +210,13 @@ class CupyKernels:
         return int(torch.cuda.get_device_properties(self._device).multi_processor_count)
 
     def _stream_handle(self) -> int:
-        return int(torch.cuda.current_stream(self._device).cuda_stream)
+        private: Any = torch._C
+        return int(private._cuda_getCurrentRawStream(self._device.index))
 
     def _on_device(self) -> contextlib.AbstractContextManager[None]:
         """CuPy compiles for the current device and looks its kernels up there."""
-        return torch.cuda.device(self._device)
+        private: Any = torch._C
+        return _NOTHING if private._cuda_getDevice() == self._device.index else torch.cuda.device(self._device)
 
 
 class _ForeignStream:

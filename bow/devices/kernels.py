@@ -15,6 +15,7 @@ from bow.errors import BowError, reason
 Matrix = Float[Tensor, "learners parameters"]
 Row = Float[Tensor, " parameters"]
 Numbers = Float64[Tensor, "6"]
+TaskNumbers = Float[Tensor, " values"]  # of the dtype that a kernel computes in: that of the rows, or float32
 Samples = Shaped[Tensor, "samples *sample"]
 Indices = Int64[Tensor, " batch"]
 Batch = Shaped[Tensor, "batch *sample"]
@@ -66,7 +67,8 @@ class Kernels(Protocol):
         gradient: Row,
         z: Row,
         z_next: Row,
-        finite: Bool[Tensor, ""],
+        task: TaskNumbers,
+        kept: TaskNumbers,
         numbers: Numbers,
         synchronise: bool,
     ) -> None:
@@ -77,9 +79,10 @@ class Kernels(Protocol):
             g = gradient + weight_decay * w;   m = momentum * m + g;   step = lr * (nesterov ? g + momentum * m : m)
             w = w - step - (synchronise ? alpha * (w - z) : 0)
 
-        Without momentum, m is left alone. A learner that is not finite starts again from the central model, `z_next`
-        when synchronising and else `z`, with m = 0; its gradient is not looked at. `z_next` is not read when not
-        synchronising.
+        Without momentum, m is left alone. `task` is what the learning task has left, `[loss, sum of the gradient,
+        metrics...]`: the learner is finite if loss and sum are, and `kept` becomes `[loss, 0 or 1, metrics...]`. One
+        that is not starts again from the central model, `z_next` when synchronising and else `z`, with m = 0; its
+        gradient is not looked at. `z_next` is not read when not synchronising.
         """
         ...
 
@@ -157,12 +160,17 @@ class TorchKernels:
         gradient: Row,
         z: Row,
         z_next: Row,
-        finite: Bool[Tensor, ""],
+        task: TaskNumbers,
+        kept: TaskNumbers,
         numbers: Numbers,
         synchronise: bool,
     ) -> None:
         """See `Kernels.sgd_row`."""
         with torch.no_grad(), _written(weights, momentum) as (w, m):
+            told = task[0] + task[1]
+            finite = (told - told) == 0  # infinite minus infinite is no number
+            kept.copy_(task)
+            kept[1].copy_(finite)
             hyper = numbers.to(w.dtype).unbind()
             moved, momentum_next = sgd_step(w, m, _read(gradient), finite, hyper)
             m.copy_(momentum_next)

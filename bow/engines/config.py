@@ -29,7 +29,8 @@ class Engine:
             that `bow.engines.choice` documents.
         compile: compile the learning task with `torch.compile` (`fused` always does, `graph` for a long training).
         capture: what a CUDA graph of engine `graph` holds: the task of one `"learner"`, or a whole `"round"` of all
-            learners with averaging. `"auto"`: with `name="auto"` what is measured to be faster, otherwise a learner.
+            learners with steps and averaging. `"auto"`: with `name="auto"` what is measured to be faster, otherwise the
+            round of one learner, which is its whole training step, and the tasks of several.
         dispatch: `"fixed"`: batch j of a round is learner j's. `"first_come"`: between two synchronisation tasks, a
             learner that is free takes the next batch, in engines whose learners do not keep step (`"graph"` and
             `"streams"`); faster with stragglers, and what comes of it depends on the time that tasks take.

@@ -354,5 +354,10 @@ def step_alone(context: RoundContext, learner: int, finite: bool) -> bool:
 def clip(gradients: Shaped[Tensor, "learners parameters"], limit: float | None) -> None:
     """Scale each learner's gradient to a norm of at most `limit`."""
     if limit is not None:
-        norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
-        gradients.mul_((limit / (norms + 1e-6)).clamp(max=1.0))
+        gradients.mul_(clip_factors(gradients, limit))
+
+
+def clip_factors(gradients: Shaped[Tensor, "learners parameters"], limit: float) -> Shaped[Tensor, "learners 1"]:
+    """What scales each learner's gradient to a norm of at most `limit`."""
+    norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
+    return torch.clamp(limit / (norms + 1e-6), max=1.0)

@@ -1,6 +1,6 @@
 """What the engines need that carry out the optimizer's step and SMA themselves, in one pass over the rows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -54,6 +54,13 @@ class StepState:
                     state[name] = row
         return self._moments
 
+    def bind_counts(self, counts: Sequence[Tensor]) -> None:
+        """Have Adam count the steps of each learner in a tensor of its own."""
+        for state, own in zip(self._states(), counts, strict=True):
+            if self._is_adam and state.get("step") is not own:
+                own.fill_(float(state.get("step", 0.0)))
+                state["step"] = own
+
     @property
     def counts(self) -> list[Tensor]:
         """Of the steps that each learner has taken, which only Adam counts."""
@@ -103,14 +110,17 @@ def _adam_step(optimizer: Optimizer) -> AdamStep:
     return lr, float(first), float(second), epsilon, decay, is_decoupled
 
 
-def fits(group: LearnerGroup, sync: Synchroniser, settings: LearningConfig, *, native: bool = False) -> bool:
+def fits(
+    group: LearnerGroup, sync: Synchroniser, settings: LearningConfig, *, native: bool = False, rows: bool = False
+) -> bool:
     """Whether a round can step and average in one pass: one group of plain SGD without clipping, averaged by `SMA`.
 
     The native runtime also steps members, which do not average, plain Adam and AdamW, and behind the sum over devices.
+    `rows`: what steps all rows at once behind the learning tasks also knows Adam, AdamW and clipping.
     """
     if not group.is_alone and (not native or (isinstance(sync, SMA) and sync.levels > 1)):
         return False
-    if not (is_plain_sma(sync) or (native and type(sync) is Members)) or settings.clip_norm is not None:
+    if not (is_plain_sma(sync) or (native and type(sync) is Members)) or (settings.clip_norm is not None and not rows):
         return False
     optimizers = set(group.optimizer.by_learner)
-    return all(map(is_plain_sgd, optimizers)) or (native and all(map(is_plain_adam, optimizers)))
+    return all(map(is_plain_sgd, optimizers)) or ((native or rows) and all(map(is_plain_adam, optimizers)))

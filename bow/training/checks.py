@@ -19,7 +19,7 @@ from bow.cluster import is_member
 from bow.data import BatchStream
 from bow.devices import StreamDevice, available_cores, prepare_environment
 from bow.engines import Batch, Loss, Step, check_loss, choose_engine, own_loss, step_from_loss
-from bow.engines.config import Engine
+from bow.engines.config import ROUND_CAPTURED, Engine
 from bow.errors import BowError, DataError, ModelError, ScheduleError, SettingError, reason
 from bow.graph.outside import OutsideTensors
 from bow.replicas import buffer_state, has_lazy_modules, load_buffers
@@ -94,13 +94,19 @@ def check_schedule(engine: Engine) -> Engine:
     return engine
 
 
-def engine_for(engine: Engine, rounds: int | None, place: torch.device | StreamDevice) -> str:
-    """What runs the engine that was named, or the one for `"auto"`: where tensors are offloaded, one that can."""
+def engine_for(engine: Engine, rounds: int | None, place: torch.device | StreamDevice, is_one: bool = False) -> str:
+    """What runs the engine that was named, or the one for `"auto"`: where tensors are offloaded, one that can.
+
+    The round of a training with one learner is its whole step: one CUDA graph holds it, optimizer and all.
+    """
+    has_streams = isinstance(place, StreamDevice) or place.type == "cuda"
+    is_plain = engine.schedule is None and engine.dispatch == "fixed"
+    if engine.name == "graph" and engine.capture == "auto" and is_one and has_streams and is_plain:
+        return ROUND_CAPTURED
     if engine.name != "auto":
         return engine.runner
     device = place.torch_device if isinstance(place, StreamDevice) else place
-    offloads = engine.offload and (isinstance(place, StreamDevice) or place.type == "cuda")
-    return "eager" if offloads else choose_engine(rounds, device)
+    return "eager" if engine.offload and has_streams else choose_engine(rounds, device)
 
 
 def resolve_device(device: str | torch.device) -> torch.device:

@@ -167,7 +167,7 @@ class Replicas(nn.Module):
         if world.is_one:
             sync.check(count)
         place = self.device if streams is None else streams
-        chosen = engine_for(engine, expected_rounds, place)
+        chosen = engine_for(engine, expected_rounds, place, is_one=count == 1 and world.is_one)
         check_device(chosen, streams is not None)
         check_offload(settings.offload, chosen, streams=streams is not None)
         parts = engine.accumulate

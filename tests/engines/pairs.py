@@ -76,6 +76,8 @@ class Pair:
                     device=devices[index],
                     seed=SEED,
                     compile=compile and index == 1,
+                    # By itself it is a whole round where there is one learner.
+                    **({"capture": "learner"} if where and name == "graph" else {}),
                     **settings,
                 ),
             )

@@ -52,6 +52,9 @@ class _Rows:
 
         self.w, self.m, self.g, self.c = (made(learners, columns) for _ in range(4))
         self.z, self.z_prev, self.z_next, self.total = (made(columns) for _ in range(4))
+        computed = torch.promote_types(dtype, torch.float32)
+        self.task, self.kept = made(3).to(computed), made(learners, 3).to(computed)
+        self.bad = torch.tensor([0.5, torch.inf, 3.0], device=device, dtype=computed)
 
     def clone(self) -> _Rows:
         other = object.__new__(_Rows)
@@ -65,7 +68,13 @@ class _Rows:
             "sma_center": lambda: kernels.sma_center(self.w, self.z, self.z_prev, self.z_next, numbers),
             "sma_round": lambda: kernels.sma_round(self.w, self.z, self.z_prev, numbers),
             "sgd_row": lambda: [
-                kernels.sgd_row(self.w[j], self.m[j], self.g[j], self.z, self.z_next, finite[j], numbers, synchronise)
+                kernels.sgd_row(
+                    *(self.w[j], self.m[j], self.g[j], self.z, self.z_next),
+                    torch.where(finite[j], self.task, self.bad),
+                    self.kept[j],
+                    numbers,
+                    synchronise,
+                )
                 for j in range(len(self.w))
             ],
             "sgd_round": lambda: kernels.sgd_round(

@@ -42,6 +42,12 @@ ODD_STRIDE = Layout(odd_stride=True)
 ONE_ODD = [Layout(offset, not offset, only) for only in range(5) for offset in (0, 1)]
 
 
+def left_by_task(finite: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`[loss, sum of the gradient, a metric]` of a learning task on rows of a dtype."""
+    told = [0.5, 2.0 if finite else float("nan"), 3.0]
+    return torch.tensor(told, dtype=torch.promote_types(dtype, torch.float32), device=device)
+
+
 @dataclass
 class Memory:
     """Tensors of one test."""

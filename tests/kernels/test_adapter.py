@@ -16,6 +16,7 @@ from bow.devices import kernels as module
 from bow.devices.kernels import TorchKernels, kernels_for
 from bow.errors import MissingDependencyError, RuntimeUnavailableError
 from tests.kernels.emulated import EmulatedKernels, Emulation, RawModule, Stream, signatures
+from tests.kernels.memory import left_by_task
 
 CPU = torch.device("cpu")
 NUMBERS = torch.tensor([0.1, 0.9, 0.01, 0.0, 0.3, 0.5], dtype=torch.float64)
@@ -33,7 +34,8 @@ def launch_everything(kernels: EmulatedKernels, dtype: torch.dtype) -> None:
     kernels.sma_contribute(w, z, c, total, 0.3)
     kernels.sma_apply(w, c, z, z_prev, total, 0.5)
     kernels.sma_center(w, z, z_prev, z_next, NUMBERS)
-    kernels.sgd_row(w[1], m[1], g[1], z, z_next, finite[1], NUMBERS, True)
+    task = left_by_task(True, dtype, CPU)
+    kernels.sgd_row(w[1], m[1], g[1], z, z_next, task, torch.empty_like(task), NUMBERS, True)
     kernels.sgd_round(w, m, g, z, z_prev, finite, NUMBERS, False)
     kernels.sma_round(w, z, z_prev, NUMBERS)
     kernels.gather(w, torch.tensor([2, 0]), c[:2])

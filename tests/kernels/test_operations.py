@@ -13,7 +13,7 @@ from torch import Tensor
 from bow.devices.kernels import Kernels
 from tests.kernels import numpy_oracle as oracle
 from tests.kernels.emulated import EmulatedKernels, Emulation
-from tests.kernels.memory import ALIGNED, ODD_STRIDE, ONE_ODD, SHIFTED, Memory, check_close, exact
+from tests.kernels.memory import ALIGNED, ODD_STRIDE, ONE_ODD, SHIFTED, Memory, check_close, exact, left_by_task
 from tests.kernels.numpy_oracle import Numbers
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
@@ -82,8 +82,10 @@ def test_sgd_row(kernels: Kernels, device: torch.device, dtype: torch.dtype, syn
         if not synchronise:
             z_next.fill_(float("nan"))  # is not read
         expected = oracle.sgd_row(*map(exact, (w, m, g, z, z_next)), finite, numbers, synchronise)
-        kernels.sgd_row(w, m, g, z, z_next, torch.tensor(finite, device=device), on(device, numbers), synchronise)
+        task, kept = left_by_task(finite, dtype, device), left_by_task(True, dtype, device)
+        kernels.sgd_row(w, m, g, z, z_next, task, kept, on(device, numbers), synchronise)
         check_close((w, m), expected, (layout, n, numbers))
+        assert kept.tolist() == [0.5, float(finite), 3.0]
         memory.check_guards()
 
 
@@ -146,7 +148,8 @@ def test_whole_round_is_its_parts(kernels: Kernels, device: torch.device, dtype:
     kernels.sgd_round(whole[0], whole[1], g, whole[2], whole[3], finite, numbers, True)
     kernels.sma_center(w, z, z_prev, z_next, numbers)
     for j in range(5):
-        kernels.sgd_row(w[j], m[j], g[j], z, z_next, finite[j], numbers, True)
+        task = left_by_task(bool(finite[j]), dtype, device)
+        kernels.sgd_row(w[j], m[j], g[j], z, z_next, task, torch.empty_like(task), numbers, True)
     for part, of_whole in zip((w, m, z_next, z), whole, strict=True):
         torch.testing.assert_close(part, of_whole)
 

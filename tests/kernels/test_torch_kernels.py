@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import bow
 from bow.devices.kernels import Kernels, TorchKernels
 from bow.replicas.matrix import ReplicaMatrix
+from tests.kernels.memory import left_by_task
 
 LEARNERS, COLUMNS, ROUNDS = 4, 50, 12
 ALPHA, MU = 0.3, 0.6
@@ -76,7 +77,8 @@ def test_rounds_are_those_of_sgd_and_sma(
             if synchronise:
                 kernels.sma_center(w, z, z_prev, z_next, numbers)
             for j in range(LEARNERS):
-                kernels.sgd_row(w[j], m[j], g[j], z, z_next, finite[j], numbers, synchronise)
+                task = left_by_task(True, torch.float64, device)
+                kernels.sgd_row(w[j], m[j], g[j], z, z_next, task, torch.empty_like(task), numbers, synchronise)
             if synchronise:
                 z_prev, z, z_next = z, z_next, z_prev
         else:
@@ -120,7 +122,7 @@ def test_nothing_is_read_on_the_host() -> None:
     kernels = TorchKernels()
     with _Operators() as seen:
         kernels.sgd_round(w, m, g, z, z_prev, finite, numbers, True)
-        kernels.sgd_row(w[0], m[0], g[0], z, z_next, finite[0], numbers, True)
+        kernels.sgd_row(w[0], m[0], g[0], z, z_next, torch.ones(2), torch.empty(2), numbers, True)
         kernels.sma_center(w, z, z_prev, z_next, numbers)
         kernels.sma_round(w, z, z_prev, numbers)
     assert "aten.addcmul" in seen.names
@@ -145,7 +147,8 @@ def test_rows_may_be_leaves_of_autograd(kernels: Kernels, device: torch.device) 
     w = torch.ones(16, device=device, requires_grad=True)
     m, g, z = torch.zeros(16, device=device), torch.ones(16, device=device), torch.zeros(16, device=device)
     numbers = torch.tensor([0.5, 0.0, 0.0, 0.0, 0.25, 0.0], dtype=torch.float64, device=device)
-    kernels.sgd_row(w, m, g, z, z, torch.tensor(True, device=device), numbers, True)
+    task = left_by_task(True, torch.float32, device)
+    kernels.sgd_row(w, m, g, z, z, task, torch.empty_like(task), numbers, True)
     assert w.tolist() == [0.25] * 16
 
 

@@ -11,7 +11,7 @@ from bow.engines.context import RoundContext
 from bow.engines.cuda.feed import Feed
 from bow.engines.cuda.learner import StreamLearner
 from bow.engines.cuda.results import Results
-from bow.engines.cuda.step import SgdStep
+from bow.engines.cuda.step import RowsStep, SgdStep
 from bow.engines.eager import LearningTasks
 from bow.engines.live_check import LiveCheck
 from bow.engines.offload import offloaded_tasks
@@ -31,7 +31,7 @@ class StreamOrder:
         self._device = device
         self._advanced = device.event("learners and central model have been moved")
 
-    def fork(self, stepping: SgdStep | None) -> None:
+    def fork(self, stepping: SgdStep | RowsStep | None) -> None:
         """Have everything wait for what the caller has issued: batches, and whatever was done to the learners."""
         self._device.caller().wait(self._advanced)  # the last call may have been made from another stream
         if stepping is not None:
@@ -83,7 +83,8 @@ class StreamContext(RoundContext):
         self.captures: CaptureCache[Any] = CaptureCache(settings.task_step, lambda: group.learners[0].module)
         self.live = LiveCheck(group, settings, self.captures)
         self.learners: list[StreamLearner] = []
-        self.stepping: SgdStep | None = None  # what steps on the learners' streams, if the optimizer is of the kind
+        self.stepping: SgdStep | RowsStep | None = None  # what steps on the device, if the optimizer is of the kind
+        self.is_whole = False  # whether a graph holds a round, and with it steps that come behind all learners
         self._results: Results | None = None
 
     @property
@@ -99,8 +100,8 @@ class StreamContext(RoundContext):
 
     @property
     def can_step(self) -> bool:
-        """Whether optimizer and synchroniser are of the kind that kernels have."""
-        return fits(self.group, self.sync, self.settings)
+        """Whether optimizer and synchroniser are of the kind that is stepped on the device."""
+        return fits(self.group, self.sync, self.settings, rows=self.is_whole)
 
     def make_results(self, metrics: Sequence[str]) -> None:
         """Have a place for results with these metrics."""
@@ -114,10 +115,19 @@ class StreamContext(RoundContext):
         for learner in self.learners:
             learner.forget()
         self.captures.clear()
+        by_row = fits(self.group, self.sync, self.settings)
         self.learners = [
-            StreamLearner(self.device, self.kernels, self.group, self.tasks, index) for index in range(len(self.group))
+            StreamLearner(self.device, self.kernels, self.group, self.tasks, index, by_row)
+            for index in range(len(self.group))
         ]
-        self.stepping = SgdStep(self.device, self.group, cast(SMA, self.sync), self.kernels) if self.can_step else None
+        self.stepping = None
+        if self.can_step:
+            sync = cast(SMA, self.sync)
+            self.stepping = (
+                SgdStep(self.device, self.group, sync, self.kernels)
+                if by_row
+                else RowsStep(self.device, self.group, sync, self.settings.clip_norm)
+            )
         if self._results is not None:
             self.make_results(self._results.metrics)
 

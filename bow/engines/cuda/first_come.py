@@ -79,8 +79,7 @@ def _issuing(
             if copied is not None:
                 stream.wait(copied)
             issued = learner.learn(batch, lambda: context.task_seed(position, rounds_ahead=index))
-            row.copy_(issued.results)
-            step_on_stream(context, learner, issued)
+            step_on_stream(context, learner, issued, row)
         stream.record(learner.through)
         period.take(task)
         return learner

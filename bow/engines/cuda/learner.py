@@ -79,8 +79,7 @@ WARM_UP = 3
 class IssuedTask:
     """What a learning task leaves on the device."""
 
-    results: Tensor  # [loss, finite, metrics...]
-    finite: Tensor  # whether loss and gradient are, a bool tensor of shape []
+    results: Tensor  # [loss, finite, metrics...]; the sum of the gradient is second where `Kernels.sgd_row` steps
     metrics: list[str]  # names
 
 
@@ -99,7 +98,13 @@ class StreamLearner:
     """A learner that learns on a stream of its own, and on further ones where its operators are spread over several."""
 
     def __init__(
-        self, device: StreamDevice, kernels: Kernels, group: LearnerGroup, tasks: LearningTasks, index: int
+        self,
+        device: StreamDevice,
+        kernels: Kernels,
+        group: LearnerGroup,
+        tasks: LearningTasks,
+        index: int,
+        steps: bool,
     ) -> None:
         self.index = index
         self.stream = device.stream(f"learner {index}")
@@ -112,6 +117,7 @@ class StreamLearner:
         self._kernels = kernels
         self._group = group
         self._tasks = tasks
+        self._steps = steps  # whether `Kernels.sgd_row` comes behind its learning tasks
         self._generator = device.generator()
         self._captured: dict[Hashable, LearnerGraph] = {}
 
@@ -242,7 +248,11 @@ class StreamLearner:
         # Backward on this thread: torch's own thread for the device is one for all learners.
         with torch.autograd.set_multithreading_enabled(False):
             inputs = gathered(batch.batch, self._kernels)
-            learned = self._tasks.run(self.index, inputs) if spread is None else spread.run(inputs)
+            if spread is not None:
+                learned = spread.run(inputs)
+            else:
+                with contextlib.nullcontext() if self._tasks.is_compiled else counting_together(self.module):
+                    learned = self._tasks.run(self.index, inputs)
         for owner, key, buffer in bound:
             assigned = owner._buffers[key]
             if assigned is not buffer and buffer is not None and assigned is not None:
@@ -251,13 +261,15 @@ class StreamLearner:
                 buffer.copy_(assigned)  # a graph goes on reading where it read
                 owner._buffers[key] = buffer
         row = self._group.learners[self.index].gradient
-        # Infinite minus infinite is no number: one value tells of all.
-        total = row.sum() + learned.loss
-        finite = (total - total) == 0
-        values = [learned.loss, finite, *learned.metrics.values()]
+        told = row.sum()
+        if not self._steps:
+            # Infinite minus infinite is no number: one value tells of all.
+            told = told + learned.loss
+            told = (told - told) == 0
+        values = [learned.loss, told, *learned.metrics.values()]
         dtype = torch.promote_types(row.dtype, torch.float32)
         results = torch.stack([value.to(row.device, dtype) for value in values])
-        return IssuedTask(results, finite, list(learned.metrics))
+        return IssuedTask(results, list(learned.metrics))
 
 
 @contextlib.contextmanager
@@ -278,6 +290,35 @@ def same_in_python(model: nn.Module, *, strictly: bool) -> Iterator[None]:
     finally:
         for attributes, name, value in held:
             attributes[name] = value
+
+
+class _Calls:
+    """Counts what a batch norm adds to its number of batches."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add_(self, count: int) -> None:
+        """As of a tensor."""
+        self.count += count
+
+
+@contextlib.contextmanager
+def counting_together(model: nn.Module) -> Iterator[None]:
+    """Have batch norms count their batches by one operator behind the learning task, and not by one each."""
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    norms = [module for module in model.modules() if type(module) in kinds and module.momentum is not None]
+    found = [(norm, norm._buffers["num_batches_tracked"], _Calls()) for norm in norms]
+    counters = [(norm, buffer, calls) for norm, buffer, calls in found if buffer is not None]
+    for norm, _, calls in counters:
+        norm._buffers["num_batches_tracked"] = calls  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for norm, buffer, _ in counters:
+            norm._buffers["num_batches_tracked"] = buffer
+    for count in sorted({calls.count for _, _, calls in counters} - {0}):
+        torch._foreach_add_([buffer for _, buffer, calls in counters if calls.count == count], count)
 
 
 def _closing(task: SpreadTask | None) -> contextlib.AbstractContextManager[object]:

@@ -154,6 +154,8 @@ class DeviceRoundLoop(Loop):
                 context.averaging.begin(due)
         self.runner.issue(slot, there, due)
         order.gate = None
+        if self.runner.steps_last:
+            order.move()
         with context.device.on(order.sync_stream):
             difference = None if expected is None else self._difference(expected, slot)
             if in_parts:

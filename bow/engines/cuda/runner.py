@@ -13,7 +13,8 @@ from bow.engines.batches import FlatBatch
 from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.feed import DeviceBatches
 from bow.engines.cuda.learner import IssuedTask, StreamLearner
-from bow.engines.cuda.step import SgdStep
+from bow.engines.cuda.results import FINITE
+from bow.engines.cuda.step import RowsStep, SgdStep
 from bow.engines.loop import step_row
 from bow.engines.task_scheduler import Learn, TaskScheduler, TaskStart
 
@@ -54,8 +55,15 @@ class DeviceRunner(abc.ABC):
         """The streams that the synchronisation stream waits for."""
         return [self.context.feed.stream, *(learner.stream for learner in self.context.learners)]
 
-    def followed(self) -> None:  # noqa: B027 - learners' own streams order it
+    @property
+    def steps_last(self) -> bool:
+        """Whether the last round's steps came behind all learners, outside of a graph."""
+        return False
+
+    def followed(self) -> None:
         """The central model was made of the only learner's weights, which must not be written before that."""
+        if isinstance(self.context.stepping, SgdStep):
+            self.context.stepping.moved()
 
     def bind(self) -> None:
         """Follow the learners that there are now, and forget what was captured."""
@@ -95,11 +103,8 @@ def issue_side_by_side(
 ) -> None:
     """Issue a round; the synchronisation stream comes last. Results go to `rows`, by learner."""
     stepping, sync_stream, learners = context.stepping, context.order.sync_stream, context.learners
-    if stepping is not None:
-        with context.device.on(sync_stream):
-            if due:
-                stepping.center()
-        sync_stream.record(stepping.centered)
+    by_row = stepping if isinstance(stepping, SgdStep) else None
+    waits = by_row is not None and by_row.prepare(sync_stream, due)
     tasks: list[IssuedTask | None] = [None] * len(learners)
 
     def issue(learner: StreamLearner) -> None:
@@ -112,13 +117,15 @@ def issue_side_by_side(
         for_each(issue)
     # No learner steps before all have issued their learning tasks: one that fails leaves all weights as they were.
     for learner, task in zip(learners, tasks, strict=True):
-        if stepping is not None:
-            _step(context, stepping, learner, task, due)
+        if by_row is not None:
+            _step(context, by_row, learner, task, rows[learner.index], due, waits)
         learner.stream.record(learner.through)
         sync_stream.wait(learner.through)
-    if stepping is not None and due:
-        with context.device.on(sync_stream):
-            stepping.commit()
+    with context.device.on(sync_stream):
+        if by_row is not None and due:
+            by_row.commit()
+        elif isinstance(stepping, RowsStep):
+            stepping.whole(torch.stack([row[FINITE] for row in rows]), due)
 
 
 def learn_one(context: StreamContext, learner: StreamLearner, batch: FlatBatch) -> IssuedTask:
@@ -126,14 +133,15 @@ def learn_one(context: StreamContext, learner: StreamLearner, batch: FlatBatch) 
     return learner.learn(batch, lambda: context.task_seed(learner.index))
 
 
-def step_on_stream(context: StreamContext, learner: StreamLearner, task: IssuedTask) -> None:
+def step_on_stream(context: StreamContext, learner: StreamLearner, task: IssuedTask, kept: Tensor) -> None:
     """Step one learner alone on its stream, without averaging; the central model does not move meanwhile."""
     stepping = context.stepping
-    if stepping is not None:
-        stepping.row(learner.index, task.finite, synchronise=False)
+    if isinstance(stepping, SgdStep):
+        stepping.row(learner.index, task.results, kept, synchronise=False)
         return
+    kept.copy_(task.results)
     gradient = context.group.matrix.gradients[learner.index : learner.index + 1]
-    gradient.masked_fill_(~task.finite, 0)
+    gradient.masked_fill_(kept[FINITE] == 0, 0)
     with ONE_OPTIMIZER:  # a step takes the others' gradients away from the optimizer
         step_row(context, learner.index)
 
@@ -153,16 +161,24 @@ def _learn(
             stream.wait(batches.copied)
         task = learn(learner, batch)
         context.results.check(task.metrics)
-        rows[learner.index].copy_(task.results)
+        if not isinstance(context.stepping, SgdStep):
+            rows[learner.index].copy_(task.results)
         return task
 
 
 def _step(
-    context: StreamContext, stepping: SgdStep, learner: StreamLearner, task: IssuedTask | None, due: bool
+    context: StreamContext,
+    stepping: SgdStep,
+    learner: StreamLearner,
+    task: IssuedTask | None,
+    kept: Tensor,
+    due: bool,
+    waits: bool,
 ) -> None:
     with context.device.on(learner.stream):
-        learner.stream.wait(stepping.centered)
+        if waits:
+            learner.stream.wait(stepping.centered)
         if task is not None:
-            stepping.row(learner.index, task.finite, due)
+            stepping.row(learner.index, task.results, kept, due)
         elif due:
             stepping.correct(learner.index)

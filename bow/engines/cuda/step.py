@@ -1,9 +1,11 @@
-"""SGD and synchronous model averaging by kernels, row by row behind the learning tasks."""
+"""Steps and synchronous model averaging on the device: by kernels row by row, or by operators for all rows at once."""
 
 import torch
 from torch import Tensor
 
-from bow.devices import Kernels, StreamDevice
+from bow.devices import Kernels, Stream, StreamDevice
+from bow.devices.kernels import sgd_step
+from bow.engines.loop import clip_factors
 from bow.engines.step_state import Numbers, StepState
 from bow.replicas import LearnerGroup
 from bow.sync import SMA
@@ -32,9 +34,11 @@ class SgdStep:
         self._numbers = torch.zeros(len(Numbers._fields), dtype=torch.float64, device=matrix.z.device)
         self._values: Numbers | None = None
         self.centered = device.event("the next central model is there")
+        self._has_moved = False  # the central model, since learners have waited for it
 
     def begin(self) -> None:
         """On the caller's stream, before the rounds: momenta and numbers as the optimizer has them by now."""
+        self._has_moved = False
         assert self._state.moments[0] is self._momenta
         self._state.begin_round()
         values = self._state.numbers()
@@ -42,15 +46,29 @@ class SgdStep:
             self._device.upload(self._numbers, values)
             self._values = values
 
-    def center(self) -> None:
-        """Make the next central model from the weights before the step."""
-        matrix = self._group.matrix
-        self._kernels.sma_center(matrix.weights, matrix.z, matrix.state["z_prev"], self._next, self._numbers)
+    def prepare(self, stream: Stream, due: bool) -> bool:
+        """Make the next central model from the weights before the step, if a round is due.
 
-    def row(self, learner: int, finite: Tensor, synchronise: bool) -> None:
-        """Step one learner; where it is not finite, it starts again from the central model."""
+        Whether learners have to wait for `centered` before they step: they read the next central model, or the one that
+        they start again from, which moves in rounds that are due.
+        """
+        if due:
+            matrix = self._group.matrix
+            with self._device.on(stream):
+                self._kernels.sma_center(matrix.weights, matrix.z, matrix.state["z_prev"], self._next, self._numbers)
+        waits, self._has_moved = due or self._has_moved, due
+        if waits:
+            stream.record(self.centered)
+        return waits
+
+    def moved(self) -> None:
+        """The central model has moved on the synchronisation stream, for learners to wait for."""
+        self._has_moved = True
+
+    def row(self, learner: int, results: Tensor, kept: Tensor, synchronise: bool) -> None:
+        """Step one learner and keep its results; where they are not finite, it starts again from the central model."""
         rows = self._rows[learner]
-        self._kernels.sgd_row(*rows, self._group.matrix.z, self._next, finite, self._numbers, synchronise)
+        self._kernels.sgd_row(*rows, self._group.matrix.z, self._next, results, kept, self._numbers, synchronise)
 
     def correct(self, learner: int) -> None:
         """Correct a learner that has no batch and takes no step."""
@@ -76,3 +94,82 @@ class SgdStep:
             self._numbers,
             synchronise,
         )
+
+
+class RowsStep:
+    """Steps and averages all learners at once behind their learning tasks, by operators that a round's graph holds.
+
+    Plain SGD, Adam and AdamW, gradients clipped where that is asked for, kept together by SMA. Nothing is looked at on
+    the host: numbers that may change from round to round lie on the device, Adam's counts of steps as well. As in
+    `SgdStep`, a learner that is not finite starts again from the central model with an optimizer that has seen nothing.
+
+    References:
+        Kingma and Ba: Adam: A method for stochastic optimization, 2015, Algorithm 1.
+    """
+
+    def __init__(self, device: StreamDevice, group: LearnerGroup, sync: SMA, clip_norm: float | None) -> None:
+        self._device = device
+        self._group = group
+        self._clip_norm = clip_norm
+        self._state = StepState(group, sync)
+        self._moments = self._state.moments
+        matrix = group.matrix
+        self._counts = torch.zeros(len(group), dtype=matrix.z.dtype, device=matrix.z.device)
+        self._count_of = list(self._counts.unbind())
+        self._told: tuple[float, ...] = ()
+        self._numbers = torch.zeros(len(self._values()), dtype=torch.float64, device=matrix.z.device)
+
+    def begin(self) -> None:
+        """On the caller's stream, before the rounds: moments, counts and numbers as the optimizer has them by now."""
+        for moment, own in zip(self._state.moments, self._moments, strict=True):
+            assert moment is own
+        self._state.bind_counts(self._count_of)
+        self._state.begin_round()
+        values = self._values()
+        if values != self._told:
+            self._device.upload(self._numbers, values)
+            self._told = values
+
+    def whole(self, finite: Tensor, synchronise: bool) -> None:
+        """Step and average all learners; of each, `finite` is 1, 0 where it diverged, and NaN where it has no batch."""
+        matrix = self._group.matrix
+        w, z, z_prev, g = matrix.weights, matrix.z, matrix.state["z_prev"], matrix.gradients
+        if self._clip_norm is not None:
+            g = g * clip_factors(g, self._clip_norm)  # the live check looks at the gradient as it was
+        *hyper, alpha, mu = self._numbers.to(w.dtype).unbind()
+        steps, starts_again = (finite == 1).unsqueeze(1), (finite == 0).unsqueeze(1)
+        counts = self._counts.unsqueeze(1)
+        if len(self._moments) == 1:
+            moved, velocity = sgd_step(w, self._moments[0], g, steps, (*hyper, alpha, mu))
+            made = [velocity]
+        else:
+            counts = torch.where(starts_again, 0, counts + steps)
+            moved, made = self._adam(w, g, counts, hyper)
+        center, kept = z, w
+        if synchronise:
+            corrections = torch.sub(w, z).mul_(alpha)
+            moved, kept = moved - corrections, w - corrections
+            center = torch.addcmul(z + corrections.sum(0), z - z_prev, mu)
+        for moment, new in zip(self._moments, made, strict=True):
+            moment.copy_(torch.where(steps, new, torch.where(starts_again, 0, moment)))
+        self._counts.copy_(counts.squeeze(1))
+        w.copy_(torch.where(steps, moved, torch.where(starts_again, center, kept)))
+        if synchronise:
+            z_prev.copy_(z)
+            z.copy_(center)
+
+    def _adam(self, w: Tensor, g: Tensor, counts: Tensor, hyper: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        lr, first, second, epsilon, decay = hyper
+        *_, is_decoupled = self._state.steps[0]
+        if is_decoupled:
+            w = w - w * (lr * decay)
+        else:
+            g = torch.addcmul(g, w, decay)
+        mean = torch.lerp(self._moments[0], g, 1 - first)
+        square = torch.addcmul(self._moments[1] * second, g * g, 1 - second)
+        root = square.sqrt() / (1 - second**counts).sqrt() + epsilon
+        return torch.addcdiv(w, mean * (-lr / (1 - first**counts)), root), [mean, square]
+
+    def _values(self) -> tuple[float, ...]:
+        step = self._state.steps[0]
+        return (*map(float, step if len(self._moments) == 1 else step[:5]), *self._state.averaging)

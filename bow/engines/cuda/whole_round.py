@@ -14,6 +14,7 @@ from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.feed import DeviceBatches
 from bow.engines.cuda.learner import IssuedTask, StreamLearner
 from bow.engines.cuda.runner import DeviceRunner, issue_side_by_side, learn_one
+from bow.engines.cuda.step import RowsStep
 
 
 @dataclass
@@ -56,6 +57,7 @@ class RoundGraphs(DeviceRunner):
 
     def __init__(self, context: StreamContext) -> None:
         super().__init__(context)
+        context.is_whole = True
         self.stream = self.device.stream("round")
         self.generator = self.device.generator()
         self.through = self.device.event("the round's graph is through")
@@ -123,12 +125,18 @@ class RoundGraphs(DeviceRunner):
         stream.record(self.through)
         order.sync_stream.wait(self.through)
 
+    @property
+    def steps_last(self) -> bool:
+        """Whether the last round's steps came behind all learners, outside of a graph."""
+        return isinstance(self.context.stepping, RowsStep) and not self._last_replayed
+
     def streams(self) -> list[Stream]:
         """The streams that the synchronisation stream waits for."""
         return [*super().streams(), self.stream]
 
     def followed(self) -> None:
         """The next graph steps without waiting for any other stream."""
+        super().followed()
         self.context.order.move()
 
     def bind(self) -> None:

@@ -1,0 +1,122 @@
+"""A graph holds the whole step: Adam, AdamW and clipping with all else of a round, equal to `eager`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bow
+from bow.testing import FakeDevice
+from tests.engines.cuda.trainings import ADAMW, BATCH, CLASSES, SIZE, batch, round_of, training
+
+pytestmark = [
+    pytest.mark.usefixtures("_uncompiled"),
+    pytest.mark.filterwarnings("ignore:fused is not compiled"),
+    pytest.mark.filterwarnings("ignore:learner .*starts again"),
+]
+
+OPTIMIZERS = {
+    "adamw": functools.partial(torch.optim.AdamW, lr=0.01, eps=1e-4, weight_decay=0.05),
+    "adam": functools.partial(torch.optim.Adam, lr=0.01, eps=1e-4, weight_decay=0.01),
+    "nesterov": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True),
+}
+TOLERANCE = 1e-10
+
+
+def plain() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(SIZE, 8), nn.Tanh(), nn.Linear(8, CLASSES)).double()
+
+
+def nan_batch() -> tuple[Tensor, Tensor]:
+    return torch.full((BATCH, SIZE), torch.nan, dtype=torch.float64), batch(0)[1]
+
+
+def trained(engine: Any, device: Any, rounds: list[list[Any]], **settings: Any) -> tuple[Tensor, Tensor, str]:
+    replicas = training(engine, device, **settings)
+    try:
+        for batches in rounds:
+            replicas.round(batches)
+        replicas.training_state()
+        return replicas.W.detach().clone(), replicas.z.detach().clone(), replicas.engine
+    finally:
+        replicas.close()
+
+
+def check_follows_eager(engine: str, rounds: list[list[Any]], **settings: Any) -> None:
+    expected = trained("eager", "cpu", rounds, **settings)
+    found = trained(engine, FakeDevice(), rounds, **settings)
+    assert found[2] == engine
+    for own, other in zip(found[:2], expected[:2], strict=True):
+        torch.testing.assert_close(own, other, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("engine", ["graph+round", "fused"])
+@pytest.mark.parametrize("clip_norm", [None, 0.1])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_it_follows_eager(engine: str, clip_norm: float | None, optimizer: str) -> None:
+    rounds = [round_of(t) for t in range(5)]
+    rounds.insert(3, [batch(7), None])  # a learner without a batch: not captured
+    for every in (1, 2):
+        settings = {"optimizer": OPTIMIZERS[optimizer], "clip_norm": clip_norm, "sync": bow.SMA(every=every)}
+        check_follows_eager(engine, rounds, **settings)
+
+
+def test_a_learner_that_diverges_starts_again_at_once_with_a_fresh_optimizer() -> None:
+    rounds = [round_of(t) for t in range(7)]
+    rounds[3][1] = nan_batch()
+    check_follows_eager("graph+round", rounds, build=plain, optimizer=ADAMW)
+
+
+def test_its_state_goes_on_in_another_engine() -> None:
+    rounds = [round_of(t) for t in range(6)]
+    expected = trained("eager", "cpu", rounds, optimizer=ADAMW)
+    first = training("graph+round", FakeDevice(), optimizer=ADAMW)
+    for batches in rounds[:3]:
+        first.round(batches)
+    second = training("eager", "cpu", optimizer=ADAMW)
+    second.load_training_state(first.training_state())
+    third = training("graph+round", FakeDevice(), optimizer=ADAMW)
+    third.load_training_state(first.training_state())
+    for replicas in (second, third):
+        for batches in rounds[3:]:
+            replicas.round(batches)
+        replicas.training_state()
+        torch.testing.assert_close(replicas.W.detach(), expected[0], rtol=TOLERANCE, atol=TOLERANCE)
+        replicas.close()
+    first.close()
+
+
+@pytest.mark.parametrize("precision", [None, "bfloat16"])
+def test_one_learner_is_one_graph_a_step(precision: str | None) -> None:
+    """Engine `graph` as it is named, with one learner: a replay, the batch, the results, and nothing else."""
+    device = FakeDevice()
+    replicas = training("graph", device, learners=1, optimizer=ADAMW, clip_norm=0.5, precision=precision)
+    eager = training("eager", "cpu", learners=1, optimizer=ADAMW, clip_norm=0.5, precision=precision)
+    schedulers = [torch.optim.lr_scheduler.StepLR(each.optimizer, 2, 0.5) for each in (replicas, eager)]
+    with torch.no_grad():
+        for t in range(10):
+            before, replays = dict(device.launches), device.replays
+            for each, scheduler in zip((replicas, eager), schedulers, strict=True):
+                each.round(round_of(t, 1))
+                scheduler.step()
+            if t == 9:
+                outside = {name: count - before.get(name, 0) for name, count in device.launches.items()}
+                assert device.replays == replays + 1
+                assert sum(count for name, count in outside.items() if not name.startswith("graph")) < 30
+    replicas.training_state()
+    assert replicas.engine == "graph+round"
+    torch.testing.assert_close(replicas.W.detach(), eager.W.detach(), rtol=TOLERANCE, atol=TOLERANCE)
+    for each in (replicas, eager):
+        each.close()
+
+
+def test_what_is_asked_for_by_name_is_what_runs() -> None:
+    for engine, runs in (("graph", "graph"), (bow.Engine("graph", capture="learner"), "graph")):
+        replicas = training(engine, FakeDevice(), learners=2 if engine == "graph" else 1)
+        assert replicas.engine == runs
+        replicas.close()
