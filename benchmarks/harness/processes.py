@@ -95,6 +95,10 @@ class Remote:
         self._connection.close()
 
 
+# torch first: bow would set the policy of idle threads
+SERVING = "import torch, runpy; runpy.run_module('benchmarks.harness.serving', run_name='__main__')"
+
+
 class Host:
     """A process of its own that serves calls: a fresh Python, with torch's default policy for idle threads.
 
@@ -116,7 +120,7 @@ class Host:
         with contextlib.ExitStack() as stack:
             output = None if log is None else stack.enter_context(log.open("ab"))
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.harness.serving", str(self.address), pickle.dumps(prepare).hex()],
+                [sys.executable, "-c", SERVING, str(self.address), pickle.dumps(prepare).hex()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=None if output is None else subprocess.STDOUT,
