@@ -83,6 +83,14 @@ class TorchTeam {
     if (interrupted) throw py::error_already_set();
   }
 
+  // Runs `work(0)` to `work(count - 1)`, each on the executor that is free first.
+  void run_each(int count, const std::function<void(int)>& work) {
+    py::gil_scoped_release no_gil;
+    ComputeMode mode;
+    ThreadsHere threads(caller_takes_part_ ? threads_[0] : at::get_num_threads());
+    team_.run_each(count, work);
+  }
+
   void post(int executor, Execution& execution, bool record) {
     py::gil_scoped_release no_gil;
     execution.begin(record);
@@ -150,11 +158,10 @@ using AdamSettings = std::tuple<double, double, double, double, double, bool>;
 using StepSettings = std::variant<SgdSettings, AdamSettings>;
 
 // The numbers of a learner's step after `count` others.
-Averaging numbers_of(const StepSettings& settings, double count) {
-  Averaging numbers;
+void set_step(Averaging& numbers, const StepSettings& settings, double count) {
   if (const auto* sgd = std::get_if<SgdSettings>(&settings)) {
     std::tie(numbers.lr, numbers.momentum, numbers.weight_decay, numbers.nesterov) = *sgd;
-    return numbers;
+    return;
   }
   const auto& [lr, beta1, beta2, epsilon, weight_decay, is_decoupled] = std::get<AdamSettings>(settings);
   numbers.is_adam = true;
@@ -165,7 +172,6 @@ Averaging numbers_of(const StepSettings& settings, double count) {
   numbers.root = std::sqrt(1 - std::pow(beta2, count + 1));
   numbers.weight_decay = is_decoupled ? 0 : weight_decay;
   numbers.shrunk = is_decoupled ? 1 - lr * weight_decay : 1;
-  return numbers;
 }
 
 // Marks an argument as a value.
@@ -377,10 +383,47 @@ class Job : public Work {
     team.post(executor, execution(), record);
   }
 
-  void raise_failure() {
-    if (execution().error() == nullptr) return;
+  // What one learner does next without waiting for others: learning tasks one after another, each with its step, on the
+  // samples at `indices` [turns, batch] of `sources`. It ends early where one fails or leaves the finite numbers.
+  void feed_turns(
+      std::vector<at::Tensor> sources, at::Tensor indices, std::vector<uint64_t> seeds, std::vector<int> results) {
+    TORCH_CHECK(learners_.size() == 1, "turns are of one learner");
+    turns_ = Turns{std::move(sources), std::move(indices), std::move(seeds), std::move(results)};
+  }
+
+  // The losses of the turns that were taken, and whether the last one stayed finite.
+  std::tuple<at::Tensor, bool> turns_outcome(at::ScalarType dtype) const {
+    return {at::tensor(turns_.losses, at::kDouble).to(dtype), turns_.finite};
+  }
+
+  void take_turns() {
     try {
-      std::rethrow_exception(execution().error());
+      for (size_t turn = 0; turn < turns_.seeds.size(); ++turn) {
+        std::vector<at::Tensor> batch;
+        const at::Tensor indices = turns_.indices.select(0, static_cast<int64_t>(turn));
+        for (const at::Tensor& source : turns_.sources) batch.push_back(at::index_select(source, 0, indices));
+        TORCH_CHECK(feed(0, std::move(batch), turns_.seeds[turn]), "the batch of a turn is not as expected");
+        if (turn > 0) renew_numbers();
+        reset_uses();
+        execution().begin(false);
+        execution().run_lane(0, nullptr);
+        if (execution().error() != nullptr) return;
+        const TaskOutcome& own = *learners_[0].outcome;
+        turns_.losses.push_back(own.loss);
+        turns_.finite = own.finite && !rows_->has_overflowed(0);
+        release(turns_.results);
+        if (!turns_.finite) return;
+      }
+    } catch (...) {
+      turns_.error = std::current_exception();
+    }
+  }
+
+  void raise_failure() {
+    const std::exception_ptr error = turns_.error != nullptr ? turns_.error : execution().error();
+    if (error == nullptr) return;
+    try {
+      std::rethrow_exception(error);
     } catch (const c10::IndexError& error) {
       throw py::index_error(error.what_without_backtrace());
     } catch (const c10::NotImplementedError& error) {
@@ -436,14 +479,13 @@ class Job : public Work {
     rows_->z_prev = z_prev.value_or(at::Tensor());
     rows_->total = total.value_or(at::Tensor());
     rows_->counts = std::move(counts);
-    rows_->numbers.clear();
-    // Adam's bias correction is of a learner's own steps, so that every learner has numbers of its own.
-    for (size_t j = 0; j < std::max(steps.size(), rows_->counts.size()); ++j) {
-      const double count = rows_->counts.empty() ? 0 : rows_->counts[j].item<double>();
-      rows_->numbers.push_back(numbers_of(steps[steps.size() == 1 ? 0 : j], count));
-      rows_->numbers.back().alpha = alpha;
-      rows_->numbers.back().mu = mu;
-      rows_->numbers.back().synchronise = synchronise;
+    steps_ = steps;
+    rows_->numbers.assign(std::max(steps.size(), rows_->counts.size()), Averaging());
+    renew_numbers();
+    for (Averaging& numbers : rows_->numbers) {
+      numbers.alpha = alpha;
+      numbers.mu = mu;
+      numbers.synchronise = synchronise;
     }
     rows_->outcomes.clear();
     rows_->offsets.clear();
@@ -507,6 +549,25 @@ class Job : public Work {
     std::shared_ptr<Randomness> randomness = std::make_shared<Randomness>();
     std::vector<int64_t> offsets;
   };
+
+  // What one learner does without waiting for others, and what has come of it.
+  struct Turns {
+    std::vector<at::Tensor> sources;
+    at::Tensor indices;  // [turns, batch]
+    std::vector<uint64_t> seeds;
+    std::vector<int> results;  // slots to let go of behind each
+    std::vector<double> losses{};
+    bool finite = true;
+    std::exception_ptr error{};
+  };
+
+  // Adam's bias correction is of a learner's own steps, so that every learner has numbers of its own.
+  void renew_numbers() {
+    for (size_t j = 0; j < rows_->numbers.size(); ++j) {
+      const double count = rows_->counts.empty() ? 0 : rows_->counts[j].item<double>();
+      set_step(rows_->numbers[j], steps_[steps_.size() == 1 ? 0 : j], count);
+    }
+  }
 
   Learner& learner(int group) {
     while (static_cast<int>(learners_.size()) <= group) learners_.emplace_back();
@@ -603,6 +664,8 @@ class Job : public Work {
   std::vector<int> groups_;   // by node: its learner
   std::vector<int> threads_;  // by node; empty: those of the executor
   std::vector<Learner> learners_;
+  std::vector<StepSettings> steps_;  // by learner, or one for all
+  Turns turns_;
   std::shared_ptr<RowState> rows_ = std::make_shared<RowState>();
   std::vector<std::vector<int>> frees_, shared_frees_;  // by node
   std::vector<int> num_uses_, shared_;
@@ -621,6 +684,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def(py::init<std::vector<std::vector<int>>, std::vector<int>>(), py::arg("cores"), py::arg("threads"))
       .def("wait_any", &TorchTeam::wait_any, py::arg("busy"))
       .def("drain", &TorchTeam::drain)
+      .def(
+          "take_turns",
+          [](TorchTeam& team, const std::vector<Job*>& jobs) {
+            team.run_each(static_cast<int>(jobs.size()), [&jobs](int index) { jobs[index]->take_turns(); });
+          },
+          py::arg("jobs"))
       .def("close", &TorchTeam::close)
       .def_property_readonly("num_threads", &TorchTeam::num_threads)
       .def("__len__", &TorchTeam::size);
@@ -651,6 +720,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("run", &Job::run, py::arg("team"), py::arg("record") = false, py::arg("commits") = true)
       .def("commit", &Job::commit, py::arg("team"), py::arg("record") = false)
       .def("post", &Job::post, py::arg("team"), py::arg("executor"), py::arg("record") = false)
+      .def(
+          "feed_turns", &Job::feed_turns, py::arg("sources"), py::arg("indices"), py::arg("seeds"), py::arg("results"))
+      .def("turns_outcome", &Job::turns_outcome, py::arg("dtype"))
       .def("raise_failure", &Job::raise_failure)
       .def_property_readonly("failed_node", &Job::failed_node)
       .def("outcome", &Job::outcome, py::arg("dtype"), py::arg("num_metrics"))

@@ -510,13 +510,26 @@ class Team {
 
   // Starts one lane on one executor, which must be idle, and returns at once.
   void post(int executor, Execution& execution, int lane) {
-    if (pid_ != getpid()) throw std::runtime_error("the executors' threads stayed in the process that was forked");
-    Seat& seat = *seats_.at(executor);
-    if (!idle(executor)) throw std::logic_error("the executor is still at work");
-    ensure_thread(executor);
-    seat.execution = &execution;
-    seat.lane = lane;
-    announce(seat);
+    post(executor, [&execution, lane] { execution.run_lane(lane, nullptr); });
+  }
+
+  // Runs `work(0)` to `work(count - 1)`, which must not throw, each on the executor that is free first.
+  void run_each(int count, const std::function<void(int)>& work) {
+    std::atomic<int> next{0};
+    const auto take = [&next, &work, count] {
+      for (int index = next++; index < count; index = next++) work(index);
+    };
+    const int executors = std::min(size(), count), first = caller_takes_part_ ? 1 : 0;
+    for (int executor = first; executor < executors; ++executor) ensure_thread(executor);
+    for (int executor = first; executor < executors; ++executor) post(executor, take);
+    if (caller_takes_part_) {
+      PinnedHere pinned(executors > 1 ? cores_[0] : std::vector<int>());
+      take();
+    }
+    Patience patience;
+    for (int executor = first; executor < executors; ++executor) {
+      while (!idle(executor)) patience.pause();
+    }
   }
 
   bool idle(int executor) const {
@@ -528,13 +541,21 @@ class Team {
   // One executor's place: what it is to do next is handed over by a counter that only the team increments.
   struct Seat {
     std::thread thread;
-    Execution* execution = nullptr;
-    int lane = 0;
+    std::function<void()> work;
     bool closing = false;
     uint32_t served = 0;  // only the executor's, once its thread runs
     alignas(64) std::atomic<uint32_t> posted{0};
     alignas(64) std::atomic<uint32_t> finished{0};
   };
+
+  void post(int executor, std::function<void()> work) {
+    if (pid_ != getpid()) throw std::runtime_error("the executors' threads stayed in the process that was forked");
+    Seat& seat = *seats_.at(executor);
+    if (!idle(executor)) throw std::logic_error("the executor is still at work");
+    ensure_thread(executor);
+    seat.work = std::move(work);
+    announce(seat);
+  }
 
   void ensure_thread(int executor) {
     Seat& seat = *seats_.at(executor);
@@ -559,7 +580,7 @@ class Team {
         seat.finished.store(seat.served, std::memory_order_release);
         return;
       }
-      seat.execution->run_lane(seat.lane, nullptr);
+      seat.work();
       seat.finished.store(seat.served, std::memory_order_release);
     }
   }

@@ -29,6 +29,9 @@ from bow.members.member import Progress
 from bow.members.variant import check_variants
 from bow.training.config import TrainConfig
 
+ROUNDS = 64
+"""What a sweep runs at once, or more: as many as take a tenth of a second."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -224,7 +227,10 @@ class Bow:
 
     def _round(self) -> int:
         assert self._cohort is not None
-        return self._task.batch_size * sum(1 for _ in self._cohort.round())
+        before = sum(progress.samples for progress in self._cohort.rows if progress is not None)
+        for _ in self._cohort.rounds(ROUNDS):
+            pass
+        return sum(progress.samples for progress in self._cohort.rows if progress is not None) - before
 
     def _begun(self) -> Cohort:
         task = self._task

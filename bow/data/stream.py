@@ -161,9 +161,14 @@ class IndexedStream(BatchStream):
         left = self._end - self._position
         return left if math.isinf(left) else left // self.batch_size
 
-    def skip_batch(self) -> int:
-        """Go on behind the next full batch, which somebody has gathered; returns the epochs completed by then."""
-        self._position += self.batch_size
+    def full_batches_in_epoch(self) -> float:
+        """Full batches up to and with that which completes an epoch, as far as there are so many."""
+        left = self.samples_per_epoch - self._position % self.samples_per_epoch
+        return min(math.ceil(left / self.batch_size), self.full_batches_left())
+
+    def skip(self, batches: int) -> int:
+        """Go on behind full batches that somebody has gathered; returns the epochs completed by then."""
+        self._position += batches * self.batch_size
         return self._position // self.samples_per_epoch
 
     def rounds_left(self, learners: int) -> int | None:  # noqa: D102

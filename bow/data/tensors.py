@@ -26,6 +26,11 @@ class TensorSamples:
         return len(self._leaves[0])
 
     @property
+    def leaves(self) -> list[Tensor]:
+        """The tensors, in the order of the pytree's leaves."""
+        return self._leaves
+
+    @property
     def nbytes(self) -> int:
         """What they take."""
         return sum(leaf.nbytes for leaf in self._leaves)
@@ -124,7 +129,7 @@ class TensorStream(IndexedStream):
     def __init__(self, samples: TensorSamples, batch_size: int, epochs: int | None, seed: int) -> None:
         super().__init__(SampleOrder(len(samples), seed, samples.device), batch_size, epochs)
         self.samples = samples
-        self._resides = False
+        self.resides = False  # on a device, from where batches are dealt by their numbers
 
     def among(self, indices: Int64[Tensor, " some"], epochs: int | None) -> "TensorStream":
         """The stream over some of the samples, of which no copies are made."""
@@ -143,15 +148,15 @@ class TensorStream(IndexedStream):
                 return False
             self.samples = self.samples.to(device)
             self.order = SampleOrder(len(self.samples), self.order.seed, device)
-        self._resides = True
+        self.resides = True
         return True
 
     def full_round(self, start: int, learners: int) -> tuple[Any, bool]:  # noqa: D102
         indices = self.order.indices(start, learners * self.batch_size)
-        if self._resides:
+        if self.resides:
             return Indexed(self.samples, indices.view(learners, self.batch_size)), True
         return self.samples.gather_stacked(indices, learners), True
 
     def batch(self, start: int, count: int) -> Batch:  # noqa: D102
         indices = self.order.indices(start, count)
-        return Indexed(self.samples, indices) if self._resides else self.samples.gather(indices)
+        return Indexed(self.samples, indices) if self.resides else self.samples.gather(indices)

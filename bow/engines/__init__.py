@@ -17,6 +17,7 @@ from bow.engines.outcome import LearningConfig as LearningConfig
 from bow.engines.outcome import OnNan as OnNan
 from bow.engines.outcome import Outcome as Outcome
 from bow.engines.outcome import RoundEvent as RoundEvent
+from bow.engines.outcome import Turns as Turns
 from bow.engines.outcome import check_clipping as check_clipping
 from bow.engines.task import Batch as Batch
 from bow.engines.task import Loss as Loss

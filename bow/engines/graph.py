@@ -9,6 +9,7 @@ from typing import cast
 
 import torch
 
+from bow.data import Indexed
 from bow.engines.batches import Batches, Stacked, batch_of
 from bow.engines.captured import MAX_SHAPES, CapturedTasks, shape_of
 from bow.engines.context import RoundContext
@@ -17,8 +18,8 @@ from bow.engines.first_come import FinishedTask, Period, run_tasks
 from bow.engines.graph_jobs import GraphJobs
 from bow.engines.graph_round import ExecutorGroups, GraphRound
 from bow.engines.live_check import LiveCheck
-from bow.engines.loop import AheadRunner, InParts, step_alone
-from bow.engines.outcome import Outcome, SideBySide
+from bow.engines.loop import AheadRunner, InParts, SeedOf, step_alone
+from bow.engines.outcome import Outcome, SideBySide, Turns
 from bow.engines.random import NumbersOfGraph, task_random
 from bow.engines.step_state import StepState, fits
 from bow.engines.task import Learned, out_of_range
@@ -137,6 +138,30 @@ class Graph(AheadRunner):
         finally:
             team.drain()  # after Ctrl-C or a failure, others may still be at work
         return period.outcomes()
+
+    @property
+    def most_turns(self) -> int:
+        """Rounds to the next live check, where members step on the executors."""
+        if self._failed or self._stepping is None or not isinstance(self.context.sync, Members) or self._forgot_stale():
+            return 1
+        return max(1, self.live.rounds_before(self.context.round_index))
+
+    def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> list[Turns | None] | None:
+        """Let each member take its batches on one executor, where they have been captured."""
+        first = [None if each is None else each.samples.gather(each.indices[0]) for each in batches]
+        if any(batch is not None and shape_of(batch) not in self.tasks for batch in first):
+            return None
+        team = self._jobs.team_of(self._jobs.one_executor_each())
+        running: dict[int, GraphRound] = {}
+        for learner, (turns, batch) in enumerate(zip(batches, first, strict=True)):
+            if turns is not None:
+                running[learner] = job = self._jobs.alone(learner, batch, self._stepping)
+                numbers = range(len(turns.indices))
+                job.feed_turns(turns, [seed_of(learner, turn) if job.is_random else 0 for turn in numbers])
+        GraphRound.run_turns(team, list(running.values()))
+        with _indices_are_data():
+            taken = {learner: job.collect_turns() for learner, job in running.items()}
+        return [taken.get(learner) for learner in range(len(batches))]
 
     def _start_task(self, period: Period, task: Learn, executor: int) -> GraphRound:
         """Have one learner run its learning task alone on an idle executor."""

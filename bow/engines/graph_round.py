@@ -13,10 +13,11 @@ from typing import NoReturn
 import torch
 from torch import Tensor, nn
 
+from bow.data import Indexed
 from bow.devices import core_sets, share_cores
 from bow.engines.batches import Batches, Stacked, leaves_of, structure_of
 from bow.engines.captured import CapturedTask, changed_buffers
-from bow.engines.outcome import Outcome
+from bow.engines.outcome import Outcome, Turns
 from bow.engines.step_state import StepState
 from bow.engines.task import Batch
 from bow.engines.task_scheduler import Learn, TaskScheduler
@@ -179,6 +180,25 @@ class GraphRound:
         except Exception as error:
             self._explain(error)
         return self._outcome()
+
+    def feed_turns(self, turns: Indexed, seeds: Sequence[int]) -> None:
+        """Give the only learner its next batches, each of them gathered when it comes to it."""
+        self._keep_buffers()
+        self.begin(due=False)
+        self._builder.job.feed_turns(turns.samples.leaves, turns.indices, seeds, self._results)
+
+    def collect_turns(self) -> Turns:
+        """What has come of these batches."""
+        try:
+            self._builder.job.raise_failure()
+        except Exception as error:
+            self._explain(error)
+        return Turns(*self._builder.job.turns_outcome(self._group.matrix.z.dtype))
+
+    @staticmethod
+    def run_turns(team: NativeTeam, rounds: Sequence["GraphRound"]) -> None:
+        """Let each learner take its turns, on whichever executor is free first, and wait for all."""
+        team.take_turns([each._builder.job for each in rounds])
 
     def _outcome(self) -> Outcome:
         job, names = self._builder.job, self._metrics

@@ -6,6 +6,7 @@ every operator's result off by rounding at random, and the spread of that is the
 """
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -115,6 +116,13 @@ class LiveCheck:
     def is_unsure(self) -> bool:
         """Whether the last check has found a difference that only another look can judge."""
         return self._again
+
+    def rounds_before(self, round_index: int) -> int:
+        """How many rounds from this one on are not checked for sure; checks that wait for time come that much later."""
+        if self.is_due(round_index):
+            return 0
+        by_rounds = self._next <= FIRST[-1] or self._spent_s < FREE_S
+        return self._since + self._next - 1 - round_index if by_rounds and self._comparable else sys.maxsize
 
     def choose(self, shapes: Sequence[Hashable | None]) -> int | None:
         """The learner to check, another one each time, one with the newest shape first; None: none has a batch."""

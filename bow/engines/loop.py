@@ -10,10 +10,11 @@ import torch
 from jaxtyping import Shaped
 from torch import Tensor
 
+from bow.data import Indexed
 from bow.devices import StreamDevice
 from bow.engines.context import RoundContext
 from bow.engines.memory_budget import out_of_memory_explained
-from bow.engines.outcome import Batches, LearningConfig, Outcome, RoundEvent
+from bow.engines.outcome import Batches, LearningConfig, Outcome, RoundEvent, Turns
 from bow.engines.resizing import Resizing
 from bow.replicas import LearnerGroup
 from bow.schedule import Span
@@ -21,6 +22,9 @@ from bow.sync import DropRule, Synchroniser
 
 MAX_ROUNDS_TOGETHER = 64
 """Rounds that are handed to an engine at once, at most, so that not all batches of an epoch are in memory."""
+
+SeedOf: TypeAlias = Callable[[int, int], int]
+"""The seed of a learner's random numbers in its next learning task, and those behind it: `seed_of(learner, turn)`."""
 
 InParts: TypeAlias = Callable[[Batches, bool], Outcome]
 """Runs a round in parts: learning tasks, optimizer, synchronisation task."""
@@ -57,6 +61,15 @@ class TaskRunner(abc.ABC):
     def runs_ahead(self) -> bool:
         """Whether learners can start on their next batch while others are still at theirs; see `AheadRunner`."""
         return False
+
+    @property
+    def most_turns(self) -> int:
+        """How many learning tasks each learner can take next without waiting for others; see `Loop.turns`."""
+        return 1
+
+    def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> list[Turns | None] | None:
+        """Let each learner take its batches; None: not these."""
+        return None
 
     def resized(self) -> None:  # noqa: B027 - a runner that keeps nothing per learner has nothing to do
         """Learners were added or removed."""
@@ -123,6 +136,15 @@ class Loop(abc.ABC):
     @abc.abstractmethod
     def rounds(self, batches: Sequence[Batches]) -> list[Outcome]:
         """Some rounds."""
+
+    @property
+    def most_turns(self) -> int:
+        """How many learning tasks each learner can take next without waiting for others, where it owes them nothing."""
+        return 1
+
+    def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> list[Turns | None] | None:
+        """Let each learner take its batches [turns, batch], one after another; None: they go by rounds instead."""
+        return None
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -249,6 +271,18 @@ class RoundLoop(Loop):
             outcome = self.runner.learn_and_step(batches, due, self._in_parts)
         self._end_round(outcome, due)
         return outcome
+
+    @property
+    def most_turns(self) -> int:  # noqa: D102
+        return 1 if self.context.log.spans is not None else self.runner.most_turns
+
+    @torch.no_grad()
+    def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> list[Turns | None] | None:  # noqa: D102
+        with out_of_memory_explained(len(self.group), self.group.device, self.settings.offload):
+            taken = self.runner.turns(batches, seed_of)
+        if taken is not None:
+            self.context.log.round_index += max(len(each.losses) for each in taken if each is not None)
+        return taken
 
     def close(self) -> None:
         """End the runner's threads, and give pinned memory back; the next round takes them anew."""

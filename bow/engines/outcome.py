@@ -90,6 +90,14 @@ class RoundEvent:
     message: str
 
 
+@dataclass(frozen=True)
+class Turns:
+    """What the learning tasks left that a learner took one after another, with a step behind each."""
+
+    losses: Shaped[Tensor, " turns"]  # before each step
+    finite: bool  # whether it stayed so; if not, it has ended with the turn that did not
+
+
 @dataclass
 class SideBySide:
     """What learners bring that run at the same time: a task is timed alone now and then, and the round behind it."""

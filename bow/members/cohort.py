@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from bow.data import Indexed
 from bow.devices import StreamDevice, available_cores
-from bow.engines import Batches, LearningConfig, Loop, Stacked, make_engine
+from bow.engines import Batch, Batches, LearningConfig, Loop, Turns, make_engine
 from bow.engines.captured import shape_of
 from bow.engines.thread_pool import num_threads
 from bow.errors import ModelError
@@ -21,6 +22,7 @@ from bow.members.feed import MemberFeed, SharedSamples
 from bow.members.group import MemberGroup
 from bow.members.member import Progress
 from bow.replicas import num_trainable, prepare_template
+from bow.seeds import derive_seed
 from bow.sync import Members
 from bow.training.checks import make_scheduler
 from bow.training.evaluation import Evaluator
@@ -74,6 +76,8 @@ class Cohort:
         self._ends: list[float] = [math.inf] * rows  # rounds at which a row's member has its steps
         self._is_reused = is_reused
         self._is_checked = False
+        self.num_rounds = 0
+        """That it has run."""
         self._shown: list[nn.Module] = []  # models in which members are evaluated at the same time
 
     @property
@@ -125,7 +129,7 @@ class Cohort:
             **self.group.state_of(row),
             "stream": self.feed.state_of(row),
             "scheduler": None if scheduler is None else scheduler.state_dict(),
-            "losses": torch.stack(progress.losses).cpu() if progress.losses else torch.empty(0),
+            "losses": torch.cat(progress.losses).cpu() if progress.losses else torch.empty(0),
         }
 
     def take(self, row: int) -> Progress:
@@ -137,14 +141,51 @@ class Cohort:
         progress.scheduler = progress.losses = None
         return progress
 
-    def round(self) -> Iterator[tuple[int, Progress, bool, int | None]]:
-        """Run a round: by row with a member, whether it is finite, and the epochs that it has completed, if it ran."""
-        group = self.group
+    def rounds(self, most: int) -> Iterator[tuple[int, Progress, bool, int | None]]:
+        """Run some rounds, one at least, and not beyond the end of an epoch.
+
+        By row with a member: whether it is finite, and the epochs that it has completed, if it ran.
+        """
         self._samples.dealt()
-        batches, dealt = self.feed.deal()
         for row, progress in enumerate(self.rows):
             if progress is not None:
-                group.own_rounds[row] = progress.round
+                self.group.own_rounds[row] = progress.round
+        most = self._most_turns(most)
+        turns = self.feed.turns(most) if most > 1 else []
+        taken = self.loop.turns(turns, self._seed_of) if turns else None
+        return self._round() if taken is None else self._taken(turns, taken)
+
+    def _most_turns(self, most: int) -> int:
+        """How many batches every member can take without anybody looking at it in between."""
+        if not self._is_checked or most < 2:
+            return 1
+        for row, progress in enumerate(self.rows):
+            if progress is not None:
+                if self._config.is_per_round(progress.member.variant):
+                    return 1
+                most = int(min(most, self._ends[row] - progress.round))
+        return int(min(most, self.feed.most_turns(), self.loop.most_turns))
+
+    def _seed_of(self, row: int, turn: int) -> int:
+        return derive_seed(self.group.seeds[row], self.group.own_rounds[row] + turn, 0)
+
+    def _taken(
+        self, turns: Sequence[Indexed | None], taken: Sequence[Turns | None]
+    ) -> Iterator[tuple[int, Progress, bool, int]]:
+        counts = [0 if each is None else len(each.losses) for each in taken]
+        self.num_rounds += max(counts)
+        epochs = self.feed.skip(counts)
+        for row, (progress, batches, own) in enumerate(zip(list(self.rows), turns, taken, strict=True)):
+            if progress is not None and batches is not None and own is not None:
+                progress.round += counts[row]
+                progress.samples += counts[row] * batches.indices.shape[1]
+                assert progress.losses is not None
+                progress.losses.append(own.losses)
+                yield row, progress, own.finite, epochs[row]
+
+    def _round(self) -> Iterator[tuple[int, Progress, bool, int | None]]:
+        batches, dealt = self.feed.deal()
+        self.num_rounds += 1
         outcomes = [self.loop.round(part) for part in self._parts(batches)]
         if not self._is_checked:
             self._check_python_state()
@@ -159,13 +200,11 @@ class Cohort:
             progress.round += 1
             progress.samples += each[0]
             assert progress.losses is not None
-            progress.losses.append(outcome.losses[row])
+            progress.losses.append(outcome.losses[row : row + 1])
             yield row, progress, outcome.healthy[row], each[1]
 
-    def _parts(self, batches: Batches) -> list[Batches]:
+    def _parts(self, batches: Sequence[Batch | None]) -> list[Batches]:
         """Batches of one shape at a time: an engine that cannot take one of them runs none of its round as usual."""
-        if isinstance(batches, Stacked):
-            return [batches]
         shapes = [None if batch is None else shape_of(batch) for batch in batches]
         kinds = dict.fromkeys(shape for shape in shapes if shape is not None)
         return [[b if s == kind else None for b, s in zip(batches, shapes, strict=True)] for kind in kinds]
@@ -189,12 +228,12 @@ class Cohort:
     def mean_loss(self, progress: Progress) -> float:
         """Over the rounds since the last epoch's end, which are forgotten."""
         losses, progress.losses = progress.losses or [], []
-        return mean_of([torch.stack(losses)]) if losses else math.nan
+        return mean_of([torch.cat(losses)]) if losses else math.nan
 
     def last_loss(self, progress: Progress) -> float:
         """Of the last round, for a scheduler that asks for it."""
         assert progress.losses is not None
-        return float(progress.losses[-1]) if isinstance(progress.scheduler, ReduceLROnPlateau) else math.nan
+        return float(progress.losses[-1][-1]) if isinstance(progress.scheduler, ReduceLROnPlateau) else math.nan
 
     def evaluate(self, rows: Sequence[tuple[int, Evaluator | None]]) -> list[dict[str, float]]:
         """The values of the members on these rows; several at the same time where their data are in memory."""
@@ -258,5 +297,5 @@ class Cohort:
         if progress.scheduler is not None:
             progress.scheduler.load_state_dict(state["scheduler"])
         losses: Tensor = state["losses"]
-        progress.losses = list(losses.to(self.device).unbind())
+        progress.losses = [losses.to(self.device)] if len(losses) else []
         progress.state = None

@@ -1,30 +1,18 @@
 """The batches of members: each has a stream of its own, and what lies in the same tensors is gathered at once."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset, Subset
 
-from bow.data import BatchStream, open_stream
-from bow.data.stream import IndexedStream
-from bow.data.tensors import TensorSamples, TensorStream
-from bow.engines import Batches, Stacked
+from bow.data import Batch, BatchStream, open_stream
+from bow.data.tensors import Indexed, TensorStream
 from bow.errors import SettingError
 from bow.members.config import SweepConfig
 from bow.members.variant import Variant
-
-BLOCK_BYTES = 2**20
-"""Batches of several rounds are gathered at once, of so many bytes, which stay in a core's cache."""
-
-MAX_BLOCK = 64
-
-ALIGNMENT = 64
-"""Bytes at a multiple of which batches begin, as alone: by where they begin, matrix products round differently."""
 
 
 def open_member(
@@ -49,44 +37,48 @@ def open_member(
 
 
 class MemberFeed:
-    """Deals the batches of a round to the members on the rows.
-
-    Members whose streams lie in the same tensors, with batches of one size, get theirs by one `index_select` per
-    tensor for several rounds.
-    """
+    """Deals batches to the members on the rows: of a round, or turns of several."""
 
     def __init__(self, rows: int) -> None:
         self.streams: list[BatchStream | None] = [None] * rows
-        self._block: Any = None
-        self._left = 0
-        self._at = 0
 
     def put(self, row: int, stream: BatchStream | None) -> None:
         """Give a row a stream; None: it sits out."""
-        self._return_block()
         self.streams[row] = stream
 
     def state_of(self, row: int) -> Mapping[str, Any]:
         """Where a row's stream is."""
-        self._return_block()
         stream = self.streams[row]
         assert stream is not None
         return stream.state_dict()
 
-    def deal(self) -> tuple[Batches, Sequence[tuple[int, int] | None]]:
+    def most_turns(self) -> float:
+        """How many batches each member can be given at once, so that no epoch ends before the last of them."""
+        streams = [stream for stream in self.streams if stream is not None]
+        if not all(isinstance(stream, TensorStream) and not stream.resides for stream in streams):
+            return 1
+        return min(stream.full_batches_in_epoch() for stream in streams if isinstance(stream, TensorStream))
+
+    def turns(self, count: int) -> list[Indexed | None]:
+        """The next batches of each member, whose streams stay where they are."""
+        return [
+            Indexed(stream.samples, stream.coming(count).view(count, -1)) if isinstance(stream, TensorStream) else None
+            for stream in self.streams
+        ]
+
+    def skip(self, counts: Sequence[int]) -> list[int]:
+        """Go on behind so many batches of each row's `turns`; by row, the epochs that it has completed then."""
+        most: dict[BatchStream | None, int] = {}  # members that share a stream go through it once
+        for stream, count in zip(self.streams, counts, strict=True):
+            most[stream] = max(count, most.get(stream, 0))
+        epochs = {stream: stream.skip(count) for stream, count in most.items() if isinstance(stream, TensorStream)}
+        return [epochs.get(stream, 0) for stream in self.streams]  # type: ignore[call-overload]
+
+    def deal(self) -> tuple[list[Batch | None], Sequence[tuple[int, int] | None]]:
         """The batches of a round; and by row how many samples it has and how many epochs it completes.
 
         None: the row sits out, or its stream has ended.
         """
-        if self._left == 0:
-            self._gather_block()
-        if self._left:
-            batches = Stacked(tree_map(lambda leaf: leaf[self._at], self._block))
-            self._at, self._left = self._at + 1, self._left - 1
-            return batches, [_advance(stream) for stream in self.streams]  # type: ignore[arg-type]
-        return self._deal_each()
-
-    def _deal_each(self) -> tuple[Batches, Sequence[tuple[int, int] | None]]:
         batches: list[Any] = []
         dealt: list[tuple[int, int] | None] = []
         shared: dict[int, Any] = {}  # members that share a stream share its batch
@@ -101,42 +93,6 @@ class MemberFeed:
                 batches.append(tree_map(lambda leaf: leaf[0], deal.batches) if deal.stacked else deal.batches[0])
                 dealt.append((deal.num_samples, deal.epochs))
         return batches, dealt
-
-    def _gather_block(self) -> None:
-        """Gather batches of some rounds for all rows, where they lie in the same tensors and none is short."""
-        self._block = None
-        streams = [stream for stream in self.streams if isinstance(stream, TensorStream)]
-        if len(streams) < len(self.streams) or len({id(stream) for stream in streams}) < len(streams):
-            return
-        first = streams[0]
-        if any(s.samples is not first.samples or s.batch_size != first.batch_size for s in streams[1:]):
-            return
-        full = min(stream.full_batches_left() for stream in streams)
-        size = len(streams) * first.batch_size
-        rounds = int(min(full, MAX_BLOCK, max(1, BLOCK_BYTES // (size * first.samples.sample_bytes))))
-        if rounds < 1:
-            return
-        indices = torch.stack([stream.coming(rounds).view(rounds, -1) for stream in streams], dim=1)
-        indices = F.pad(indices, (0, -first.batch_size % samples_per_line(first.samples)))
-        gathered = first.samples.gather(indices.reshape(-1))
-        self._block = tree_map(
-            lambda leaf: leaf.view(*indices.shape, *leaf.shape[1:])[:, :, : first.batch_size], gathered
-        )
-        self._left, self._at = rounds, 0
-
-    def _return_block(self) -> None:
-        """Forget what was gathered ahead; the streams are where the members are."""
-        self._block, self._left = None, 0
-
-
-def samples_per_line(samples: TensorSamples) -> int:
-    """The least number of samples that in every tensor take a multiple of the alignment."""
-    sizes = [sample.nbytes for sample in tree_leaves(samples.map(lambda leaf: leaf[0]))]
-    return max(ALIGNMENT // math.gcd(ALIGNMENT, size) for size in sizes)
-
-
-def _advance(stream: IndexedStream) -> tuple[int, int]:
-    return stream.batch_size, stream.skip_batch()
 
 
 class SharedSamples:

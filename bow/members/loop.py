@@ -21,7 +21,6 @@ from bow.members.rungs import Rungs
 from bow.members.saving import SweepDirectory
 from bow.members.search import Ask
 from bow.members.stopping import Halving
-from bow.replicas import num_trainable, prepare_template
 from bow.training.checkpoint import CheckpointTimer
 from bow.training.evaluation import Evaluator
 from bow.training.interruption import Interruption
@@ -30,8 +29,10 @@ from bow.training.metrics import reached
 MOST_ROWS = 16
 """Members that train at once where the sweep may choose: with more, rounds of small models gain nothing."""
 
-CACHE_BYTES = 2**20
-"""What a core keeps of a member from round to round."""
+UNSEEN_S = 0.1
+"""What members may take without anybody looking at progress, signals and checkpoints."""
+
+MOST_ROUNDS = 1000
 
 
 class SweepLoop:
@@ -75,6 +76,7 @@ class SweepLoop:
         self._cohort: Cohort | None = None
         self._cohort_kind: Hashable = None
         self._num_rounds = num_rounds
+        self._round_s = UNSEEN_S  # what one takes
         self._num_samples = 0
         self._train_s = 0.0
         self.engine = ""
@@ -131,7 +133,7 @@ class SweepLoop:
             return self._cohort
         self._close_cohort()
         asked = self._config.at_once
-        most = self._rows_by_cache(first) if asked == "auto" else asked
+        most = max(MOST_ROWS, len(available_cores())) if asked == "auto" else asked
         is_search = self._config.search is not None
         rows = most if is_search else min(len(alike), most)
         rounds = self._rounds_of(first)
@@ -143,16 +145,6 @@ class SweepLoop:
         copies = rows + len(self._queue)
         self._timer = CheckpointTimer(3 * 4 * self._cohort.num_parameters * copies, time.perf_counter())
         return self._cohort
-
-    def _rows_by_cache(self, first: Progress) -> int:
-        """How many rows are fast: as many as there are cores where the next row drives one out of its core's cache."""
-        if isinstance(self._device, StreamDevice) or self._device.type != "cpu":
-            return MOST_ROWS
-        variant, cores = first.member.variant, len(available_cores())
-        elements = num_trainable(prepare_template(self._config.model_of(variant), variant.seed))
-        # Weights, gradient, momentum. Seen on two cores with 1 MiB each: an MLP of 270,000 parameters trains 1.3 times
-        # as fast with 2 rows as with 16, one of 118,000 1.2 times, one of 13,000 0.7 times.
-        return cores if 3 * 4 * elements > CACHE_BYTES else max(MOST_ROWS, cores)
 
     def _close_cohort(self) -> None:
         if self._cohort is not None:
@@ -208,11 +200,22 @@ class SweepLoop:
         self._queue.extend([progress] if self._rungs is None else self._rungs.admit([progress]))
         return True
 
+    def _most_rounds(self) -> int:
+        """How many rounds may be run now before somebody looks: to the next checkpoint, and not for long."""
+        every = self._config.train.run.checkpoint_every
+        most = every - self._num_rounds % every if isinstance(every, int) else MOST_ROUNDS
+        return max(1, min(most, int(UNSEEN_S / self._round_s)))
+
     def _round(self, cohort: Cohort) -> None:
-        self._num_rounds += 1
+        """Run a round, or some, and do what is due behind them."""
+        began, before = time.perf_counter(), cohort.num_rounds
+        outcomes = list(cohort.rounds(self._most_rounds()))
+        count = cohort.num_rounds - before
+        self._round_s = (time.perf_counter() - began) / count
+        self._num_rounds += count
         self.engine = cohort.engine
         ended: list[tuple[int, Progress, float, bool]] = []
-        for row, progress, is_finite, epochs in cohort.round():
+        for row, progress, is_finite, epochs in outcomes:
             if not is_finite:
                 self._end(cohort, row, "diverged")
                 continue

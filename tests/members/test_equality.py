@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import bow
+from bow.engines.graph_round import GraphRound
 from bow.members import Member
 
 SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-4)
@@ -325,3 +326,40 @@ def test_what_members_would_take_from_each_other_is_refused(
 ) -> None:
     with pytest.raises(bow.BowError, match=said):
         swept(tmp_path / "sweep", model, (FLAT, LABELS), variants, engine="eager", at_once=8)
+
+
+@pytest.mark.parametrize("batches", ["own", "shared"])
+@pytest.mark.parametrize("model", ["mlp", "normed"])
+def test_members_that_take_turns_equal_those_that_keep_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, batches: Any
+) -> None:
+    """Dropout, batch norm, Adam's count of steps, folds, and one that diverges among its turns."""
+    function, inputs = MODELS[model]
+    some = torch.arange(140)
+    variants = [
+        bow.Variant(seed=0),
+        bow.Variant(seed=1, settings={"lr": 0.02}, train_on=some),
+        bow.Variant(seed=2, settings={"lr": 1e38}),
+    ]
+    given = {"variants": variants, "optimizer": ADAMW, "epochs": 6, "engine": "graph", "batches": batches}
+    taken: list[int] = []
+    before = GraphRound.collect_turns
+
+    def collected(self: Any) -> Any:
+        turns = before(self)
+        taken.append(len(turns.losses))
+        return turns
+
+    monkeypatch.setattr(GraphRound, "collect_turns", collected)
+    some_at_once = swept(tmp_path / "turns", function, (inputs, LABELS), **given)
+    assert sum(taken) > 60
+    assert max(taken) > 4
+    monkeypatch.setattr("bow.members.loop.MOST_ROUNDS", 1)
+    num_taken = len(taken)
+    one_by_one = swept(tmp_path / "rounds", function, (inputs, LABELS), **given)
+    assert len(taken) == num_taken
+    assert [member.stopped for member in some_at_once.members] == [None, None, "diverged"]
+    for member, other in zip(some_at_once.members[:2], one_by_one.members, strict=False):
+        assert_same(member, other)
+    diverged, other = some_at_once.members[2], one_by_one.members[2]
+    assert diverged.history == other.history == []

@@ -147,6 +147,11 @@ int main(int argc, char** argv) {
         return std::printf("graph %d differs from sequential execution\n", i), 1;
       }
     }
+    std::vector<int> times(random() % 6, 0);
+    team.run_each(static_cast<int>(times.size()), [&times](int index) { ++times[index]; });
+    for (int each : times) {
+      if (each != 1) return std::printf("graph %d: one of several was run %d times\n", i, each), 1;
+    }
     if (random() % 500 == 0) team.close();
   }
   std::printf("%d graphs, %d runs that failed as planned\n", graphs, failures);
