@@ -6,6 +6,7 @@ the rows.
 """
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from bow.data import Indexed
 from bow.devices import core_sets, share_cores
-from bow.engines.batches import Batches, Stacked, leaves_of, structure_of
+from bow.engines.batches import Batches, Stacked, leaves_of, present, structure_of
 from bow.engines.captured import CapturedTask, changed_buffers
 from bow.engines.outcome import Outcome, Turns
 from bow.engines.step_state import StepState
@@ -126,15 +127,11 @@ class GraphRound:
         """Give the learners what they learn from next."""
         job = self._builder.job
         self._keep_buffers()
-        if isinstance(batches, Stacked):
-            if any(structure != structure_of(batches.value) for structure in self._structures):
-                return False
-            self._active = [True] * len(seeds)
-            return bool(job.feed_stacked(leaves_of(batches.value), seeds))
-        expected = zip(batches, self._structures, strict=True)
-        if any(batch is not None and structure_of(batch) != structure for batch, structure in expected):
+        if not self._fits(batches):
             return False
-        self._active = [batch is not None for batch in batches]
+        self._active = present(batches, len(seeds))
+        if isinstance(batches, Stacked):
+            return bool(job.feed_stacked(leaves_of(batches.value), seeds))
         return bool(job.feed_each([None if batch is None else leaves_of(batch) for batch in batches], seeds))
 
     def begin(self, due: bool, total: Tensor | None = None) -> None:
@@ -181,6 +178,35 @@ class GraphRound:
             self._explain(error)
         return self._outcome()
 
+    def run_rounds(
+        self, team: NativeTeam, batches: Sequence[Batches], seeds: Sequence[Sequence[int]], due: Sequence[bool]
+    ) -> list[Outcome]:
+        """Run rounds without Python between them; those that were run, which may be none."""
+        taken = list(itertools.takewhile(self._fits, batches))
+        self._keep_buffers()
+        self.begin(due[0])
+        given = [
+            leaves_of(each.value)
+            if isinstance(each, Stacked)
+            else [None if batch is None else leaves_of(batch) for batch in each]
+            for each in taken
+        ]
+        dtype, names = self._group.matrix.z.dtype, self._metrics
+        ran = self._builder.job.run_rounds(team, given, seeds, due, self._results, dtype, len(names))
+        active = [present(each, len(self._structures)) for each in taken]
+        return [self._made(*outcome, there) for outcome, there in zip(ran, active, strict=False)]
+
+    @property
+    def num_rounds(self) -> int:
+        """How many of `run_rounds` had been run when it was interrupted."""
+        return int(self._builder.job.num_rounds)
+
+    def _fits(self, batches: Batches) -> bool:
+        if isinstance(batches, Stacked):
+            return all(structure == structure_of(batches.value) for structure in self._structures)
+        expected = zip(batches, self._structures, strict=True)
+        return all(batch is None or structure_of(batch) == structure for batch, structure in expected)
+
     def feed_turns(self, turns: Indexed, seeds: Sequence[int]) -> None:
         """Give the only learner its next batches, each of them gathered when it comes to it."""
         self._keep_buffers()
@@ -201,12 +227,18 @@ class GraphRound:
         team.take_turns([each._builder.job for each in rounds])
 
     def _outcome(self) -> Outcome:
-        job, names = self._builder.job, self._metrics
-        losses, finite, all_finite, metrics = job.outcome(self._group.matrix.z.dtype, len(names))
-        job.release(self._results)
-        outcome = Outcome(losses, finite, self._active, dict(zip(names, metrics, strict=True)) if names else {})
+        made = self._builder.job.outcome(self._group.matrix.z.dtype, len(self._metrics))
+        self._builder.job.release(self._results)
+        return self._made(*made, self._active)
+
+    def _made(
+        self, losses: Tensor, finite: Tensor, all_finite: bool, metrics: Tensor | None, active: list[bool]
+    ) -> Outcome:
+        outcome = Outcome(
+            losses, finite, active, {} if metrics is None else dict(zip(self._metrics, metrics, strict=True))
+        )
         if all_finite:
-            outcome.healthy = self._active  # what it would find out itself, at some cost in a tiny round
+            outcome.healthy = active  # what it would find out itself, at some cost in a tiny round
         return outcome
 
     def spans(self) -> list[Span]:

@@ -29,9 +29,6 @@ from bow.training.metrics import reached
 MOST_ROWS = 16
 """Members that train at once where the sweep may choose: with more, rounds of small models gain nothing."""
 
-UNSEEN_S = 0.1
-"""What members may take without anybody looking at progress, signals and checkpoints."""
-
 MOST_ROUNDS = 1000
 
 
@@ -76,7 +73,6 @@ class SweepLoop:
         self._cohort: Cohort | None = None
         self._cohort_kind: Hashable = None
         self._num_rounds = num_rounds
-        self._round_s = UNSEEN_S  # what one takes
         self._num_samples = 0
         self._train_s = 0.0
         self.engine = ""
@@ -200,19 +196,12 @@ class SweepLoop:
         self._queue.extend([progress] if self._rungs is None else self._rungs.admit([progress]))
         return True
 
-    def _most_rounds(self) -> int:
-        """How many rounds may be run now before somebody looks: to the next checkpoint, and not for long."""
-        every = self._config.train.run.checkpoint_every
-        most = every - self._num_rounds % every if isinstance(every, int) else MOST_ROUNDS
-        return max(1, min(most, int(UNSEEN_S / self._round_s)))
-
     def _round(self, cohort: Cohort) -> None:
-        """Run a round, or some, and do what is due behind them."""
-        began, before = time.perf_counter(), cohort.num_rounds
-        outcomes = list(cohort.rounds(self._most_rounds()))
-        count = cohort.num_rounds - before
-        self._round_s = (time.perf_counter() - began) / count
-        self._num_rounds += count
+        """Run a round, or some up to the next checkpoint, and do what is due behind them."""
+        every, before = self._config.train.run.checkpoint_every, cohort.num_rounds
+        most = every - self._num_rounds % every if isinstance(every, int) else MOST_ROUNDS
+        outcomes = list(cohort.rounds(most))
+        self._num_rounds += cohort.num_rounds - before
         self.engine = cohort.engine
         ended: list[tuple[int, Progress, float, bool]] = []
         for row, progress, is_finite, epochs in outcomes:
