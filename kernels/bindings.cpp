@@ -427,7 +427,9 @@ class Job : public Work {
 
   // The losses of the turns that were taken, and whether the last one stayed finite.
   std::tuple<at::Tensor, bool> turns_outcome(at::ScalarType dtype) const {
-    return {at::tensor(turns_.losses, at::kDouble).to(dtype), turns_.finite};
+    at::Tensor losses = at::empty({static_cast<int64_t>(turns_.losses.size())}, at::kDouble);
+    std::copy(turns_.losses.begin(), turns_.losses.end(), losses.mutable_data_ptr<double>());
+    return {losses.to(dtype), turns_.finite};
   }
 
   void take_turns() {
@@ -435,7 +437,7 @@ class Job : public Work {
       for (size_t turn = 0; turn < turns_.seeds.size(); ++turn) {
         std::vector<at::Tensor> batch;
         const at::Tensor indices = turns_.indices.select(0, static_cast<int64_t>(turn));
-        for (const at::Tensor& source : turns_.sources) batch.push_back(at::index_select(source, 0, indices));
+        for (const at::Tensor& source : turns_.sources) batch.push_back(source.index_select(0, indices));
         TORCH_CHECK(feed(0, std::move(batch), turns_.seeds[turn]), "the batch of a turn is not as expected");
         if (turn > 0) renew_numbers();
         reset_uses();

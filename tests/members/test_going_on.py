@@ -65,7 +65,7 @@ def test_kills_change_nothing(kind: str, tmp_path: Path) -> None:
     rule = RULES[kind]
     tests = Path(__file__).parents[1]
     script = textwrap.dedent(SCRIPT).format(paths=[str(tests), str(tests.parent)])
-    for at in (20, 25):
+    for at in (9, 12):
         ended = subprocess.run([*FORKED, "-c", script, str(tmp_path / "killed"), str(at), kind], check=False)
         assert ended.returncode == -signal.SIGKILL
     result = by_hand(tmp_path / "killed", rule, resume="auto")
