@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 import bow.graph
 from bow.compiling import cache_folder
@@ -206,7 +207,7 @@ class CapturedTasks(CaptureCache[CapturedTask]):
     def _see_to(self, shape: Shape, batch: Batch, round_index: int) -> None:
         if shape is NO_SHAPE:
             self.refused = "a batch holds something that is no dense tensor"
-        elif self.wants(shape, round_index):
+        elif self._is_usual(batch) and self.wants(shape, round_index):
             compiles = not self._captured and not self.has_changed
             try:
                 self.add(shape, lambda frozen: self._capture(batch, compiles, frozen))
@@ -221,6 +222,11 @@ class CapturedTasks(CaptureCache[CapturedTask]):
             return False
         self.clear()
         return True
+
+    def _is_usual(self, batch: Batch) -> bool:
+        """Whether a batch is no short one, such as the data's last, which may be the first after a resume."""
+        usual, leaf = self._settings.batch_size, next(iter(tree_leaves(batch)), None)
+        return usual is None or (isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == usual)
 
     def _capture(self, batch: Batch, compiles: bool, frozen: FrozenValues) -> CapturedTask:
         """The step graph for a batch, as an earlier training has captured it or captured now."""

@@ -269,7 +269,7 @@ class RoundLoop(Loop):
         """How many rounds the runner can run as one; not for long, as nobody sees to signals and progress then."""
         if self.context.log.spans is not None:
             return 1
-        return max(1, min(self.runner.most_rounds, int(TOGETHER_S / self._round_s)))
+        return max(1, min(self.runner.most_rounds, int(TOGETHER_S / max(self._round_s, 1e-9))))
 
     def rounds(self, batches: Sequence[Batches]) -> list[Outcome]:
         """Some rounds; with `dispatch="first_come"` there is no barrier between synchronisation tasks."""

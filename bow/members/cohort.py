@@ -65,6 +65,7 @@ class Cohort:
             train.step_or_loss,
             precision=train.precision,
             clip_norm=train.clip_norm,
+            batch_size=samples.open(config, variant).batch_size,
             rounds=rounds,
             engine=train.engine,
         )
@@ -152,7 +153,8 @@ class Cohort:
                 self.group.own_rounds[row] = progress.round
         most = self._most_turns(most)
         turns = self.feed.turns(most) if most > 1 else []
-        taken = self.loop.turns(turns, self._seed_of) if turns else None
+        seeds, begun = self.group.seeds, self.group.own_rounds
+        taken = self.loop.turns(turns, lambda row, n: derive_seed(seeds[row], begun[row] + n, 0)) if turns else None
         return self._round() if taken is None else self._taken(turns, taken)
 
     def _most_turns(self, most: int) -> int:
@@ -165,9 +167,6 @@ class Cohort:
                     return 1
                 most = int(min(most, self._ends[row] - progress.round))
         return int(min(most, self.feed.most_turns(), self.loop.most_turns))
-
-    def _seed_of(self, row: int, turn: int) -> int:
-        return derive_seed(self.group.seeds[row], self.group.own_rounds[row] + turn, 0)
 
     def _taken(
         self, turns: Sequence[Indexed | None], taken: Sequence[Turns | None]

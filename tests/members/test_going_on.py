@@ -1,5 +1,6 @@
 """A sweep that was killed or interrupted goes on where it was, and ends as if nothing had happened."""
 
+import dataclasses
 import functools
 import os
 import signal
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 import bow
 from bow.errors import CheckpointError, RunDirectoryError
 from bow.members import Member
+from bow.members.loop import SweepLoop
 from bow.members.member import Progress
 from bow.members.rungs import Rungs
 from tests.forked import FORKED
@@ -83,7 +85,7 @@ def test_ctrl_c_keeps_what_was_trained(tmp_path: Path, monkeypatch: pytest.Monke
     before, rounds = loop.SweepLoop._round, iter(range(1000))
 
     def interrupted(self: Any, cohort: Any) -> None:
-        if next(rounds) == 15:
+        if next(rounds) == 9:  # behind fifteen rounds at least
             os.kill(os.getpid(), signal.SIGINT)
         before(self, cohort)
 
@@ -94,6 +96,28 @@ def test_ctrl_c_keeps_what_was_trained(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(loop.SweepLoop, "_round", before)
     result = by_hand(tmp_path / "sweep", None, resume="auto")
     expected = by_hand(tmp_path / "whole", None)
+    for member, other in zip(result.members, expected.members, strict=True):
+        assert_same(member, other)
+
+
+def test_a_short_batch_may_be_the_first_behind_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = SweepLoop._round
+
+    def interrupted(self: Any, cohort: Any) -> None:
+        if cohort.num_rounds == 9:  # of ten, the last of which has six samples of sixteen
+            os.kill(os.getpid(), signal.SIGINT)
+        before(self, cohort)
+
+    monkeypatch.setattr("bow.members.loop.MOST_ROUNDS", 1)
+    variants = [bow.Variant(seed=0), bow.Variant(seed=1)]
+    given = {"data": (FLAT, LABELS), "loss": F.cross_entropy, "variants": variants, "engine": "graph", "at_once": 1}
+    given["validation"] = (FLAT, LABELS)
+    run = bow.Run(tmp_path / "sweep", progress=False, on_interrupt="return")
+    with monkeypatch.context() as patched:
+        patched.setattr(SweepLoop, "_round", interrupted)
+        assert bow.sweep(mlp, **given, run=run).interrupted_by == signal.SIGINT
+    result = bow.sweep(mlp, **given, run=dataclasses.replace(run, resume="auto"))
+    expected = bow.sweep(mlp, **given, run=bow.Run(tmp_path / "whole", progress=False))
     for member, other in zip(result.members, expected.members, strict=True):
         assert_same(member, other)
 
