@@ -194,7 +194,7 @@ class GraphRound:
         dtype, names = self._group.matrix.z.dtype, self._metrics
         ran = self._builder.job.run_rounds(team, given, seeds, due, self._results, dtype, len(names))
         active = [present(each, len(self._structures)) for each in taken]
-        return [self._made(*outcome, there) for outcome, there in zip(ran, active, strict=False)]
+        return [self._made(outcome, there) for outcome, there in zip(ran, active, strict=False)]
 
     @property
     def num_rounds(self) -> int:
@@ -229,14 +229,12 @@ class GraphRound:
     def _outcome(self) -> Outcome:
         made = self._builder.job.outcome(self._group.matrix.z.dtype, len(self._metrics))
         self._builder.job.release(self._results)
-        return self._made(*made, self._active)
+        return self._made(made, self._active)
 
-    def _made(
-        self, losses: Tensor, finite: Tensor, all_finite: bool, metrics: Tensor | None, active: list[bool]
-    ) -> Outcome:
-        outcome = Outcome(
-            losses, finite, active, {} if metrics is None else dict(zip(self._metrics, metrics, strict=True))
-        )
+    def _made(self, made: tuple[Tensor, Tensor, bool, Tensor | None], active: list[bool]) -> Outcome:
+        losses, finite, all_finite, metrics = made
+        by_name = {} if metrics is None else dict(zip(self._metrics, metrics, strict=True))
+        outcome = Outcome(losses, finite, active, by_name)
         if all_finite:
             outcome.healthy = active  # what it would find out itself, at some cost in a tiny round
         return outcome

@@ -104,7 +104,7 @@ def test_a_short_batch_may_be_the_first_behind_an_interruption(tmp_path: Path, m
     before = SweepLoop._round
 
     def interrupted(self: Any, cohort: Any) -> None:
-        if cohort.num_rounds == 9:  # of ten, the last of which has six samples of sixteen
+        if cohort.num_rounds == 8:  # then the last of ten is left, of six samples
             os.kill(os.getpid(), signal.SIGINT)
         before(self, cohort)
 
