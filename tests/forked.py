@@ -71,6 +71,7 @@ class Forked(_real):  # type: ignore[type-arg, valid-type, misc]
             "folder": os.fspath(cwd or Path.cwd()),
             "cores": sorted(os.sched_getaffinity(0)),
             "session": rest[18],
+            "group": rest[19],
         }
         self._connection = _connect(os.environ[PLACE])
         files = [own if own != -1 else inherited for inherited, own in enumerate((pipes[0], pipes[3], pipes[5]))]
@@ -240,6 +241,8 @@ def become(request: dict[str, Any]) -> None:
         signal.signal(number, handler)
     if request["session"]:
         os.setsid()
+    elif request["group"] != -1:
+        os.setpgid(0, request["group"])
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])

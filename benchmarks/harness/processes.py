@@ -168,6 +168,7 @@ class Host:
             self._remote.close()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()  # it may not lead its group yet
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
