@@ -14,7 +14,6 @@ from torch import nn
 from torch.nn import functional as F
 
 import bow
-from bow.devices import available_cores
 from bow.errors import SettingError
 from bow.members import Ensemble, Member, Sweep, folds
 from bow.members.sweep import fold_variants
@@ -149,19 +148,3 @@ def test_settings_of_a_variant_that_are_none_are_refused_at_once() -> None:
         bow.EarlyStopping(patience=0)
     with pytest.raises(SettingError, match="class 1 has 1 samples"):
         folds(9, 3, labels=torch.tensor([0] * 8 + [1]))
-
-
-def test_members_that_fill_a_cache_train_as_many_at_once_as_there_are_cores(tmp_path: Path) -> None:
-    def of(width: int) -> int:
-        result = bow.sweep(
-            lambda: nn.Linear(6, width),
-            (torch.randn(16, 6), torch.randint(0, 3, (16,))),
-            F.cross_entropy,
-            variants=bow.grid(seed=range(20)),
-            steps=1,
-            run=bow.Run(tmp_path / str(width), progress=False),
-        )
-        return result.at_once
-
-    assert of(3) == max(16, len(available_cores()))
-    assert of(15_000) == len(available_cores())
