@@ -11,7 +11,7 @@ class NotebookBar:
     """What `ProgressBar` uses of rich's bar, which a notebook shows with an extension only."""
 
     def __init__(self, total: float | None) -> None:
-        from IPython.display import HTML, DisplayHandle  # type: ignore[import-not-found]
+        from IPython.display import HTML, DisplayHandle
 
         self._html, self._handle, self._total, self._shown_at = HTML, DisplayHandle(), total, 0.0
         self._handle.display(HTML("<progress></progress>"))
