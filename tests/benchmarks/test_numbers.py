@@ -24,7 +24,6 @@ COMMAND = re.compile(r"`python -m benchmarks (\w+)((?: \w+=[^` ]+)*)`")
 
 # Sections whose numbers have no source yet, or are settings of bow. Take the name out when there is one.
 WITHOUT_SOURCE = {
-    ("design.md", "Engines on a CPU (`bow/engines`)"),
     ("docker.md", "Stopping, going on, health"),
 }
 

@@ -123,7 +123,7 @@ def test_learners_are_found_for_goodput(capsys: pytest.CaptureFixture[str]) -> N
     records = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     (found,) = [record for record in records if record["kind"] == "calibration"]
     assert found["source"] == "rule"
-    assert "rounds are too few to measure anything" in found["summary"]
+    assert "rounds are too few to measure" in found["summary"]
     assert f"engine and learners: {found['summary']}" in capsys.readouterr().out
     assert "objective" in (path / "config.yaml").read_text()
 

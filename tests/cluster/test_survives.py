@@ -318,11 +318,17 @@ def test_a_lost_network_and_a_lost_directory_do_not_end_a_training(
         result = train(tmp_path / "run", devices=2, learners=2, checkpoint_every=8, **settings)
     assert_same(result, expected)
     assert result.model_path == tmp_path / "here" / "run.safetensors"
-    assert sorted(said(told)) == ["WandbLogger failed", "the checkpoint", "the checkpoint", "the model"]
+    assert sorted(said(told)) == [
+        "WandbLogger failed",
+        "the best model",
+        "the checkpoint",
+        "the checkpoint",
+        "the model",
+    ]
     assert lost.calls == ["log", "log", "finish"]
     kinds = [record.get("event", record["kind"]) for record in recorder.records]
     assert kinds == [record.get("event", record["kind"]) for record in records(tmp_path / "moved")]
-    assert kinds.count("not written") == 3
+    assert kinds.count("not written") == 4
     assert "end" in kinds
 
 
