@@ -174,9 +174,6 @@ void set_step(Averaging& numbers, const StepSettings& settings, double count) {
   numbers.shrunk = is_decoupled ? 1 - lr * weight_decay : 1;
 }
 
-// The batches of a round: stacked [learners, batch, ...], or one for each learner that does not sit out.
-using RoundBatches = std::variant<std::vector<at::Tensor>, std::vector<std::optional<std::vector<at::Tensor>>>>;
-
 // See `Job::outcome`.
 using RoundOutcome = std::tuple<at::Tensor, at::Tensor, bool, std::optional<at::Tensor>>;
 
@@ -376,34 +373,6 @@ class Job : public Work {
     team.run(execution(), record, commits ? Stage::kAll : Stage::kOrder);
     raise_failure();
   }
-
-  // Rounds one after another, without Python between them: by round the batches, seeds and whether it synchronises. Ends
-  // in front of a round whose batches are not as expected or that fails, and behind one in which somebody leaves the
-  // finite numbers. Returns what `outcome` says of each.
-  std::vector<RoundOutcome> run_rounds(
-      TorchTeam& team, const std::vector<RoundBatches>& batches, const std::vector<std::vector<uint64_t>>& seeds,
-      const std::vector<bool>& synchronise, const std::vector<int>& results, at::ScalarType dtype, int num_metrics) {
-    std::vector<RoundOutcome> outcomes;
-    num_rounds_ = 0;
-    for (size_t round = 0; round < batches.size(); ++round) {
-      const auto* stacked = std::get_if<std::vector<at::Tensor>>(&batches[round]);
-      const auto* each = std::get_if<std::vector<std::optional<std::vector<at::Tensor>>>>(&batches[round]);
-      if (!(stacked != nullptr ? feed_stacked(*stacked, seeds.at(round)) : feed_each(*each, seeds.at(round)))) break;
-      renew_numbers();
-      for (Averaging& numbers : rows_->numbers) numbers.synchronise = synchronise.at(round);
-      reset_uses();
-      team.run(execution(), false, Stage::kAll);
-      if (execution().error() != nullptr) break;
-      outcomes.push_back(outcome(dtype, num_metrics));
-      num_rounds_ = static_cast<int>(outcomes.size());
-      release(results);
-      if (!std::get<2>(outcomes.back())) break;
-    }
-    return outcomes;
-  }
-
-  // Of those, what had been run when Ctrl-C ended them.
-  int num_rounds() const { return num_rounds_; }
 
   // What `run` has left out.
   void commit(TorchTeam& team, bool record) {
@@ -702,7 +671,6 @@ class Job : public Work {
   std::vector<Learner> learners_;
   std::vector<StepSettings> steps_;  // by learner, or one for all
   Turns turns_;
-  int num_rounds_ = 0;
   std::shared_ptr<RowState> rows_ = std::make_shared<RowState>();
   std::vector<std::vector<int>> frees_, shared_frees_;  // by node
   std::vector<int> num_uses_, shared_;
@@ -755,10 +723,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           py::arg("small") = std::vector<int>(), py::arg("after") = std::map<int, std::vector<int>>(),
           py::arg("threads") = std::vector<int>())
       .def("run", &Job::run, py::arg("team"), py::arg("record") = false, py::arg("commits") = true)
-      .def(
-          "run_rounds", &Job::run_rounds, py::arg("team"), py::arg("batches"), py::arg("seeds"), py::arg("synchronise"),
-          py::arg("results"), py::arg("dtype"), py::arg("num_metrics"))
-      .def_property_readonly("num_rounds", &Job::num_rounds)
       .def("commit", &Job::commit, py::arg("team"), py::arg("record") = false)
       .def("post", &Job::post, py::arg("team"), py::arg("executor"), py::arg("record") = false)
       .def(

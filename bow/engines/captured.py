@@ -226,7 +226,7 @@ class CapturedTasks(CaptureCache[CapturedTask]):
     def _is_usual(self, batch: Batch) -> bool:
         """Whether a batch is no short one, such as the data's last, which may be the first after a resume."""
         usual, leaf = self._settings.batch_size, next(iter(tree_leaves(batch)), None)
-        return usual is None or (isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == usual)
+        return usual is None or (isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) >= usual)
 
     def _capture(self, batch: Batch, compiles: bool, frozen: FrozenValues) -> CapturedTask:
         """The step graph for a batch, as an earlier training has captured it or captured now."""

@@ -140,24 +140,11 @@ class Graph(AheadRunner):
         return period.outcomes()
 
     @property
-    def most_rounds(self) -> int:
-        """Rounds to the next live check, where learners step on the executors."""
-        if self._failed or self._stepping is None or not self.group.is_alone or self._forgot_stale():
+    def most_turns(self) -> int:
+        """Rounds to the next live check, where members step on the executors."""
+        if self._failed or self._stepping is None or not isinstance(self.context.sync, Members) or self._forgot_stale():
             return 1
         return max(1, self.live.rounds_before(self.context.round_index))
-
-    def rounds(self, batches: Sequence[Batches], due: Sequence[bool]) -> list[Outcome]:
-        """Run rounds whose learning tasks have been captured as one."""
-        ready = self._ready(batches[0]) if self._is_captured(batches[0]) else None
-        if ready is None:
-            return []
-        learners, numbers = range(len(self.group)), range(len(batches))
-        seeds = [[self.context.task_seed(j, n) if ready.is_random else 0 for j in learners] for n in numbers]
-        try:
-            return ready.run_rounds(self._jobs.team, batches, seeds, due)
-        except BaseException:  # Ctrl-C: what has been run counts
-            self.context.log.round_index += ready.num_rounds
-            raise
 
     def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> list[Turns | None] | None:
         """Let each member take its batches on one executor, where they have been captured."""

@@ -6,7 +6,6 @@ the rows.
 """
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -177,29 +176,6 @@ class GraphRound:
         except Exception as error:
             self._explain(error)
         return self._outcome()
-
-    def run_rounds(
-        self, team: NativeTeam, batches: Sequence[Batches], seeds: Sequence[Sequence[int]], due: Sequence[bool]
-    ) -> list[Outcome]:
-        """Run rounds without Python between them; those that were run, which may be none."""
-        taken = list(itertools.takewhile(self._fits, batches))
-        self._keep_buffers()
-        self.begin(due[0])
-        given = [
-            leaves_of(each.value)
-            if isinstance(each, Stacked)
-            else [None if batch is None else leaves_of(batch) for batch in each]
-            for each in taken
-        ]
-        dtype, names = self._group.matrix.z.dtype, self._metrics
-        ran = self._builder.job.run_rounds(team, given, seeds, due, self._results, dtype, len(names))
-        active = [present(each, len(self._structures)) for each in taken]
-        return [self._made(outcome, there) for outcome, there in zip(ran, active, strict=False)]
-
-    @property
-    def num_rounds(self) -> int:
-        """How many of `run_rounds` had been run when it was interrupted."""
-        return int(self._builder.job.num_rounds)
 
     def _fits(self, batches: Batches) -> bool:
         if isinstance(batches, Stacked):

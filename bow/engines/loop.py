@@ -18,7 +18,7 @@ from bow.engines.outcome import Batches, LearningConfig, Outcome, RoundEvent, Tu
 from bow.engines.resizing import Resizing
 from bow.replicas import LearnerGroup
 from bow.schedule import Span
-from bow.sync import DropRule, Members, Synchroniser
+from bow.sync import DropRule, Synchroniser
 
 MAX_ROUNDS_TOGETHER = 64
 """Rounds that are handed to an engine at once, at most, so that not all batches of an epoch are in memory."""
@@ -26,8 +26,8 @@ MAX_ROUNDS_TOGETHER = 64
 SeedOf: TypeAlias = Callable[[int, int], int]
 """The seed of a learner's random numbers in its next learning task, and those behind it: `seed_of(learner, turn)`."""
 
-TOGETHER_S = 0.1
-"""What rounds that are run as one may take."""
+TURNS_S = 0.1
+"""What learners may take without anybody seeing to signals and progress."""
 
 InParts: TypeAlias = Callable[[Batches, bool], Outcome]
 """Runs a round in parts: learning tasks, optimizer, synchronisation task."""
@@ -66,13 +66,9 @@ class TaskRunner(abc.ABC):
         return False
 
     @property
-    def most_rounds(self) -> int:
-        """How many of the next rounds can be run as one."""
+    def most_turns(self) -> int:
+        """How many learning tasks each learner can take next; see `Loop.turns`."""
         return 1
-
-    def rounds(self, batches: Sequence[Batches], due: Sequence[bool]) -> list[Outcome]:
-        """Run rounds, steps and averaging included, up to one in which somebody diverges; those that were run."""
-        return []
 
     def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> list[Turns | None] | None:
         """Let each learner take its batches; None: not these."""
@@ -240,7 +236,7 @@ class RoundLoop(Loop):
         context = RoundContext(group, sync, settings, device)
         super().__init__(context, kind.name, keeps_step=not issubclass(kind, AheadRunner))
         self.runner = kind(self.context)
-        self._round_s = TOGETHER_S  # what one takes
+        self._round_s = TURNS_S  # what one takes
 
     @property
     def description(self) -> str:
@@ -258,25 +254,15 @@ class RoundLoop(Loop):
 
         Where learners take batches as they come, those up to and with the next synchronisation task; otherwise one.
         """
-        return rounds_to_synchronise(self.context) if self._runs_ahead else min(self._most_rounds, MAX_ROUNDS_TOGETHER)
-
-    @property
-    def _runs_ahead(self) -> bool:
-        return self.settings.dispatch == "first_come" and self.runner.runs_ahead and len(self.group) > 1
-
-    @property
-    def _most_rounds(self) -> int:
-        """How many rounds the runner can run as one; not for long, as nobody sees to signals and progress then."""
-        if self.context.log.spans is not None:
+        if self.settings.dispatch == "fixed" or not self.runner.runs_ahead or len(self.group) == 1:
             return 1
-        return max(1, min(self.runner.most_rounds, int(TOGETHER_S / max(self._round_s, 1e-9))))
+        return rounds_to_synchronise(self.context)
 
     def rounds(self, batches: Sequence[Batches]) -> list[Outcome]:
         """Some rounds; with `dispatch="first_come"` there is no barrier between synchronisation tasks."""
         outcomes: list[Outcome] = []
         while left := batches[len(outcomes) :]:
-            run = self._rounds_ahead if self._runs_ahead else self._rounds_together
-            outcomes += run(left[: self.period]) or [self.round(left[0])]
+            outcomes += self._rounds_ahead(left[: self.period]) or [self.round(left[0])]
         return outcomes
 
     @torch.no_grad()
@@ -291,25 +277,11 @@ class RoundLoop(Loop):
         self._round_s = time.perf_counter() - began
         return outcome
 
-    @torch.no_grad()
-    def _rounds_together(self, batches: Sequence[Batches]) -> list[Outcome]:
-        """Those of these rounds that the runner runs as one; none where it cannot."""
-        context, began = self.context, time.perf_counter()
-        context.restarts.observe_learning_rate()
-        if len(batches) == 1 or (self.sync.restarts_on_drop and context.restarts.drop.pending):
-            return []
-        due = [context.averaging.due(context.round_index + ahead) for ahead in range(len(batches))]
-        with out_of_memory_explained(len(self.group), self.group.device, self.settings.offload):
-            outcomes = self.runner.rounds(batches, due)
-        for outcome, is_due in zip(outcomes, due, strict=False):
-            self._end_round(outcome, is_due, outcome is outcomes[-1])
-        if outcomes:
-            self._round_s = (time.perf_counter() - began) / len(outcomes)
-        return outcomes
-
     @property
     def most_turns(self) -> int:  # noqa: D102
-        return self._most_rounds if isinstance(self.sync, Members) else 1
+        if self.context.log.spans is not None:
+            return 1
+        return max(1, min(self.runner.most_turns, int(TURNS_S / max(self._round_s, 1e-9))))
 
     @torch.no_grad()
     def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> list[Turns | None] | None:  # noqa: D102
@@ -350,11 +322,11 @@ class RoundLoop(Loop):
         if due:
             context.averaging.after_step(context.round_index)
 
-    def _end_round(self, outcome: Outcome, due: bool, is_last: bool = True) -> None:
-        """Restarts, of learners that diverged or of all; `is_last` of those that were run as one."""
+    def _end_round(self, outcome: Outcome, due: bool) -> None:
+        """Restarts, of learners that diverged or of all."""
         context, rows = self.context, self.group.matrix
         restarts = context.restarts
-        if is_last and self.sync.follows(self.group.num_all) and not (restarts.gives_weights and outcome.any_diverged):
+        if self.sync.follows(self.group.num_all) and not (restarts.gives_weights and outcome.any_diverged):
             rows.z.copy_(rows.weights[0])
         restarts.count(outcome, context.round_index)
         if outcome.any_diverged:
