@@ -3,8 +3,8 @@
 For every model and batch size, eight seeds of it are trained by a loop of plain PyTorch, a loop of compiled PyTorch
 (the model, or the whole step), two pinned processes of one thread each that share out the members, models stacked by
 `torch.func`, and bow's members. All take turns in one run, each in processes of its own with torch's default policy
-for idle threads; those of one process with the better number of threads. Then whole trainings, from the start of a
-process that has compiled nothing to the last weight, in turns too.
+for idle threads; those of one process with the better number of threads. Then whole trainings by the loop, the pinned
+processes and bow, from the start of a process that has compiled nothing to the last weight, in turns too.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from benchmarks import harness
 from benchmarks.caches import empty_caches
 from benchmarks.harness import CaseError, Host, ratios, setting, spread, take_turns
 from benchmarks.members import contestants
-from benchmarks.members.contestants import APART, MAKERS, ONE_PROCESS, OWN, Task, shares
+from benchmarks.members.contestants import APART, LOOP, MAKERS, ONE_PROCESS, OWN, Task, shares
 from benchmarks.workloads import WORKLOADS
 from bow.devices import available_cores
 
@@ -45,7 +45,7 @@ class Config(harness.Config):
     stint_s: float = setting(0.4, "seconds of a turn", quick=0.02)
     samples: int = setting(4096, "samples in memory", quick=128)
     whole_batches: tuple[int, ...] = setting((16,), "batch sizes of the whole trainings")
-    epochs: int = setting(5, "of the whole trainings", quick=1)
+    whole_s: float = setting(20.0, "seconds of the plain loop's steps in a whole training", quick=0.01)
     whole_repeats: int = setting(3, "whole trainings by each contestant", quick=1)
 
     def task(self, model: str, batch_size: int) -> Task:
@@ -104,14 +104,14 @@ class Hosts:
 def measure(config: Config) -> dict[str, Any]:
     """The steady state of all models and batch sizes, and whole trainings."""
     pairs = [(model, batch_size) for model in config.models for batch_size in config.batches]
-    whole = [(model, batch_size) for model, batch_size in pairs if batch_size in config.whole_batches]
     groups, trainings = [], []
     for model, batch_size in pairs:
         groups.append(measure_rates(config.task(model, batch_size), config))
         harness.say(f"{model}, batch {batch_size}: {groups[-1]['over']}")
-    for model, batch_size in whole:
-        trainings.append(measure_whole(config.task(model, batch_size), config))
-        harness.say(f"{model}, batch {batch_size}, whole: {trainings[-1]['over_pinned']}")
+    for group in (each for each in groups if each["batch_size"] in config.whole_batches):
+        task = config.task(group["model"], group["batch_size"])
+        trainings.append(measure_whole(task, epochs_in(group["contestants"], task, config.whole_s), config))
+        harness.say(f"{task.model}, batch {task.batch_size}, whole: {trainings[-1]['over_pinned']}")
     return {"aims": AIMS, "groups": groups, "whole": trainings, "summary": summary(groups, trainings)}
 
 
@@ -167,11 +167,19 @@ def over(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def measure_whole(task: Task, config: Config) -> dict[str, Any]:
+def epochs_in(rows: Sequence[Row], task: Task, seconds: float) -> int:
+    """Epochs of all members for which the plain loop, or else the fastest, has to step for about so many seconds."""
+    best = _best(rows, [LOOP]) or _best(rows, tuple(MAKERS))
+    rate = best["samples_per_s"]["median"] if best is not None else 0.0
+    return max(1, round(seconds * rate / (len(task.seeds) * task.steps * task.batch_size)))
+
+
+def measure_whole(task: Task, epochs: int, config: Config) -> dict[str, Any]:
     """Seconds of whole trainings, starting and compiling included, in turns."""
     notes: list[str] = []
-    cases = [case for case in cases_of(config) if case.threads == (max(config.threads) if case.name in OWN else 1)]
-    turns = {case: functools.partial(_whole, case, task, config) for case in cases}
+    takes_part = {LOOP: 1, **dict.fromkeys(APART, 1), **dict.fromkeys(OWN, max(config.threads))}
+    cases = [case for case in cases_of(config) if case.threads == takes_part.get(case.name)]
+    turns = {case: functools.partial(_whole, case, task, epochs, config) for case in cases}
     seconds = take_turns(
         turns,
         config.whole_repeats,
@@ -182,7 +190,7 @@ def measure_whole(task: Task, config: Config) -> dict[str, Any]:
     pinned = min((own[name] for name in APART if name in own), default=None)
     bow = min((own[name] for name in OWN if name in own), default=None)
     gain = None if pinned is None or bow is None else round(pinned / bow, 3)
-    head = {"model": task.model, "batch_size": task.batch_size, "epochs": config.epochs}
+    head = {"model": task.model, "batch_size": task.batch_size, "epochs": epochs}
     return {**head, "contestants": rows, "notes": notes, "over_pinned": gain}
 
 
@@ -206,9 +214,9 @@ def _turn(hosts: Hosts, seconds: float) -> float:
     return float(sum(hosts.call(contestants.turn, seconds)))
 
 
-def _whole(case: Case, task: Task, config: Config) -> float:
+def _whole(case: Case, task: Task, epochs: int, config: Config) -> float:
     with empty_caches() as caches:
         began = time.perf_counter()
         with contextlib.closing(Hosts(case, task, config.processes, caches)) as hosts:
-            hosts.call(contestants.train, config.epochs)
+            hosts.call(contestants.train, epochs)
             return time.perf_counter() - began

@@ -25,12 +25,10 @@ from bow.members import Member
 from bow.members.cohort import Cohort
 from bow.members.config import SweepConfig
 from bow.members.feed import SharedSamples
+from bow.members.loop import MOST_ROUNDS
 from bow.members.member import Progress
 from bow.members.variant import check_variants
 from bow.training.config import TrainConfig
-
-ROUNDS = 64
-"""What a sweep runs at once, or more: as many as take a tenth of a second."""
 
 
 @dataclass(frozen=True)
@@ -228,7 +226,7 @@ class Bow:
     def _round(self) -> int:
         assert self._cohort is not None
         before = sum(progress.samples for progress in self._cohort.rows if progress is not None)
-        for _ in self._cohort.rounds(ROUNDS):
+        for _ in self._cohort.rounds(MOST_ROUNDS):
             pass
         return sum(progress.samples for progress in self._cohort.rows if progress is not None) - before
 

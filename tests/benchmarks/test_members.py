@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks import main
-from benchmarks.members import Config, cases_of, missed, over, summary
+from benchmarks.members import Config, cases_of, epochs_in, missed, over, summary
 from benchmarks.members.contestants import (
     BOW,
     LOOP,
@@ -94,6 +94,13 @@ def test_bow_is_held_against_the_fastest_turn_by_turn() -> None:
     assert not missed({"summary": summary([{"over": over(rows[:3])}], [{"over_pinned": None}])})
 
 
+def test_a_whole_training_is_as_long_as_the_plain_loop_needs() -> None:
+    task = Task("mlp", batch_size=16, samples=100, seeds=(0, 1))  # 96 samples an epoch, of two members
+    assert epochs_in([row(LOOP, 19.2, 192, 1920), row(BOW, 1e6)], task, seconds=5) == 5
+    assert epochs_in([row(BOW, 96)], task, seconds=6) == 3
+    assert epochs_in([row(LOOP, 96)], task, seconds=0.1) == 1
+
+
 def test_bow_trains_as_many_members() -> None:
     found = weights(BOW, TASK, epochs=1)
     assert len(found) == len(TASK.seeds)
@@ -109,5 +116,5 @@ def test_a_tiny_run_leaves_its_page(tmp_path: Path) -> None:
     assert [each["name"] for each in group["contestants"]] == ["loop", "torch.func", "bow"]
     assert group["notes"] == []
     assert group["over"]["loops"]["median"] > 0
-    assert [each["name"] for each in values["whole"][0]["contestants"]] == ["loop", "torch.func", "bow"]
+    assert [each["name"] for each in values["whole"][0]["contestants"]] == ["loop", "bow"]
     assert "## Whole trainings" in (tmp_path / "members.md").read_text()
