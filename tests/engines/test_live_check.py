@@ -1,5 +1,7 @@
 """A captured task beside the step itself: what is found, what is not taken for a difference, what is undone."""
 
+import contextlib
+import dataclasses
 import functools
 import os
 import random
@@ -17,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 import bow
 from bow.devices import available_cores
-from bow.engines.live_check import LiveCheck
+from bow.engines.live_check import COMPILED_ROUNDING, ROUNDING, Expected, LiveCheck
 from bow.engines.outcome import SideBySide
 from bow.testing import FakeDevice
 from tests.grouped import of_replicas
@@ -268,6 +270,19 @@ def test_a_short_training_is_checked_whenever_its_rounds_have_doubled(
         replicas.round(round_of(t % 10))
     replicas.close()
     assert checked == [count for count in (1, 2, 4, 8, 16, 32, 64) if count <= last]
+
+
+@pytest.mark.parametrize(("units", "unsure"), [(ROUNDING, True), (COMPILED_ROUNDING, False)])
+def test_what_is_compiled_may_sum_in_another_order(units: int, unsure: bool) -> None:
+    replicas = training("graph", loss=cross_entropy)
+    live = replicas.loop.runner.live  # type: ignore[attr-defined]
+    loss = replicas.round(round_of(0))[0]
+    run = live.run_of(0, loss, {}, gradient=torch.ones_like(replicas.group.learners[0].gradient), units=units)
+    other = run.gradient * (1 + 500 * torch.finfo(torch.float32).eps)
+    live.expect(0, round_of(0)[0], contextlib.nullcontext)  # begins the clock
+    assert live.verdict([dataclasses.replace(run, gradient=other)], Expected(0, run), 1) is None
+    assert live.is_unsure == unsure
+    replicas.close()
 
 
 @pytest.mark.nightly

@@ -222,7 +222,7 @@ class DeviceRoundLoop(Loop):
         row = results.rows_of_learners(slot)[expected.learner].clone()
         metrics = {name: row[METRICS + index] for index, name in enumerate(results.metrics)}
         made = live.run_of(expected.learner, row[LOSS], metrics)
-        return live.verdict(made, expected, self.context.round_index)
+        return live.verdict([made], expected, self.context.round_index)
 
     def _warn_of_library_dropout(self) -> None:
         for name, module in self.group.template.named_modules():
