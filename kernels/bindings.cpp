@@ -7,6 +7,10 @@
 #include <torch/csrc/Export.h>
 #include <torch/csrc/utils/pybind.h>
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -678,10 +682,21 @@ class Job : public Work {
   std::unique_ptr<Execution> execution_;
 };
 
+// A step frees its activations and asks for them again in the next round. By default glibc gives such memory back to the
+// system, above all that of threads other than the first, and each page of it is cleared when it comes back: 4,000 page
+// faults, a sixth of the time, in a round of two learners of ResNet-8 at batch 16.
+void keep_freed_memory() {
+#if defined(__GLIBC__)
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that glibc takes
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
+#endif
+}
+
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.doc() = "bow's native runtime";
+  keep_freed_memory();
 
   py::class_<SlotNumber>(m, "Slot").def(py::init<int>(), py::arg("number"));
 
