@@ -317,6 +317,14 @@ def test_a_long_training_is_compiled_and_a_short_one_is_not() -> None:
     assert COMPILING_PAYS_S > 60  # compiling takes up to that
 
 
+@pytest.mark.parametrize(("shape", "pays"), [((4, 2), True), ((4, 2, 3, 3), False)])
+def test_batch_norm_of_pictures_is_better_left_alone(shape: tuple[int, ...], pays: bool) -> None:
+    norm = nn.BatchNorm1d(2) if len(shape) == 2 else nn.BatchNorm2d(2)
+    step = (torch.randn(shape), torch.zeros(4, dtype=torch.long))
+    graph = bow.capture(norm, step, lambda outputs, targets: outputs.square().mean() + 0 * targets.sum())
+    assert compiling_pays(graph, 10**9) == pays
+
+
 @pytest.mark.parametrize("learners", [1, 2, 3])
 def test_executors_start_with_the_first_round_and_end_with_close(learners: int) -> None:
     before = num_threads()
