@@ -259,11 +259,11 @@ LOOP, COMPILED, STEP, PINNED, PINNED_STEP, STACKED, STACKED_COMPILED, BOW, BOW_C
     "compiled loop",
     "compiled-step loop",
     "two pinned processes",
-    "two pinned processes, compiled step",
+    "two pinned processes (compiled step)",
     "torch.func",
-    "torch.func, compiled",
+    "torch.func (compiled)",
     "bow",
-    "bow, compiled",
+    "bow (compiled)",
 )
 OWN = (BOW, BOW_COMPILED)
 MAKERS: dict[str, Callable[[Task], Members]] = {
