@@ -25,6 +25,7 @@ SUMMARY_BATCH = 16
 NEEDED = ("engines", "tuner", "accuracy", "sweep")
 OPTIONAL = (
     "peers",
+    "members",
     "tabular",
     "halving",
     "allreduce",
@@ -91,11 +92,15 @@ def results_block(folder: Path) -> str:
 
 def summary_block(folder: Path) -> str:
     """A small table: throughput at one batch size, and time to accuracy."""
-    engines, peers = _read(folder / "engines.json"), _read(folder / "peers.json")
+    engines, peers, members = (
+        _read(folder / f"{name}.json", name == "members") for name in ("engines", "peers", "members")
+    )
     assert engines is not None
     contests = [each for each in engines["contests"] if each["batch_size"] == SUMMARY_BATCH and each["ratio"]]
-    values = {"engines": engines, "peers": peers, "contests": contests, "batch": SUMMARY_BATCH, "workloads": WORKLOADS}
-    return harness.render("summary", values)
+    groups = [] if members is None else members["groups"]
+    seeds = {each["model"]: each["over"]["loops"] for each in groups if each["batch_size"] == SUMMARY_BATCH}
+    values = {"engines": engines, "peers": peers, "members": members, "contests": contests, "seeds": seeds}
+    return harness.render("summary", {**values, "batch": SUMMARY_BATCH, "workloads": WORKLOADS})
 
 
 def _read(path: Path, is_optional: bool = False) -> dict[str, Any] | None:
