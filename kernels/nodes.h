@@ -7,8 +7,11 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <ATen/ops/empty.h>
 #include <torch/csrc/inductor/aoti_runner/model_container_runner_cpu.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -212,6 +215,77 @@ class RandomOperator : public Operator {
   at::Generator generator_ = at::make_generator<at::CPUGeneratorImpl>();  // its own: others run at the same time
   uint64_t index_;
   bool has_generator_ = false;
+};
+
+// Max pooling. torch's own looks at one element at a time where channels come first, which is a fifth of a step of LeNet.
+// The same values and indices, bit for bit: in a window the first of several largest elements, or the last NaN.
+class MaxPool : public Operator {
+ public:
+  using Operator::Operator;
+
+  static bool is(const c10::OperatorHandle& handle) {
+    return handle.operator_name().name == "aten::max_pool2d_with_indices";
+  }
+
+  void run(Slots& slots) override {
+    const at::Tensor& input = slots[reads[0]];
+    const auto list = [this](size_t i) { return arguments_[i].constant.toIntVector(); };
+    const bool fits = reads.size() == 1 && input.scalar_type() == at::kFloat && input.dim() == 4 &&
+                      input.is_contiguous() && input.size(3) < (1 << 15) && input.size(2) < (1 << 15) &&
+                      list(4) == std::vector<int64_t>(list(4).size(), 1) && !arguments_[5].constant.toBool();
+    if (!fits) return Operator::run(slots);
+    const auto kernel = pair(list(1)), stride = list(2).empty() ? kernel : pair(list(2)), padding = pair(list(3));
+    Axis rows{input.size(2), kernel[0], stride[0], padding[0]}, columns{input.size(3), kernel[1], stride[1], padding[1]};
+    if (rows.count() < 1 || columns.count() < 1) return Operator::run(slots);  // which says what is wrong
+    const std::vector<int64_t> sizes = {input.size(0), input.size(1), rows.count(), columns.count()};
+    at::Tensor best = at::empty(sizes, input.options()), where = at::empty(sizes, input.options().dtype(at::kLong));
+    const float* from = input.const_data_ptr<float>();
+    float* to = best.mutable_data_ptr<float>();
+    int64_t* index = where.mutable_data_ptr<int64_t>();
+    const int64_t size = rows.size * columns.size, made = rows.count() * columns.count();
+    at::parallel_for(0, sizes[0] * sizes[1], std::max<int64_t>(1, 4096 / made), [&](int64_t begin, int64_t end) {
+      std::vector<int32_t> places(columns.count());
+      for (int64_t i = begin; i < end; ++i) plane(from + i * size, rows, columns, to + i * made, index + i * made, places.data());
+    });
+    if (makes[0] != kNone) slots[makes[0]] = std::move(best);
+    if (makes[1] != kNone) slots[makes[1]] = std::move(where);
+  }
+
+ private:
+  struct Axis {
+    int64_t size, kernel, stride, padding;
+    int64_t count() const { return (size + 2 * padding - kernel) / stride + 1; }
+  };
+
+  static std::array<int64_t, 2> pair(const std::vector<int64_t>& values) { return {values.front(), values.back()}; }
+
+  static void plane(const float* from, const Axis& rows, const Axis& columns, float* best, int64_t* index, int32_t* places) {
+    const int64_t wide = columns.count(), stride = columns.stride;
+    for (int64_t row = 0; row < rows.count(); ++row, best += wide, index += wide) {
+      const int64_t top = row * rows.stride - rows.padding;
+      const int64_t first = std::max<int64_t>(top, 0), last = std::min(top + rows.kernel, rows.size);
+      for (int64_t i = 0; i < wide; ++i) {
+        best[i] = -std::numeric_limits<float>::infinity();
+        places[i] = static_cast<int32_t>(first * columns.size + std::max<int64_t>(i * stride - columns.padding, 0));
+      }
+      for (int64_t y = first; y < last; ++y) {
+        for (int64_t x = 0; x < columns.kernel; ++x) {
+          const int64_t shift = x - columns.padding;  // of the element that window 0 has there
+          const int64_t begin = shift < 0 ? (-shift + stride - 1) / stride : 0;
+          const int64_t end = std::min(wide, (columns.size - shift + stride - 1) / stride);
+          const float* line = from + y * columns.size + shift;
+          const int32_t place = static_cast<int32_t>(y * columns.size + shift);
+          for (int64_t i = begin; i < end; ++i) {
+            const float value = line[i * stride];
+            const bool takes = (value > best[i]) | (value != value);
+            best[i] = takes ? value : best[i];
+            places[i] = takes ? place + static_cast<int32_t>(i * stride) : places[i];
+          }
+        }
+      }
+      for (int64_t i = 0; i < wide; ++i) index[i] = places[i];
+    }
+  }
 };
 
 // A part of a step graph that torch's compiler (AOTInductor) has made one library of.

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -150,6 +151,57 @@ def test_a_recorded_run_has_every_operator_in_its_place(use_native: bool) -> Non
     placed = {index: by_executor[e][i] for index, (e, i) in position.items()}
     for index, before in enumerate(dependencies):
         assert all(placed[earlier].end_ns <= placed[index].start_ns for earlier in before)
+
+
+class Pooling(nn.Module):
+    """Max pooling of elements that are their own weights, so that each gradient says which of them was taken."""
+
+    def __init__(self, elements: Tensor, settings: dict[str, Any]) -> None:
+        super().__init__()
+        self.elements = nn.Parameter(elements)
+        self.settings = settings
+
+    def forward(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        made: tuple[Tensor, Tensor] = F.max_pool2d(self.elements, **self.settings, return_indices=True)
+        pooled, places = made
+        weights = noise.flatten()[: pooled.numel()].view_as(pooled)
+        return (pooled.nan_to_num() * weights).sum(), (places * weights.double()).sum()
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings"),
+    [
+        ((2, 3, 8, 8), {"kernel_size": 2}),
+        ((1, 2, 7, 9), {"kernel_size": 2}),
+        ((2, 1, 9, 40), {"kernel_size": 3, "stride": 2, "padding": 1}),
+        ((1, 3, 6, 37), {"kernel_size": (2, 5), "stride": (1, 3), "padding": (0, 2)}),
+        ((1, 1, 5, 5), {"kernel_size": 2, "ceil_mode": True}),
+        ((1, 2, 9, 9), {"kernel_size": 3, "dilation": 2}),
+    ],
+)
+@pytest.mark.parametrize("kind", ["ties", "random", "nan", "infinite", "double", "channels last"])
+def test_max_pooling_is_that_of_torch(shape: tuple[int, ...], settings: dict[str, Any], kind: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    elements = torch.randn(shape, generator=generator)
+    if kind != "random":
+        elements = elements.round()
+    if kind in ("nan", "infinite"):
+        odd = torch.rand(shape, generator=generator) < 0.4
+        elements[odd] = torch.nan if kind == "nan" else -torch.inf
+    if kind == "double":
+        elements = elements.double()
+    if kind == "channels last":
+        elements = elements.to(memory_format=torch.channels_last)
+    model = Pooling(elements, settings)
+    noise = torch.randn(elements.numel() * 2, generator=generator, dtype=elements.dtype)
+
+    def step(learner: nn.Module, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, places = learner(batch)
+        return loss, {"places": places}
+
+    graph = bow.capture(model, noise, step=step)
+    with LocalRuntime(graph, use_native=True) as runtime:
+        assert_same(runtime.run(*state(model), noise), graph.run(*state(model), noise))
 
 
 class Lookup(nn.Module):
