@@ -261,29 +261,67 @@ class MaxPool : public Operator {
 
   static void plane(const float* from, const Axis& rows, const Axis& columns, float* best, int64_t* index, int32_t* places) {
     const int64_t wide = columns.count(), stride = columns.stride;
+    // Windows that lie within the plane in this direction.
+    const int64_t begin = (columns.padding + stride - 1) / stride;
+    const int64_t end = std::min(wide, (columns.size + columns.padding - columns.kernel) / stride + 1);
+    const bool is_square = rows.kernel == columns.kernel && begin < end;
     for (int64_t row = 0; row < rows.count(); ++row, best += wide, index += wide) {
       const int64_t top = row * rows.stride - rows.padding;
       const int64_t first = std::max<int64_t>(top, 0), last = std::min(top + rows.kernel, rows.size);
-      for (int64_t i = 0; i < wide; ++i) {
-        best[i] = -std::numeric_limits<float>::infinity();
-        places[i] = static_cast<int32_t>(first * columns.size + std::max<int64_t>(i * stride - columns.padding, 0));
+      const auto rest = [&](int64_t from_window, int64_t to_window) {
+        for (int64_t i = from_window; i < to_window; ++i) window(from, columns, first, last, i, best + i, places + i);
+      };
+      const bool is_whole = is_square && last - first == rows.kernel;
+      const int64_t corner = first * columns.size - columns.padding;  // of window 0
+      if (is_whole && rows.kernel == 2 && stride == 2) {
+        inside<2, 2>(from, corner, columns.size, begin, end, best, places);
+      } else if (is_whole && rows.kernel == 3 && stride == 2) {
+        inside<3, 2>(from, corner, columns.size, begin, end, best, places);
+      } else {
+        rest(begin, end);
       }
-      for (int64_t y = first; y < last; ++y) {
-        for (int64_t x = 0; x < columns.kernel; ++x) {
-          const int64_t shift = x - columns.padding;  // of the element that window 0 has there
-          const int64_t begin = shift < 0 ? (-shift + stride - 1) / stride : 0;
-          const int64_t end = std::min(wide, (columns.size - shift + stride - 1) / stride);
-          const float* line = from + y * columns.size + shift;
-          const int32_t place = static_cast<int32_t>(y * columns.size + shift);
-          for (int64_t i = begin; i < end; ++i) {
-            const float value = line[i * stride];
-            const bool takes = (value > best[i]) | (value != value);
-            best[i] = takes ? value : best[i];
-            places[i] = takes ? place + static_cast<int32_t>(i * stride) : places[i];
-          }
+      rest(0, begin);
+      rest(std::max(begin, end), wide);
+      for (int64_t i = 0; i < wide; ++i) index[i] = places[i];
+    }
+  }
+
+  // Windows that lie within the plane, several at a time.
+  template <int kKernel, int kStride>
+  static void inside(
+      const float* __restrict__ from, int64_t corner, int64_t width, int64_t begin, int64_t end, float* __restrict__ best,
+      int32_t* __restrict__ places) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t left = corner + i * kStride;
+      float most = -std::numeric_limits<float>::infinity();
+      int32_t place = 0;
+      for (int y = 0; y < kKernel; ++y) {
+        for (int x = 0; x < kKernel; ++x) {
+          const float value = from[left + y * width + x];
+          const bool takes = (value > most) | (value != value);
+          most = takes ? value : most;
+          place = takes ? static_cast<int32_t>(y * width + x) : place;
         }
       }
-      for (int64_t i = 0; i < wide; ++i) index[i] = places[i];
+      best[i] = most;
+      places[i] = static_cast<int32_t>(left) + place;
+    }
+  }
+
+  // One window, which may lie partly outside.
+  static void window(
+      const float* from, const Axis& columns, int64_t first, int64_t last, int64_t i, float* best, int32_t* place) {
+    const int64_t left = i * columns.stride - columns.padding;
+    const int64_t begin = std::max<int64_t>(left, 0), end = std::min(left + columns.kernel, columns.size);
+    *best = -std::numeric_limits<float>::infinity();
+    *place = static_cast<int32_t>(first * columns.size + begin);
+    for (int64_t y = first; y < last; ++y) {
+      for (int64_t x = begin; x < end; ++x) {
+        const float value = from[y * columns.size + x];
+        if (!(value > *best || value != value)) continue;
+        *best = value;
+        *place = static_cast<int32_t>(y * columns.size + x);
+      }
     }
   }
 };
