@@ -286,25 +286,36 @@ class MaxPool : public Operator {
     }
   }
 
-  // Windows that lie within the plane, several at a time.
+  // Windows that lie within the plane, as many at a time as make a vector; the last vector may overlap the one before.
   template <int kKernel, int kStride>
   static void inside(
-      const float* __restrict__ from, int64_t corner, int64_t width, int64_t begin, int64_t end, float* __restrict__ best,
-      int32_t* __restrict__ places) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t left = corner + i * kStride;
+      const float* from, int64_t corner, int64_t width, int64_t begin, int64_t end, float* best, int32_t* places) {
+    const int64_t lanes = end - begin >= 8 ? 8 : end - begin >= 4 ? 4 : 1;
+    for (int64_t i = begin; i < end; i += lanes) {
+      const int64_t first = std::min(i, end - lanes), left = corner + first * kStride;
+      const auto take = [&]<int kLanes>() {
+        windows<kKernel, kStride, kLanes>(from + left, width, static_cast<int32_t>(left), best + first, places + first);
+      };
+      lanes == 8 ? take.template operator()<8>() : lanes == 4 ? take.template operator()<4>() : take.template operator()<1>();
+    }
+  }
+
+  template <int kKernel, int kStride, int kLanes>
+  static void windows(
+      const float* __restrict__ from, int64_t width, int32_t left, float* __restrict__ best, int32_t* __restrict__ places) {
+    for (int lane = 0; lane < kLanes; ++lane) {
       float most = -std::numeric_limits<float>::infinity();
       int32_t place = 0;
       for (int y = 0; y < kKernel; ++y) {
         for (int x = 0; x < kKernel; ++x) {
-          const float value = from[left + y * width + x];
+          const float value = from[lane * kStride + y * width + x];
           const bool takes = (value > most) | (value != value);
           most = takes ? value : most;
           place = takes ? static_cast<int32_t>(y * width + x) : place;
         }
       }
-      best[i] = most;
-      places[i] = static_cast<int32_t>(left) + place;
+      best[lane] = most;
+      places[lane] = left + lane * kStride + place;
     }
   }
 
