@@ -11,7 +11,7 @@ SECTIONS: dict[str, tuple[type, str, dict[str, str]]] = {
     "engine": (
         bow.Engine,
         "name",
-        {name: name for name in ("compile", "capture", "dispatch", "offload", "accumulate", "schedule")},
+        {name: name for name in ("compile", "capture", "dispatch", "offload", "accumulate", "precision", "schedule")},
     ),
     "devices": (bow.Devices, "count", {"bucket_mb": "bucket_mb"}),
     "validation": (

@@ -215,7 +215,7 @@ def _learners(number: Any, settings: Any) -> Any:
     return number if tuner in (None, bow.Tuner()) else dataclasses.replace(tuner, learners=number)
 
 
-PLAIN = ("batch_size", "epochs", "steps", "learners", "precision", "clip_norm", "on_nan", "seed")
+PLAIN = ("batch_size", "epochs", "steps", "learners", "clip_norm", "on_nan", "seed")
 OBJECTS = (
     "model",
     "data",

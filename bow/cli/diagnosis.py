@@ -144,7 +144,7 @@ def _need(arguments: dict[str, Any], place: torch.device) -> tuple[str, MemoryNe
         learners=choose_learners(place, model, len(inputs), size) if learners == "auto" else learners,
         engine=engine,
         place=place,
-        saved=saved_bytes(model, inputs[: -(-size // wanted.accumulate)], arguments["precision"]),
+        saved=saved_bytes(model, inputs[: -(-size // wanted.accumulate)], wanted.precision),
         clip_norm=arguments["clip_norm"],
         offload=wanted.offload,
     )

@@ -55,5 +55,5 @@ def _recipe(words: Sequence[str]) -> Parts:
 
     given = build(compose(words))
     opened = DataSource(given["data"], batch_size=given["batch_size"], epochs=1, steps=None, seed=given["seed"])
-    step = with_autocast(given["step"] or step_from_loss(given["loss"]), torch.device("cpu"), given["precision"])
+    step = with_autocast(given["step"] or step_from_loss(given["loss"]), torch.device("cpu"), given["engine"].precision)
     return Parts(given["model"](), opened.example, step, given["optimizer"])

@@ -39,6 +39,7 @@ class Engine:
         accumulate: in how many parts a learner's batch is computed, one after another; their gradients are accumulated,
             and its step is that of the whole batch to rounding, where the loss is a mean over samples. For batches
             whose activations do not fit; batch norm sees the parts, and `"fused"` has none.
+        precision: `"bfloat16"` for autocast; None is the model's own dtype.
         schedule: which executors run the operators of a learning task side by side, for engine `graph`: a
             `bow.Schedule`, a file that `bow schedule` wrote, or `"auto"`: `bow.train` profiles operators, times
             policies for some seconds, and uses the best one if it clearly beats running operators one after another.
@@ -59,6 +60,7 @@ class Engine:
     dispatch: Dispatch = "fixed"
     offload: bool = False
     accumulate: int = 1
+    precision: str | None = None
     schedule: Schedule | str | Path | None = None
 
     def __post_init__(self) -> None:
@@ -71,6 +73,11 @@ class Engine:
             raise SettingError(
                 f'accumulate={self.accumulate} takes a gradient within a learning task, which engine "fused" cannot '
                 'vectorise; use engine="graph" or "eager"'
+            )
+        if self.precision not in (None, "bfloat16"):
+            raise SettingError(
+                f'precision must be "bfloat16" or None (the dtype of the model), got {self.precision!r}; '
+                "for float64 pass model.double()"
             )
         for name in ("compile", "offload"):
             if not isinstance(value := getattr(self, name), bool):

@@ -12,7 +12,7 @@ from torch import Tensor
 from bow.engines.batches import Batches as Batches
 from bow.engines.batches import Stacked as Stacked
 from bow.engines.config import DEFAULT_ENGINE, Engine
-from bow.engines.task import Metrics, Step, check_precision
+from bow.engines.task import Metrics, Step
 from bow.engines.task_scheduler import Dispatch
 from bow.errors import SettingError
 from bow.schedule import Schedule
@@ -28,7 +28,6 @@ class LearningConfig:
 
     step: Step
     _: KW_ONLY
-    precision: str | None = None  # "bfloat16" for autocast; None: the model's own dtype
     clip_norm: float | None = None
     on_nan: OnNan = "restart"
     seed: int = 0
@@ -37,7 +36,6 @@ class LearningConfig:
     engine: Engine = DEFAULT_ENGINE
 
     def __post_init__(self) -> None:
-        check_precision(self.precision)
         check_clipping(self.clip_norm)
         if self.on_nan not in get_args(OnNan):
             raise SettingError(f'on_nan must be "restart", "continue" or "error", got {self.on_nan!r}')
@@ -50,6 +48,11 @@ class LearningConfig:
         from bow.engines.accumulation import accumulating  # which few trainings do
 
         return accumulating(self.step, self.engine.accumulate)
+
+    @property
+    def precision(self) -> str | None:
+        """`"bfloat16"` for autocast; None: the model's own dtype."""
+        return self.engine.precision
 
     @property
     def compile(self) -> bool:

@@ -65,15 +65,6 @@ def autocast(device: torch.device, precision: str | None) -> contextlib.Abstract
     return torch.autocast(device.type, dtype=torch.bfloat16)
 
 
-def check_precision(precision: str | None) -> None:
-    """Refuse what is neither the model's own dtype nor bfloat16 autocast."""
-    if precision not in (None, "bfloat16"):
-        raise SettingError(
-            f'precision must be "bfloat16" or None (the dtype of the model), got {precision!r}; '
-            "for float64 pass model.double()"
-        )
-
-
 class LearningTask(nn.Module):
     """A model and its step as one module, so that `functional_call` can swap the model's parameters."""
 

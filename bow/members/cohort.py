@@ -63,7 +63,6 @@ class Cohort:
         self._python = python_state(self.group.learners[0].module)
         task = LearningConfig(
             train.step_or_loss,
-            precision=train.precision,
             clip_norm=train.clip_norm,
             batch_size=samples.open(config, variant).batch_size,
             rounds=rounds,

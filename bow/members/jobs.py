@@ -38,7 +38,6 @@ ALIKE = (
     "steps",
     "engine",
     "devices",
-    "precision",
     "clip_norm",
     "on_nan",
     "validation",

@@ -220,7 +220,7 @@ class SweepDirectory:
             "batch_size": train.batch_size,
             "epochs": train.epochs,
             "steps": train.steps,
-            "precision": train.precision,
+            "precision": train.engine.precision,
             "clip_norm": train.clip_norm,
             "accumulate": train.engine.accumulate,
             "optimizer": plain(train.optimizer),

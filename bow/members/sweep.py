@@ -60,7 +60,6 @@ def sweep(
     stop: Stop | Sequence[Stop] | None = None,
     engine: EngineName | Engine = "auto",
     devices: int | Literal["auto", "cpu", "cuda"] | StreamDevice | Devices = "auto",
-    precision: str | None = None,
     clip_norm: float | None = None,
     validation: Any = None,
     run: str | Path | Run | None = None,
@@ -94,7 +93,6 @@ def sweep(
             after every epoch (`bow.members.StopRule`), or a list of them.
         engine: as for `bow.train`; `"auto"` is `graph`.
         devices: as for `bow.train`; one.
-        precision: as for `bow.train`.
         clip_norm: the largest gradient norm of a member.
         validation: like `data`, or a `bow.Validation`; members are evaluated on it after every epoch.
         run: the run directory, or a `bow.Run`; every member has a folder in it.
@@ -130,7 +128,6 @@ def sweep(
         learners=1,
         engine=engine,  # type: ignore[arg-type]
         devices=devices,  # type: ignore[arg-type]
-        precision=precision,
         clip_norm=clip_norm,
         validation=validation,
         run=run,  # type: ignore[arg-type]

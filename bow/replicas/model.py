@@ -58,7 +58,7 @@ def check_trainable(parameters: list[nn.Parameter]) -> None:
     if dtypes[0] not in {"float32", "float64", "bfloat16"}:
         raise ModelError(
             f"the trainable parameters have dtype {dtypes[0]}; use float32, float64 or bfloat16 "
-            '(mixed precision: precision="bfloat16")'
+            '(mixed precision: engine=bow.Engine(precision="bfloat16"))'
         )
 
 

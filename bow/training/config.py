@@ -164,7 +164,6 @@ class TrainConfig:
     sync: Synchroniser = DEFAULT_SYNC
     engine: Engine = DEFAULT_ENGINE
     devices: Devices = DEFAULT_DEVICES
-    precision: str | None = None
     clip_norm: float | None = None
     on_nan: OnNan = "restart"
     validation: Validation = DEFAULT_VALIDATION
@@ -237,7 +236,6 @@ class TrainConfig:
         """What learning tasks have in common."""
         return LearningConfig(
             self.step_or_loss,
-            precision=self.precision,
             clip_norm=self.clip_norm,
             on_nan=self.on_nan,
             seed=self.seed,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bow.engines import LearningConfig, Loss, Step
+from bow.engines import Engine, LearningConfig, Loss, Step
 from bow.errors import SettingError
 from bow.training.checks import check_objects, check_step
 from bow.training.evaluation import Evaluator
@@ -50,7 +50,7 @@ def evaluate(
         raise SettingError(f"model must be a module, got {type(model).__name__}; give result.model")
     check_objects("metrics", metrics, Metric)
     check_names("a metric", [getattr(metric, "name", None) for metric in metrics])
-    task = LearningConfig(check_step(loss, step), precision=precision)
+    task = LearningConfig(check_step(loss, step), engine=Engine(precision=precision))
     device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     modes = {module: module.training for module in model.modules()}
     model.eval()

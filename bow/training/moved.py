@@ -15,6 +15,7 @@ MOVED: Mapping[str, tuple[str, str]] = {
     "tuner": ("learners=bow.Tuner(...)", "tuner.NAME=..."),
     "dispatch": ("engine=bow.Engine(..., dispatch=...)", "engine.dispatch=..."),
     "compile": ("engine=bow.Engine(..., compile=...)", "engine.compile=..."),
+    "precision": ("engine=bow.Engine(..., precision=...)", "engine.precision=..."),
     "memory": ("engine=bow.Engine(..., offload=True)", "engine.offload=true"),
     "schedule": ('engine=bow.Engine("graph", schedule=...)', "engine.schedule=..."),
     "strategy": (

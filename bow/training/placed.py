@@ -134,9 +134,9 @@ def _recorded(runtime: TileRuntime, batch: Batch) -> Timeline:
 def check_settings(partition: Partition, config: TrainConfig) -> None:
     """Refuse settings that a partition does not carry out."""
     fixed = (
+        ("precision", config.engine.precision, None, "it computes in the model's own types; convert the model"),
         ("engine", config.engine, DEFAULT_ENGINE, "its operators run in tiles, and not by an engine"),
         ("learners", config.tuner, None, "it says how many learners there are"),
-        ("precision", config.precision, None, "it computes in the model's own types; convert the model"),
         ("clip_norm", config.clip_norm, None, "no device sees a whole gradient"),
         ("buffers", config.validation.buffers, "average", "learners' statistics are averaged"),
         ("bucket_mb", config.devices.bucket_mb, None, "its sums are those of the partition"),

@@ -79,7 +79,6 @@ class Replicas(nn.Module):
         sync: what keeps the learners together.
         engine: what runs them, a name or a `bow.Engine`; `"auto"` is a rule that `bow.engines.choice` documents.
         device: `"auto"` (a GPU where there is one), `"cpu"`, `"cuda"` or `"cuda:N"`.
-        precision: `"bfloat16"` for autocast; None is the model's own dtype.
         clip_norm: the largest gradient norm of a learner; `SSGD` clips after averaging.
         on_nan: a learner whose loss, gradient or weights are not finite starts again from z, and where all learners do
             so round after round, the training ends (`"restart"`) or goes on (`"continue"`); or it ends the training at
@@ -130,7 +129,6 @@ class Replicas(nn.Module):
         sync: Synchroniser = DEFAULT_SYNC,
         engine: EngineName | EngineConfig = "auto",
         device: str | torch.device | StreamDevice = "auto",
-        precision: str | None = None,
         clip_norm: float | None = None,
         on_nan: OnNan = "restart",
         buffers: BufferPolicy = "average",
@@ -149,7 +147,6 @@ class Replicas(nn.Module):
             raise SettingError(f"world must be what bow.cluster.join gives, got {type(world).__name__}; leave it out")
         settings = LearningConfig(
             check_step(loss, step),
-            precision=precision,
             clip_norm=clip_norm,
             on_nan=on_nan,
             seed=seed,
@@ -172,7 +169,7 @@ class Replicas(nn.Module):
         check_offload(settings.offload, chosen, streams=streams is not None)
         parts = engine.accumulate
         memory = MemoryBudget(
-            place, template, optimizer, sync, chosen, example, precision, clip_norm, settings.offload, parts
+            place, template, optimizer, sync, chosen, example, engine.precision, clip_norm, settings.offload, parts
         )
         if is_auto:
             count = max(1, memory.most(count))

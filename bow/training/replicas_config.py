@@ -60,7 +60,6 @@ class ReplicasConfig:
             engine=task.engine.run_by(engine, compile),
             sync=self.sync,
             device=self.device,
-            precision=task.precision,
             clip_norm=task.clip_norm,
             on_nan=task.on_nan,
             buffers=self.buffers,

@@ -27,6 +27,7 @@ RENAMED = {
     "buffers": "validation.buffers",
     "ema": "validation.ema",
     "accumulate": "engine.accumulate",
+    "precision": "engine.precision",
     "dispatch": "engine.dispatch",
 }
 """What checkpoints call settings that have another name now."""
@@ -55,7 +56,7 @@ def trajectory(config: TrainConfig, opened: DataSource) -> dict[str, Any]:
         "sync": config.sync,
         "lr_scheduler": config.scheduler_factory,
         "lr_interval": "round" if config.is_per_round else "epoch",
-        "precision": config.precision,
+        "precision": config.engine.precision,
         "clip_norm": config.clip_norm,
         "buffers": config.validation.buffers,
         "ema": config.validation.ema,

@@ -85,7 +85,6 @@ def train(
     sync: Synchroniser = DEFAULT_SYNC,
     engine: EngineName | Engine = "auto",
     devices: int | Literal["auto", "cpu", "cuda"] | StreamDevice | Devices = "auto",
-    precision: str | None = None,
     clip_norm: float | None = None,
     on_nan: OnNan = "restart",
     validation: Any = None,
@@ -127,7 +126,6 @@ def train(
         devices: a number, a name (`"cpu"`, `"cuda"`, `"auto"`) or a `bow.Devices`. Each device is trained on by a
             process of its own, which this one starts; processes that torchrun has started train together, each on its
             own device. All of them call the callbacks; rank 0, which is this one, shows progress, logs and writes.
-        precision: `"bfloat16"` for autocast; None is the model's own dtype.
         clip_norm: the largest gradient norm of a learner.
         on_nan: a learner that diverges starts again from z, and the training ends where more than half of the steps of
             an epoch came to nothing (`"restart"`); it starts again and the training goes on (`"continue"`); or it ends
@@ -171,7 +169,6 @@ def train(
             sync=sync,
             engine=engine,  # type: ignore[arg-type]
             devices=devices,  # type: ignore[arg-type]
-            precision=precision,
             clip_norm=clip_norm,
             on_nan=on_nan,
             validation=validation,

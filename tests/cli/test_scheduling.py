@@ -85,7 +85,7 @@ def test_a_recipe_is_profiled_with_its_model_loss_and_batch(folder: Path) -> Non
 
 def test_the_step_is_the_one_that_a_training_runs(folder: Path) -> None:
     """Its precision too: a strategy for other operators would fit no training."""
-    main(["schedule", "profile", *RECIPE, "precision=bfloat16"])
+    main(["schedule", "profile", *RECIPE, "engine.precision=bfloat16"])
     assert "aten._to_copy.default" in profile_of(folder / "schedule").names
 
 

@@ -469,7 +469,10 @@ def test_a_checkpoint_of_another_training_is_refused_and_nothing_is_written(
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "batch size": ({"batch_size": 8}, "started with batch_size=4, got batch_size=8; it goes on with the new one"),
-    "precision": ({"precision": "bfloat16"}, "precision=None, got precision='bfloat16'; it goes on with the new one"),
+    "precision": (
+        {"precision": "bfloat16"},
+        "precision=None, got engine.precision='bfloat16'; it goes on with the new one",
+    ),
     "loss": ({"loss": nn.functional.multi_margin_loss}, "loss='cross_entropy', got loss='multi_margin_loss'; it goes"),
     "averaging": (
         {"sync": bow.SMA(mu=0.9)},
