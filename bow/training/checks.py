@@ -180,7 +180,7 @@ def make_scheduler(
     """Call the user's function that makes a learning-rate scheduler, with the number of rounds if it asks for it."""
     if factory is None:
         return None
-    if "rounds" in parameter_names(factory):
+    if asks_for_rounds(factory):
         if rounds is None:
             raise SettingError(
                 f"scheduler {factory!r} needs the number of rounds, which these data do not tell; set steps"
@@ -199,6 +199,11 @@ def make_scheduler(
         )
     _try_scheduler(factory, optimizer)
     return scheduler
+
+
+def asks_for_rounds(factory: Callable[..., Any] | None) -> bool:
+    """Whether it has a parameter for the number of rounds, which nobody has filled in."""
+    return "rounds" in parameter_names(factory) and "rounds" not in getattr(factory, "keywords", ())
 
 
 def check_scheduler_lasts(scheduler: LRScheduler | None, steps: int | None, unit: str) -> None:

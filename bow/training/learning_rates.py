@@ -3,7 +3,6 @@
 import functools
 import itertools
 import math
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,14 +11,10 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from bow.data import open_stream
-from bow.engines import EngineName, Loss, Stacked, Step
-from bow.engines.config import Engine
+from bow.engines import Loss, Stacked
 from bow.errors import SettingError
-from bow.replicas import OptimizerFactory
-from bow.sync import Synchroniser
-from bow.training.config import PerRound, SchedulerFactory
-from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC, Replicas
+from bow.training.config import PerRound, SchedulerFactory, TrainConfig
+from bow.training.preparation import prepare
 from bow.values import number, whole
 
 WORSE = 4.0
@@ -36,8 +31,8 @@ class WarmupCosine(PerRound):
     It is stepped after every round; how many there are, bow knows.
 
     Args:
-        warmup: rounds in which it rises evenly to the optimizer's own; below 1, a share of all rounds.
-        end: the last learning rate, as a share of the optimizer's own.
+        warmup: rounds in which it rises evenly, the last of them at the optimizer's own; below 1, a share of all.
+        end: where it falls to behind the last round, as a share of the optimizer's own.
 
     Raises:
         SettingError: a value that cannot be carried out.
@@ -95,21 +90,19 @@ class RangeTest:
     best: float
 
 
+TESTED = ("step", "optimizer", "batch_size", "learners", "sync", "engine", "clip_norm", "seed")
+"""Settings of `bow.train` that a range test has."""
+
+
 def lr_range_test(
     model: nn.Module | Callable[[], nn.Module],
     data: Any,
     loss: Loss | None = None,
     *,
-    step: Step | None = None,
-    optimizer: OptimizerFactory = DEFAULT_OPTIMIZER,
-    batch_size: int | None = None,
-    learners: int = 1,
-    sync: Synchroniser = DEFAULT_SYNC,
-    engine: EngineName | Engine = "eager",
     rounds: int = 100,
     least: float = 1e-6,
     most: float = 10.0,
-    seed: int = 0,
+    **settings: Any,
 ) -> RangeTest:
     """Train for some rounds with a learning rate that grows from round to round, and see where the loss falls fastest.
 
@@ -120,16 +113,11 @@ def lr_range_test(
         model: as for `bow.train`.
         data: as for `bow.train`.
         loss: as for `bow.train`.
-        step: as for `bow.train`.
-        optimizer: as for `bow.train`; its learning rate does not matter.
-        batch_size: samples per learner and round; None: 16, or the `DataLoader`'s own.
-        learners: how many; more of them bear, and need, a higher rate.
-        sync: as for `bow.train`.
-        engine: as for `bow.train`.
         rounds: how many rates are tried.
         least: the first rate.
         most: the last one.
-        seed: as for `bow.train`.
+        **settings: `step`, `optimizer` (whose learning rate does not matter), `batch_size`, `learners` (1; more of them
+            bear, and need, a higher rate), `sync`, `engine` (`"eager"`), `clip_norm` and `seed` as for `bow.train`.
 
     Raises:
         BowError: an argument that cannot be carried out; the message names the value and the remedy.
@@ -148,33 +136,26 @@ def lr_range_test(
     first, last = number("least", least, above=0), number("most", most, above=0)
     if first >= last:
         raise SettingError(f"least must be smaller than most, got {least:g} and {most:g}; exchange them")
-    learners = whole("learners", learners)
-    stream = open_stream(data, batch_size=batch_size, steps=rounds, seed=seed)
-    replicas = Replicas(
-        model,
-        loss,
-        step=step,
-        optimizer=optimizer,
-        learners=learners,
-        sync=sync,
-        engine=engine,
-        on_nan="continue",
-        seed=seed,
-        device="auto",
-    )
+    if other := next((name for name in settings if name not in TESTED), None):
+        raise SettingError(f"lr_range_test has no {other}=; it takes rounds, least, most, {', '.join(TESTED)}")
+    given: dict[str, Any] = {"learners": 1, "engine": "eager", **settings}
+    config = TrainConfig(model=model, data=data, loss=loss, steps=rounds, on_nan="continue", **given)
+    prepared = prepare(config, lambda count: None)
+    learners = prepared.rule if prepared.learners == "auto" else prepared.learners
+    replicas = prepared.replicas_config.build(prepared.engine, learners, compile=config.engine.compile)
     groups = replicas.optimizer.param_groups
-    largest = max(float(group["lr"]) for group in groups) or 1.0
-    shares = [float(group["lr"]) / largest or 1.0 for group in groups]
+    largest = max(float(group["lr"]) for group in groups)
+    shares = [float(group["lr"]) / largest if largest else 1.0 for group in groups]
     rates: list[float] = []
     losses: list[float] = []
     try:
         for index in range(rounds):
-            deal = stream.deal(learners)
+            deal = prepared.opened.stream.deal(learners)
+            if deal is None:
+                break
             rate = first * (last / first) ** (index / (rounds - 1))
             for group, share in zip(groups, shares, strict=True):
                 group["lr"] = rate * share
-            if deal is None:
-                break
             value = float(replicas.round(Stacked(deal.batches) if deal.stacked else deal.batches).nanmean())
             rates.append(rate)
             losses.append(value)
@@ -182,6 +163,8 @@ def lr_range_test(
                 break
     finally:
         replicas.close()
+    if not math.isfinite(losses[0]):
+        raise SettingError(f"the loss is {losses[0]} before the first step, at no rate at all; correct data or loss")
     return RangeTest(rates, losses, _steepest(rates, losses))
 
 
@@ -192,4 +175,5 @@ def _steepest(rates: list[float], losses: list[float]) -> float:
         before = smoothed[-1] if smoothed else value
         smoothed.append(SMOOTHING * before + (1 - SMOOTHING) * value if math.isfinite(value) else math.inf)
     falls = [after - before for before, after in itertools.pairwise(smoothed)]
-    return rates[min(range(len(falls)), key=falls.__getitem__)] if falls else statistics.median(rates)
+    fall, at = min(zip(falls, itertools.count(), strict=False), default=(0.0, 0))
+    return rates[at] if fall < 0 else rates[0]

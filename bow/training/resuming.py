@@ -16,6 +16,7 @@ from bow.data import BatchStream
 from bow.data.tensors import TensorStream
 from bow.errors import SettingError
 from bow.observe.records import plain
+from bow.training.checks import asks_for_rounds
 from bow.training.config import TrainConfig
 from bow.training.context import Learners
 from bow.training.data_source import DataSource
@@ -23,6 +24,7 @@ from bow.training.replicas_state import part_of, refusing_damage
 
 RENAMED = {
     "lr_scheduler": "scheduler",
+    "lr_rounds": "rounds of the scheduler",
     "lr_interval": "scheduler stepped per",
     "buffers": "validation.buffers",
     "ema": "validation.ema",
@@ -45,8 +47,8 @@ def learners_to_resume(state: Mapping[str, Any], asked_for: int | None, world: W
     return part_of(by_device, world)
 
 
-def trajectory(config: TrainConfig, opened: DataSource) -> dict[str, Any]:
-    """What the weights of a training depend on, as plain values, as far as nothing else compares it.
+def trajectory(config: TrainConfig, opened: DataSource, rounds: int | None) -> dict[str, Any]:
+    """What the weights of a training of so many rounds depend on, as plain values, as far as nothing else compares it.
 
     These may differ where a training goes on, but not in silence.
     """
@@ -65,6 +67,8 @@ def trajectory(config: TrainConfig, opened: DataSource) -> dict[str, Any]:
         "dispatch": config.engine.dispatch,
     }
     values = {name: plain(value) for name, value in compared.items()} | {"batch_size": opened.stream.batch_size}
+    if asks_for_rounds(config.scheduler_factory):
+        values["lr_rounds"] = rounds
     if isinstance(opened.stream, TensorStream):  # other data may draw what they give from random numbers of their own
         dense = [leaf[0].cpu() for leaf in tree_leaves(opened.example) if leaf.layout == torch.strided]
         sample = b"".join(leaf.resolve_conj().reshape(-1).view(torch.uint8).numpy().tobytes() for leaf in dense)
@@ -119,7 +123,8 @@ def _warn_of_another_trajectory(saved: Mapping[str, Any], given: Mapping[str, An
         if name == "data":
             said = "is given other data than it was started with; it goes on with the new ones"
         else:
-            its = "that of its checkpoint" if name == "lr_scheduler" and keeps_scheduler else "the new one"
+            of_scheduler = name in ("lr_scheduler", "lr_rounds") and keeps_scheduler
+            its = "that of its checkpoint" if of_scheduler else "the new one"
             now = RENAMED.get(name, name)
             said = f"was started with {now}={saved[name]!r}, got {now}={given[name]!r}; it goes on with {its}"
         warnings.warn(f"the training to be resumed {said}", stacklevel=4)

@@ -209,7 +209,10 @@ def run_training(config: TrainConfig) -> Result:
         warn_of_first_come(config.engine.dispatch, config.sync, made.tuned.learners)
         rounds = config.steps or prepared.opened.stream.rounds_left(replicas.group.num_all)
         scheduler = make_scheduler(config.scheduler_factory, replicas.optimizer, rounds)
-        started_with, given_trajectory = optimizer_settings(replicas.optimizer), trajectory(config, prepared.opened)
+        started_with, given_trajectory = (
+            optimizer_settings(replicas.optimizer),
+            trajectory(config, prepared.opened, rounds),
+        )
         if state is not None:
             restore(state, learned, replicas, prepared.opened.stream, scheduler, given_trajectory)
             started_with = state["started_with"]

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import bow
 from bow.data import open_stream
-from bow.errors import SettingError
+from bow.errors import BowError, SettingError
 
 Train = Callable[..., bow.Result]
 Data = tuple[Tensor, Tensor]
@@ -70,6 +70,13 @@ def test_a_resumed_training_keeps_its_curve(train: Train, model: nn.Module, data
         assert torch.equal(own, other)
 
 
+def test_a_curve_for_fewer_rounds_than_there_are_now_is_told(train: Train, model: nn.Module, data: Data) -> None:
+    settings = {"optimizer": SGD, "scheduler": bow.WarmupCosine(), "checkpoint_every": 3}
+    train(model, data, **settings)
+    with pytest.warns(UserWarning, match="started with rounds of the scheduler=6, got rounds of the scheduler=12; it"):
+        train(model, data, resume="auto", epochs=2, **settings)
+
+
 def test_a_scheduler_of_ones_own_is_told_the_rounds(train: Train, model: nn.Module, data: Data) -> None:
     told: list[int] = []
 
@@ -79,6 +86,9 @@ def test_a_scheduler_of_ones_own_is_told_the_rounds(train: Train, model: nn.Modu
 
     train(model, data, scheduler=bow.PerRound(make), epochs=2)
     assert set(told) == {12}
+    told.clear()
+    train(model, data, scheduler=bow.PerRound(functools.partial(make, rounds=40)), epochs=2, run_dir=None)
+    assert set(told) == {40}
 
 
 def test_members_have_the_curve_of_a_training_alone(train: Train, model: nn.Module, data: Data) -> None:
@@ -129,17 +139,46 @@ def test_a_range_test_is_a_loop_whose_rate_grows_and_finds_a_rate_that_trains(mo
 def test_a_range_test_ends_where_the_loss_is_lost(model: nn.Module, data: Data) -> None:
     seen = bow.lr_range_test(model, data, cross_entropy, rounds=50, least=1.0, most=1e30)
     assert len(seen.rates) < 50
+    assert not seen.losses[-1] < 4 * min(seen.losses)
 
 
+def test_a_loss_that_never_falls_leaves_the_smallest_rate(model: nn.Module, data: Data) -> None:
+    calls: list[int] = []
+
+    def step(model: nn.Module, batch: Data) -> Tensor:
+        calls.append(1)
+        return 0 * model(batch[0]).sum() + 2 - 0.5 ** len(calls)
+
+    assert bow.lr_range_test(model, data, step=step, rounds=30, least=0.5).best == 0.5
+
+
+def test_a_group_with_rate_0_keeps_it(model: nn.Module, data: Data) -> None:
+    made: list[torch.optim.Optimizer] = []
+
+    def make(named: Any) -> torch.optim.Optimizer:
+        weight, bias = (parameter for _, parameter in named)
+        made.append(torch.optim.SGD([{"params": [weight]}, {"params": [bias], "lr": 0.0}], lr=0.2))
+        return made[-1]
+
+    bow.lr_range_test(model, data, cross_entropy, optimizer=make, rounds=5, most=0.3)
+    rates = [tuple(group["lr"] for group in each.param_groups) for each in made]
+    assert any(rate == pytest.approx(0.3) for rate, _ in rates)
+    assert {rate for _, rate in rates} == {0.0}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # learners that start again say so
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"rounds": 2}, "rounds must be .*at least 3, got 2"),
         ({"least": 1, "most": 1}, "least must be smaller than most"),
+        ({"epochs": 3}, "lr_range_test has no epochs=; it takes rounds, least, most, step, "),
+        ({"model": nn.Linear(4, 3)}, "the model or its loss fails on the first batch"),
+        ({"loss": lambda outputs, targets: outputs.sum() * math.nan}, "the loss is nan"),
     ],
 )
 def test_range_tests_that_cannot_be_are_refused(
     model: nn.Module, data: Data, settings: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(SettingError, match=message):
-        bow.lr_range_test(model, data, cross_entropy, **settings)
+    with pytest.raises(BowError, match=message):
+        bow.lr_range_test(**{"model": model, "data": data, "loss": cross_entropy, **settings})
