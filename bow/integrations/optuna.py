@@ -179,7 +179,7 @@ class StudyTrials:
 
     def _value(self, member: Member) -> float:
         if self._metric is None:
-            self._metric = next((name for name in member.metrics if name != "loss"), "loss")
+            self._metric = next((name for name in self._higher_is_better if name in member.metrics), "loss")
         value = value_of(member.history[-1], self._metric)
         higher = is_higher_better(self._metric, self._higher_is_better.get(self._metric))
         if higher != (self._study.direction == optuna.study.StudyDirection.MAXIMIZE):

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from bow.errors import SettingError
+from bow.errors import RunDirectoryError, SettingError
 from bow.members.member import Member
 from bow.members.result import Sweep
 from bow.members.saving import FOLD, FOLDER, MEMBERS, folder_of
@@ -28,6 +28,9 @@ FEW = 4
 """Values of a setting of which all pairs are compared; of more, each is compared with the best one."""
 
 MOST_TICKS = 8
+
+ACCURACY = {"accuracy": True}
+"""The metrics, and whether they are better the higher, of a sweep whose record of the start is lost."""
 
 ENDED = {
     None: "all epochs",
@@ -66,11 +69,15 @@ class SweepReport(Report):
         """Read the directory of a sweep."""
         config = dict(directory.read_config())
         variants = config.pop("variants")
+        if not variants or not all(isinstance(each, Mapping) and "name" in each for each in variants):
+            raise RunDirectoryError(f"{directory.config_path} is damaged: its variants are no settings with names")
         records = read_records(directory.metrics_path) if directory.metrics_path.is_file() else []
         start: Record = next((record for record in records if record["kind"] == "start"), {})
         last = {record["kind"]: record for record in records}
         end, how = last.get("end", {}), last.get("members", {})
         members = [_member(number, dict(each), directory.path) for number, each in enumerate(variants)]
+        ways = start.get("metrics", ACCURACY)
+        metrics: list[Any] = [SimpleNamespace(name=name, higher_is_better=way) for name, way in ways.items()]
         sweep = Sweep(
             members,
             directory.path,
@@ -78,7 +85,7 @@ class SweepReport(Report):
             str(how.get("engine") or ""),
             int(how.get("at_once") or 0),
             float(end.get("samples_per_s") or math.nan),
-            metrics=[SimpleNamespace(name=n, higher_is_better=False) for n in start.get("lower_is_better") or ()],  # type: ignore[misc]
+            metrics=metrics,
         )
         return cls(directory.path.resolve().name, dict(flat(config)), list(records), sweep, end)
 
@@ -96,7 +103,10 @@ class SweepReport(Report):
         sweep, name = self.sweep, self.sweep.metric
         told, of = super().summary, f"/{self.start['epochs']}" if self.start.get("epochs") else ""
         own = {"learners": f"{len(sweep.members)} members", "engine": sweep.engine}
-        own |= {"epochs": f"{max(member.epochs for member in sweep):.3g}{of}", "time": duration_text(sweep.seconds)}
+        own |= {
+            "epochs": f"{round(max(member.epochs for member in sweep), 2):g}{of}",
+            "time": duration_text(sweep.seconds),
+        }
         known = is_number(value := sweep.best.value(name))
         return {**told, **own, "result": f"best {_words(name)} {metric_text(name, value)}" if known else ""}
 
@@ -145,7 +155,7 @@ class SweepReport(Report):
     def decisions(self) -> dict[str, str]:
         """The record of the start, and how the members ran."""
         ran = {"engine": self.sweep.engine, "side by side": str(self.sweep.at_once)} if self.sweep.at_once else {}
-        hidden = ("lower_is_better", *ran)
+        hidden = ("metrics", *ran)
         return {**{name: text for name, text in super().decisions.items() if name not in hidden}, **ran}
 
     @property

@@ -150,11 +150,8 @@ class Sweep:
     @property
     def metric(self) -> str:
         """What members are ranked by: the first metric of the validation data, else the loss."""
-        for member in self.members:
-            values = [name for name in member.metrics if name != "loss"]
-            if values:
-                return values[0]
-        return "loss"
+        measured = {name for member in self.members for name in member.metrics}
+        return next((metric.name for metric in self.metrics if metric.name in measured), "loss")
 
     @property
     def varying(self) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from bow.errors import SettingError
 from bow.training.metrics import is_higher_better
-from bow.training.stopping import StopRule, check_rules
+from bow.training.stopping import StopRule, check_metric, check_rules
 from bow.values import whole
 
 BEATEN = ("halving", "pruned")
@@ -27,7 +27,7 @@ class Halving:
         first: epochs of every member, at least.
         asynchronous: a member goes on as soon as it is among the best of those that have come so far (ASHA), so that
             none waits for the others; which ones go on then depends on how many train at once.
-        higher_is_better: which way; None: a loss or an error the lower, everything else the higher.
+        higher_is_better: which way; None: as for `bow.EarlyStopping`.
 
     Raises:
         SettingError: a value that cannot be carried out.
@@ -48,6 +48,7 @@ class Halving:
     higher_is_better: bool | None = None
 
     def __post_init__(self) -> None:
+        check_metric(self.metric, self.higher_is_better)
         whole("reduction", self.reduction, least=2)
         whole("first", self.first)
 

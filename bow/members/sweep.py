@@ -40,6 +40,7 @@ from bow.training.description import provenance
 from bow.training.epoch import MOST_LOST
 from bow.training.interruption import end_as_asked
 from bow.training.replicas import DEFAULT_OPTIMIZER
+from bow.training.stopping import directed, names_of_epochs
 from bow.values import whole
 
 
@@ -232,6 +233,10 @@ def _checked(config: SweepConfig) -> SweepConfig:
         raise SettingError(f"validation.ema={train.validation.ema:g}: members have no moving average; leave it out")
     if train.engine.dispatch != "fixed" or train.engine.schedule is not None or train.engine.capture == "round":
         raise SettingError('members take no dispatch, schedule or capture="round"; leave them out')
+    metrics = train.validation.metrics
+    is_evaluated = train.validation.data is not None or any(v.validate_on is not None for v in config.variants)
+    names = None if train.step is not None else names_of_epochs(metrics if is_evaluated else ())
+    rules = directed(config.stop, metrics, names)
     for logger in train.run.loggers:
         if not isinstance(logger, GroupLogger):
             raise SettingError(f"loggers of a sweep need a method for_member(name, group), which {logger!r} has not")
@@ -256,7 +261,7 @@ def _checked(config: SweepConfig) -> SweepConfig:
         of = f"of variant {variant.name!r}"
         own = numbers(f"train_on {of}", variant.train_on), numbers(f"validate_on {of}", variant.validate_on)
         variants.append(dataclasses.replace(variant, train_on=own[0], validate_on=own[1]))
-    config = dataclasses.replace(config, variants=variants)
+    config = dataclasses.replace(config, variants=variants, stop=rules)
     _try_first_batches(config)
     return config
 
@@ -335,7 +340,7 @@ def _start(config: SweepConfig, device: torch.device | StreamDevice, directory: 
         "device": str(device.torch_device if isinstance(device, StreamDevice) else device),
         "model": type(model).__name__,
         "parameters": num_trainable(model),
-        "lower_is_better": [each.name for each in train.validation.metrics if not each.higher_is_better],
+        "metrics": {each.name: each.higher_is_better for each in train.validation.metrics},
         "run_dir": str(directory.path),
         **provenance(),
     }

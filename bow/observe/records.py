@@ -10,7 +10,7 @@ A record has a `kind` and the `time_s` since training began. The kinds, and what
 | `epoch` | once an epoch | `epoch`, `round`, `samples`, `train_loss`, `samples_per_s`, `learners`, `lr`; of the validation data `loss` and each metric by its name |
 | `evaluation` | within an epoch, with `validation.every` below 1 | `epoch`, `round`, `samples`, `learners`, `lr`; of the validation data `loss` and each metric by its name |
 | `event` | when it happens | `round`, `event`, `message` |
-| `end` | once | `round`, `samples`, `seconds`, `samples_per_s`, `time_to_target_s`, `learner_restarts`, and the last value of each metric; of a member of a sweep that ended early `stopped` |
+| `end` | once | `round`, `samples`, `seconds`, `samples_per_s`, `time_to_target_s`, `learner_restarts`, `best_round` (of the best evaluation), and the last value of each metric; of a member of a sweep that ended early `stopped` |
 | `members` | once, in a sweep's own records | `engine`, `at_once` |
 
 `epoch` counts completed epochs, `round` completed rounds, and `samples` the samples seen so far.
@@ -32,7 +32,7 @@ SYNTHETIC = "synthetic data"  # the event of a training on data that are made up
 
 POSITION = ("epoch", "round", "samples")
 SPEED = ("samples_per_s", "learners", "lr")
-OUTCOME = ("seconds", "time_to_target_s", "learner_restarts")
+OUTCOME = ("seconds", "time_to_target_s", "learner_restarts", "best_round")
 # Fields that are not the value of a metric
 FIELDS = frozenset(("kind", "time_s", "train_loss", "event", "message", "stopped", "rows", *POSITION, *SPEED, *OUTCOME))
 

@@ -1,20 +1,17 @@
-"""The central model as it was at its best evaluation, and the moving average of its weights."""
+"""The central model as it was at its best evaluation."""
 
-import contextlib
 import copy
-import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim.swa_utils import get_ema_multi_avg_fn
+from torch import nn
 
+from bow.replicas import buffer_state, load_buffers
 from bow.training.config import TrainConfig
 from bow.training.metrics import is_higher_better
-from bow.training.replicas import Replicas
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,22 +34,28 @@ class BestModel:
 
 
 class BestEvaluation:
-    """Keeps the best of the evaluations: by the metric of a rule of `stop`, the first metric there is, or the loss."""
+    """Keeps the best of the evaluations: by the metric of a rule of `stop`, else the first metric, else the loss.
+
+    What a step returns beside the loss says nothing of which way it is better, and counts where a metric has its name.
+    """
 
     def __init__(self, config: TrainConfig) -> None:
-        self._rule: Any = next((rule for rule in config.stop or () if hasattr(rule, "metric")), None)
-        self._metrics = {metric.name: metric.higher_is_better for metric in config.validation.metrics}
+        self._ways: dict[str, bool | None] = {}  # whether the higher is better, the metric that counts in front
+        rules: Sequence[Any] = config.stop or ()
+        for rule in rules:
+            if hasattr(rule, "higher_is_better"):
+                self._ways.setdefault(rule.metric, rule.higher_is_better)
+        for metric in config.validation.metrics:
+            self._ways.setdefault(metric.name, metric.higher_is_better)
         self.state: dict[str, Any] = {}
 
     def look(self, values: Mapping[str, float], round_index: int, epoch: float, model: nn.Module) -> None:
         """Keep this evaluation if it is better than all before."""
-        metric = next((name for name in values if name != "loss"), "loss")
-        if self._rule is not None and self._rule.metric in values:
-            metric = self._rule.metric
+        metric = next((name for name in self._ways if name in values), "loss")
         value, before = self._goodness(metric, values), self._goodness(metric, self.state.get("metrics", {}))
         if value > before or (before == -math.inf and not math.isnan(value)):
-            tensors = itertools.chain(model.named_parameters(), model.named_buffers())
-            kept = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors}
+            weights = {name: each.detach().to("cpu", copy=True) for name, each in model.named_parameters()}
+            kept = weights | {name: each.cpu() for name, each in buffer_state(model).items()}
             place = {"round": round_index, "epoch": epoch, "metric": metric, "metrics": dict(values)}
             self.state = {**place, "tensors": kept}
 
@@ -63,53 +66,11 @@ class BestEvaluation:
         if self.state["round"] != last_round:
             last = copy.deepcopy(last)
             with torch.no_grad():
-                for name, tensor in itertools.chain(last.named_parameters(), last.named_buffers()):
-                    tensor.copy_(self.state["tensors"][name])
+                for name, parameter in last.named_parameters():
+                    parameter.copy_(self.state["tensors"][name])
+                load_buffers(last, self.state["tensors"])
         return BestModel(last, **{name: value for name, value in self.state.items() if name != "tensors"})
 
     def _goodness(self, metric: str, values: Mapping[str, float]) -> float:
-        given = self._rule.higher_is_better if self._rule is not None and metric == self._rule.metric else None
-        higher = is_higher_better(metric, self._metrics.get(metric) if given is None else given)
+        higher = is_higher_better(metric, self._ways.get(metric))
         return values.get(metric, -math.inf if higher else math.inf) * (1 if higher else -1)
-
-
-class MovingAverage:
-    """The exponential moving average of the central model's weights, which takes their place when they are looked at.
-
-    It is that of `torch.optim.swa_utils.AveragedModel`; buffers, such as batch-norm statistics, are the latest.
-    """
-
-    def __init__(self, replicas: Replicas, decay: float) -> None:
-        self._weights = replicas.z
-        self._average = replicas.z.clone()
-        self._move = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-        self._rounds = 0
-
-    @torch.no_grad()
-    def round_ended(self) -> None:
-        """Move it towards the weights, with which it begins."""
-        if self._rounds:
-            self._move([self._average], [self._weights], self._rounds)
-        else:
-            self._average.copy_(self._weights)
-        self._rounds += 1
-
-    @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
-        """The central model has these weights meanwhile."""
-        weights = self._weights.clone()
-        self._weights.copy_(self._average)
-        try:
-            yield
-        finally:
-            self._weights.copy_(weights)
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """For checkpoints."""
-        return {"average": self._average.cpu(), "rounds": self._rounds}
-
-    def load(self, state: Mapping[str, Tensor | int] | None) -> None:
-        """Go on; where a checkpoint has none, from the weights of now."""
-        self._average.copy_(self._weights if state is None else state["average"])  # type: ignore[arg-type]
-        self._rounds = 1 if state is None else int(state["rounds"])

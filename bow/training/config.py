@@ -194,9 +194,11 @@ class TrainConfig:
         check_clipping(self.clip_norm)
         check_callbacks(self.callbacks)
         if self.stop is not None:
-            from bow.training.stopping import check_rules  # which few trainings have
+            from bow.training.stopping import check_rules, directed, names_of_epochs  # which few trainings have
 
-            object.__setattr__(self, "stop", check_rules(self.stop))
+            names = names_of_epochs(validation.metrics if validation.data is not None else ())
+            rules = directed(check_rules(self.stop), validation.metrics, names if self.step is None else None)
+            object.__setattr__(self, "stop", rules)
         check_target(validation.target, validation.data, validation.metrics if self.step is None else None)
 
     def _check_average(self) -> None:
@@ -246,7 +248,7 @@ class TrainConfig:
         """For a run's `config.yaml`: the settings of the command line, or the same sections with objects as text."""
         if self.source is not None:
             return self.source
-        names = [each.name for each in fields(self) if each.name not in ("source", "tuner")]
+        names = [each.name for each in fields(self) if each.name != "source"]
         return {name: _section(getattr(self, name)) for name in names}
 
 

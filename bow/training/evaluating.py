@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from bow.engines import Engine, LearningConfig, Loss, Step
-from bow.errors import SettingError
+from bow.errors import BowError, ModelError, SettingError, reason
 from bow.training.checks import check_objects, check_step
 from bow.training.evaluation import Evaluator
 from bow.training.metrics import Accuracy, Metric, check_names
@@ -53,9 +53,17 @@ def evaluate(
     task = LearningConfig(check_step(loss, step), engine=Engine(precision=precision))
     device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     modes = {module: module.training for module in model.modules()}
+    evaluator = Evaluator(data, loss, metrics, batch_size)
     model.eval()
     try:
-        return Evaluator(data, loss, metrics, batch_size)(model, device, task)
+        return evaluator(model, device, task)
+    except BowError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"the model, its loss or a metric fails on the data ({type(error).__name__}: {reason(error)}); check that "
+            "they fit"
+        ) from error
     finally:
         for module, training in modes.items():
             module.training = training

@@ -6,7 +6,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,15 +20,20 @@ from bow.engines.thread_pool import num_threads
 from bow.errors import DataError, SettingError
 from bow.replicas import recalibrate
 from bow.seeds import derive_seed
-from bow.training.best import BestEvaluation, BestModel, MovingAverage
+from bow.training.best import BestEvaluation, BestModel
 from bow.training.checks import num_not_finite
 from bow.training.context import Learners, RunContext
 from bow.training.metrics import Metric, check_names, reached
 from bow.training.replicas import Replicas
 from bow.training.run_records import RunRecords
 
+if TYPE_CHECKING:
+    from bow.training.moving_average import MovingAverage
+
 RECALIBRATION_BATCHES = 50
 """Batches of training data on which batch-norm statistics are measured anew."""
+
+EMPTY = "the validation data gave no batch, got an empty stream; give at least one sample, in every pass"
 
 RECALIBRATION = 1
 """Tells the seed of recalibration's batches from those of training."""
@@ -83,7 +88,7 @@ class Evaluator:
         """The first batch of the validation data."""
         for batch in evaluation_batches(self._validation, self._batch_size):
             return batch
-        raise DataError("the validation data gave no batch, got an empty stream; give at least one sample")
+        raise DataError(EMPTY)
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, device: torch.device, task: LearningConfig) -> dict[str, float]:
@@ -119,7 +124,9 @@ class Evaluator:
                 sums[name] = sums.get(name, 0.0) + number * size
                 if not math.isfinite(number) and self.problem is None:
                     self.problem = NotFinite.found(name, number, index, batch)
-        means = {name: total / max(count, 1) for name, total in sums.items()}
+        if not count:  # as a stream that can be gone through once
+            raise DataError(EMPTY)
+        means = {name: total / count for name, total in sums.items()}
         return means | {metric.name: _computed(metric) for metric in applying or []}
 
 
@@ -133,9 +140,7 @@ class Evaluations:
         self._last: dict[str, Any] = {"round": -1, "time_s": 0.0, "values": {}}
         self._shares_done = 0
         self._best = BestEvaluation(context.config)
-        self.average: MovingAverage | None = None
-        if context.config.validation.ema is not None and isinstance(context.replicas, Replicas):
-            self.average = MovingAverage(context.replicas, context.config.validation.ema)
+        self.average = _moving_average(context.config.validation.ema, context.replicas)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -242,6 +247,14 @@ class Evaluations:
         if every >= 1 or per_epoch is None or self._context.evaluate is None:
             return 0
         return int(self._position.samples / (every * per_epoch) + 1e-9)
+
+
+def _moving_average(decay: float | None, replicas: Learners) -> "MovingAverage | None":
+    if decay is None or not isinstance(replicas, Replicas):
+        return None
+    from bow.training.moving_average import MovingAverage  # which few trainings have
+
+    return MovingAverage(replicas, decay)
 
 
 def batch_length(batch: Any) -> int:

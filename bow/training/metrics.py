@@ -119,10 +119,10 @@ def is_higher_better(metric: str, higher: bool | None) -> bool:
 
 
 def reached(values: Mapping[str, float], target: Mapping[str, float], metrics: Mapping[str, Metric]) -> bool:
-    """Whether every value of `target` is reached: losses from above, metrics from their worse side. NaN never does."""
+    """Whether every value of `target` is reached, each from its worse side. NaN never does."""
     for name, wanted in target.items():
         metric = metrics.get(name)
-        higher = metric.higher_is_better if metric else "loss" not in name
+        higher = is_higher_better(name, metric.higher_is_better if metric else None)
         value = values.get(name, float("nan"))
         if not (value >= wanted if higher else value <= wanted):
             return False

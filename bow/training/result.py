@@ -41,8 +41,8 @@ class Result:
         seconds: seconds from the first round to the end, evaluation included.
         calibration_s: seconds that trials took before the first round, to find engine and number of learners.
         best: the model as it was at the best evaluation, by the metric of `stop=`, else the first metric of the
-            validation data, else its loss; also in `best.safetensors`, where it is not the last. None without
-            validation data.
+            validation data, else its loss; also in `best.safetensors`, where it is not the last. None where no
+            evaluation had a value, and of trainings that ran side by side, which keep the last one.
         stopped: why a rule of `stop=` ended the training, such as `"patience"`; None: none did.
         interrupted_by: the signal that the training was asked to end by, with `on_interrupt="return"`.
         num_restarts: how often a learner diverged and started again from z.

@@ -260,7 +260,7 @@ class TrainingLoop:
         found = self.replicas.loop.context.log.side_by_side if isinstance(self.replicas, Replicas) else None
         if found is not None and len(found.times) > 2 and self._world.is_one:  # the first task alone is slower
             self._records.event("side by side", str(found))
-        self._records.end()
+        self._records.end(self._evaluations.state["best"].get("round"))
 
     def _deal(self) -> list[Deal]:
         self._checkpoints.deal_begins()

@@ -96,7 +96,7 @@ class RunRecords:
         self._last = (now, self._position.samples)
         self.log({"kind": "rounds", "epoch": self._position.epochs, **self.place, "loss": loss, "samples_per_s": rate})
 
-    def end(self) -> None:
+    def end(self, best_round: int | None) -> None:
         """The training has ended."""
         position = self._position
         last = position.history[-1] if position.history else {}
@@ -110,6 +110,7 @@ class RunRecords:
                 "samples_per_s": position.meter.throughput,
                 "time_to_target_s": position.time_to_target,
                 "learner_restarts": self._context.num_restarts,
+                "best_round": best_round,
                 **{name: value for name, value in last.items() if name not in known},
             }
         )

@@ -1,12 +1,13 @@
 """When a training ends before its time: rules that are asked after every epoch."""
 
+import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from bow.errors import SettingError
-from bow.training.metrics import is_higher_better
+from bow.training.metrics import Metric, is_higher_better
 from bow.values import number, whole
 
 
@@ -34,9 +35,12 @@ def value_of(record: Mapping[str, Any], metric: str) -> float:
     """A value of an epoch's record; without validation data, the loss is that of training."""
     value = record.get(metric, record.get("train_loss") if metric == "loss" else None)
     if value is None:
-        known = ", ".join(name for name in record if name not in ("epoch", "round", "samples", "lr", "seconds"))
-        raise SettingError(f"stop looks at {metric!r}, which an epoch does not have; it has {known}")
+        raise _unknown(metric, [name for name in record if name not in ("epoch", "round", "samples", "lr", "seconds")])
     return float(value)
+
+
+def _unknown(metric: str, known: Iterable[str]) -> SettingError:
+    return SettingError(f"stop looks at {metric!r}, which an epoch does not have; it has {', '.join(known)}")
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,8 @@ class EarlyStopping:
         metric: `"loss"` or the name of a metric of the validation data.
         patience: epochs without a better value after which it ends.
         least: by how much a value has to be better to count.
-        higher_is_better: which way; None: a loss or an error the lower, everything else the higher.
+        higher_is_better: which way; None: as the metric says, and of what a step returns a loss or an error the lower,
+            everything else the higher.
 
     Raises:
         SettingError: a value that cannot be carried out.
@@ -63,6 +68,7 @@ class EarlyStopping:
     higher_is_better: bool | None = None
 
     def __post_init__(self) -> None:
+        check_metric(self.metric, self.higher_is_better)
         whole("patience", self.patience)
         number("least", self.least, least=0)
 
@@ -77,7 +83,7 @@ class EarlyStopping:
         for record in history:
             value = sign * value_of(record, self.metric)
             since += 1
-            if value > best + self.least or (best == -math.inf and not math.isnan(value)):
+            if value > best + self.least:
                 best, since = value, 0
         return since >= self.patience
 
@@ -89,3 +95,33 @@ def check_rules(stop: Any, kinds: Any = StopRule, known: str = "bow.EarlyStoppin
         if not isinstance(rule, kinds) or isinstance(rule, type):
             raise SettingError(f"stop must be {known} or an object with why_over(training), got {rule!r}")
     return rules
+
+
+def check_metric(metric: Any, higher_is_better: Any) -> None:
+    """Refuse what is no name, and no direction."""
+    if not isinstance(metric, str) or not metric:
+        raise SettingError(
+            f"metric must be 'loss' or the name of a metric, got {metric!r}; give other settings by name"
+        )
+    if not isinstance(higher_is_better, bool | None):
+        raise SettingError(f"higher_is_better must be True, False or None, got {higher_is_better!r}")
+
+
+def directed(rules: Iterable[Any], metrics: Iterable[Metric], names: Sequence[str] | None) -> tuple[Any, ...]:
+    """The rules, with the way in which their metrics are better; `names` are what an epoch has, if that is known."""
+    ways = {metric.name: metric.higher_is_better for metric in metrics}
+    found: list[Any] = []
+    for rule in rules:
+        looks = hasattr(rule, "higher_is_better")  # at a metric, as EarlyStopping and Halving do
+        if looks and names is not None and rule.metric not in names:
+            raise _unknown(rule.metric, names)
+        if looks and rule.higher_is_better is None and rule.metric in ways:
+            rule = copy.copy(rule)
+            object.__setattr__(rule, "higher_is_better", ways[rule.metric])  # they are frozen
+        found.append(rule)
+    return tuple(found)
+
+
+def names_of_epochs(metrics: Iterable[Metric]) -> list[str]:
+    """What an epoch has by which a rule can end a training, where no step returns values of its own."""
+    return ["loss", "train_loss", *(metric.name for metric in metrics)]

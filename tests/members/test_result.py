@@ -57,6 +57,14 @@ def test_the_best_is_the_most_accurate() -> None:
     assert made({(0, 0.1): math.nan, (1, 0.1): 0.1}).best.name == "1 0.1"
 
 
+def test_a_value_that_no_metric_knows_ranks_nobody() -> None:
+    result = made(VALUES)
+    for member in result:
+        member.history[0] = {"epoch": 1, "loss": member.history[0]["accuracy"], "perplexity": 2.0}
+    assert result.metric == "loss"
+    assert result.best.name == "2 0.1"
+
+
 def test_an_ensemble_is_the_mean_of_probabilities_and_its_spread() -> None:
     models = [nn.Linear(3, 2) for _ in range(4)]
     inputs = torch.randn(5, 3)

@@ -8,6 +8,8 @@ from torch.nn import functional as F
 
 import bow
 from bow.errors import SettingError
+from bow.members.report import SweepReport
+from bow.observe import RunDirectory
 
 
 def test_halving_keeps_the_best_of_every_rung(tmp_path: Path) -> None:
@@ -24,6 +26,28 @@ def test_halving_keeps_the_best_of_every_rung(tmp_path: Path) -> None:
         assert [r["loss"] for r in member.history] == [r["loss"] for r in whole.members[number].history[:epochs]]
     assert result.best.number == second[0]
     assert_same(result.best, whole.members[second[0]])
+
+
+class Mistakes(bow.Accuracy):
+    name = "mistakes"
+    higher_is_better = False
+    best = 0.0
+
+    def compute(self) -> float:
+        return 1 - super().compute()
+
+
+def test_rules_look_the_way_that_a_metric_says(tmp_path: Path) -> None:
+    variants = bow.grid(seed=range(2), lr=[0.1, 0.0])
+    settings = {"engine": "eager", "epochs": 4, "validation": bow.Validation((FLAT, LABELS), metrics=[Mistakes()])}
+    whole = swept(tmp_path / "whole", mlp, (FLAT, LABELS), variants, **settings)
+    rule = bow.Halving("mistakes", reduction=4, first=2)
+    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), variants, stop=rule, **settings)
+    values = [member.history[1]["mistakes"] for member in whole]
+    assert len(set(values)) == 4
+    assert [member.number for member in result if member.stopped is None] == [values.index(min(values))]
+    assert result.best.number == values.index(min(values))
+    assert SweepReport.read(RunDirectory(result.run_dir)).sweep.best.number == result.best.number
 
 
 def test_asynchronous_halving_never_waits_and_promotes_the_best(tmp_path: Path) -> None:
@@ -55,9 +79,10 @@ def test_a_target_ends_a_member(tmp_path: Path) -> None:
     assert [(member.stopped, member.epochs) for member in result.members] == [("target", 1)] * 2
 
 
-def test_an_unknown_metric_is_named(tmp_path: Path) -> None:
+def test_an_unknown_metric_is_named_before_the_training(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"'f1'.*it has .*accuracy"):
         swept(tmp_path / "s", mlp, (FLAT, LABELS), [bow.Variant()], engine="eager", stop=bow.EarlyStopping(metric="f1"))
+    assert not (tmp_path / "s").exists()
 
 
 def test_two_rules_of_halving_are_refused() -> None:

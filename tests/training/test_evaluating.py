@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import bow
-from bow.errors import BowError
+from bow.errors import BowError, DataError
 
 Data = tuple[Tensor, Tensor]
 
@@ -41,6 +41,32 @@ def test_it_is_what_a_loop_computes_and_leaves_the_model_alone(data: Data) -> No
     assert values == pytest.approx({"loss": cross_entropy(outputs, data[1]).item(), "mean": outputs.mean().item()})
 
 
+def test_neither_random_numbers_nor_statistics_move(data: Data) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3))
+    state, random = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
+    bow.evaluate(model, DataLoader(TensorDataset(*data), batch_size=7, shuffle=True), loss=cross_entropy)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert model.training
+
+
+class Once(IterableDataset[Data]):
+    """What can be gone through once."""
+
+    def __init__(self, data: Data) -> None:
+        self.samples = iter(list(zip(*data, strict=True)))
+
+    def __iter__(self) -> Iterator[Data]:
+        return self.samples
+
+
+def test_data_that_have_run_dry_are_refused(model: nn.Module, data: Data) -> None:
+    once = Once(data)
+    assert set(bow.evaluate(model, once, loss=cross_entropy)) == {"loss", "accuracy"}
+    with pytest.raises(DataError, match="gave no batch"):
+        bow.evaluate(model, once, loss=cross_entropy)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -49,6 +75,7 @@ def test_it_is_what_a_loop_computes_and_leaves_the_model_alone(data: Data) -> No
         ({"data": 3}, "data must be tensors"),
         ({"loss": cross_entropy, "step": cross_entropy}, "give either loss= or step="),
         ({"data": torch.ones(4, 5)}, "pairs"),
+        ({"model": nn.Linear(4, 3)}, "the model, its loss or a metric fails on the data .*mat1"),
     ],
 )
 def test_what_cannot_be_evaluated_is_refused(

@@ -103,6 +103,8 @@ class Error(bow.Metric):
         ({"error": 0.2}, {"error": 0.3}, True),
         ({"error": 0.4}, {"error": 0.3}, False),
         ({"word_loss": 0.4}, {"word_loss": 0.3}, False),
+        ({"word_error": 0.4}, {"word_error": 0.3}, False),
+        ({"word_error": 0.2}, {"word_error": 0.3}, True),
         ({"accuracy": 0.95, "loss": 0.4}, {"accuracy": 0.9, "loss": 0.3}, False),
         ({"accuracy": float("nan")}, {"accuracy": 0.9}, False),
         ({"loss": float("nan")}, {"loss": 0.9}, False),

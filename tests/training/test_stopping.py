@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +26,29 @@ Data = tuple[Tensor, Tensor]
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.5, momentum=0.9)
 
 
+class Distance(bow.Metric):
+    """Values that are given, of which less is better."""
+
+    name = "distance"
+    higher_is_better = False
+
+    def __init__(self, *values: float) -> None:
+        self.values = iter(values)
+
+    def reset(self) -> None: ...
+
+    def applies(self, outputs: Any, targets: Any) -> bool:
+        return True
+
+    def update(self, outputs: Any, targets: Any) -> None: ...
+
+    def compute(self) -> float:
+        return next(self.values)
+
+
 class Ends:
+    metric = "of my own"
+
     def why_over(self, training: Any) -> str | None:
         return "enough" if len(training.history) == 2 else None
 
@@ -78,6 +101,26 @@ def test_the_best_model_is_that_of_its_evaluation(train: Train, model: nn.Module
     assert (alone.best.metric, alone.best.epoch) == ("accuracy", by_accuracy.index(max(by_accuracy)) + 1)
 
 
+class Growing(nn.Linear):
+    """A buffer with a number for each learning task."""
+
+    def __init__(self) -> None:
+        super().__init__(5, 3)
+        self.register_buffer("seen", torch.zeros(0))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.seen = torch.cat([self.seen, inputs.new_ones(1)])
+        return super().forward(inputs)
+
+
+def test_the_best_model_has_buffers_as_they_were(train: Train, data: Data) -> None:
+    result = train(Growing(), data, validation=held_out(), metrics=[Distance(2, 1, 3)], epochs=3)
+    assert result.best is not None
+    assert result.best.epoch == 2
+    assert len(result.best.model.seen) == result.best.round < len(result.model.seen)  # type: ignore[arg-type]
+
+
 def test_the_last_model_can_be_the_best_and_without_validation_there_is_none(
     train: Train, model: nn.Module, data: Data
 ) -> None:
@@ -97,6 +140,65 @@ def test_a_rule_of_the_users_own_ends_a_training(train: Train, model: nn.Module,
 def test_what_is_no_rule_is_refused(train: Train, model: nn.Module, data: Data, stop: Any, got: str) -> None:
     with pytest.raises(SettingError, match=rf"stop must be bow.EarlyStopping or an object .*got .*{got}"):
         train(model, data, stop=stop)
+
+
+def test_patience_and_the_best_model_look_the_way_that_a_metric_says(
+    train: Train, model: nn.Module, data: Data
+) -> None:
+    settings = {"validation": held_out(), "epochs": 5, "stop": bow.EarlyStopping("distance", patience=2)}
+    falling = train(model, data, metrics=[Distance(5, 4, 3, 2, 1)], **settings)
+    assert (falling.stopped, len(falling.history)) == (None, 5)
+    assert falling.best is not None
+    assert falling.best.epoch == 5
+    rising = train(model, data, metrics=[Distance(1, 2, 3, 4, 5)], run_dir=None, **settings)
+    assert (rising.stopped, len(rising.history)) == ("patience", 3)
+    assert rising.best is not None
+    assert (rising.best.metric, rising.best.epoch) == ("distance", 1)
+    (end,) = [record for record in read_records(rising.run_dir / "metrics.jsonl") if record["kind"] == "end"]
+    assert end["best_round"] == rising.best.round == rising.history[0]["round"]
+
+
+def test_what_a_step_returns_says_not_which_way_it_is_better(train: Train, model: nn.Module, data: Data) -> None:
+    def step(model: nn.Module, batch: Data) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = cross_entropy(model(batch[0]), batch[1])
+        return loss, {"perplexity": loss.exp()}
+
+    settings = {"validation": data, "step": step, "epochs": 3}
+    best = train(model, data, **settings).best
+    assert best is not None
+    assert (best.metric, best.epoch) == ("loss", 3)
+    rule = bow.EarlyStopping("perplexity", higher_is_better=False)
+    best = train(model, data, run_dir=None, stop=rule, **settings).best
+    assert best is not None
+    assert (best.metric, best.epoch) == ("perplexity", 3)
+
+
+@pytest.mark.parametrize(
+    ("metric", "validation", "has"),
+    [("acuracy", True, "loss, train_loss, accuracy"), ("accuracy", False, "loss, train_loss")],
+)
+def test_a_rule_that_looks_at_nothing_is_refused_before_the_training(
+    train: Train, model: nn.Module, data: Data, tmp_path: Path, metric: str, validation: bool, has: str
+) -> None:
+    with pytest.raises(SettingError, match=rf"stop looks at '{metric}', which an epoch does not have; it has {has}$"):
+        train(model, data, validation=held_out() if validation else None, stop=bow.EarlyStopping(metric))
+    assert not (tmp_path / "run").exists()
+    assert train(model, data, stop=bow.EarlyStopping("train_loss")).stopped is None
+
+
+@pytest.mark.parametrize("rule", [bow.EarlyStopping, bow.Halving])
+def test_rules_say_what_they_look_at_and_which_way(rule: Any) -> None:
+    with pytest.raises(SettingError, match="metric must be 'loss' or the name of a metric, got 3"):
+        rule(3)
+    with pytest.raises(SettingError, match="higher_is_better must be True, False or None, got 'lower'"):
+        rule("accuracy", higher_is_better="lower")
+
+
+@pytest.mark.parametrize("lost", [float("inf"), float("nan")])
+def test_a_loss_that_is_lost_uses_patience_up(lost: float) -> None:
+    history = [{"loss": lost}, {"loss": lost}]
+    assert bow.EarlyStopping(patience=2).is_over(history)
+    assert not bow.EarlyStopping(patience=2).is_over([*history, {"loss": 1.0}])
 
 
 def averaged(model: nn.Module, data: Data, decay: float, epochs: int) -> nn.Module:
@@ -127,6 +229,25 @@ def test_the_moving_average_is_that_of_torch(train: Train, model: nn.Module, dat
         assert result.metrics["loss"] == pytest.approx(cross_entropy(expected(inputs), labels).item(), rel=1e-6)
     plain = train(model, data, validation=held_out(), run_dir=None, **settings)
     assert plain.history[-1]["train_loss"] == result.history[-1]["train_loss"]
+
+
+def test_an_average_of_bfloat16_moves(train: Train, data: Data) -> None:
+    class Weights(bow.Callback):
+        def __init__(self) -> None:
+            self.rounds: list[Tensor] = []
+
+        def on_round_end(self, run: Any) -> None:
+            self.rounds.append(run.replicas.central.weight.detach().float())
+
+    weights, model = Weights(), nn.Linear(5, 3, dtype=torch.bfloat16)
+    validation = bow.Validation((data[0].bfloat16(), data[1]), ema=0.999)
+    data = validation.data
+    result = train(model, data, validation=validation, optimizer=OPTIMIZER, epochs=8, callbacks=[weights])
+    average = weights.rounds[0]
+    for each in weights.rounds[1:]:
+        average = average.lerp(each, 1 - 0.999)
+    assert torch.equal(result.model.weight, average.bfloat16())  # type: ignore[arg-type]
+    assert not torch.equal(average.bfloat16(), weights.rounds[0].bfloat16())
 
 
 class Fails(bow.Callback):
