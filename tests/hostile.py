@@ -203,6 +203,7 @@ CALLED: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "Schedule": (OrderedSchedule, {"threads": (1,), "order": ((0,),)}),
     "TwoLevel": (bow.TwoLevel, {"inner": bow.SMA(), "outer": bow.SMA()}),
     **{each.__name__: (each, {}) for each in (bow.SMA, bow.EASGD, bow.LocalSGD, bow.DiLoCo, bow.Tuner, bow.Accuracy)},
+    **{each.__name__: (each, {}) for each in (bow.EarlyStopping, bow.Halving, bow.WarmupCosine)},
     "TraceRounds": (bow.TraceRounds, {}), "damaged": (damaged, {"kind": "state", "place": 0}),
 }
 # fmt: on

@@ -64,11 +64,10 @@ def build(composition: Composition) -> dict[str, Any]:
     return {
         "model": model,
         "data": splits.train,
-        "loss": None if settings["step"] else _loss(settings["loss"], splits),
-        "step": None if settings["step"] is None else imported(settings["step"], "step"),
+        **loss_or_step(composition, splits),
         "optimizer": _optimizer(settings["optimizer"]),
         "scheduler": _scheduler(settings["scheduler"]),
-        "stop": None if settings.get("stop") is None else made(settings["stop"], "stop"),
+        "stop": _stop(settings.get("stop")),
         "learners": _learners(settings["learners"], settings["tuner"]),
         "sync": made(settings["sync"], "sync"),
         "engine": Engine(**settings["engine"]),
@@ -84,6 +83,15 @@ def model_and_data(composition: Composition) -> tuple[Callable[[], nn.Module], D
     """What builds the model of composed settings, and the data, which say what it looks like."""
     splits = _data(composition.settings["data"])
     return _model(composition.settings["model"], splits, composition.choices), splits
+
+
+def loss_or_step(composition: Composition, splits: DataSplits) -> dict[str, Any]:
+    """What composed settings train by."""
+    loss, step = composition.settings["loss"], composition.settings["step"]
+    return {
+        "loss": None if step else _loss(loss, splits),
+        "step": None if step is None else imported(step, "step"),
+    }
 
 
 def build_alike(arguments: Mapping[str, Any], composition: Composition) -> dict[str, Any]:
@@ -169,7 +177,7 @@ def _validation(settings: Mapping[str, Any], splits: DataSplits) -> Validation:
     if given not in (AUTO, None, False):
         raise SettingError(f"validation.data must be auto (the held-out part of the data) or null, got {shown(given)}")
     data = splits.validation if given == AUTO else None
-    return Validation(**{**settings, "data": data, "metrics": _metrics(settings["metrics"])})
+    return Validation(**{**settings, "data": data, "metrics": metrics_of(settings["metrics"])})
 
 
 def _run(settings: Mapping[str, Any]) -> Run:
@@ -187,7 +195,14 @@ def _scheduler(settings: Any) -> Any:
     return factory(settings, "scheduler")
 
 
-def _metrics(settings: Any) -> tuple[Any, ...]:
+def _stop(settings: Any) -> Any:
+    if settings is None:
+        return None
+    return all_made(settings, "stop") if isinstance(settings, list) else made(settings, "stop")
+
+
+def metrics_of(settings: Any) -> tuple[Any, ...]:
+    """The metrics of a list of names and descriptions."""
     if not isinstance(settings, list | tuple | None):
         raise SettingError(
             f"validation.metrics must be a list, got {shown(settings)}; write validation.metrics=[{shown(settings)}]"

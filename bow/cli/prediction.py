@@ -9,12 +9,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model
 from torch import Tensor, nn
 
-from bow.cli.arguments import model_and_data
-from bow.cli.composition import recompose
+from bow.cli.arguments import loss_or_step, metrics_of, model_and_data
+from bow.cli.composition import Composition, recompose
 from bow.cli.help import folded
-from bow.data import evaluation_batches
+from bow.data import DataSplits, evaluation_batches
 from bow.errors import DataError, ModelError, RunDirectoryError, SettingError, disk_reason, reason
-from bow.observe import RunDirectory
+from bow.observe import RunDirectory, read_records
 from bow.observe.text import metric_text
 from bow.training.evaluating import evaluate
 from bow.values import given_path
@@ -48,25 +48,39 @@ def run(words: Sequence[str]) -> int:
             "write bow predict RUN inputs.npy"
         )
     directory = RunDirectory(given_path("the run directory", given[0], RunDirectoryError))
-    make, splits = model_and_data(recompose(directory.config_path, []))
+    composition = recompose(directory.config_path, [])
+    make, splits = model_and_data(composition)
     model = _loaded(make(), directory, options["model"])
     inputs = splits.validation[0] if given[1] == VALIDATION else _read(given_path("data", given[1], DataError), model)
     outputs = _outputs(model, inputs)
-    path = Path(options["out"] or directory.path / "predictions.npy")
+    path = given_path("out", options["out"] or directory.path / "predictions.npy")
     try:
         with path.open("wb") as file:
             np.save(file, outputs.numpy())
     except OSError as error:
         raise SettingError(f"out={path} cannot be written ({disk_reason(error)}); name another file") from error
-    measured = evaluate(model, splits.validation) if given[1] == VALIDATION else {}
+    measured = _measured(model, composition, splits) if given[1] == VALIDATION else {}
     values = "".join(f", {name} {metric_text(name, value)}" for name, value in measured.items())
     print(f"outputs {list(outputs.shape)}{values}: {path}")
     return 0
 
 
+def _best(directory: RunDirectory) -> Path:
+    """The file of the best model: the last one's, if the run says that it was the best."""
+    if directory.best_path.exists():
+        return directory.best_path
+    records = read_records(directory.metrics_path) if directory.metrics_path.is_file() else []
+    ends = [record for record in records if record["kind"] == "end"]
+    if not ends or ends[-1].get("best_round") is None or ends[-1]["best_round"] != ends[-1].get("round"):
+        raise RunDirectoryError(
+            f"{directory.path} has no best model ({directory.best_path.name}): members of a sweep, and trainings "
+            "without validation data, keep the last one; use model=last"
+        )
+    return directory.model_path
+
+
 def _loaded(model: nn.Module, directory: RunDirectory, which: str) -> nn.Module:
-    """The run's model; the last one is the best where no other was kept."""
-    path = directory.best_path if which == "best" and directory.best_path.exists() else directory.model_path
+    path = _best(directory) if which == "best" else directory.model_path
     try:
         load_model(model, path)
     except (OSError, SafetensorError, RuntimeError) as error:
@@ -80,12 +94,18 @@ def _loaded(model: nn.Module, directory: RunDirectory, which: str) -> nn.Module:
 def _read(path: Path, model: nn.Module) -> Tensor:
     try:
         inputs = torch.as_tensor(np.load(path, allow_pickle=False))
-    except (OSError, ValueError, TypeError, EOFError) as error:
+    except (OSError, ValueError, TypeError, EOFError, RuntimeError) as error:
         raise DataError(
             f"data {path} cannot be read ({reason(error)}); give a file that numpy.save wrote, or {VALIDATION!r}"
         ) from error
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     return inputs.to(dtype) if inputs.is_floating_point() else inputs
+
+
+def _measured(model: nn.Module, composition: Composition, splits: DataSplits) -> dict[str, float]:
+    """What the run's training would have measured."""
+    metrics = metrics_of(composition.settings["validation"]["metrics"])
+    return evaluate(model, splits.validation, metrics, **loss_or_step(composition, splits))
 
 
 @torch.no_grad()

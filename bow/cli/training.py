@@ -17,6 +17,7 @@ from bow.cli.composition import Composition, compose, options, recompose, sweep
 from bow.cli.help import folded
 from bow.cluster import is_leader, is_member
 from bow.data import SyntheticSamples
+from bow.engines.config import Engine
 from bow.errors import SettingError
 from bow.members.saving import MEMBERS
 from bow.observe import RunDirectory
@@ -136,6 +137,8 @@ def _as_found(file: Path, overrides: Sequence[str]) -> list[str]:
     if file.name != directory.config_path.name or not directory.metrics_path.is_file() or "run.resume" in given:
         return []
     settings, records = directory.read_config(), read_records(directory.metrics_path)
+    if PARTITION in settings:
+        return []  # it says both
     began, tuned = (next((record for record in records if record["kind"] == k), {}) for k in ("start", "calibration"))
     learners, (engine, _, how) = began.get("learners"), str(began.get("engine", "")).partition(" ")
     found = {}
@@ -145,8 +148,9 @@ def _as_found(file: Path, overrides: Sequence[str]) -> list[str]:
             message = f"the number of learners changed in the run of {file}; this one goes on with {learners}"
             warnings.warn(message, stacklevel=2)
     if engine and settings.get("engine", {}).get("name") == AUTO and not given & {"engine", "engine.name"}:
-        found |= {"engine.name": engine, "engine.compile": how == "(compiled)" or bool(tuned.get("compile"))}
-    return [f"{name}={value_text(value)}" for name, value in found.items()]
+        ran = Engine().run_by(engine, how == "(compiled)" or bool(tuned.get("compile")))
+        found |= {f"engine.{name}": getattr(ran, name) for name in ("name", "capture", "compile")}
+    return [f"{name}={value_text(value)}" for name, value in found.items() if name not in given]
 
 
 def _by_partition(composition: Composition, file: str, checks: bool) -> Composition:
@@ -242,7 +246,9 @@ def _report(result: "Result", is_synthetic: bool) -> int:
     best = result.best
     if best is not None and best.model is not result.model:
         value = f"{best.metric} {metric_text(best.metric, best.metrics[best.metric])}"
-        say(f"best: {value} after epoch {best.epoch:g}, in {_shown(RunDirectory(result.run_dir).best_path)}")
+        path = RunDirectory(result.run_dir).best_path
+        where = f", in {_shown(path)}" if path.exists() else ""
+        say(f"best: {value} after epoch {best.epoch:g}{where}")
     if result.report_path is not None:
         say(f"report: {_shown(result.report_path)}")
     return 0 if result.model_path == RunDirectory(result.run_dir).model_path else NOT_SAVED

@@ -35,11 +35,6 @@ class TensorSamples:
         """What they take."""
         return sum(leaf.nbytes for leaf in self._leaves)
 
-    @property
-    def sample_bytes(self) -> int:
-        """What one takes."""
-        return self.nbytes // len(self)
-
     def to(self, device: torch.device) -> "TensorSamples":
         """The same samples on a device."""
         return TensorSamples(self.map(lambda leaf: leaf.to(device)))

@@ -1,11 +1,12 @@
 """Runs beside each other: results, settings that differ, and the curves of all in one page."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
-from bow.observe.charts import BLUE, PALETTE, Chart, Series, charts, longest_s
+from bow.observe.charts import BLUE, PALETTE, Chart, charts, longest_s
 from bow.observe.report import Report, now_text
 
 PROVENANCE = ("commit", "versions", "machine")
@@ -48,14 +49,11 @@ class RunComparison:
     def charts(self) -> list[Chart]:
         """The curves of one kind in one chart, a colour for each run."""
         longest, drawn = max(longest_s(report.records) for report in self.reports), dict[str, Chart]()
-        for name, report, color in zip(self.names, self.reports, (BLUE, *PALETTE), strict=False):
+        for name, report, color in zip(self.names, self.reports, itertools.cycle((BLUE, *PALETTE)), strict=False):
             for chart in charts(report.records, report.settings, longest):
-                lines = [replace(each, name=name, color=color) for each in _telling(chart.series)]
+                line = [each for each in chart.series if each.points][-1]  # of training and validation, the latter
+                of = f"{name} ({line.name})" if len(chart.series) > 1 else name
                 before = drawn[chart.title].series if chart.title in drawn else ()
-                drawn[chart.title] = replace(chart, series=[*before, *lines], target=None)
+                series = [*before, replace(line, name=of, color=color)]
+                drawn[chart.title] = replace(chart, series=series, target=None)
         return list(drawn.values())
-
-
-def _telling(series: Sequence[Series]) -> list[Series]:
-    """Of several curves in a chart, as training and validation, the last."""
-    return [each for each in series if each.points][-1:]

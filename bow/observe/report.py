@@ -126,14 +126,15 @@ class Report:
     def summary(self) -> dict[str, str]:
         """In a few words each: when, what, how, and what came out."""
         last, of = self.last, f"/{self.start['epochs']:g}" if is_number(self.start.get("epochs")) else ""
-        values = self._final_metrics() or {"loss": self.of("epoch", "train_loss")[-1]} if self.epochs[1] else {}
+        values: dict[str, float | None] = {**self._final_metrics()}
+        values = values or dict(zip(("loss",), self._final_losses, strict=False))
         return {
             "began": self._began,
             "model": str(self.start.get("model", "")),
             "data": _data_of(self.settings),
             "learners": value_text(last.get("learners", "")),
             "engine": str(self.start.get("engine", "")),
-            "epochs": f"{last.get('epoch', 0):.3g}{of}",
+            "epochs": f"{round(last.get('epoch', 0), 2):g}{of}",
             "result": ", ".join(f"{name.replace('_', ' ')} {metric_text(name, values[name])}" for name in values),
             "time": duration_text(last.get("seconds") or last.get("time_s") or 0.0),
             "state": self.state,
@@ -143,7 +144,7 @@ class Report:
     def tiles(self) -> list[ResultTile]:
         """The results."""
         tiles = [self._metric_tile(name, value) for name, value in self._final_metrics().items()]
-        if not tiles and (losses := self.of("epoch", "train_loss") or self.of("rounds", "loss")):
+        if not tiles and (losses := self._final_losses or self.of("rounds", "loss")):
             tiles = [ResultTile(metric_text("loss", losses[-1]), "training loss", "there are no validation data")]
         return [
             *tiles[:2],
@@ -217,6 +218,11 @@ class Report:
         ends = [metrics(record) for record in self.records if record["kind"] in ("epoch", "end")]
         values = next((values for values in reversed(ends) if values), {})
         return dict(sorted(values.items(), key=lambda item: not is_share(item[0])))
+
+    @property
+    def _final_losses(self) -> list[float | None]:
+        """The training loss of the last epoch, None where it is no number; nothing before the first."""
+        return [record.get("train_loss") for record in self.records if record["kind"] == "epoch"][-1:]
 
     def _metric_tile(self, name: str, value: float) -> ResultTile:
         values = self.of("epoch", name)

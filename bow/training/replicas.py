@@ -75,7 +75,7 @@ class Replicas(nn.Module):
             neither, batches are dictionaries and the loss is `model(**batch).loss`.
         optimizer: makes a `torch.optim` optimizer from an iterable of parameters; a function whose first parameter is
             called `named...` gets pairs `(name, parameter)`.
-        learners: how many learners this device trains, or `"auto"` (4 on a CPU, 8 on a GPU).
+        learners: how many learners this device trains, or `"auto"`: a rule that `bow.engines.choice` documents.
         sync: what keeps the learners together.
         engine: what runs them, a name or a `bow.Engine`; `"auto"` is a rule that `bow.engines.choice` documents.
         device: `"auto"` (a GPU where there is one), `"cpu"`, `"cuda"` or `"cuda:N"`.

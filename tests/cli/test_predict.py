@@ -1,5 +1,7 @@
 """`bow predict` says what the model of a run says."""
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,8 @@ import bow
 from bow.cli import main
 from bow.data import digits
 from bow.models import LeNet
+from bow.observe import RunDirectory
+from bow.observe.text import metric_text
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +45,28 @@ def test_outputs_of_a_file_are_those_of_the_model(
 
 def test_what_was_held_out_is_measured_too(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", str(run_dir), "validation", "model=best"]) == 0
-    assert ", accuracy " in capsys.readouterr().out
+    records = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    loss = {record["round"]: record["loss"] for record in records if record["kind"] == "epoch"}
+    shown = capsys.readouterr().out
+    assert ", accuracy " in shown
+    assert any(f", loss {metric_text('loss', value)}, " in shown for value in loss.values())
     best = run_dir / "best.safetensors"
     path = best if best.exists() else run_dir / "model.safetensors"
     held_out = digits().validation[0]
     np.testing.assert_allclose(np.load(run_dir / "predictions.npy"), expected(path, held_out), rtol=1e-4, atol=1e-5)
+
+
+def test_the_best_model_is_no_other(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A member of a sweep keeps the last model alone, and an earlier version said nothing of the best."""
+    copied = RunDirectory(Path(shutil.copytree(run_dir, tmp_path / "run")))
+    copied.best_path.unlink(missing_ok=True)
+    *before, end = map(json.loads, copied.metrics_path.read_text().splitlines())
+    assert 0 < end["best_round"] <= end["round"]
+    for best, status in ((end["round"], 0), (1, 2), (None, 2)):
+        lines = [*before, {**end, "best_round": best}]
+        copied.metrics_path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        assert main(["predict", str(copied.path), "validation", "model=best"]) == status
+    assert "run has no best model (best.safetensors)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -54,6 +75,7 @@ def test_what_was_held_out_is_measured_too(run_dir: Path, capsys: pytest.Capture
         ([], "takes a run directory, data"),
         (["RUN", "validation", "model=first"], "model=last or best"),
         (["RUN", "missing.npy"], "missing.npy cannot be read"),
+        (["RUN", "ZIP"], "wrong.npz cannot be read"),
         (["RUN", "WRONG"], r"the model fails on inputs of shape \(3, 2\)"),
         (["nowhere", "validation"], "nowhere/config.yaml cannot be read"),
         (["PYTHON", "validation"], "is not of a run that bow train made"),
@@ -63,11 +85,17 @@ def test_what_cannot_be_predicted_is_one_sentence(
     run_dir: Path, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     np.save(tmp_path / "wrong.npy", np.ones((3, 2)))
+    np.savez(tmp_path / "wrong.npz", np.ones((3, 2)))
     if "PYTHON" in words:
         data = torch.ones(16, 2), torch.zeros(16)
         run = bow.Run(tmp_path / "python", progress=False)
         bow.train(torch.nn.Linear(2, 1), data, lambda out, y: out.mean(), learners=1, engine="eager", run=run)
-    named = {"RUN": str(run_dir), "WRONG": str(tmp_path / "wrong.npy"), "PYTHON": str(tmp_path / "python")}
+    named = {
+        "RUN": str(run_dir),
+        "WRONG": str(tmp_path / "wrong.npy"),
+        "ZIP": str(tmp_path / "wrong.npz"),
+        "PYTHON": str(tmp_path / "python"),
+    }
     capsys.readouterr()
     assert main(["predict", *(named.get(word, word) for word in words)]) == 2
     shown = capsys.readouterr().err

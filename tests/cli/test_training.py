@@ -11,7 +11,8 @@ import yaml
 from safetensors.torch import save_model
 
 import bow
-from bow.cli import main
+from bow.cli import main, training
+from bow.observe import RunDirectory
 from bow.training.config import TrainConfig
 from bow.training.train import run_training
 
@@ -68,6 +69,23 @@ def test_a_run_is_repeated_with_the_learners_and_the_engine_that_it_found(monkey
     assert (again / "model.safetensors").read_bytes() == Path("first/model.safetensors").read_bytes()
     assert start["versions"].startswith(f"bow {bow.__version__}, torch {torch.__version__}, Python ")
     assert {"began", "command", "machine"} <= start.keys()
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ([], ["engine.name=graph", "engine.capture=round", "engine.compile=false"]),
+        (["engine.compile=true"], ["engine.name=graph", "engine.capture=round"]),
+        (["engine=eager"], []),
+    ],
+)
+def test_a_run_is_repeated_with_the_capture_that_it_found(given: list[str], found: list[str], tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path / "first", "first")
+    directory.write_config({"learners": 1, "engine": {"name": "auto"}})
+    directory.metrics_path.write_text('{"kind": "start", "time_s": 0, "learners": 1, "engine": "graph+round"}\n')
+    assert training._as_found(directory.config_path, given) == found
+    directory.write_config({"learners": "auto", "engine": {"name": "auto"}, "partition": {"path": "p.json"}})
+    assert training._as_found(directory.config_path, []) == []
 
 
 def test_a_sweep_is_repeated(capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,7 +227,8 @@ def test_a_training_on_synthetic_data_says_so(capsys: pytest.CaptureFixture[str]
 
 
 def test_what_every_trainer_has_is_a_setting_and_is_repeated(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["stop={_target_: bow.EarlyStopping, metric: accuracy, patience: 1}", "validation.ema=0.5"]
+    rule = "{_target_: bow.EarlyStopping, metric: accuracy, patience: 1}"
+    words = [f"stop=[{rule},{{_target_: bow.EarlyStopping, patience: 30}}]", "validation.ema=0.5"]
     words += ["engine.accumulate=2", "scheduler={_target_: bow.WarmupCosine, warmup: 0.1}", "optimizer.lr=1.5"]
     given = ["data.limit=64", "learners=2", "engine=eager", "epochs=20", *words]
     assert main(["train", *given, "run=first"]) == 0
