@@ -124,7 +124,7 @@ def lr_range_test(
 
     Example:
         >>> import torch
-        >>> inputs = torch.randn(64, 8)
+        >>> inputs = torch.randn(64, 8, generator=torch.manual_seed(0))
         >>> seen = lr_range_test(nn.Linear(8, 1), (inputs, inputs[:, :1]), nn.functional.mse_loss, rounds=20)
         >>> 1e-6 < seen.best < 10
         True
