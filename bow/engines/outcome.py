@@ -31,7 +31,7 @@ class LearningConfig:
     clip_norm: float | None = None
     on_nan: OnNan = "restart"
     seed: int = 0
-    batch_size: int | None = None  # samples of a usual batch, if known; others are not captured
+    batch_size: int | None = None  # samples of a usual batch, if known; shorter ones are not captured
     rounds: int | None = None  # that the training will have, if known: whether compiling pays
     engine: Engine = DEFAULT_ENGINE
 

@@ -46,6 +46,11 @@ class DataSource:
         """Samples of a batch; of the first one, where a loader decides it batch by batch."""
         return self.stream.batch_size or num_samples(self.example)
 
+    @property
+    def usual_batch(self) -> int | None:
+        """The first dimension of all batches but short ones; None where a loader counts something else there."""
+        return self.stream.batch_size if self.stream.batch_size == num_samples(self.example) else None
+
     def feed(self) -> "TrialFeed":
         """Batches for trials, which take nothing from the training."""
         if not isinstance(self.stream, IndexedStream):

@@ -86,6 +86,8 @@ class Replicas(nn.Module):
         buffers: what the central model's batch-norm statistics are: the learners' `"average"`, those of the
             `"first"` learner, or measured anew (`"recalibrate"`, by `bow.train`).
         seed: from which the random numbers of the learning tasks derive.
+        batch_size: samples of a usual batch, if that is known: engine `graph` captures none that are shorter, so that a
+            training that goes on in front of its last batch runs as one that was never interrupted.
         expected_rounds: how long the training will be, if that is known: `graph` compiles the learning task of a long
             one, which takes half a minute.
         world: the processes of the training, one for each device, from `bow.cluster.join`. All of them make their
@@ -133,6 +135,7 @@ class Replicas(nn.Module):
         on_nan: OnNan = "restart",
         buffers: BufferPolicy = "average",
         seed: int = 0,
+        batch_size: int | None = None,
         expected_rounds: int | None = None,
         example: Batch | None = None,
         world: World = ALONE,
@@ -150,6 +153,7 @@ class Replicas(nn.Module):
             clip_norm=clip_norm,
             on_nan=on_nan,
             seed=seed,
+            batch_size=None if batch_size is None else whole("batch_size", batch_size),
             rounds=expected_rounds,
             engine=check_schedule(engine),
         )

@@ -94,6 +94,25 @@ def test_a_resumed_training_ends_as_if_never_interrupted(
             assert record[field] == wanted[field], field
 
 
+@pytest.mark.parametrize(("loader", "epochs", "crash"), [(False, 1, 11), (True, 3, 23)], ids=["tensors", "loader"])
+def test_a_short_batch_may_be_the_first_behind_a_crash(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, loader: bool, epochs: int, crash: int
+) -> None:
+    def start(run_dir: str, **more: Any) -> bow.Result:
+        some = tuple(each[:46] for each in data)  # eleven batches of four and one of two
+        samples = DataLoader(TensorDataset(*some), batch_size=4, shuffle=True) if loader else some
+        settings = {"engine": "graph", "learners": 1, "checkpoint_every": crash, "run_dir": tmp_path / run_dir}
+        return train(net(), samples, epochs=epochs, seed=3, **settings, **more)
+
+    expected = start("whole")
+    with pytest.raises(KeyboardInterrupt):
+        start("crashed", callbacks=[StopAfter(crash)])
+    result = start("crashed", resume="auto")
+    assert result.engine == expected.engine == "graph"
+    for key, value in expected.model.state_dict().items():
+        assert torch.equal(result.model.state_dict()[key], value), key
+
+
 @pytest.mark.parametrize("built", [True, False])
 def test_a_training_by_the_rule_goes_on_with_its_engine_whatever_is_built_by_then(
     train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, built: bool, monkeypatch: pytest.MonkeyPatch
