@@ -25,7 +25,8 @@ Says what this machine is, which engines run on it, and which libraries are
 there or missing, and ends with what would make trainings here faster or safer,
 measured in a few seconds. With settings, as for bow train, it says instead
 whether that training would fit in memory, with exit status 1 where not.
-clear=cache deletes what bow has compiled, captured and measured here.
+clear=cache deletes what bow has compiled, captured and measured here, but for
+what a running process uses, and for pinned choices.
 """
 CLEAR = "clear=cache"
 GOOD, BAD, UNSURE = Text("yes", "green"), Text("no", "red"), Text("no", "yellow")
@@ -147,6 +148,7 @@ def _need(arguments: dict[str, Any], place: torch.device) -> tuple[str, MemoryNe
         saved=saved_bytes(model, inputs[: -(-size // wanted.accumulate)], wanted.precision),
         clip_norm=arguments["clip_norm"],
         offload=wanted.offload,
+        moving_average=arguments["validation"].ema is not None,
     )
     return engine, need
 

@@ -57,7 +57,7 @@ class MemoryNeed:
     row_bytes: int  # the trainable parameters of one learner, padding included
     rows_per_learner: int = 3  # weights, gradient, and the correction where the synchroniser keeps one
     state_tensors: int = 0  # tensors of a row's size that the optimizer keeps for a learner
-    rows_per_device: int = 4  # z, its next value, the sum, and what the synchroniser keeps
+    rows_per_device: int = 4  # z, its next value, the sum, what the synchroniser keeps, and a moving average of z
     buffer_bytes: int = 0  # buffers of one module
     frozen_bytes: int = 0  # parameters that are not trained, which all learners share
     activation_bytes: int | None = None  # what the backward pass of one learning task needs; None where that is unknown
@@ -123,6 +123,7 @@ def predict_memory(
     saved: Sequence[int] | None = None,
     clip_norm: float | None = None,
     offload: bool = False,
+    moving_average: bool = False,
 ) -> MemoryNeed:
     """Predict what a training needs of its device, without making or running any of it."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -144,7 +145,7 @@ def predict_memory(
         row_bytes=-(-elements // ALIGNMENT) * ALIGNMENT * itemsize,
         rows_per_learner=2 + corrections,
         state_tensors=state_tensors,
-        rows_per_device=3 + kept,
+        rows_per_device=3 + kept + moving_average,
         buffer_bytes=0 if lazy else sum(buffer.nbytes for buffer in model.buffers()),
         frozen_bytes=0 if lazy else sum(parameter.nbytes for parameter in frozen),
         activation_bytes=None if saved is None else _on_device(saved, offload),

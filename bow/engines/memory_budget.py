@@ -46,6 +46,7 @@ class MemoryBudget:
     clip_norm: float | None = None  # as in `LearningConfig`
     offload: bool = False  # as in `LearningConfig`
     accumulate: int = 1  # parts of the batch that are computed one after another
+    moving_average: bool = False  # whether one of the central model is kept
 
     @property
     def bytes(self) -> int:
@@ -64,6 +65,7 @@ class MemoryBudget:
             saved=self._saved,
             clip_norm=self.clip_norm,
             offload=self.offload,
+            moving_average=self.moving_average,
         )
 
     def most(self, wanted: int) -> int:

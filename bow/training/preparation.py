@@ -1,5 +1,6 @@
 """A training before anything is written: settings checked, data opened, the first batch tried."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -75,12 +76,13 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
         check_first_batch(template, batch, config.loss, step, labels, data="validation", most_bad=MOST_LOST)
     replicas_config = ReplicasConfig(
         model=template,
-        task=config.task,
+        task=dataclasses.replace(config.task, batch_size=opened.usual_batch),
         optimizer=config.optimizer,
         sync=config.sync,
         device=device,
         buffers=config.validation.buffers,
         example=None if config.step is not None else opened.example,
+        moving_average=config.validation.ema is not None,
     )
     placed = None
     if partition is not None:

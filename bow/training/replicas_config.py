@@ -29,6 +29,7 @@ class ReplicasConfig:
     device: torch.device | StreamDevice
     buffers: BufferPolicy
     example: Batch | None  # a batch of one learner, where memory is to be predicted from it
+    moving_average: bool = False  # whether one of the central model is kept beside them
     is_several: bool = False  # whether there are other devices: trials go the way that the training will go
 
     @functools.cached_property
@@ -52,7 +53,9 @@ class ReplicasConfig:
     ) -> Replicas:
         """Make learners."""
         task = self.task
-        return Replicas(
+        if self.moving_average:
+            self._budget(engine).check(learners)  # `Replicas` knows nothing of it
+        made = Replicas(
             self.model,
             step=task.step,
             optimizer=self.optimizer,
@@ -64,15 +67,22 @@ class ReplicasConfig:
             on_nan=task.on_nan,
             buffers=self.buffers,
             seed=task.seed,
+            batch_size=task.batch_size,
             expected_rounds=expected_rounds,
             example=self.example,
             world=world or (TrialWorld() if self.is_several else ALONE),
         )
+        made.memory = dataclasses.replace(made.memory, moving_average=self.moving_average)
+        return made
 
     def most_learners(self, engine: str, wanted: int) -> int:
         """As many learners as an engine has memory for and the synchroniser is stable with, up to those wanted."""
+        most = self._budget(engine).most(wanted)
+        return next((count for count in range(most, 0, -1) if self._is_stable(count)), 0)
+
+    def _budget(self, engine: str) -> MemoryBudget:
         task = self.task
-        room = MemoryBudget(
+        return MemoryBudget(
             self.device,
             self.model,
             self.optimizer,
@@ -83,9 +93,8 @@ class ReplicasConfig:
             task.clip_norm,
             task.offload,
             task.engine.accumulate,
+            self.moving_average,
         )
-        most = room.most(wanted)
-        return next((count for count in range(most, 0, -1) if self._is_stable(count)), 0)
 
     def _is_stable(self, learners: int) -> bool:
         try:

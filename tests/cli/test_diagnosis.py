@@ -61,6 +61,14 @@ def test_doctor_says_how_many_learners_would_fit(capsys: pytest.CaptureFixture[s
     assert "use learners=" in shown
 
 
+def test_a_moving_average_is_part_of_the_central_model(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", "model=mlp", "learners=2"])
+    main(["doctor", "model=mlp", "learners=2", "validation.ema=0.999"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("central model")]
+    without, averaged = (float(line[2]) for line in lines)
+    assert averaged == pytest.approx(1.25 * without, rel=0.05)
+
+
 def test_fused_engine_needs_the_activations_of_all_learners(capsys: pytest.CaptureFixture[str]) -> None:
     main(["doctor", "model=mlp", "learners=3", "engine=eager"])
     main(["doctor", "model=mlp", "learners=3", "engine=fused"])
