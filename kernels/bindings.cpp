@@ -70,7 +70,8 @@ class TorchTeam {
   // Whoever deletes it holds Python's lock, which a thread that ends may need to let go of a tensor.
   ~TorchTeam() { close(); }
 
-  // Raises what Ctrl-C raised; what a node raised stays with the execution.
+  // Raises what Ctrl-C raised, unless the results were being committed by then: it comes again when the caller has seen
+  // to them. What a node raised stays with the execution.
   void run(Execution& execution, bool record, Stage stage) {
     bool interrupted = false;
     {
@@ -84,7 +85,11 @@ class TorchTeam {
         return interrupted;
       }, stage);
     }
-    if (interrupted) throw py::error_already_set();
+    if (interrupted && !execution.has_committed()) throw py::error_already_set();
+    if (interrupted) {
+      PyErr_Clear();
+      PyErr_SetInterrupt();
+    }
   }
 
   // Runs `work(0)` to `work(count - 1)`, each on the executor that is free first.
@@ -177,9 +182,6 @@ void set_step(Averaging& numbers, const StepSettings& settings, double count) {
   numbers.weight_decay = is_decoupled ? 0 : weight_decay;
   numbers.shrunk = is_decoupled ? 1 - lr * weight_decay : 1;
 }
-
-// See `Job::outcome`.
-using RoundOutcome = std::tuple<at::Tensor, at::Tensor, bool, std::optional<at::Tensor>>;
 
 // Marks an argument as a value.
 struct SlotNumber {
@@ -448,9 +450,12 @@ class Job : public Work {
 
   int failed_node() { return execution().failed_node(); }
 
+  // Whether what outlives the last run has been written, or is being written by now.
+  bool has_committed() { return execution().has_committed(); }
+
   // Losses [learners], which of them are finite with their gradients and weights, whether all active ones are, and
   // metrics [names, learners].
-  RoundOutcome outcome(at::ScalarType dtype, int num_metrics) {
+  std::tuple<at::Tensor, at::Tensor, bool, std::optional<at::Tensor>> outcome(at::ScalarType dtype, int num_metrics) {
     const int64_t n = static_cast<int64_t>(learners_.size());
     constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
     at::Tensor losses = at::empty({n}, dtype), finite = at::empty({n}, at::kBool);
@@ -747,6 +752,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           "feed_turns", &Job::feed_turns, py::arg("sources"), py::arg("indices"), py::arg("seeds"), py::arg("results"))
       .def("turns_outcome", &Job::turns_outcome, py::arg("dtype"))
       .def("raise_failure", &Job::raise_failure)
+      .def_property_readonly("has_committed", &Job::has_committed)
       .def_property_readonly("failed_node", &Job::failed_node)
       .def("outcome", &Job::outcome, py::arg("dtype"), py::arg("num_metrics"))
       .def(

@@ -217,6 +217,8 @@ class Execution {
     phase_.compare_exchange_strong(running, Phase::kStopped, std::memory_order_acq_rel);
   }
   bool stopped() const { return phase_.load(std::memory_order_acquire) == Phase::kStopped; }
+  // Whether nodes of the commit have run, or run by now.
+  bool has_committed() const { return phase_.load(std::memory_order_acquire) == Phase::kCommitting; }
 
   // After all lanes have returned.
   int failed_node() const { return failed_node_; }

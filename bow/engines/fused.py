@@ -82,6 +82,11 @@ class Fused(TaskRunner):
             log.record(WHOLE, "round", began)
         return outcome
 
+    @property
+    def has_written(self) -> bool:
+        """Whether a region may have that does not tell."""
+        return self._has_run and self._whole_round is not None
+
     def learn(self, batches: Batches) -> Outcome:
         """Run all learning tasks at once, or in turn where that is impossible."""
         stacked = stack_batches(batches) if self._levels else None

@@ -58,6 +58,7 @@ class Graph(AheadRunner):
         self._jobs = GraphJobs(context, self.tasks)
         self._failed = False
         self._alone_s: float | None = None  # of the task that was just run alone
+        self._running: GraphRound | None = None  # in this round
         self.resized()
         try:
             native()
@@ -95,6 +96,11 @@ class Graph(AheadRunner):
         if ready is None:
             return in_parts(batches, due)
         return self._run(ready, due) if self.group.is_alone or not due else self._run_beside_the_sum(ready)
+
+    @property
+    def has_written(self) -> bool:
+        """Whether the executors have."""
+        return self._running is not None and self._running.has_committed
 
     def learn(self, batches: Batches) -> Outcome:
         """Run the learning tasks on the executors, or in turn where they have no step graph."""
@@ -191,6 +197,7 @@ class Graph(AheadRunner):
     def _run(self, ready: GraphRound, due: bool) -> Outcome:
         ready.begin(due)
         began, alone_s, self._alone_s = time.perf_counter(), self._alone_s, None
+        self._running = ready
         with _indices_are_data():
             outcome = ready.run(self._jobs.team, self.context.log.spans is not None)
         if alone_s is not None and all(outcome.active) and len(self.group) > 1:
@@ -205,6 +212,7 @@ class Graph(AheadRunner):
         matrix, step_state, averaging = self.group.matrix, cast(StepState, self._step_state), self.context.averaging
         native().contribute(matrix.weights, matrix.z, matrix.total, step_state.averaging[0])
         ready.begin(True, matrix.total)
+        self._running = ready
         averaging.begin_sum(matrix.total)
         with averaging.beside_the_sum(), _indices_are_data():
             outcome = ready.run(self._jobs.team, self.context.log.spans is not None, between=averaging.wait)
@@ -217,6 +225,7 @@ class Graph(AheadRunner):
 
     def _ready(self, batches: Batches) -> GraphRound | None:
         """What runs these batches, which it has been given; None where they are to be run in turn."""
+        self._running = None
         if self._failed:
             return None
         self.tasks.refused = None
@@ -264,7 +273,7 @@ class Graph(AheadRunner):
         with num_threads(1):  # as above, so that the two are equal bit for bit where nothing is compiled
             expected = self.live.expect(learner, batch, numbers)
         difference = self.live.verdict(made, expected, self.context.round_index)
-        if (difference or self.live.is_unsure) and self.tasks.distrust():
+        if (difference or self.live.is_unsure or expected.run is None) and self.tasks.distrust():
             self._jobs.forget()
             return False
         if difference:

@@ -122,6 +122,11 @@ class GraphRound:
         """Whether learners step inside the job."""
         return self._step_state is not None
 
+    @property
+    def has_committed(self) -> bool:
+        """Whether what outlives its last run has been written, rows and buffers."""
+        return bool(self._builder.job.has_committed)
+
     def feed(self, batches: Batches, seeds: Sequence[int]) -> bool:
         """Give the learners what they learn from next."""
         job = self._builder.job

@@ -1,9 +1,13 @@
 """The order of a round: averaging begins, learning tasks, step, averaging ends, restarts."""
 
+import _signal  # type: ignore[import-not-found]  # what `signal` wraps, at a tenth of the time
 import abc
+import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from signal import SIGINT
+from types import FrameType
 from typing import Any, ClassVar, TypeAlias, final
 
 import torch
@@ -59,6 +63,11 @@ class TaskRunner(abc.ABC):
     def learn_and_step(self, batches: Batches, due: bool, in_parts: InParts) -> Outcome:
         """Run a round: in parts, unless the runner can step and average in one pass with the learning tasks."""
         return in_parts(batches, due)
+
+    @property
+    def has_written(self) -> bool:
+        """Whether this round has changed what outlives it, before learners step by the optimizer."""
+        return False
 
     @property
     def runs_ahead(self) -> bool:
@@ -221,6 +230,33 @@ def rounds_to_synchronise(context: RoundContext) -> int:
     return next((n for n in ahead if due(context.round_index + n - 1)), MAX_ROUNDS_TOGETHER)
 
 
+class Uninterrupted:
+    """Around a round: Ctrl-C ends one that has written nothing, and waits until another one is counted."""
+
+    __slots__ = ("_before", "_came", "_has_written")
+
+    def __init__(self, has_written: Callable[[], bool]) -> None:
+        self._has_written = has_written
+        self._came: tuple[int, FrameType | None] | None = None
+
+    def __enter__(self) -> None:
+        self._before = _signal.getsignal(SIGINT)
+        if callable(self._before) and threading.current_thread() is threading.main_thread():  # which alone is told
+            _signal.signal(SIGINT, self._take)
+
+    def __exit__(self, *error: object) -> None:
+        if _signal.getsignal(SIGINT) == self._take:  # and not what whoever was told has put in its place
+            _signal.signal(SIGINT, self._before)
+        if self._came is not None:
+            self._before(*self._came)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if self._has_written():
+            self._came = number, frame
+        else:
+            self._before(number, frame)
+
+
 @final
 class RoundLoop(Loop):
     """Rounds on the host: one has ended when the call returns."""
@@ -237,6 +273,7 @@ class RoundLoop(Loop):
         super().__init__(context, kind.name, keeps_step=not issubclass(kind, AheadRunner))
         self.runner = kind(self.context)
         self._round_s = TURNS_S  # what one takes
+        self._has_stepped = False
 
     @property
     def description(self) -> str:
@@ -270,10 +307,12 @@ class RoundLoop(Loop):
         """One learning task of every learner and, when it is due, the synchronisation task."""
         context, began = self.context, time.perf_counter()
         due = context.averaging.due(context.round_index)
-        context.restarts.observe_learning_rate()
-        with out_of_memory_explained(len(self.group), self.group.device, self.settings.offload):
-            outcome = self.runner.learn_and_step(batches, due, self._in_parts)
-        self._end_round(outcome, due)
+        self._has_stepped = False
+        with Uninterrupted(lambda: self._has_stepped or self.runner.has_written):
+            context.restarts.observe_learning_rate()
+            with out_of_memory_explained(len(self.group), self.group.device, self.settings.offload):
+                outcome = self.runner.learn_and_step(batches, due, self._in_parts)
+            self._end_round(outcome, due)
         self._round_s = time.perf_counter() - began
         return outcome
 
@@ -316,7 +355,7 @@ class RoundLoop(Loop):
 
     def _step(self, outcome: Outcome, due: bool) -> None:
         """The optimizer, and the rest of a synchronisation task."""
-        context = self.context
+        context, self._has_stepped = self.context, True
         step_learners(context, outcome, due)
         context.restarts.after_step(outcome)
         if due:

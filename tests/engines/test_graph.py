@@ -5,7 +5,9 @@ import functools
 import gc
 import itertools
 import os
+import signal
 import subprocess
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -16,13 +18,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils._pytree import tree_leaves
 
 import bow
 from bow.devices import available_cores
 from bow.engines import thread_pool
+from bow.engines.averaging import ModelAveraging
 from bow.engines.captured import COMPILING_PAYS_S, MAX_SHAPES, compiling_pays
+from bow.engines.eager import InTurn
 from bow.engines.graph_round import GraphRound
+from bow.engines.live_check import LiveCheck
+from bow.engines.restarts import Restarts
 from bow.errors import GraphError, RuntimeUnavailableError
+from bow.replicas.optimizer import OptimizerRows
 from tests.engines.pairs import TOLERANCE, Pair
 from tests.forked import FORKED
 from tests.grouped import of_replicas
@@ -268,6 +276,108 @@ def test_a_step_may_return_metrics_and_take_any_batch() -> None:
         graph.round([as_dict(batch(0)), None])
         assert graph.last.metrics["right"].isnan().tolist() == [False, True]
         assert graph.engine == "graph"
+
+
+POINTS = {
+    "batches are there": ("graph", GraphRound, "feed", 2),
+    "the executors begin": ("graph", GraphRound, "begin", 2),
+    "the executors have ended": ("graph", GraphRound, "_outcome", 3),
+    "restarts": ("graph", Restarts, "count", 3),
+    "buffers are written": ("graph, torch steps", GraphRound, "_outcome", 3),
+    "torch steps": ("graph, torch steps", OptimizerRows, "step", 3),
+    "eager begins": ("eager", InTurn, "learn", 2),
+    "eager steps": ("eager", OptimizerRows, "step", 3),
+    "eager averages": ("eager", ModelAveraging, "after_step", 3),
+}
+"""Engine, what Ctrl-C comes in front of in the third round, and how many rounds there are then."""
+
+
+@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_round_that_is_interrupted_is_whole_or_has_not_happened(
+    point: str, every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, owner, name, rounds = POINTS[point]
+    kind = torch.optim.NAdam if "torch" in engine else torch.optim.Adam
+    sync = bow.SMA(every=1 if owner is ModelAveraging else every)
+    settings = {"engine": engine.partition(",")[0], "optimizer": functools.partial(kind, lr=0.01), "sync": sync}
+    before = getattr(owner, name)
+
+    def interrupted(self: Any, *arguments: Any, **given: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return before(self, *arguments, **given)
+
+    with replicas(**settings) as one, replicas(**settings) as other:
+        for t in range(2):
+            one.round(batches(t, 2))
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                one.round(batches(2, 2))
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert one.rounds == rounds
+        for t in range(rounds, 5):
+            one.round(batches(t, 2))
+        for t in range(5):
+            other.round(batches(t, 2))
+        states = [tree_leaves(each.training_state()) for each in (one, other)]
+    assert all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(*states, strict=True))
+
+
+def test_ctrl_c_arrives_while_the_executors_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LiveCheck, "is_due", lambda self, index: False)
+    torch.manual_seed(0)
+    wide = nn.Sequential(*(nn.Linear(512, 512) for _ in range(30)))
+    given = [(torch.randn(1024, 512), torch.randn(1024, 512))]
+    made = bow.Replicas(wide, nn.functional.mse_loss, learners=1, engine="graph", device="cpu")
+    made.round(given)
+    weights, main = made.W.clone(), threading.main_thread().ident
+    assert main is not None
+    before = GraphRound.run
+
+    def running(*arguments: Any, **more: Any) -> Any:
+        timer = threading.Timer(0.02, signal.pthread_kill, (main, signal.SIGINT))
+        timer.start()
+        try:
+            return before(*arguments, **more)
+        finally:
+            timer.join()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GraphRound, "run", running)
+        with pytest.raises(KeyboardInterrupt):
+            made.round(given)
+    assert made.rounds == 1
+    assert torch.equal(made.W, weights)
+    assert made.round(given).isfinite().all()
+    made.close()
+
+
+def test_who_listens_for_ctrl_c_is_told_once_and_may_listen_otherwise_from_then_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = []
+
+    def listening(*_: Any) -> None:
+        told.append(made.rounds)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        for name, rounds in (("begin", 1), ("_outcome", 3)):
+            with replicas() as made, monkeypatch.context() as patched:
+                method = getattr(GraphRound, name)
+                made.round(batches(0, 2))
+                made.round(batches(1, 2)) if name == "_outcome" else None
+                patched.setattr(
+                    GraphRound, name, lambda *given, method=method: signal.raise_signal(signal.SIGINT) or method(*given)
+                )
+                signal.signal(signal.SIGINT, listening)
+                made.round(batches(2, 2))
+                assert told.pop() == rounds
+                assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_autocast_is_captured() -> None:
