@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from bow.disk_cache import PIN
 from bow.errors import RuntimeUnavailableError, disk_reason
 from bow.files import write_whole
 
@@ -48,7 +49,7 @@ def built(folder: str, name: str, make: Callable[[Path], None]) -> Path:
     died meanwhile, the next one deletes.
     """
     path = cache_folder() / folder / name
-    if _is_whole(path):
+    if _is_whole(path) and _held(path):
         with contextlib.suppress(OSError):
             os.utime(path)
         return path
@@ -63,6 +64,7 @@ def built(folder: str, name: str, make: Callable[[Path], None]) -> Path:
                     make(made)
                     write_whole(_checksum(path), _hash(made))
                     made.replace(path)
+            if _held(path):
                 trim_cache()
             path.with_suffix(".lock").unlink(missing_ok=True)  # whoever waits for it finds the file
     except OSError as error:
@@ -71,6 +73,22 @@ def built(folder: str, name: str, make: Callable[[Path], None]) -> Path:
             "that can be written to"
         ) from error
     return path
+
+
+_in_use: dict[Path, int] = {}  # descriptors
+
+
+def _held(path: Path) -> bool:
+    """Keep a file in the cache while this process lives, which may load it again and again; False where it has gone."""
+    if path in _in_use and os.fstat(_in_use[path]).st_nlink > 0:
+        return True
+    try:
+        _in_use[path] = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    with contextlib.suppress(OSError):  # not every file system has locks
+        fcntl.flock(_in_use[path], fcntl.LOCK_SH)
+    return os.fstat(_in_use[path]).st_nlink > 0
 
 
 def _checksum(path: Path) -> Path:
@@ -91,28 +109,31 @@ def _is_whole(path: Path) -> bool:
 
 
 def cached_files() -> list[tuple[float, int, Path]]:
-    """When the files of the cache were last used, their sizes and places; locks and what is being made are left out."""
+    """When the files of the cache were last used, their sizes and places; no locks, pins and what is being made."""
     found = []
     for path in cache_folder().rglob("*"):
         with contextlib.suppress(OSError):
-            if path.is_file() and path.suffix != ".lock" and not any(part.startswith(SCRATCH) for part in path.parts):
+            stays = path.name.endswith((".lock", f"{PIN}.json")) or any(part.startswith(SCRATCH) for part in path.parts)
+            if path.is_file() and not stays:
                 status = path.stat()
                 found.append((status.st_mtime, status.st_size, path))
     return sorted(found)
 
 
 def trim_cache(most_bytes: int = MOST_BYTES) -> int:
-    """Delete what has not been used for longest until the rest has so many bytes; returns how many have gone."""
+    """Delete what has not been used for longest until the rest has so many bytes; returns how many have gone.
+
+    What a process has taken from the cache stays until that process ends.
+    """
     files = cached_files()
     held = begun = sum(size for _, size, _ in files)
     for _, size, path in files:
         if held <= most_bytes:
             break
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which fails where it is in use
             path.unlink()
             held -= size
-        with contextlib.suppress(OSError):  # others are in it
-            path.parent.rmdir()
     return begun - held
 
 

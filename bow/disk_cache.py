@@ -1,7 +1,9 @@
 """What was measured before, kept on disk as JSON: one file for each description of what it depends on."""
 
+import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +12,9 @@ from bow.errors import SettingError
 from bow.files import cached_json, write_whole
 
 T = TypeVar("T")
+
+PIN = ".pin"
+"""The suffix of what users have fixed, which is deleted by them alone."""
 
 
 class JsonCache:
@@ -37,7 +42,12 @@ class JsonCache:
         def make(content: Any) -> T | None:
             return parse(content["value"]) if (content["version"], content["key"]) == (self.version, plain) else None
 
-        return cached_json(self.path(key, suffix), make)
+        path = self.path(key, suffix)
+        found = cached_json(path, make)
+        if found is not None:
+            with contextlib.suppress(OSError):
+                os.utime(path)  # what was used last is trimmed last
+        return found
 
     def store(self, key: Any, value: Any, suffix: str = "") -> None:
         """Keep a value; raises `OSError` where the folder cannot be written."""

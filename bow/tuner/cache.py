@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bow.disk_cache import JsonCache
+from bow.disk_cache import PIN, JsonCache
 from bow.errors import SettingError, disk_reason
 from bow.tuner.trial import EngineSetting
-
-PIN = ".pin"
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,13 @@ import torch
 
 import bow
 from bow.compiling import CACHE, built, cached_files, trim_cache
+from bow.disk_cache import JsonCache
 from bow.errors import RuntimeUnavailableError
 from bow.runtime import loading
 from bow.runtime.loading import compile_extension, content_hash, native
 from bow.runtime.local import LocalRuntime
 from bow.seeds import derive_seed
+from bow.tuner import ChoiceCache, EngineSetting
 from tests.forked import FORKED
 
 
@@ -54,15 +56,56 @@ def test_a_file_that_was_damaged_is_made_again(cache: Path) -> None:
 
 def test_what_was_not_used_for_longest_goes_first(cache: Path) -> None:
     for number in range(4):
-        path = built(f"thing-{number}", "thing.so", lambda target: target.write_bytes(bytes(1000)) and None)
+        path = cache / f"thing-{number}" / "thing.so"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(bytes(1000))
         os.utime(path, (number, number))
-    built("thing-0", "thing.so", lambda target: target.touch())  # which is used again
-    for noted in cache.rglob("*.sha256"):
-        os.utime(noted, (10, 10))
-    assert trim_cache(2 * 1000 + 4 * 64) == 2000
-    assert sorted(path.parent.name for path in cache.rglob("*.so")) == ["thing-0", "thing-3"]
-    assert trim_cache(0) == 2 * 1000 + 4 * 64
+    measured = JsonCache(cache / "measured")
+    measured.store("one", 1)
+    os.utime(measured.path("one"), (0, 0))
+    assert measured.find("one") == 1
+    os.utime(cache / "thing-0" / "thing.so")  # which are used again
+    size = measured.path("one").stat().st_size
+    assert trim_cache(2000 + size) == 2000
+    assert sorted(path.parent.name for _, _, path in cached_files()) == ["measured", "thing-0", "thing-3"]
+    assert trim_cache(0) == 2000 + size
     assert cached_files() == []
+
+
+USER = textwrap.dedent(
+    """
+    from pathlib import Path
+    from bow.compiling import built
+    built("thing-1", "thing.so", lambda target: target.write_text("content") and None)
+    print("built", flush=True)
+    input()
+    print(built("thing-1", "thing.so", lambda target: target.write_text("again") and None).read_text())
+    """
+)
+
+
+def test_what_a_process_uses_and_what_is_pinned_stays(cache: Path) -> None:
+    choices = ChoiceCache(cache / "choices")
+    choices.pin({"model": "mlp"}, EngineSetting("graph", 2))
+    start = [*FORKED, "-c", USER]
+    with subprocess.Popen(start, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as user:
+        assert user.stdout is not None
+        assert user.stdout.readline() == "built\n"
+        trim_cache(0)
+        assert [path.name for _, _, path in cached_files()] == ["thing.so"]
+        assert user.communicate("\n")[0] == "content\n"
+    assert trim_cache(0) > 0
+    assert cached_files() == []
+    assert choices.find({"model": "mlp"}) is not None
+
+
+def test_what_went_meanwhile_is_made_again(cache: Path) -> None:
+    built("thing-1", "thing.so", lambda target: target.touch())
+    assert trim_cache(0) == 64  # the checksum
+    (cache / "thing-1" / "thing.so").unlink()
+    assert built("thing-1", "thing.so", lambda target: target.write_text("again") and None).read_text() == "again"
+    trim_cache(0)
+    assert (cache / "thing-1" / "thing.so").exists()
 
 
 def test_what_fails_leaves_nothing_and_is_tried_again(cache: Path) -> None:
