@@ -6,6 +6,7 @@ every operator's result off by rounding at random, and the spread of that is the
 """
 
 import contextlib
+import functools
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -298,6 +299,9 @@ class _RoundingNoise(DispatchMode):
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if (parts := _by_parts().get(func)) is not None:
+            with self:
+                return parts(*args, **(kwargs or {}))
         made = func(*args, **(kwargs or {}))
         if any(returns.alias_info is not None for returns in func._schema.returns):  # a view, or written in place
             return made
@@ -307,6 +311,17 @@ class _RoundingNoise(DispatchMode):
         # A gradient that torch knows to be 0 (`_efficientzerotensor`) has no memory to read.
         has_rounding = tensor.dtype.is_floating_point and not tensor._is_zerotensor()
         return tensor * _factors(tensor, self._generator) if has_rounding else tensor
+
+
+@functools.cache
+def _by_parts() -> Mapping[Any, Callable[..., Any]]:
+    """Operators that can make something far smaller than what they compute on the way, whose rounding is that of 1."""
+    from torch._decomp import get_decompositions  # which imports torch's compiler
+
+    aten: Any = torch.ops.aten
+    logarithms = aten._log_softmax, aten._log_softmax_backward_data, aten.logsumexp
+    made: Mapping[Any, Callable[..., Any]] = get_decompositions([*logarithms, aten.binary_cross_entropy_with_logits])
+    return made
 
 
 def _factors(tensor: Tensor, generator: torch.Generator) -> Tensor:
