@@ -114,7 +114,8 @@ class RowsStep:
         self._state = StepState(group, sync)
         self._moments = self._state.moments
         matrix = group.matrix
-        self._counts = torch.zeros(len(group), dtype=matrix.z.dtype, device=matrix.z.device)
+        self._dtype = torch.promote_types(matrix.z.dtype, torch.float32)  # of the arithmetic: bfloat16 has no 0.999
+        self._counts = torch.zeros(len(group), dtype=self._dtype, device=matrix.z.device)
         self._count_of = list(self._counts.unbind())
         self._told: tuple[float, ...] = ()
         self._numbers = torch.zeros(len(self._values()), dtype=torch.float64, device=matrix.z.device)
@@ -133,18 +134,20 @@ class RowsStep:
     def whole(self, finite: Tensor, synchronise: bool) -> None:
         """Step and average all learners; of each, `finite` is 1, 0 where it diverged, and NaN where it has no batch."""
         matrix = self._group.matrix
-        w, z, z_prev, g = matrix.weights, matrix.z, matrix.state["z_prev"], matrix.gradients
+        before = matrix.state["z_prev"]
+        w, z, z_prev, g = (row.to(self._dtype) for row in (matrix.weights, matrix.z, before, matrix.gradients))
+        moments = [moment.to(self._dtype) for moment in self._moments]
         if self._clip_norm is not None:
             g = g * clip_factors(g, self._clip_norm)  # the live check looks at the gradient as it was
-        *hyper, alpha, mu = self._numbers.to(w.dtype).unbind()
+        *hyper, alpha, mu = self._numbers.to(self._dtype).unbind()
         steps, starts_again = (finite == 1).unsqueeze(1), (finite == 0).unsqueeze(1)
         counts = self._counts.unsqueeze(1)
-        if len(self._moments) == 1:
-            moved, velocity = sgd_step(w, self._moments[0], g, steps, (*hyper, alpha, mu))
+        if len(moments) == 1:
+            moved, velocity = sgd_step(w, moments[0], g, steps, (*hyper, alpha, mu))
             made = [velocity]
         else:
             counts = torch.where(starts_again, 0, counts + steps)
-            moved, made = self._adam(w, g, counts, hyper)
+            moved, made = self._adam(w, g, moments, counts, hyper)
         center, kept = z, w
         if synchronise:
             corrections = torch.sub(w, z).mul_(alpha)
@@ -153,20 +156,22 @@ class RowsStep:
         for moment, new in zip(self._moments, made, strict=True):
             moment.copy_(torch.where(steps, new, torch.where(starts_again, 0, moment)))
         self._counts.copy_(counts.squeeze(1))
-        w.copy_(torch.where(steps, moved, torch.where(starts_again, center, kept)))
+        matrix.weights.copy_(torch.where(steps, moved, torch.where(starts_again, center, kept)))
         if synchronise:
-            z_prev.copy_(z)
-            z.copy_(center)
+            before.copy_(matrix.z)
+            matrix.z.copy_(center)
 
-    def _adam(self, w: Tensor, g: Tensor, counts: Tensor, hyper: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def _adam(
+        self, w: Tensor, g: Tensor, moments: list[Tensor], counts: Tensor, hyper: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         lr, first, second, epsilon, decay = hyper
         *_, is_decoupled = self._state.steps[0]
         if is_decoupled:
             w = w - w * (lr * decay)
         else:
             g = torch.addcmul(g, w, decay)
-        mean = torch.lerp(self._moments[0], g, 1 - first)
-        square = torch.addcmul(self._moments[1] * second, g * g, 1 - second)
+        mean = torch.lerp(moments[0], g, 1 - first)
+        square = torch.addcmul(moments[1] * second, g * g, 1 - second)
         root = square.sqrt() / (1 - second**counts).sqrt() + epsilon
         return torch.addcdiv(w, mean * (-lr / (1 - first**counts)), root), [mean, square]
 

@@ -72,6 +72,18 @@ def test_a_learner_that_diverges_starts_again_at_once_with_a_fresh_optimizer() -
     check_follows_eager("graph+round", rounds, build=plain, optimizer=ADAMW)
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_model_in_bfloat16_steps_by_numbers_that_bfloat16_has_not(optimizer: str) -> None:
+    settings = {"build": lambda: plain().bfloat16(), "clip_norm": 1.0, "optimizer": OPTIMIZERS[optimizer]}
+    rounds = [[(inputs.bfloat16(), targets) for inputs, targets in round_of(t)] for t in range(6)]
+    expected, found = (
+        trained("eager", "cpu", rounds, **settings),
+        trained("graph+round", FakeDevice(), rounds, **settings),
+    )
+    assert found[2] == "graph+round"
+    torch.testing.assert_close(found[0], expected[0], rtol=0.02, atol=0.01)
+
+
 def test_its_state_goes_on_in_another_engine() -> None:
     rounds = [round_of(t) for t in range(6)]
     expected = trained("eager", "cpu", rounds, optimizer=ADAMW)
