@@ -236,7 +236,7 @@ class CapturedTasks(CaptureCache[CapturedTask]):
         graph = self._kept.find(key)
         if graph is None:
             graph = capture(model, batch, step=self._traced_step)
-            if frozen.changed() is None:
+            if frozen.changed() is None and not graph.constants:  # which may be tensors that nobody has come across
                 self._kept.store(key, graph)
         changed_buffers(graph)
         return CapturedTask(graph, self._region(graph) if compiles else None)
@@ -376,3 +376,4 @@ def _settings() -> Iterator[str]:
     yield str(torch.backends.mkldnn.enabled)
     yield str(torch.are_deterministic_algorithms_enabled())
     yield f"{torch._C._get_flash_sdp_enabled()} {torch._C._get_math_sdp_enabled()}"
+    yield str(torch.get_autocast_dtype("cpu"))

@@ -9,6 +9,7 @@ from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from enum import Enum
+from numbers import Number
 from types import (
     BuiltinMethodType,
     CodeType,
@@ -37,6 +38,9 @@ MAX_ARRAY_BYTES = 1024
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
+HELD = (*PLAIN, tuple, Tensor, FunctionType, MethodType, functools.partial)
+"""Public attributes of a module of these kinds are looked at though no code that is followed names them."""
+
 _FOREIGN = {"torch", "numpy", *sys.stdlib_module_names} - {"__main__"}
 """Packages whose code reads nothing that a training changes."""
 
@@ -48,8 +52,8 @@ _IMPLICIT = {
         *("pow", "rpow", "lt", "le", "gt", "ge", "abs", "round", "mod", "floordiv", "matmul"),
         *("get", "missing"),
     )
-}
-"""Methods that are called by syntax and not by name."""
+} | {"forward", "backward", "setup_context"}
+"""Methods that are called by syntax, or by torch, and not by name."""
 
 _TENSORS = ("_parameters", "_buffers", "_modules")
 
@@ -242,7 +246,7 @@ class _Walk:
                 self._container(value, name)
             elif name in _HOOKS:
                 self.empty.append(value)
-            elif name in self._followed or (name[0] != "_" and issubclass(type(value), (*PLAIN, tuple, Tensor))):
+            elif name in self._followed or (name[0] != "_" and issubclass(type(value), HELD)):
                 self._watch(entries.get, name, name)
         self._visit(type(module), type(module).__name__)
 
@@ -274,8 +278,8 @@ class _Walk:
             if _is_foreign(base.__module__):
                 continue
             for name, value in vars(base).items():
-                if issubclass(type(value), FunctionType):
-                    if name in self._followed or name in _IMPLICIT or name == "forward":
+                if issubclass(type(value), FunctionType | staticmethod | classmethod):
+                    if name in self._followed or name in _IMPLICIT:
                         self._watch(vars(base).get, name, f"{label}.{name}")
                 elif name in self._followed and type(value) is not MemberDescriptorType:
                     self._watch(vars(base).get, name, f"{label}.{name}")
@@ -306,7 +310,7 @@ def _text(value: Any) -> str:
     """A value in words: plain ones as they are, functions by their code, others by their kind alone."""
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if issubclass(kind, PLAIN):
+    if issubclass(kind, (*PLAIN, Number, slice, range, np.generic, np.dtype, torch.finfo)):
         return f"{name} {value!r}"
     if issubclass(kind, dict):
         return f"{name} {{{', '.join(f'{_text(key)}: {_text(part)}' for key, part in dict.items(value))}}}"
@@ -321,7 +325,7 @@ def _text(value: Any) -> str:
     if kind in (torch.dtype, torch.device, torch.layout, torch.memory_format):
         return f"{name} {value!r}"
     if issubclass(kind, type) or _is_foreign(kind.__module__):
-        return f"{name} {getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
+        return f"{name} {[getattr(value, called, '') for called in ('__module__', '__qualname__', '__name__')]}"
     return name
 
 

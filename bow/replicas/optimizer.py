@@ -82,7 +82,7 @@ def optimizers_alone() -> Iterator[None]:
         yield
     finally:
         for method in apart:
-            del method.__dynamo_disable
+            vars(method).pop("__dynamo_disable", None)  # another thread may have been at it, too
 
 
 class OptimizerRows:

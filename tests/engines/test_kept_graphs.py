@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -112,6 +113,42 @@ def changed(change: Callable[[Any], object], made: nn.Module | None = None) -> n
     return made
 
 
+class Clipped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor) -> Tensor:
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.clamp(-10, 10)
+
+
+class ClippedOtherwise(Clipped):
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient.clamp(-20, 20)
+
+
+def through(function: Any) -> Any:
+    return lambda learner, given: cross_entropy(function.apply(learner(given[0])), given[1])
+
+
+def encoder(act: Any) -> nn.Module:
+    return nn.TransformerEncoderLayer(8, 2, activation=act)
+
+
+def leaky(slope: float) -> Any:
+    return functools.partial(nn.functional.leaky_relu, negative_slope=slope)
+
+
+def held(value: Any) -> nn.Module:
+    return changed(lambda made: setattr(made, "scales", value))
+
+
+def reduced(module: Any) -> Any:
+    return lambda learner, given: cross_entropy(module.relu(learner(given[0])), given[1])
+
+
 STEPS: dict[str, tuple[Any, nn.Module]] = {
     "plain": (plain_step, Switched()),
     "another step": (other_step, Switched()),
@@ -126,7 +163,19 @@ STEPS: dict[str, tuple[Any, nn.Module]] = {
     "double": (plain_step, changed(lambda made: made.double())),
     "a part of it": (plain_step, changed(lambda made: made.first.eval())),
     "torch's own": (plain_step, nn.TransformerEncoderLayer(8, 2)),
-    "torch's own otherwise": (plain_step, nn.TransformerEncoderLayer(8, 2, activation=torch.tanh)),
+    "torch's own otherwise": (plain_step, encoder(torch.tanh)),
+    "torch's own by a partial": (plain_step, encoder(leaky(0.01))),
+    "torch's own by another": (plain_step, encoder(leaky(0.02))),
+    "NumPy's number": (plain_step, held(np.float32(1.5))),
+    "another one": (plain_step, held(np.float32(2.5))),
+    "a range": (plain_step, held(slice(0, 2))),
+    "another range": (plain_step, held(slice(0, 3))),
+    "an overload": (plain_step, Switched(torch.ops.aten.div.Tensor)),
+    "another overload": (plain_step, Switched(torch.ops.aten.div.Scalar)),
+    "a module": (reduced(torch), Switched()),
+    "another module": (reduced(nn.functional), Switched()),
+    "a backward pass": (through(Clipped), Switched()),
+    "another backward pass": (through(ClippedOtherwise), Switched()),
 }
 
 
@@ -186,6 +235,40 @@ def test_a_graph_that_does_something_else_is_found_out_and_captured_anew(capture
     assert len(captures) == 3
     assert torch.equal(found, expected)
     found, _ = losses()
+    assert torch.equal(found, expected)
+
+
+PRIOR = torch.distributions.Normal(0.0, 1.0, validate_args=False)
+
+
+def with_prior(learner: nn.Module, given: Any) -> Tensor:
+    return cross_entropy(learner(given[0]), given[1]) - PRIOR.log_prob(given[0]).mean()
+
+
+def test_a_graph_with_tensors_of_its_own_is_not_kept(captures: list[int]) -> None:
+    """Somebody else may change them, as in a distribution that is annealed; a copy would not follow."""
+    for count in (1, 2):
+        of_eager, of_graph = (
+            bow.Replicas(model(), step=with_prior, learners=1, engine=engine, device="cpu")
+            for engine in ("eager", "graph")
+        )
+        for scale in (1.0, 2.0):
+            PRIOR.scale.fill_(scale)
+            batch = torch.ones(4, FEATURES), torch.zeros(4, dtype=torch.int64)
+            assert torch.equal(of_graph.round([batch]), of_eager.round([batch]))
+        assert (of_graph.engine, len(captures)) == ("graph", count)
+        of_graph.close()
+
+
+def test_a_graph_that_draws_otherwise_is_found_out_as_well(captures: list[int], folder: Path) -> None:
+    expected, _ = losses(made=model(act=nn.Dropout(0.5)))
+    (drawing,) = folder.iterdir()
+    losses(made=model(act=nn.Identity()))
+    (plain,) = set(folder.iterdir()) - {drawing}
+    key, value = drawing.read_text().partition('"value"')[0], plain.read_text().partition('"value"')[2]
+    drawing.write_text(f'{key}"value"{value}')
+    found, engine = losses(made=model(act=nn.Dropout(0.5)))
+    assert (engine, len(captures)) == ("graph", 3)
     assert torch.equal(found, expected)
 
 
