@@ -42,8 +42,9 @@ Captured = TypeVar("Captured")
 class CaptureCache(Generic[Captured]):
     """What was captured, by shape of batch, until a value in Python changes that the step reads."""
 
-    def __init__(self, step: Step, model: Callable[[], nn.Module], most: int = MAX_SHAPES) -> None:
-        self._step = step
+    def __init__(self, settings: LearningConfig, model: Callable[[], nn.Module], most: int = MAX_SHAPES) -> None:
+        self._step = settings.task_step
+        self._usual = settings.batch_size
         self._most = most
         self._model = model
         self._captured: dict[Hashable, Captured] = {}
@@ -98,10 +99,17 @@ class CaptureCache(Generic[Captured]):
             self.refused = f"{name!r} changes in Python again and again, and the step would be captured anew each time"
         return True
 
-    def wants(self, shape: Hashable, round_index: int) -> bool:
-        """Whether to capture for a shape: the first that comes, others when they come for the second time."""
+    def wants(self, shape: Hashable, leaves: Sequence[Any], round_index: int) -> bool:
+        """Whether to capture for a shape: the first that comes, others when they come for the second time.
+
+        None that is short, such as the data's last batch, which may be the first after a resume.
+        """
         if self.refused is not None or shape in self._captured or shape in self._unfit:
             return False
+        if self._usual is not None:
+            lengths = (len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim())
+            if next(lengths, self._usual) < self._usual:
+                return False
         if len(self._seen) > MAX_SEEN:
             self._seen.clear()
         seen = self._seen.setdefault(shape, round_index) < round_index
@@ -169,7 +177,7 @@ class CapturedTasks(CaptureCache[CapturedTask]):
     def __init__(
         self, group: LearnerGroup, settings: LearningConfig, tell: Callable[[str], None], most: int = MAX_SHAPES
     ) -> None:
-        super().__init__(settings.task_step, lambda: group.learners[0].module, most)
+        super().__init__(settings, lambda: group.learners[0].module, most)
         self._group = group
         self._settings = settings
         self._tell = tell
@@ -207,7 +215,7 @@ class CapturedTasks(CaptureCache[CapturedTask]):
     def _see_to(self, shape: Shape, batch: Batch, round_index: int) -> None:
         if shape is NO_SHAPE:
             self.refused = "a batch holds something that is no dense tensor"
-        elif self._is_usual(batch) and self.wants(shape, round_index):
+        elif self.wants(shape, tree_leaves(batch), round_index):
             compiles = not self._captured and not self.has_changed
             try:
                 self.add(shape, lambda frozen: self._capture(batch, compiles, frozen))
@@ -222,11 +230,6 @@ class CapturedTasks(CaptureCache[CapturedTask]):
             return False
         self.clear()
         return True
-
-    def _is_usual(self, batch: Batch) -> bool:
-        """Whether a batch is no short one, such as the data's last, which may be the first after a resume."""
-        usual, leaf = self._settings.batch_size, next(iter(tree_leaves(batch)), None)
-        return usual is None or (isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) >= usual)
 
     def _capture(self, batch: Batch, compiles: bool, frozen: FrozenValues) -> CapturedTask:
         """The step graph for a batch, as an earlier training has captured it or captured now."""

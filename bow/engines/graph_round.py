@@ -176,10 +176,7 @@ class GraphRound:
 
     def collect(self) -> Outcome:
         """What has come of it, once the executor that it was posted to is idle."""
-        try:
-            self._builder.job.raise_failure()
-        except Exception as error:
-            self._explain(error)
+        self._raise_failure()
         return self._outcome()
 
     def _fits(self, batches: Batches) -> bool:
@@ -196,10 +193,7 @@ class GraphRound:
 
     def collect_turns(self) -> Turns:
         """What has come of these batches."""
-        try:
-            self._builder.job.raise_failure()
-        except Exception as error:
-            self._explain(error)
+        self._raise_failure()
         return Turns(*self._builder.job.turns_outcome(self._group.matrix.z.dtype))
 
     @staticmethod
@@ -223,6 +217,12 @@ class GraphRound:
     def spans(self) -> list[Span]:
         """The recorded times of the last round."""
         return spans_of(self._builder, self._executor)
+
+    def _raise_failure(self) -> None:
+        try:
+            self._builder.job.raise_failure()
+        except Exception as error:
+            self._explain(error)
 
     def _explain(self, error: Exception) -> NoReturn:
         """Raise an error that names the operator that failed, where one did."""

@@ -64,7 +64,7 @@ class Cohort:
         task = LearningConfig(
             train.step_or_loss,
             clip_norm=train.clip_norm,
-            batch_size=samples.open(config, variant).batch_size,
+            batch_size=config.usual_batches.get(like.kind),
             rounds=rounds,
             engine=train.engine,
         )

@@ -284,6 +284,7 @@ def _try_first_batches(config: SweepConfig) -> None:
                 steps=train.steps,
                 seed=variant.seed,
             )
+            config.usual_batches[kind] = opened.usual_batch
             labels, step = all_labels(train.data), train.step_or_loss
             check_first_batch(templates[kind], opened.example, train.loss, step, labels, most_bad=MOST_LOST)
         optimizer = make_optimizer(variant.make_optimizer(train.optimizer), templates[kind])

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 import torch
 from members.test_equality import FLAT, LABELS, assert_same, mlp, swept
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
 
 import bow
+from bow.engines.graph_round import GraphRound
 from bow.errors import CheckpointError, RunDirectoryError
 from bow.members import Member
 from bow.members.loop import SweepLoop
@@ -98,6 +101,27 @@ def test_ctrl_c_keeps_what_was_trained(tmp_path: Path, monkeypatch: pytest.Monke
     expected = by_hand(tmp_path / "whole", None)
     for member, other in zip(result.members, expected.members, strict=True):
         assert_same(member, other)
+
+
+def in_time_first(samples: Any) -> Any:
+    inputs, targets = zip(*samples, strict=True)
+    return torch.stack(inputs, 1), torch.stack(targets)
+
+
+class OverTime(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs.mean(0))
+
+
+def test_batches_whose_first_dimension_is_another_are_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[int] = []
+    before = GraphRound.run
+    monkeypatch.setattr(GraphRound, "run", lambda self, *given: ran.append(1) or before(self, *given))
+    samples = [(torch.randn(3, 6), target) for target in LABELS[:64]]
+    data = DataLoader(samples, batch_size=16, collate_fn=in_time_first)  # type: ignore[arg-type]
+    variants, run = [bow.Variant(seed=0), bow.Variant(seed=1)], bow.Run(tmp_path / "sweep", progress=False)
+    bow.sweep(lambda: OverTime(6, 3), data, F.cross_entropy, variants=variants, engine="graph", run=run)
+    assert len(ran) >= 4
 
 
 def test_a_short_batch_may_be_the_first_behind_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ class Captures:
         if shape is None and cache.refused is None:
             cache.refused = "a batch holds something that is no dense tensor"
             self._tell_uncaptured("training")
-        if shape is None or not cache.wants(shape, round_index):
+        if shape is None or not cache.wants(shape, batch.leaves, round_index):
             return
         self._pending.catch_up()
         context.device.prepare_captures()

@@ -80,7 +80,7 @@ class StreamContext(RoundContext):
         self.offloaded = offloaded_tasks(settings.offload, group, device, at_once=True)
         self.tasks = LearningTasks(group, settings, self.offloaded)
         self.feed = Feed(device)
-        self.captures: CaptureCache[Any] = CaptureCache(settings.task_step, lambda: group.learners[0].module)
+        self.captures: CaptureCache[Any] = CaptureCache(settings, lambda: group.learners[0].module)
         self.live = LiveCheck(group, settings, self.captures)
         self.learners: list[StreamLearner] = []
         self.stepping: SgdStep | RowsStep | None = None  # what steps on the device, if the optimizer is of the kind
