@@ -1,5 +1,6 @@
 """Members: many models side by side that owe each other nothing."""
 
+from bow.members.cross_validation import cross_validate as cross_validate
 from bow.members.member import Member as Member
 from bow.members.result import Difference as Difference
 from bow.members.result import Differences as Differences
@@ -8,7 +9,6 @@ from bow.members.result import Sweep as Sweep
 from bow.members.saving import GroupLogger as GroupLogger
 from bow.members.search import MemberSearch as MemberSearch
 from bow.members.stopping import Halving as Halving
-from bow.members.sweep import cross_validate as cross_validate
 from bow.members.sweep import sweep as sweep
 from bow.members.variant import Variant as Variant
 from bow.members.variant import folds as folds
