@@ -159,7 +159,7 @@ class Cohort:
     def _most_turns(self, most: int) -> int:
         """How many batches every member can take without anybody looking at it in between."""
         halving = self._config.halving
-        if not self._is_checked or most < 2 or self._config.search is not None or (halving and halving.asynchronous):
+        if most < 2 or self._config.search is not None or (halving and halving.asynchronous):
             return 1  # what is begun or goes on next may depend on who has ended by now
         for row, progress in enumerate(self.rows):
             if progress is not None:

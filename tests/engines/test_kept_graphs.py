@@ -52,8 +52,10 @@ def smoothed(smoothing: float) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda outputs, targets: cross_entropy(outputs, targets, label_smoothing=smoothing)
 
 
-def losses(loss: Any = cross_entropy, made: nn.Module | None = None, engine: str = "graph", rounds: int = 3) -> Any:
-    replicas = bow.Replicas(made or model(), loss, **of_replicas(engine=engine, learners=2, device="cpu"))
+def losses(
+    loss: Any = cross_entropy, made: nn.Module | None = None, engine: str = "graph", rounds: int = 3, **settings: Any
+) -> Any:
+    replicas = bow.Replicas(made or model(), loss, **of_replicas(engine=engine, learners=2, device="cpu", **settings))
     generator = torch.Generator().manual_seed(1)
 
     def batch() -> tuple[Tensor, Tensor]:
@@ -82,6 +84,18 @@ def test_what_computes_something_else_is_captured(captures: list[int]) -> None:
         assert len(captures) == count + 2
         expected, _ = losses(loss, made, engine="eager")
         assert torch.equal(found, expected)
+
+
+def test_settings_of_the_training_and_of_torch_are_in_its_key(captures: list[int]) -> None:
+    losses()
+    losses(precision="bfloat16")
+    losses(accumulate=2)
+    with torch.backends.mkldnn.flags(enabled=False):
+        losses()
+        losses(precision="bfloat16")
+    assert len(captures) == 5
+    losses(accumulate=2)
+    assert len(captures) == 5
 
 
 class Switched(nn.Module):

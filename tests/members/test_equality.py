@@ -14,7 +14,9 @@ from torch.nn import functional as F
 
 import bow
 from bow.engines.graph_round import GraphRound
+from bow.engines.live_check import LiveCheck
 from bow.members import Member
+from bow.members.cohort import Cohort
 
 SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-4)
 ADAMW = functools.partial(torch.optim.AdamW, lr=0.003)
@@ -363,3 +365,42 @@ def test_members_that_take_turns_equal_those_that_keep_step(
         assert_same(member, other)
     diverged, other = some_at_once.members[2], one_by_one.members[2]
     assert diverged.history == other.history == []
+
+
+class Drifting(nn.Linear):
+    """Puts another tensor in the place of its buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.register_buffer("shift", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = super().forward(x) + self.shift
+        if self.training:
+            self.shift = 0.9 * self.shift + 0.1 * outputs.detach().mean(0)
+        return outputs
+
+
+def test_turns_behind_a_round_in_eager_go_on_with_its_buffers(tmp_path: Path) -> None:
+    variants = bow.grid(seed=range(3))
+    result = swept(tmp_path / "sweep", Drifting, (FLAT, LABELS), variants, engine="graph", at_once=1)
+    for number, member in enumerate(result.members):
+        assert_same(member, alone(tmp_path / str(number), Drifting, (FLAT, LABELS), member.variant, "graph"))
+
+
+def test_members_that_take_turns_are_checked_as_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bow.engines.live_check.SHARE", 1e-9)  # nothing by the clock
+    monkeypatch.setattr("bow.engines.live_check.FREE_S", 1e9)
+    cohorts: list[Cohort] = []
+    checked: list[tuple[int, int]] = []
+    rounds, verdict = Cohort.rounds, LiveCheck.verdict
+
+    def seen(self: Any, *given: Any) -> Any:
+        checked.append((given[-1] + 1, cohorts[-1].num_rounds))
+        return verdict(self, *given)
+
+    monkeypatch.setattr(Cohort, "rounds", lambda self, most: cohorts.append(self) or rounds(self, most))
+    monkeypatch.setattr(LiveCheck, "verdict", seen)
+    swept(tmp_path / "sweep", mlp, (FLAT, LABELS), VARIANTS, engine="graph", epochs=8)
+    assert len(cohorts) < 60  # of 75 rounds
+    assert checked == [(count, count) for count in (1, 2, 4, 8, 16, 32, 64)]
