@@ -65,7 +65,7 @@ def test_a_moving_average_is_part_of_the_central_model(capsys: pytest.CaptureFix
     main(["doctor", "model=mlp", "learners=2"])
     main(["doctor", "model=mlp", "learners=2", "validation.ema=0.999"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("central model")]
-    without, averaged = (float(line[2]) for line in lines)
+    without, averaged = (float(line[2]) * {"KiB": 1, "MiB": 1024}[line[3]] for line in lines)
     assert averaged == pytest.approx(1.25 * without, rel=0.05)
 
 
