@@ -235,7 +235,7 @@ class Uninterrupted:
 
     __slots__ = ("_before", "_came", "_has_written")
 
-    def __init__(self, has_written: Callable[[], bool]) -> None:
+    def __init__(self, has_written: Callable[[], bool] = lambda: True) -> None:
         self._has_written = has_written
         self._came: tuple[int, FrameType | None] | None = None
 

@@ -16,7 +16,7 @@ from bow.engines.cuda.pending import IssuedRound, PendingRounds
 from bow.engines.cuda.results import LOSS, METRICS
 from bow.engines.cuda.runner import AheadDeviceRunner, DeviceRunner
 from bow.engines.live_check import Expected
-from bow.engines.loop import Loop, rounds_to_synchronise, step_learners
+from bow.engines.loop import Loop, Uninterrupted, rounds_to_synchronise, step_learners
 from bow.engines.memory_budget import out_of_memory_explained
 from bow.engines.outcome import LearningConfig, Outcome
 from bow.replicas import LearnerGroup
@@ -152,22 +152,23 @@ class DeviceRoundLoop(Loop):
         if in_parts:
             with context.device.on(order.sync_stream):
                 context.averaging.begin(due)
-        self.runner.issue(slot, there, due)
-        order.gate = None
-        if self.runner.steps_last:
-            order.move()
-        with context.device.on(order.sync_stream):
-            difference = None if expected is None else self._difference(expected, slot)
-            if in_parts:
-                self._step(slot, there.active, due)
-            if self.sync.follows(self.group.num_all):
-                self.group.matrix.z.copy_(self.group.matrix.weights[0])
-                self.runner.followed()
-            if due and context.restarts.after_drop():
+        with Uninterrupted():  # what has been issued cannot be taken back
+            self.runner.issue(slot, there, due)
+            order.gate = None
+            if self.runner.steps_last:
                 order.move()
-            context.results.collect(slot, made)
-        self._pending.add(slot, there.active)
-        context.log.round_index += 1
+            with context.device.on(order.sync_stream):
+                difference = None if expected is None else self._difference(expected, slot)
+                if in_parts:
+                    self._step(slot, there.active, due)
+                if self.sync.follows(self.group.num_all):
+                    self.group.matrix.z.copy_(self.group.matrix.weights[0])
+                    self.runner.followed()
+                if due and context.restarts.after_drop():
+                    order.move()
+                context.results.collect(slot, made)
+            self._pending.add(slot, there.active)
+            context.log.round_index += 1
         context.log.record("issued", "round", began)
         if difference is not None:
             self._captures.refuse_all(difference)

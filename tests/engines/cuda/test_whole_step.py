@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import signal
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 import bow
+from bow.engines.cuda.pending import PendingRounds
 from bow.testing import FakeDevice
 from tests.engines.cuda.trainings import ADAMW, BATCH, CLASSES, SIZE, batch, round_of, training
 
@@ -101,6 +104,31 @@ def test_its_state_goes_on_in_another_engine() -> None:
         torch.testing.assert_close(replicas.W.detach(), expected[0], rtol=TOLERANCE, atol=TOLERANCE)
         replicas.close()
     first.close()
+
+
+@pytest.mark.parametrize("engine", ["graph", "graph+round", "streams"])
+def test_a_round_that_was_issued_is_counted_before_ctrl_c_ends_it(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = (training(engine, FakeDevice(), optimizer=ADAMW) for _ in range(2))
+    add = PendingRounds.add
+
+    def interrupted(*given: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        add(*given)
+
+    for t in range(2):
+        one.round(round_of(t))
+    with monkeypatch.context() as patched:
+        patched.setattr(PendingRounds, "add", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            one.round(round_of(2))
+    assert one.rounds == 3
+    one.round(round_of(3))
+    for t in range(4):
+        other.round(round_of(t))
+    states = [tree_leaves(each.training_state()) for each in (one, other)]
+    assert all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(*states, strict=True))
+    for each in (one, other):
+        each.close()
 
 
 @pytest.mark.parametrize("precision", [None, "bfloat16"])
