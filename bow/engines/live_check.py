@@ -319,8 +319,9 @@ def _by_parts() -> Mapping[Any, Callable[..., Any]]:
     from torch._decomp import get_decompositions  # which imports torch's compiler
 
     aten: Any = torch.ops.aten
-    logarithms = aten._log_softmax, aten._log_softmax_backward_data, aten.logsumexp
-    made: Mapping[Any, Callable[..., Any]] = get_decompositions([*logarithms, aten.binary_cross_entropy_with_logits])
+    made: Mapping[Any, Callable[..., Any]] = get_decompositions(
+        [aten._log_softmax, aten._log_softmax_backward_data, aten.logsumexp]
+    )
     return made
 
 
