@@ -86,11 +86,14 @@ def test_what_computes_something_else_is_captured(captures: list[int]) -> None:
         assert torch.equal(found, expected)
 
 
-def test_settings_of_the_training_and_of_torch_are_in_its_key(captures: list[int]) -> None:
+def test_settings_of_the_training_and_of_torch_are_in_its_key(
+    captures: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     losses()
     losses(precision="bfloat16")
     losses(accumulate=2)
-    with torch.backends.mkldnn.flags(enabled=False):
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.backends.mkldnn, "enabled", False)
         losses()
         losses(precision="bfloat16")
     assert len(captures) == 5
