@@ -163,7 +163,8 @@ def schedules() -> Iterator[tuple[str, Callable[[], Any]]]:
         names = tuple(f"operator {i % 5}" for i in operators)
         profile = spelling["Profile"](names, names, times, "no machine")
         policies = spelling["make_policies"](subject, profile, 4)
-        return ", ".join(f"{policy.name} {digest(spelling['schedule'](policy.schedule))}" for policy in policies)
+        known = [policy for policy in policies if "narrow" not in policy.name]  # older trees have no such policy
+        return ", ".join(f"{policy.name} {digest(spelling['schedule'](policy.schedule))}" for policy in known)
 
     yield "schedules", made
 

@@ -1,4 +1,4 @@
-"""Strategies of Liu et al. for manycore processors beyond those of bow: second hardware threads, narrow operators."""
+"""The strategy of Liu et al. for manycore processors that bow does not carry out: second hardware threads."""
 
 import bisect
 from collections.abc import Collection, Mapping, Sequence
@@ -6,7 +6,7 @@ from typing import Literal, TypeAlias
 
 from bow.errors import ScheduleError
 from bow.schedule.scheduler import CacheTimes, CoRunScheduler, Interference, Start
-from bow.schedule.scheduler.corun import Cores, best_threads
+from bow.schedule.scheduler.corun import Cores
 
 Strategy: TypeAlias = Literal[1, 2, 3, 4]
 
@@ -42,10 +42,6 @@ class ManycoreScheduler(CoRunScheduler):
     4. While one operator holds all cores, those with the shortest serial time run on second hardware threads,
        one on each core and with one thread, as long as they are over no later than it.
 
-    With `narrow`, beyond the paper, the operator that takes longest does not wait, but starts on the idle cores,
-    however far its number of threads is from strategy 2's, if it is predicted to be over no later than if it waited
-    for what runs.
-
     References:
         Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
         2019, section III-D.
@@ -67,8 +63,9 @@ class ManycoreScheduler(CoRunScheduler):
     ) -> None:
         if strategy == 4 and hardware_threads < 2:
             raise ScheduleError(f"strategy 4 needs 2 hardware threads a core, got {hardware_threads}; use strategy 3")
-        self._narrow, self._shares = narrow, strategy == 4
-        super().__init__(dependencies, times, kinds, cores, 3 if strategy == 4 else strategy, interference=interference)
+        self._shares = strategy == 4
+        last = 3 if strategy == 4 else strategy
+        super().__init__(dependencies, times, kinds, cores, last, narrow=narrow, interference=interference)
         for operator, own in enumerate(self._times if self._shares else ()):
             if 1 not in own:
                 raise ScheduleError(
@@ -86,14 +83,6 @@ class ManycoreScheduler(CoRunScheduler):
             self._note(operator, now_ns, predicted_ns)
             starts.append(Start(operator, self._num_cores + core, 1, (core,), sibling=True))
         return starts
-
-    def _threads_found(self, operator: int, now_ns: int) -> int | None:
-        usual, until_ns = super()._threads_found(operator, now_ns), self._cores.until_ns
-        idle = {threads: time for threads, time in self._times[operator].items() if threads <= self._cores.num_idle}
-        if usual is not None or not self._narrow or not idle or until_ns is None:
-            return usual
-        fewer, waiting_ns = best_threads(idle), self._times[operator][self._usual[operator]]
-        return fewer if now_ns + self._time_now(operator, fewer) <= until_ns + waiting_ns else None
 
     def _on_siblings(self, now_ns: int) -> int | None:
         """Strategy 4: what is shortest with one thread, beside an operator that holds all cores."""

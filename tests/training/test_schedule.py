@@ -22,6 +22,7 @@ from bow.schedule.profiler.measuring import measure
 from bow.schedule.scheduler import CriticalPath, critical_path
 from bow.training import schedule, schedule_search
 from tests.grouped import grouped, of_replicas
+from tests.schedule.profiler.steps import made_up
 from tests.training.blueprints import replicas_config
 
 SHARED = pytest.mark.skipif(len(available_cores()) < 2, reason="operators side by side need two cores")
@@ -231,6 +232,17 @@ def test_auto_asks_for_schedules_of_the_cores_that_a_learner_has(
         is None
     )
     assert asked == [(most, most)]
+
+
+def test_auto_tries_narrow_and_keeps_no_types_separate(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    monkeypatch.setattr(schedule_search, "measure", lambda bound, threads: made_up(bound, tuple(threads)))
+    monkeypatch.setattr(
+        schedule_search, "compare", lambda *given, policies: tried.extend(each.name for each in policies)
+    )
+    schedule_search.compared(replicas_config(), (torch.ones(2, 5), torch.tensor([0, 1])), cores=2)
+    assert "strategy 3, narrow" in tried
+    assert not any("separate" in name for name in tried)
 
 
 def test_every_policy_gives_the_numbers_of_the_graph() -> None:

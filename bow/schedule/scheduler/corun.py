@@ -179,6 +179,9 @@ class CoRunScheduler:
        there is none it waits. Others may start meanwhile if they fit. As these are over no later than what runs, it
        waits no longer than for that.
 
+    With `narrow`, beyond the paper, that operator does not wait, but starts on the idle cores, however far its number
+    of threads is from strategy 2's, if it is predicted to be over no later than if it waited for what runs.
+
     Remaining times are predicted ones: what takes longer than predicted has nothing left, and nothing fits beside it.
 
     Operators whose types have interfered in an earlier step are kept separate. The scheduler itself observes how long
@@ -202,8 +205,10 @@ class CoRunScheduler:
         cores: int,
         strategy: Strategy = 3,  # the last one that is applied
         *,
+        narrow: bool = False,
         interference: Interference | None = None,  # what was observed, kept from step to step
     ) -> None:
+        self._narrow = narrow
         self._by_cache = times if isinstance(times, CacheTimes) else None
         if isinstance(times, CacheTimes):
             times.check(cores)
@@ -342,7 +347,13 @@ class CoRunScheduler:
             return usual
         found = {threads: time for threads, time in times.items() if threads <= self._cores.num_idle}
         near = found.keys() & {n for n in self._candidates[operator] if abs(n - usual) <= MOST_DIFFERENCE}
-        return best_threads({threads: found[threads] for threads in near}) if near else None
+        if near:
+            return best_threads({threads: found[threads] for threads in near})
+        until_ns = self._cores.until_ns
+        if not self._narrow or not found or until_ns is None:
+            return None
+        fewer = best_threads(found)
+        return fewer if now_ns + self._time_now(operator, fewer) <= until_ns + times[usual] else None
 
     def _interferes(self, operator: int) -> bool:
         """Whether its type and that of something that runs are to be kept separate."""

@@ -50,6 +50,7 @@ def test_there_is_a_policy_for_everything_that_the_papers_compare() -> None:
         "strategy 1",
         "strategy 2",
         "strategy 3",
+        "strategy 3, narrow",
     ]
     assert [policy.name for policy in made(2) if policy.is_sequential] == names[:2]
     assert len({policy.name for policy in made(4)}) == len(made(4)) > len(names)
@@ -177,6 +178,14 @@ def test_small_operators_are_those_that_take_no_longer_than_handing_them_over() 
     assert small == tuple(index for index, time in enumerate(times) if time <= SMALL_NS)
     assert small
     assert named(2, "critical path, stay, 2 executors of 1 thread").schedule.stay
+
+
+def test_narrow_starts_on_the_idle_cores_what_strategy_3_has_wait() -> None:
+    profile = made_up(branches(), threads=(1, 4))
+    usual, narrow = (strategy_policy(branches(), profile, 4, 3, narrow=narrow) for narrow in (False, True))
+    assert narrow.name == "strategy 3, narrow"
+    assert narrow.schedule != usual.schedule
+    assert narrow.predicted.makespan < usual.predicted.makespan
 
 
 def test_strategies_give_operators_the_threads_that_they_are_fastest_with() -> None:

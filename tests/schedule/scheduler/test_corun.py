@@ -13,7 +13,7 @@ from benchmarks.manycore.scheduler import ManycoreScheduler
 from benchmarks.manycore.simulator import simulate_operators
 from bow.errors import ScheduleError
 from bow.schedule import Timeline
-from bow.schedule.scheduler import CacheTimes, Interference, Start
+from bow.schedule.scheduler import CacheTimes, CoRunScheduler, Interference, Start
 from tests.schedule.scheduler.graphs import dependencies, listed, times
 from tests.schedule.scheduler.watching import Event, Moment, Watched, check_carried_out
 
@@ -300,7 +300,7 @@ def test_narrow_takes_the_idle_cores_where_waiting_is_no_better(left: int, threa
     predicted = [{5: left}, {2: 220, 3: 150, 8: 100}, {1: 0}]
     case: dict[str, Any] = {"dependencies": [[], [2], []], "times": predicted, "kinds": ["a", "conv", "b"], "cores": 8}
     for narrow, expected in ((True, threads), (False, [])):
-        scheduler = ManycoreScheduler(**case, narrow=narrow)
+        scheduler = CoRunScheduler(**case, narrow=narrow)
         assert [start.operator for start in scheduler.start()] == [0, 2]
         assert [start.threads for start in scheduler.finished(2, 0)] == expected
 
