@@ -1,6 +1,7 @@
 """`bow plan`: how the operators of a model are split over devices."""
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from bow.planning.problem.topology_files import save_topology, shipped_topologie
 from bow.planning.search.baselines import baseline
 from bow.planning.search.chains import spaces_of
 from bow.planning.search.explain import COLUMNS, Explanation, OperatorExplanation, explain, shortened
+from bow.planning.search.lower_bounds import least_batch_ns
 from bow.planning.search.metropolis import MOVES, STARTS, SearchSettings
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import FILE, Found
@@ -165,6 +167,7 @@ def _plan(console: Console, problem: Problem, settings: PlanSettings) -> None:
     if base_ns is not None:
         ratio = base_ns / (result.makespan_ns / partition.learners)
         console.print(f"data parallelism: {base_ns / 1e6:.3f} ms; {ratio:.2f} times as fast")
+    console.print(_distance(problem, settings, result.makespan_ns / partition.learners, partition.learners))
     if settings.dry_run:
         console.print("dry run: nothing is written")
     else:
@@ -209,6 +212,7 @@ def _written_elsewhere(text: str) -> Path | None:
 def _compare(console: Console, problem: Problem, settings: PlanSettings) -> None:
     rows = terminal_table("A step, simulated", "method", "ms", "over data", "sent MB", "compute ms", "peak memory GiB")
     base_ns = _data_parallel_ns(problem)
+    fitting: list[tuple[float, int]] = []
     for method in settings.methods or compared_methods():
         try:
             partition = find(problem, method, settings.search, console, settings.workers).partition
@@ -218,6 +222,7 @@ def _compare(console: Console, problem: Problem, settings: PlanSettings) -> None
             continue
         name = method if partition.learners == 1 else f"{method}, {partition.learners} learners"
         step_ns = result.makespan_ns / partition.learners
+        fitting += [(step_ns, partition.learners)] if result.refusal is None else []
         rows.add_row(
             name if result.refusal is None else f"{name}: does not fit, {result.refusal}",
             f"{step_ns / 1e6:.3f}",
@@ -227,6 +232,8 @@ def _compare(console: Console, problem: Problem, settings: PlanSettings) -> None
             f"{max(each.num_bytes for each in result.peaks) / GIB:.2f}",
         )
     console.print(rows)
+    if fitting:
+        console.print(_distance(problem, settings, *min(fitting)))
     for sentence in tower_sentences(problem):
         console.print(sentence)
 
@@ -263,7 +270,9 @@ def _tell(console: Console, file: str, settings: PlanSettings, action: str) -> N
     if action == "explain":
         left_out = f"; {explanation.left_out} operators left out, see budget_s" if explanation.left_out else ""
         console.print(f"{explanation.tried:,} other choices simulated{left_out}")
-    console.print(_summary(partition, problem.simulate(splits, learners)))
+    result = problem.simulate(splits, learners)
+    console.print(_summary(partition, result))
+    console.print(_distance(problem, loaded.settings, result.makespan_ns / learners, learners))
 
 
 def _lines(problem: Problem, explanation: Explanation) -> Iterator[str]:
@@ -293,6 +302,14 @@ def _summary(partition: Partition, result: SimulationResult) -> str:
         f"a step: {result.makespan_ns / 1e6:.3f} ms{learners}; {result.communication_bytes / 1e6:.2f} MB sent, "
         f"{result.task_ns / 1e6:.3f} ms computed on all devices together"
     )
+
+
+def _distance(problem: Problem, settings: PlanSettings, batch_ns: float, learners: int) -> str:
+    """How far a partition is from the best possible one at most."""
+    bound_ns = least_batch_ns(problem, {learners, *settings.search.learners})
+    percent = math.ceil(100 * (batch_ns / bound_ns - 1)) if bound_ns else 0
+    batch = "" if learners == 1 else " for a batch"
+    return f"lower bound: {bound_ns / 1e6:.3f} ms{batch}; within {percent:,} % of the best possible"
 
 
 def _action(words: Sequence[str]) -> tuple[str, str, Sequence[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
@@ -54,6 +55,20 @@ def test_a_method_gives_the_same_placement_for_the_same_seed(evaluate):
     for method in ("cpu", "gpu", "expert", "learned"):
         first, again = (place(method, evaluate.groups, evaluate, BUDGET, seed=3) for _ in range(2))
         assert first.splits == again.splits
+
+
+@pytest.mark.parametrize("best", ["drawn", "decoded", "one device"])
+def test_what_is_learned_is_never_slower_than_what_was_seen_or_one_device(best, evaluate, monkeypatch):
+    groups = len(evaluate.groups)
+    ranked = sorted(
+        [(0,) * groups, (1,) * groups, (1, 2) * (groups // 2) + (1,) * (groups % 2)], key=lambda each: evaluate([each])
+    )
+    drawn, decoded = {"drawn": (0, 1), "decoded": (1, 0), "one device": (2, 2)}[best]
+    found = SimpleNamespace(best=SimpleNamespace(placement=ranked[drawn]), greedy=ranked[decoded])
+    monkeypatch.setattr(methods, "train_policy", lambda *arguments, **options: found)
+    placed = place("learned", evaluate.groups, evaluate, BUDGET)
+    assert evaluate([placed.devices]) == evaluate([ranked[0]])
+    assert placed.greedy == found.greedy
 
 
 def test_searches_look_at_no_more_placements_than_they_may(evaluate, monkeypatch):

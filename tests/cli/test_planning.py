@@ -106,6 +106,20 @@ def test_a_search_writes_a_strategy_and_its_timeline(said: Callable[[], str]) ->
     assert Path("plan/timeline.svg").read_text().startswith("<svg")
 
 
+@pytest.mark.parametrize("learners", [1, 2])
+def test_every_plan_says_how_far_from_the_best_possible_it_is_at_most(learners: int, said: Callable[[], str]) -> None:
+    searching = [*MODEL, NODE, *SHORT, f"learners={learners}"]
+    told = []
+    for words in (searching, ["show", "plan"], ["compare", *searching, "methods=search"]):
+        assert main(["plan", *words]) == 0
+        told.append(said())
+    batch = "" if learners == 1 else " for a batch"
+    line = re.compile(rf"lower bound: ([0-9.]+) ms{batch}; within ([0-9,]+) % of the best possible")
+    ((bound, percent),) = {line.search(text)[1:] for text in told}  # type: ignore[index]
+    step = float(re.search(r"a step: ([0-9.]+) ms", told[0])[1]) / learners  # type: ignore[index]
+    assert 100 * (step / float(bound) - 1) == pytest.approx(int(percent.replace(",", "")), abs=2)
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [

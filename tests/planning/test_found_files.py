@@ -33,6 +33,8 @@ def test_what_is_saved_says_for_which_devices_and_from_which_splits_it_was_chose
     assert loaded.to_json() == text
     with pytest.raises(ScheduleError, match="comes without its model"):
         loaded.explain()
+    with pytest.raises(ScheduleError, match="comes without its model"):
+        _ = loaded.bound_ns
 
 
 @pytest.mark.parametrize("origin", [[1], {"topology": {"devices": 1}}, {"makespan_ns": []}, {"device_lists": "odd"}])

@@ -207,6 +207,7 @@ def test_learners_share_the_devices_and_are_compared_by_batch() -> None:
     assert {chain.start.learners for chain in found.chains} == {1, 4}
     assert found.batch_ns == found.makespan_ns / found.partition.learners
     assert found.batch_ns == min(chain.batch_ns for chain in found.chains)
+    assert 0 < found.bound_ns <= found.batch_ns
 
 
 def small_memory(gib: float) -> Problem:

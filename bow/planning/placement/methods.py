@@ -174,7 +174,7 @@ def place(
 def learned(
     groups: Groups, evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say
 ) -> PlacementResult:
-    """The best placement that a policy drew while it learned; it neither sees nor starts from other methods' ones."""
+    """The best of what a policy drew, what it decodes greedily, and everything on one device."""
     best: list[float] = []
 
     def watch(progress: PolicyProgress) -> None:
@@ -197,7 +197,15 @@ def learned(
         controllers=budget.workers,
         watch=watch,
     )
-    return PlacementResult(groups.splits(found.best.placement), found.best.placement, found.greedy)
+    known = found.best.placement, found.greedy, *_on_one_device(evaluator)
+    _, devices = min((seconds, each) for each in known if (seconds := evaluator.evaluation(each).seconds) is not None)
+    return PlacementResult(groups.splits(devices), devices, found.greedy)
+
+
+def _on_one_device(evaluator: SimulatedEvaluator) -> Iterator[Devices]:
+    """Everything on one device of each kind, but for what may not run there."""
+    kinds = {device.kind: number for number, device in reversed([*enumerate(evaluator.problem.topology.devices)])}
+    return (evaluator.legal((number,) * len(evaluator.groups)) for number in kinds.values())
 
 
 def _placement(find: Callable[[SimulatedEvaluator, int], Devices]) -> Method:

@@ -1,17 +1,55 @@
-"""Lower bounds of a step's time when only the first operators' splits are known."""
+"""Lower bounds of a step's time: of any partition, and of those with given splits of the first operators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bow.errors import SettingError
-from bow.planning.problem.partition import Split
+from bow.planning.problem.partition import Split, Tiling
+from bow.planning.search.problem import Problem
+from bow.planning.search.search_space import FEW, SplitSpace
 from bow.planning.search.tile_tables import FAR, NEVER, Array, PlaceTables, TileTables, edges_of
+from bow.planning.simulator.costs import RooflineCosts
 from bow.planning.simulator.step_model import StepModel
+
+
+def least_batch_ns(problem: Problem, learners: Collection[int] = (1,)) -> float:
+    """What a batch takes at least by any partition: every device has an equal share of all passes and updates.
+
+    Messages and waiting cost nothing here, which makes it quick and loose; `StepBounds` counts them.
+    """
+    return min(_share_ns(problem.of_one_learner(count)) / count for count in learners)
+
+
+def _share_ns(problem: Problem) -> float:
+    model, devices = problem.model(), problem.topology.devices
+    kinds = tuple({device.kind: number for number, device in enumerate(devices)}.values())
+    # By a roofline, tiles of an operator take no less together than it takes whole; what was measured may differ.
+    every = len(devices) <= FEW or not isinstance(problem.costs, RooflineCosts)
+    space = SplitSpace(problem.graph, problem.rules, len(devices) if every else 1)
+    least: dict[tuple[int, bool], int] = {}  # by what operators have in common that take the same time
+    alike = list(zip(model.tilings.alike, model.has_backward, strict=True))
+    for operator, key in enumerate(alike):
+        if key not in least:
+            tilings = (model.tilings.of(operator, degrees) for degrees in space.degrees(operator))
+            least[key] = min(_passes_ns(model, operator, tiling, kinds) for tiling in tilings)
+    trained = [group.weights for group in model.weight_groups if group.trainable]
+    shapes = problem.graph.weights
+    sizes = [sum(math.prod(shapes[name].shape) * shapes[name].itemsize for name in names) for names in trained]
+    updates = sum(min(model.costs.update_ns(size, device) for device in kinds) for size in sizes)
+    return (sum(least[key] for key in alike) + updates) / len(devices)
+
+
+def _passes_ns(model: StepModel, operator: int, tiling: Tiling, kinds: Sequence[int]) -> int:
+    """All passes of an operator's tiles, each on the device that takes least."""
+    passes = 2 if model.has_backward[operator] else 1
+    on = [model.costs.of_tiles(operator, tiling, (device,) * tiling.num_tiles)[:passes] for device in kinds]
+    return int(np.sum(on, axis=1).min(axis=0).sum())
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from bow.planning.problem.topology_files import topology_from_dict, topology_to_
 from bow.planning.search.baselines import baseline, random_partition
 from bow.planning.search.chains import Chain, SearchProgress, Tally, WalkStart, run_chains, run_in_processes, spaces_of
 from bow.planning.search.explain import Explanation, explain
+from bow.planning.search.lower_bounds import least_batch_ns
 from bow.planning.search.metropolis import Improvement, SearchSettings
 from bow.planning.search.problem import Problem
 from bow.schedule import Timeline
@@ -170,6 +171,17 @@ class Found:
     def batch_ns(self) -> float:
         """What a step takes for each learner's batch: by this partitions with different learners are compared."""
         return self.makespan_ns / self.partition.learners
+
+    @property
+    def bound_ns(self) -> float:
+        """What a batch takes at least by any partition; the best possible `batch_ns` is not below it.
+
+        It is a bound and not a time that can be reached: all computing is shared equally, and messages cost nothing.
+
+        Raises:
+            ScheduleError: it was read from a file, which has no model.
+        """
+        return least_batch_ns(self._known_problem, {self.partition.learners, *self.settings.learners})
 
     @property
     def evaluated(self) -> int:

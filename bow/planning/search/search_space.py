@@ -105,6 +105,10 @@ class SplitSpace:
         regular = len(self._of[operator])
         return self._of[operator][index] if index < regular else self._extra[operator][index - regular]
 
+    def degrees(self, operator: int) -> Iterator[tuple[int, ...]]:
+        """The degrees of an operator's splits, each once."""
+        return iter(dict.fromkeys([*self._of[operator].degrees, *(split.degrees for split in self._extra[operator])]))
+
     def splits(self, operator: int) -> Iterator[Split]:
         """All splits of an operator, in a fixed order."""
         return (self.at(operator, index) for index in range(self.count(operator)))
@@ -141,7 +145,7 @@ class _Splits:
     def __init__(self, degrees: Sequence[tuple[int, ...]], lists: Callable[[tuple[int, ...]], _Lists]) -> None:
         found = {each: lists(tuple(degree for degree in each if degree > 1)) for each in degrees}
         self._lists = {each: of for each, of in found.items() if of.members}
-        self._degrees = list(self._lists)
+        self.degrees = list(self._lists)
         self._ends = [*itertools.accumulate(len(of.ordered) for of in self._lists.values())]
 
     def __len__(self) -> int:
@@ -149,7 +153,7 @@ class _Splits:
 
     def __getitem__(self, index: int) -> Split:
         place = bisect_right(self._ends, index)
-        degrees = self._degrees[place]
+        degrees = self.degrees[place]
         return Split(degrees, self._lists[degrees].ordered[index - self._ends[place]])  # from the end of its part
 
     def draw_with_degrees(self, degrees: tuple[int, ...], source: random.Random) -> Split | None:
