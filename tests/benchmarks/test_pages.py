@@ -20,12 +20,17 @@ OF_PLACEMENT = ("placement_real", "placement_small")
 PAGES = {path.stem: path.stem for path in RESULTS.glob("*.json")} | dict.fromkeys(OF_PLACEMENT, "placement")
 
 
-@pytest.mark.parametrize("name", sorted(PAGES))
-def test_a_page_is_made_of_the_committed_numbers(name: str) -> None:
+def rendered(name: str) -> str:
+    """The page of a result, made of its JSON."""
     values = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
     module = importlib.import_module(f"benchmarks.{PAGES[name]}")
     own = module.page(values) if hasattr(module, "page") else {}
-    page = render(name, {**values, **own})
+    return render(name, {**values, **own})
+
+
+@pytest.mark.parametrize("name", sorted(PAGES))
+def test_a_page_is_made_of_the_committed_numbers(name: str) -> None:
+    page = rendered(name)
     committed = RESULTS / f"{name}.md"
     if committed.is_file():
         assert cells(page) == cells(committed.read_text(encoding="utf-8"))
