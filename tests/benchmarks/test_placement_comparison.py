@@ -11,7 +11,7 @@ from benchmarks.placement_comparison import compare, table
 from benchmarks.placement_machine import k80_machine
 from bow.errors import RuntimeUnavailableError, ScheduleError, SettingError
 from bow.planning.placement import methods
-from bow.planning.placement.evaluation import SearchBudget
+from bow.planning.placement.evaluation import Evaluation, SearchBudget
 from bow.planning.placement.groups import module_groups
 from bow.planning.placement.methods import METHODS, SEARCHES, place
 from bow.planning.simulator.native_simulator import library
@@ -57,18 +57,22 @@ def test_a_method_gives_the_same_placement_for_the_same_seed(evaluate):
         assert first.splits == again.splits
 
 
-@pytest.mark.parametrize("best", ["drawn", "decoded", "one device"])
-def test_what_is_learned_is_never_slower_than_what_was_seen_or_one_device(best, evaluate, monkeypatch):
-    groups = len(evaluate.groups)
-    ranked = sorted(
-        [(0,) * groups, (1,) * groups, (1, 2) * (groups // 2) + (1,) * (groups % 2)], key=lambda each: evaluate([each])
-    )
-    drawn, decoded = {"drawn": (0, 1), "decoded": (1, 0), "one device": (2, 2)}[best]
-    found = SimpleNamespace(best=SimpleNamespace(placement=ranked[drawn]), greedy=ranked[decoded])
+@pytest.mark.parametrize(
+    ("drawn_s", "greedy_s", "best"), [(1.0, 1.5, "drawn"), (1.5, 1.0, "greedy"), (4.0, 5.0, "gpu"), (4.0, None, "gpu")]
+)
+def test_no_search_ends_slower_than_what_it_has_seen_or_one_device(drawn_s, greedy_s, best, evaluate, monkeypatch):
+    count = len(evaluate.groups)
+    placements = {"cpu": (0,) * count, "gpu": (1,) * count, "drawn": (0, *(1,) * (count - 1)), "greedy": (2,) * count}
+    seconds = {"cpu": 3.0, "gpu": 2.0, "drawn": drawn_s, "greedy": greedy_s}
+    evaluate._known |= {placement: Evaluation(seconds[name]) for name, placement in placements.items()}
+    found = SimpleNamespace(best=SimpleNamespace(placement=placements["drawn"]), greedy=placements["greedy"])
     monkeypatch.setattr(methods, "train_policy", lambda *arguments, **options: found)
-    placed = place("learned", evaluate.groups, evaluate, BUDGET)
-    assert evaluate([placed.devices]) == evaluate([ranked[0]])
-    assert placed.greedy == found.greedy
+    monkeypatch.setattr(methods, "walk_from_several", lambda *arguments: placements["drawn"])
+    learned, walked = (place(method, evaluate.groups, evaluate, BUDGET) for method in ("learned", "mcmc"))
+    assert learned.devices == placements[best]
+    assert learned.splits == evaluate.groups.splits(placements[best])
+    assert learned.greedy == placements["greedy"]
+    assert walked.devices == placements["drawn" if drawn_s < 2.0 else "gpu"]
 
 
 def test_searches_look_at_no_more_placements_than_they_may(evaluate, monkeypatch):

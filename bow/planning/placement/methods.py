@@ -197,15 +197,16 @@ def learned(
         controllers=budget.workers,
         watch=watch,
     )
-    known = found.best.placement, found.greedy, *_on_one_device(evaluator)
-    _, devices = min((seconds, each) for each in known if (seconds := evaluator.evaluation(each).seconds) is not None)
+    devices = _fastest(evaluator, found.best.placement, found.greedy)
     return PlacementResult(groups.splits(devices), devices, found.greedy)
 
 
-def _on_one_device(evaluator: SimulatedEvaluator) -> Iterator[Devices]:
-    """Everything on one device of each kind, but for what may not run there."""
+def _fastest(evaluator: SimulatedEvaluator, *found: Devices) -> Devices:
+    """The fastest of what was found, and of everything on one device of each kind."""
     kinds = {device.kind: number for number, device in reversed([*enumerate(evaluator.problem.topology.devices)])}
-    return (evaluator.legal((number,) * len(evaluator.groups)) for number in kinds.values())
+    alone = (evaluator.legal((number,) * len(evaluator.groups)) for number in kinds.values())
+    times = ((evaluator.evaluation(each).seconds, each) for each in (*found, *alone))
+    return min((seconds, each) for seconds, each in times if seconds is not None)[1]
 
 
 def _placement(find: Callable[[SimulatedEvaluator, int], Devices]) -> Method:
@@ -229,7 +230,7 @@ def _processor(evaluator: SimulatedEvaluator, seed: int) -> Devices:
 def _walked(
     groups: Groups, evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say
 ) -> PlacementResult:
-    devices = walk_from_several(evaluator, budget, seed, say)
+    devices = _fastest(evaluator, walk_from_several(evaluator, budget, seed, say))
     return PlacementResult(groups.splits(devices), devices)
 
 
