@@ -14,9 +14,7 @@ class DropRule:
     """Watches the first group's learning rate, round by round.
 
     References:
-        Koliousis et al., CROSSBOW, 2019, whose code copies the average model into all replicas at each step of a
-        learning-rate schedule (`clib-multigpu/solverconfiguration.c` and `synch/sma.c`). Budea's Algorithm 2 has no
-        restarts, and the two shares above are bow's.
+        Koliousis et al., CROSSBOW, 2019, in its code (`clib-multigpu/synch/sma.c`); the two shares above are bow's.
     """
 
     peak: float = 0.0

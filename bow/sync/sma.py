@@ -29,8 +29,7 @@ class SMA(Synchroniser):
         mu: momentum of the central model, at least 0 and below 1.
         every: rounds between two synchronisation tasks.
         restart: `"drop"`: after the learning rate fell to half of its maximum since the last restart or lower,
-            z is copied into every learner behind the next synchronisation task, as CROSSBOW's code does where its
-            schedule lowers the rate; `None`: never, as in Algorithm 2.
+            z is copied into every learner behind the next synchronisation task (CROSSBOW's code); `None`: never.
         levels: 1: all learners follow z. 2: those of a device follow a reference model of their device, and z averages
             the reference models; alpha then is 1/(learners of the device + 1) in the device and 1/(devices + 1) between
             them by default. With one device there is one level.

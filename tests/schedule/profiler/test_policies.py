@@ -180,12 +180,17 @@ def test_small_operators_are_those_that_take_no_longer_than_handing_them_over() 
     assert named(2, "critical path, stay, 2 executors of 1 thread").schedule.stay
 
 
-def test_narrow_starts_on_the_idle_cores_what_strategy_3_has_wait() -> None:
-    profile = made_up(branches(), threads=(1, 4))
-    usual, narrow = (strategy_policy(branches(), profile, 4, 3, narrow=narrow) for narrow in (False, True))
-    assert narrow.name == "strategy 3, narrow"
-    assert narrow.schedule != usual.schedule
-    assert narrow.predicted.makespan < usual.predicted.makespan
+def test_narrow_is_strategy_3_on_fewer_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def spied(*arguments: Any, **settings: Any) -> CoRunScheduler:
+        given.append((settings["strategy"], settings["narrow"]))
+        return CoRunScheduler(*arguments, **settings)
+
+    monkeypatch.setattr(policies, "CoRunScheduler", spied)
+    assert strategy_policy(branches(), made_up(branches()), 2, 3, narrow=True).name == "strategy 3, narrow"
+    assert strategy_policy(branches(), made_up(branches()), 2, 3).name == "strategy 3"
+    assert given == [(3, True), (3, False)]
 
 
 def test_strategies_give_operators_the_threads_that_they_are_fastest_with() -> None:
