@@ -26,6 +26,7 @@ EXPERIMENTS: dict[str, tuple[str, float]] = {
     "figures": ("the figures of the TensorBow evaluation, and its Table 5.1", 15),
     "tuner": ("whether the tuner finds what an exhaustive trial finds, and what that costs", 20),
     "start": ("whole trainings where nothing is chosen, against every setting that could have been", 180),
+    "models": ("30 models of timm, torchvision and Hugging Face in every engine, beside plain PyTorch", 10),
     "allreduce": ("what the sum between devices costs, and whether the learning tasks hide it", 6),
     "schedule": ("a step of the papers' networks, by every policy, against one operator after another", 8),
     "micro": ("what made the papers schedule operators, on the machine at hand", 1),

@@ -42,6 +42,8 @@ SHORT = {"run": "run.path", "devices": "devices.count", "validation": "validatio
 SECTIONS = ("engine.", "devices.", "validation.", "run.")
 TARGETS = "validation.target."
 """Sections whose first field can be given alone."""
+_LIBRARY = re.compile(r"^model=(timm|torchvision|hf):([^,]+)$")
+"""A model of another library, whose settings are known there."""
 _HOME = re.compile(r"^([^=]+)=(~[^'\"\[{,]*)$")
 """A path in somebody's home directory, which hydra takes in quotes only."""
 
@@ -67,7 +69,7 @@ def compose(overrides: Sequence[str]) -> Composition:
     is the whole scheduler, and nothing of the recipe's stays in it.
     """
     with _hydra():
-        parsed = _parse(overrides)
+        parsed = _parse(_with_library(overrides))
         _refuse_doubtful(parsed)
         in_parts = [override for override in parsed if not _is_whole(override)]
         config = _compose(in_parts)
@@ -159,6 +161,16 @@ def _axis(override: Override) -> list[str]:
 
 def _parse(overrides: Sequence[str]) -> list[Override]:
     return [_parse_one(override) for override in overrides]
+
+
+def _with_library(overrides: Sequence[str]) -> Sequence[str]:
+    """`model=timm:NAME` as the option `timm` and its name; other settings of the model may be new to the option."""
+    found = next(filter(None, map(_LIBRARY.match, overrides)), None)
+    if found is None:
+        return overrides
+    named = [f"model={found[1]}", f"++model.name='{found[2]}'"]
+    others = [override for override in overrides if override != found.string]
+    return [*named, *(f"++{each}" if each.startswith("model.") else each for each in others)]
 
 
 def _parse_one(override: str) -> Override:

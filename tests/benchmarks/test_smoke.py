@@ -24,6 +24,7 @@ RUNS = {
 }
 SLOW = {
     "start": ("quick=true", "start"),
+    "models": ("quick=true", "models"),
     "gpu": ("fake=true processes=false quick=true", "gpu"),
     "micro-together": ("quick=true parts=pinned,together", "micro"),
     "costs-regression": ("quick=true parts=regression", "costs"),

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 import bow
+from benchmarks.models import let_torchvision_be_imported
 from bow.data import open_stream
 from bow.errors import BowError, LossError, ModelError, SettingError
 
@@ -60,6 +61,7 @@ class Classifier(nn.Module):
 
 
 def gpt2() -> nn.Module:
+    let_torchvision_be_imported()  # which transformers import where it is there
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": WORDS, "n_embd": 8, "n_layer": 2, "n_head": 2, "n_positions": LENGTH}
     off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
@@ -67,6 +69,7 @@ def gpt2() -> nn.Module:
 
 
 def bert() -> nn.Module:
+    let_torchvision_be_imported()  # which transformers import where it is there
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": WORDS, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
     more = {"intermediate_size": 16, "max_position_embeddings": LENGTH, "classifier_dropout": 0.0}

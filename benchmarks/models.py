@@ -1,0 +1,363 @@
+"""Other people's models in every engine: whether they train, and agree with plain PyTorch.
+
+Models of timm, torchvision and Hugging Face, small ones by their configurations, are trained for three steps by plain
+PyTorch, in float32 and in float64, and by two learners in each engine, which are not averaged meanwhile. The distance
+of plain PyTorch's two results is what float32 arithmetic costs this very training: a learner agrees whose weights are
+not further than a few times that from those in float64. A model has a process of its own, and another one after a
+crash.
+"""
+
+import contextlib
+import copy
+import functools
+import importlib
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from benchmarks import harness
+from benchmarks.harness import CaseError, setting
+from benchmarks.harness.processes import Host, first_words
+from bow.errors import BowError, reason
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+ENGINES = ("eager", "graph", "fused")
+AIM = 27
+"""Models that train in engine `graph`."""
+
+FACTOR = 8.0
+"""How many times further than plain PyTorch in float32 a learner may be from the weights in float64."""
+
+MUCH = 0.01
+"""Where rounding is more than this of the way moved, the page says that agreement says little."""
+
+LR = 0.001
+"""With 0.01, batch norm of four samples makes three steps of some so chaotic that no two roundings agree."""
+
+LEARNERS, ROUNDS, SAMPLES = 2, 3, 4
+CLASSES, WORDS, LENGTH = 10, 50, 12
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A model by its configuration.
+
+    `library` is that of the command line (`timm`, `torchvision`), or the class of transformers that makes the model.
+    """
+
+    library: str
+    name: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    pixels: int = 64
+
+    @property
+    def title(self) -> str:
+        return f"{self.library if self.library in ('timm', 'torchvision') else 'hf'}:{self.name}"
+
+
+_QUIET = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+_SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+_TEXT = {"vocab_size": WORDS, "max_position_embeddings": 32}
+_BERT = {**_SMALL, **_TEXT, **_QUIET}
+_DROPOUT = {"dropout": 0.0}
+_T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "dropout_rate": 0.0}
+_GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
+_DISTILBERT = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "attention_dropout": 0.0}
+_MOE = {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "experts_implementation": "eager"}
+_TOKENS, _WORDS_TO_WORDS, _SENTENCES, _PICTURES = (
+    f"AutoModelFor{kind}" for kind in ("CausalLM", "Seq2SeqLM", "SequenceClassification", "ImageClassification")
+)
+
+CASES = [
+    Case("timm", "resnet18", {"layers": (1, 1, 1, 1)}),
+    Case("timm", "mobilenetv3_small_050"),
+    Case("timm", "regnetx_002"),
+    Case("timm", "densenet121", {"growth_rate": 8, "block_config": (2, 2, 2, 2)}),
+    Case("timm", "convnext_atto", {"depths": (1, 1, 1, 1), "dims": (8, 16, 24, 32)}),
+    Case("timm", "vit_tiny_patch16_224", {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 2}, 32),
+    Case("timm", "deit3_small_patch16_224", {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 2}, 32),
+    Case("timm", "cait_xxs24_224", {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 2}, 32),
+    Case("timm", "xcit_nano_12_p16_224", {"img_size": 32, "embed_dim": 32, "depth": 2, "num_heads": 2}, 32),
+    Case(
+        "timm",
+        "swin_tiny_patch4_window7_224",
+        {"img_size": 32, "window_size": 4, "embed_dim": 16, "depths": (2, 2), "num_heads": (2, 2), "drop_path_rate": 0},
+        32,
+    ),
+    Case("timm", "mixer_s32_224", {"img_size": 64}),
+    Case("torchvision", "resnet18"),
+    Case("torchvision", "squeezenet1_1", _DROPOUT),
+    Case("torchvision", "shufflenet_v2_x0_5"),
+    Case("torchvision", "mobilenet_v2", {"width_mult": 0.25, **_DROPOUT}),
+    Case("torchvision", "mobilenet_v3_small", _DROPOUT),
+    Case("torchvision", "mnasnet0_5", _DROPOUT),
+    Case("torchvision", "googlenet", {"aux_logits": False, "init_weights": False, **_DROPOUT}),
+    Case(_SENTENCES, "bert", _BERT),
+    Case(_SENTENCES, "distilbert", {**_TEXT, **_DISTILBERT, **_DROPOUT, "seq_classif_dropout": 0.0}),
+    Case(_SENTENCES, "roberta", _BERT),
+    Case(_SENTENCES, "albert", {**_BERT, "embedding_size": 8, "classifier_dropout_prob": 0.0}),
+    Case(_SENTENCES, "electra", {**_BERT, "embedding_size": 8}),
+    Case(_TOKENS, "gpt2", {**_GPT2, "vocab_size": WORDS, "attn_pdrop": 0.0}),
+    Case(_TOKENS, "gpt_neox", {**_SMALL, **_TEXT}),
+    Case(_TOKENS, "llama", {**_SMALL, **_TEXT, "num_key_value_heads": 1}),
+    Case(_TOKENS, "mixtral", {**_SMALL, **_TEXT, **_MOE}),
+    Case(_WORDS_TO_WORDS, "t5", {**_T5, "vocab_size": WORDS, "decoder_start_token_id": 0}),
+    Case(_PICTURES, "vit", {**_SMALL, **_QUIET, "image_size": 32, "patch_size": 8}, 32),
+    Case(_PICTURES, "resnet", {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}),
+]
+BY_TITLE = {case.title: case for case in CASES}
+PACKAGES = {"timm": "timm", "torchvision": "torchvision", "hf": "transformers"}
+
+
+@dataclass(frozen=True)
+class Config(harness.Config):
+    """Settings of the experiment."""
+
+    models: tuple[str, ...] = setting(tuple(BY_TITLE), "what is trained", choices=tuple(BY_TITLE), quick=("hf:vit",))
+    engines: tuple[str, ...] = setting(ENGINES, "by which engines", choices=ENGINES, quick=("eager", "graph"))
+    compiles: bool = setting(False, "whether fused compiles, which takes a minute or two a model")
+    workers: int = setting(2, "processes at a time")
+    limit_s: float = setting(100.0, "seconds after which an engine is given up")
+
+
+def measure(config: Config) -> dict[str, Any]:
+    """A row for every model, and how many train in each engine."""
+    from bow.runtime.loading import build
+
+    build()
+    versions = {name: _version(name) for name in PACKAGES.values()}
+    there = [title for title in config.models if versions[PACKAGES[title.partition(":")[0]]] is not None]
+    with ThreadPoolExecutor(config.workers) as pool:
+        rows = list(pool.map(functools.partial(_row, config), there))
+    trains = {engine: sum(row[engine]["status"] == "trains" for row in rows) for engine in config.engines}
+    left_out = [title for title in config.models if title not in there]
+    return {
+        "aim": AIM, "factor": FACTOR, "versions": versions, "trains": trains, "left_out": left_out, "rows": rows,
+    }  # fmt: skip
+
+
+def missed(values: Mapping[str, Any]) -> bool:
+    """Whether an engine crashed or disagreed somewhere, or too few models train in `graph`."""
+    outcomes = [row[engine]["status"] for row in values["rows"] for engine in values["trains"]]
+    return not set(outcomes) <= {"trains", "refused"} or values["trains"].get("graph", AIM) < AIM
+
+
+def page(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Cells of the table, and what is to be said about some of them."""
+    notes = [
+        {"model": row["model"], "engine": engine, "status": outcome["status"], "why": outcome["why"]}
+        for row in values["rows"]
+        for engine in values["trains"]
+        if (outcome := row[engine])["why"]
+    ]
+    table = [
+        [row["model"], f"{row.get('parameters', 0):,}", *(_cell(row[engine]) for engine in values["trains"])]
+        for row in values["rows"]
+    ]
+    return {"notes": notes, "table": table}
+
+
+def _cell(outcome: Mapping[str, Any]) -> str:
+    if outcome["status"] != "trains":
+        return str(outcome["status"])
+    how = "" if outcome["ran"] in ENGINES else f", {outcome['ran'].partition('(')[2].rstrip(')')}"
+    return f"{outcome['distance']:.1e}{how}" if outcome["distance"] else f"equal{how}"
+
+
+def _version(name: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _row(config: Config, title: str) -> dict[str, Any]:
+    """What became of a model, in processes of its own."""
+    environment = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    if not config.compiles:
+        environment["TORCHDYNAMO_DISABLE"] = "1"
+    row: dict[str, Any] = {"model": title}
+    with contextlib.ExitStack() as stack:
+        host: Host | None = None
+        for engine in config.engines:
+            host = host or stack.enter_context(contextlib.closing(Host(environment)))
+            try:
+                row[engine] = host.call(_trained, title, engine, limit_s=config.limit_s)
+            except CaseError as error:
+                why = reason(error)
+                row[engine] = {"status": "late" if "within" in why else "crashes", "why": why}
+                host = None
+        if host is not None:
+            row["parameters"] = host.call(_parameters, title)
+    harness.say(f"{title}: " + ", ".join(f"{engine} {row[engine]['status']}" for engine in config.engines))
+    return row
+
+
+# What follows runs in the process of a model.
+
+
+def _trained(title: str, engine: str) -> dict[str, Any]:
+    """What became of a model in an engine."""
+    import torch
+
+    import bow
+
+    torch.set_num_threads(1)
+    case = BY_TITLE[title]
+    plain = _plain(case)
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            replicas = bow.Replicas(
+                _built(case),
+                step=_step(case),
+                optimizer=functools.partial(torch.optim.SGD, lr=LR, momentum=0.9),
+                learners=LEARNERS,
+                sync=bow.SMA(every=ROUNDS + 1),  # until then a learner is plain PyTorch
+                engine=engine,  # type: ignore[arg-type]
+                device="cpu",
+            )
+            replicas.run(iter(_batches(case)), ROUNDS)
+            found, ran = [_state(replicas.learner(index)) for index in range(LEARNERS)], replicas.engine
+            replicas.close()
+    except BowError as error:
+        return {"status": "refused", "why": reason(error)}
+    except Exception as error:
+        return {"status": "fails", "why": first_words(error)}
+    told = [
+        str(each.message).splitlines()[0]
+        for each in said
+        if "engine" in str(each.message) or "fused" in str(each.message)
+    ]
+    distances = [_distances(own, *others) for own, others in zip(found, plain, strict=True)]
+    distance, share, error = map(max, zip(*distances, strict=True))
+    if error > MUCH:
+        told.append(
+            f"plain PyTorch in float32 itself is {error:.1%} of the way moved from float64, so this says little"
+        )
+    outcome = {"ran": ran, "distance": distance, "share": share, "why": "; ".join(told)}
+    if share > FACTOR:
+        why = f"{share:.3g} times as far from float64 as plain PyTorch in float32, {distance:.1e} of the way moved"
+        return {"status": "disagrees", **outcome, "why": "; ".join([why, *told])}
+    return {"status": "trains" if ran.startswith(engine) else "refused", **outcome}
+
+
+def _parameters(title: str) -> int:
+    return sum(parameter.numel() for parameter in _made(BY_TITLE[title]).parameters())
+
+
+def _distances(own: "Tensor", single: "Tensor", double: "Tensor", began: "Tensor") -> tuple[float, float, float]:
+    """Of a learner from plain PyTorch, in what that has moved; from float64, in plain PyTorch's error; and that."""
+    import torch
+
+    rounded = torch.finfo(torch.float32).eps * double.norm()  # every weight, once
+    moved, error = (single - began).norm(), (single - double).norm() + rounded
+    return float((own - single).norm() / moved), float((own - double).norm() / error), float(error / moved)
+
+
+@functools.cache
+def _plain(case: Case) -> list[tuple["Tensor", "Tensor", "Tensor"]]:
+    """The weights of plain PyTorch, by learner: in float32, in float64, and before training."""
+    import torch
+
+    batches, step = _batches(case), _step(case)
+    found = []
+    for index in range(LEARNERS):
+        made = []
+        for dtype in (torch.float32, torch.float64):
+            model = _built(case).to(dtype).train()
+            optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
+            for batch in batches[index::LEARNERS]:
+                step(model, _cast(batch, dtype)).backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                optimizer.zero_grad()
+            made.append(_state(model))
+        found.append((made[0], made[1], _state(_built(case))))
+    return found
+
+
+def _state(model: "nn.Module") -> "Tensor":
+    """All numbers of a model in a row: parameters and statistics."""
+    import torch
+
+    tensors = [each for each in model.state_dict().values() if each.is_floating_point()]
+    return torch.cat([each.detach().double().reshape(-1) for each in tensors])
+
+
+def _cast(batch: Any, dtype: Any) -> Any:
+    from torch.utils._pytree import tree_map
+
+    return tree_map(lambda each: each.to(dtype) if each.is_floating_point() else each, batch)
+
+
+def _built(case: Case) -> "nn.Module":
+    return copy.deepcopy(_made(case))
+
+
+@functools.cache
+def _made(case: Case) -> "nn.Module":
+    import torch
+
+    from bow.models import libraries
+
+    let_torchvision_be_imported()
+    torch.manual_seed(0)
+    if case.library in ("timm", "torchvision"):
+        made: nn.Module = getattr(libraries, case.library)(case.name, CLASSES, **case.settings)
+        return made
+    transformers = importlib.import_module("transformers")
+    config = transformers.AutoConfig.for_model(case.name, num_labels=CLASSES, **case.settings)
+    model: nn.Module = getattr(transformers, case.library).from_config(config)
+    return model
+
+
+def _step(case: Case) -> Callable[..., "Tensor"]:
+    from torch.nn.functional import cross_entropy
+
+    from bow.engines import own_loss, step_from_loss
+
+    return step_from_loss(cross_entropy) if case.library in ("timm", "torchvision") else own_loss  # type: ignore[return-value]
+
+
+def _batches(case: Case) -> Sequence[Any]:
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+    pictures = [
+        torch.randn(SAMPLES, 3, case.pixels, case.pixels, generator=generator) for _ in range(LEARNERS * ROUNDS)
+    ]
+    words = [torch.randint(3, WORDS, (SAMPLES, LENGTH), generator=generator) for _ in pictures]
+    labels = [torch.randint(0, CLASSES, (SAMPLES,), generator=generator) for _ in pictures]
+    if case.library in ("timm", "torchvision"):
+        return list(zip(pictures, labels, strict=True))
+    if case.library == _PICTURES:
+        return [{"pixel_values": inputs, "labels": own} for inputs, own in zip(pictures, labels, strict=True)]
+    targets = labels if case.library == _SENTENCES else words
+    return [{"input_ids": inputs, "labels": own} for inputs, own in zip(words, targets, strict=True)]
+
+
+_STAND_INS: list[Any] = []  # what they are registered by must live
+
+
+def let_torchvision_be_imported() -> None:
+    """Import torchvision where its wheel is of another build than torch: of its operators there are the names alone."""
+    import torch
+
+    with contextlib.suppress(ModuleNotFoundError):
+        try:
+            importlib.import_module("torchvision")
+        except RuntimeError:
+            for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+                del sys.modules[name]
+            library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
+            for name in ("nms", "qnms"):
+                library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            _STAND_INS.append(library)
+            importlib.import_module("torchvision")
