@@ -4,15 +4,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from bow.data.loader import DatasetStream, LoaderStream, PrivateRandom, is_iterable, num_samples, one_pass, read_batch
 from bow.data.splits import SyntheticSamples
 from bow.data.stream import Batch, BatchStream
 from bow.data.tensors import TensorSamples, TensorStream
-from bow.errors import DataError, SettingError
+from bow.errors import DataError, SettingError, reason
 from bow.seeds import derive_seed
 from bow.values import whole
 
@@ -31,7 +32,7 @@ def open_stream(
     """Open a stream of training batches.
 
     Args:
-        data: a pytree of tensors `[samples, ...]`, a `TensorDataset`, a map-style `Dataset`, a `DataLoader`,
+        data: a pytree of tensors or arrays `[samples, ...]`, a `TensorDataset`, a map-style `Dataset`, a `DataLoader`,
             or an `IterableDataset`. Tensors are the fastest: a round is one `index_select` per tensor.
         batch_size: samples per learner and round; None: 16, or the `DataLoader`'s own.
         epochs: passes over the data before the stream ends.
@@ -52,6 +53,7 @@ def open_stream(
         >>> [None if batch is None else len(batch[0]) for batch in stream.deal(learners=4).batches]
         [16, 16, 4, None]
     """
+    data = as_tensors(data)
     given = None if batch_size is None else whole("batch_size", batch_size)
     passes = whole("epochs", epochs) if steps is None else None
     if steps is not None:
@@ -83,6 +85,7 @@ def evaluation_batches(data: Any, batch_size: int | None = None) -> Iterator[Bat
         DataError: these are no data, or they are empty or of unequal lengths.
         SettingError: the batch size is below 1 or contradicts the loader's.
     """
+    data = as_tensors(data)
     size = DEFAULT_EVALUATION_BATCH_SIZE if batch_size is None else whole("validation.batch_size", batch_size)
     if isinstance(data, DataLoader):
         if batch_size not in (None, data.batch_size):
@@ -98,6 +101,18 @@ def evaluation_batches(data: Any, batch_size: int | None = None) -> Iterator[Bat
 def is_in_memory(data: Any) -> bool:
     """Whether data are tensors in memory."""
     return _tensors(data) is not None
+
+
+def as_tensors(data: Any) -> Any:
+    """Arrays as tensors, which share their memory where it can be; a data set of Hugging Face's gives tensors, too."""
+    if hasattr(data, "with_format") and (getattr(data, "format", None) or {}).get("type", "") is None:
+        return data.with_format("torch")  # it would give lists
+    if not any(isinstance(leaf, np.ndarray) for leaf in tree_leaves(data)):
+        return data
+    try:
+        return tree_map_only(np.ndarray, lambda array: torch.as_tensor(np.require(array, None, ["C", "W"])), data)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"an array cannot be a tensor ({reason(error)}); give numbers, as torch has them") from error
 
 
 def _read_in_order(dataset: Any, batch_size: int) -> Iterator[Batch]:
@@ -121,7 +136,7 @@ def _tensors(data: Any) -> TensorSamples | None:
 
 def _map_dataset(data: Any) -> Any:
     is_sequence = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, type)
-    is_other = isinstance(data, (list, tuple, dict, str, bytes, np.ndarray))
+    is_other = isinstance(data, (list, tuple, dict, str, bytes)) or hasattr(data, "iloc")  # a frame has columns
     if isinstance(data, Dataset) or (is_sequence and not is_other):
         return data
     leaf = next((leaf for leaf in tree_leaves(data) if not isinstance(leaf, Tensor)), None)
@@ -130,7 +145,7 @@ def _map_dataset(data: Any) -> Any:
     raise DataError(
         "data must be tensors with equal first dimensions, a Dataset or a DataLoader, "
         f"got {type(data).__name__}{where}; "
-        "convert arrays with torch.as_tensor, or wrap the data in a torch.utils.data.Dataset"
+        "convert a column with .to_numpy(), or wrap the data in a torch.utils.data.Dataset"
     )
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from bow.data import open_stream
+from bow.data import as_tensors, open_stream
 from bow.engines import Loss
 from bow.errors import SettingError
 from bow.members.result import Sweep
@@ -66,6 +66,7 @@ def fold_variants(data: Any, count: Any, seeds: Any, stratify: bool | None) -> l
         raise SettingError(f"seeds must be a list of seeds, got {seeds!r}; give for instance range(4)")
     seeds = list(seeds)  # which every fold is trained with
     if not isinstance(count, Iterable):
+        data = as_tensors(data)
         labels = all_labels(data)
         is_classes = labels is not None and labels.dim() == 1 and not labels.is_floating_point()
         if stratify and not is_classes:

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from bow.cluster.config import Devices
+from bow.data import as_tensors
 from bow.engines import LearningConfig, Loss, OnNan, Step, check_clipping
 from bow.engines.config import DEFAULT_ENGINE, Engine
 from bow.errors import SettingError
@@ -18,7 +19,7 @@ from bow.replicas import BufferPolicy, OptimizerFactory
 from bow.sync import Independent, Synchroniser
 from bow.training.callbacks import check_callbacks
 from bow.training.checks import check_learners, check_objects, check_step, check_sync, check_target
-from bow.training.metrics import Accuracy, Metric, check_names
+from bow.training.metrics import Accuracy, Metric, as_metrics, check_names
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC
 from bow.tuner import Tuner
 from bow.values import given_path, number, whole, whole_seed
@@ -55,7 +56,8 @@ class Validation:
 
     Args:
         data: like the training data; None: it is not evaluated.
-        metrics: what the central model is measured by besides the loss; those that do not apply are left out.
+        metrics: what the central model is measured by besides the loss, those of torchmetrics too; those that do not
+            apply are left out.
         every: epochs between evaluations; 0.25 evaluates four times an epoch, and 1 or more after every epoch.
         batch_size: samples per evaluation batch; None: 256, or the `DataLoader`'s own.
         target: values by name, such as `{"accuracy": 0.99}`: training stops when the central model reaches all.
@@ -85,7 +87,9 @@ class Validation:
     def __post_init__(self) -> None:
         if self.ema is not None:
             number("validation.ema", self.ema, above=0, below=1, also="None for no average")
+        object.__setattr__(self, "metrics", as_metrics(self.metrics))
         check_objects("metrics", self.metrics, Metric)
+        object.__setattr__(self, "data", as_tensors(self.data))
         check_names("a metric", [getattr(metric, "name", None) for metric in self.metrics])
         number("validation.every", self.every, above=0, remedy="0.25 evaluates four times an epoch")
 
@@ -182,6 +186,7 @@ class TrainConfig:
             "validation": validation,
             "run": Run.of(self.run),
             "seed": whole_seed(self.seed),
+            "data": as_tensors(self.data),
         }
         for name, value in sections.items():
             object.__setattr__(self, name, value)

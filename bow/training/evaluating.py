@@ -10,7 +10,7 @@ from bow.engines import Engine, LearningConfig, Loss, Step
 from bow.errors import BowError, ModelError, SettingError, reason
 from bow.training.checks import check_objects, check_step
 from bow.training.evaluation import Evaluator
-from bow.training.metrics import Accuracy, Metric, check_names
+from bow.training.metrics import Accuracy, Metric, as_metrics, check_names
 
 
 def evaluate(
@@ -48,6 +48,7 @@ def evaluate(
     """
     if not isinstance(model, nn.Module):
         raise SettingError(f"model must be a module, got {type(model).__name__}; give result.model")
+    metrics = as_metrics(metrics)
     check_objects("metrics", metrics, Metric)
     check_names("a metric", [getattr(metric, "name", None) for metric in metrics])
     task = LearningConfig(check_step(loss, step), engine=Engine(precision=precision))

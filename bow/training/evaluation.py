@@ -307,7 +307,7 @@ def _computed(metric: Metric) -> float:
     value = metric.compute()
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         raise SettingError(f"the metric {metric.name} must compute a number, got {value!r}") from None
 
 

@@ -1,11 +1,11 @@
 """What the central model is measured by."""
 
 import abc
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bow.errors import SettingError
 from bow.observe.records import FIELDS
@@ -111,6 +111,15 @@ class Accuracy(Metric):
 
     def compute(self) -> float:  # noqa: D102
         return self._correct / max(self._count, 1)
+
+
+def as_metrics(metrics: Any) -> Any:
+    """Metrics, of which some may be those of torchmetrics."""
+    if not isinstance(metrics, Sequence) or not any(isinstance(each, nn.Module) for each in metrics):
+        return metrics
+    from bow.training.torch_metrics import wrapped  # which few trainings have
+
+    return wrapped(metrics)
 
 
 def is_higher_better(metric: str, higher: bool | None) -> bool:

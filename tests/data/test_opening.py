@@ -31,8 +31,8 @@ class _Stream(IterableDataset[int]):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (np.zeros((3, 2)), "got ndarray;"),
-        ((np.zeros(3), torch.zeros(3)), "got tuple of ndarray; convert arrays"),
+        (np.array(["a", "b"]), "an array cannot be a tensor"),
+        ((np.zeros(3), torch.zeros(4)), "equal first dimensions"),
         ([1, 2, 3], "got list of int"),
         ((), "got tuple of nothing"),
         ("digits", "got str;"),

@@ -1,0 +1,168 @@
+"""Data as other libraries have them, beside the loop that their users write."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+
+import bow
+from benchmarks.models import let_torchvision_be_imported
+from bow.data import open_stream
+from bow.errors import DataError
+
+SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+FEATURES, LABELS = torch.randn(24, 5, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 3
+PICTURES = torch.rand(12, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+
+
+def linear(inputs: int = 5) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(inputs, 3))
+
+
+def trained(model: nn.Module, data: Any, path: Path, **settings: Any) -> bow.Result:
+    given = {"optimizer": SGD, "learners": 1, "engine": "eager", "devices": "cpu", "epochs": 2, **settings}
+    loss = None if "step" in settings else cross_entropy
+    return bow.train(model, data, loss, run=bow.Run(path / "run", progress=False), **given)
+
+
+def looped(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """The parameters that the plain loop comes to."""
+    model = copy.deepcopy(model)
+    optimizer = SGD(model.parameters())
+    for inputs, targets in batches:
+        cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return list(model.parameters())
+
+
+def dealt(data: Any, batch_size: int, epochs: int = 2) -> list[Any]:
+    """The batches that bow deals of tensors, by itself."""
+    stream = open_stream(data, batch_size=batch_size, epochs=epochs)
+    deals = iter(lambda: stream.deal(1), None)
+    return [
+        tuple(each[0] for each in deal.batches) if deal.stacked else deal.batches[0]  # type: ignore[union-attr]
+        for deal in deals
+    ]
+
+
+def assert_same(own: nn.Module, expected: list[Tensor]) -> None:
+    for parameter, other in zip(own.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter, other, rtol=1e-6, atol=1e-7)
+
+
+def test_arrays_are_what_tensors_are(tmp_path: Path) -> None:
+    model, arrays = linear(), (FEATURES.numpy(), LABELS.numpy())
+    result = trained(model, arrays, tmp_path, batch_size=4, validation=arrays)
+    assert_same(result.model, looped(model, dealt((FEATURES, LABELS), 4)))
+    assert result.metrics["accuracy"] > 0
+
+
+def test_arrays_share_their_memory_where_they_can_be_written() -> None:
+    array = np.zeros((4, 2), dtype=np.float32)
+    stream = open_stream(array, batch_size=4)
+    array[:] = 3
+    assert stream.deal(1).batches.sum() == 3 * 8  # type: ignore[union-attr]
+    array.setflags(write=False)
+    for odd in (array, array[::-1], np.asfortranarray(array)):  # no warning, and no refusal
+        assert open_stream(odd, batch_size=4).deal(1).batches.sum() == 3 * 8  # type: ignore[union-attr]
+
+
+def test_labels_that_are_an_array_are_checked_before_the_training(tmp_path: Path) -> None:
+    wrong = np.where(np.arange(24) == 20, 7, LABELS.numpy())
+    with pytest.raises(DataError, match="labels run from 0 to 7 and the model has 3 outputs"):
+        trained(linear(), (FEATURES.numpy(), wrong), tmp_path, batch_size=4)
+
+
+@pytest.mark.parametrize("format", [None, "torch"])
+def test_a_data_set_of_hugging_face(format: str | None, tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    columns = {"features": FEATURES.tolist(), "label": LABELS.tolist()}
+    data = datasets.Dataset.from_dict(columns).with_format(format)
+
+    def step(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        return cross_entropy(model(batch["features"]), batch["label"])
+
+    model = linear()
+    result = trained(model, data, tmp_path, step=step, batch_size=4, validation=data)
+    assert_same(result.model, looped(model, dealt((FEATURES, LABELS), 4)))
+    assert "loss" in result.metrics
+
+
+def test_a_frame_through_a_collate_function(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(FEATURES.numpy(), columns=list("abcde")).assign(label=LABELS.numpy())
+
+    def collate(rows: list[dict[str, float]]) -> tuple[Tensor, Tensor]:
+        some = pandas.DataFrame(rows)
+        return torch.tensor(some[list("abcde")].to_numpy(np.float32)), torch.tensor(some["label"].to_numpy(np.int64))
+
+    loader = DataLoader(frame.to_dict("records"), batch_size=4, collate_fn=collate)
+    model = linear()
+    result = trained(model, loader, tmp_path)
+    assert_same(result.model, looped(model, [*loader, *loader]))
+    columns = frame[list("abcde")].to_numpy(np.float32), frame["label"].to_numpy()
+    result = trained(model, columns, tmp_path / "columns", batch_size=4)
+    assert_same(result.model, looped(model, dealt((FEATURES, LABELS), 4)))
+    for given in (frame, (frame, frame["label"])):
+        with pytest.raises(DataError, match=r"DataFrame.*; convert a column with \.to_numpy\(\)"):
+            trained(model, given, tmp_path)
+
+
+class Transformed(Dataset[Any]):
+    """What users of transforms write."""
+
+    def __init__(self, transform: Any) -> None:
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(PICTURES)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transform(PICTURES[index]), int(LABELS[index])
+
+
+@pytest.fixture
+def v2() -> Any:
+    let_torchvision_be_imported()
+    pytest.importorskip("torchvision")
+    from torchvision.transforms import v2
+
+    return v2
+
+
+def test_transforms_of_torchvision_are_drawn_from_the_seed(v2: Any, tmp_path: Path) -> None:
+    transform = v2.Compose([v2.RandomHorizontalFlip(), v2.RandomCrop(8, padding=2), v2.Normalize([0.5] * 3, [0.5] * 3)])
+    data, model = Transformed(transform), linear(192)
+    first, again = (trained(model, data, tmp_path / name, batch_size=4, seed=3).model for name in ("a", "b"))
+    assert_same(first, list(again.parameters()))
+    plain = trained(model, Transformed(v2.Normalize([0.5] * 3, [0.5] * 3)), tmp_path / "c", batch_size=4, seed=3).model
+    assert not torch.equal(next(first.parameters()), next(plain.parameters()))
+
+
+@pytest.mark.parametrize("mix", ["CutMix", "MixUp"])
+def test_pictures_are_mixed_batch_by_batch(mix: str, v2: Any, tmp_path: Path) -> None:
+    mixed = getattr(v2, mix)(num_classes=3)
+
+    def collate(samples: list[Any]) -> Any:
+        return mixed(*default_collate(samples))
+
+    loader = DataLoader(TensorDataset(PICTURES, LABELS[:12]), batch_size=4, collate_fn=collate)
+    model, validation = linear(192), (PICTURES, LABELS[:12])
+    first, again = (trained(model, loader, tmp_path / name, validation=validation) for name in ("a", "b"))
+    assert_same(first.model, list(again.model.parameters()))
+    batches = dealt(loader, 4)
+    assert batches[0][1].shape == (4, 3)
+    assert_same(first.model, looped(model, batches))
+    assert "accuracy" in first.metrics
