@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from bow.errors import BowError as BowError
     from bow.graph import StepGraph as StepGraph
     from bow.graph import capture as capture
+    from bow.integrations import lightning as lightning
     from bow.integrations import optuna as optuna
     from bow.integrations import sklearn as sklearn
     from bow.members import Halving as Halving
@@ -90,7 +91,11 @@ _HOMES = {
 __all__ = sorted(name for names in _HOMES.values() for name in names)
 
 # No part of `from bow import *`: each loads the library that it is for.
-_INTEGRATIONS = {"optuna": "bow.integrations.optuna", "sklearn": "bow.integrations.sklearn"}
+_INTEGRATIONS = {
+    "lightning": "bow.integrations.lightning",
+    "optuna": "bow.integrations.optuna",
+    "sklearn": "bow.integrations.sklearn",
+}
 
 
 def __getattr__(name: str) -> Any:

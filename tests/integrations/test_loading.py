@@ -6,12 +6,16 @@ import importlib
 import pytest
 
 import bow
+from benchmarks.models import let_torchvision_be_imported
 
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
+@pytest.mark.filterwarnings("ignore:::lightning")
 @pytest.mark.parametrize("name", bow._INTEGRATIONS)
 def test_examples(name: str, request: pytest.FixtureRequest) -> None:
+    if name == "lightning":
+        let_torchvision_be_imported()  # which Lightning imports where it is there
     pytest.importorskip(name)
     module = importlib.import_module(bow._INTEGRATIONS[name])
     assert getattr(bow, name) is module

@@ -1,0 +1,428 @@
+"""`bow.lightning`: the module, the data and the callbacks of Lightning, trained by bow."""
+
+import copy
+import dataclasses
+import inspect
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from bow.errors import SettingError, reason
+from bow.training import Result
+from bow.training import train as train_model
+from bow.training.config import PerRound, Validation
+from bow.training.stopping import EarlyStopping
+
+PACKAGES = ("lightning", "pytorch_lightning")
+OWN = ("model", "loss", "step", "optimizer", "scheduler")
+"""Arguments of `bow.train` that the module stands for."""
+
+OF_MODULES = (
+    "backward", "configure_callbacks", "configure_gradient_clipping", "lr_scheduler_step", "optimizer_step",
+    "optimizer_zero_grad", "transfer_batch_to_device",
+)  # fmt: skip
+"""What modules may have beside `on_...`, and is not carried out."""
+
+OF_CALLBACKS = (
+    "setup", "teardown", "on_fit_start", "on_fit_end", "on_train_start", "on_train_end", "on_train_epoch_start",
+    "on_train_epoch_end", "on_train_batch_end", "on_validation_epoch_end", "on_validation_end",
+)  # fmt: skip
+"""Hooks of callbacks that are called."""
+
+NEVER = ("test", "predict", "sanity_check", "on_exception", "on_save_checkpoint", "on_load_checkpoint")
+"""Parts of names of hooks for what does not happen here, or not by Lightning."""
+
+LOGGED = "_logged_by_bow"
+OF_THE_LOSS = ("loss", "train_loss")
+"""Names under which modules log the loss that records have anyway."""
+
+
+def train(
+    module: nn.Module, data: Any = None, *, validation: Any = None, callbacks: Sequence[object] = (), **settings: Any
+) -> Result:
+    """Train a `LightningModule` by `bow.train`: several learners of it side by side.
+
+    Its `training_step` is what learning tasks compute, its `validation_step` what the central model is evaluated by,
+    and its `configure_optimizers` makes optimizer and learning-rate scheduler, whose interval `"step"` is a round. What
+    `self.log` is told in `validation_step` is in records and in `result.metrics`; what it is told in `training_step` is
+    in `trainer.callback_metrics`, as its mean over the epoch's rounds, where there are callbacks. With one learner the
+    weights are those of Lightning's `Trainer`.
+
+    Callbacks of Lightning are called at the ends of rounds (`on_train_batch_end`, without the batch), epochs and
+    training, with the central model and a trainer that has `current_epoch`, `global_step`, `max_epochs`,
+    `callback_metrics`, `optimizers`, `is_global_zero` and `should_stop`, which may be set; its `EarlyStopping` becomes
+    bow's. Anything else is refused by its name: manual optimization, several optimizers, `batch_idx`, other hooks.
+
+    Args:
+        module: a `LightningModule`. It is read, not changed: `result.model` is the trained one.
+        data: a `LightningDataModule`, or as for `bow.train`; None: the module's own `train_dataloader`.
+        validation: as for `bow.train`; None: the data module's `val_dataloader`, or the module's, if it has one.
+        callbacks: those of Lightning and of bow.
+        settings: others of `bow.train`, such as `epochs`, `learners`, `engine`, `clip_norm` and `run`.
+
+    Raises:
+        BowError: as `bow.train`, and for what cannot be taken over.
+
+    Example:
+        >>> import lightning, bow
+        >>> class Linear(lightning.LightningModule):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.layer = nn.Linear(8, 2)
+        ...     def training_step(self, batch):
+        ...         inputs, targets = batch
+        ...         return nn.functional.cross_entropy(self.layer(inputs), targets)
+        ...     def configure_optimizers(self):
+        ...         return torch.optim.SGD(self.parameters(), lr=0.1)
+        >>> data = torch.randn(64, 8), torch.randint(0, 2, (64,))
+        >>> result = train(
+        ...     Linear(), data, learners=2, engine="eager", run=bow.Run(getfixture("tmp_path") / "run", progress=False)
+        ... )
+        >>> type(result.model).__name__, result.learners
+        ('Linear', 2)
+    """
+    base = _base(module, "LightningModule")
+    if base is None:
+        raise SettingError(f"module must be a LightningModule, got {type(module).__name__}; use bow.train for others")
+    for name in OWN:
+        if name in settings:
+            raise SettingError(f"bow.lightning.train takes {name} from the module, got {name}=; leave it out")
+    _check_module(module, base)
+    prepared = _prepared(module)
+    train_data, own_validation = _loaders(prepared, data)
+    if _overrides(module, base, "validation_step"):
+        given = validation if isinstance(validation, Validation) else Validation(validation)
+        validation = given if given.data is not None else dataclasses.replace(given, data=own_validation)
+    elif validation is not None:
+        raise SettingError(f"{type(module).__name__} has no validation_step; write one, or leave validation= out")
+    optimization = Optimization(prepared)
+    rules = [rule for each in callbacks if (rule := _stop_rule(each)) is not None]
+    if rules:
+        stop = settings.get("stop") or ()
+        settings["stop"] = [*rules, *(stop if isinstance(stop, Sequence) else [stop])]
+    others = [each for each in callbacks if _stop_rule(each) is None]
+    hooked = [each for each in others if _base(each, "Callback") is not None]
+    own = [Hooked(hooked, settings.get("epochs", 1))] if hooked else []
+    result = train_model(
+        prepared,
+        train_data,
+        step=_step,
+        optimizer=optimization.optimizer,
+        scheduler=optimization.scheduler_factory,
+        validation=validation,
+        callbacks=[*own, *(each for each in others if each not in hooked)],
+        **settings,
+    )
+    for model in (result.model, None if result.best is None else result.best.model):
+        if model is not None:
+            model.__class__ = type(module)
+    return result
+
+
+class Logging:
+    """What a module that is trained has in the place of Lightning's methods that ask its trainer."""
+
+    def log(self, name: str, value: Any, *_: Any, **__: Any) -> None:
+        """Keep what a step says."""
+        if (logged := vars(self).get(LOGGED)) is None:
+            raise SettingError(
+                f"{name!r} is logged outside of training_step and validation_step; log it in one of them"
+            )
+        if isinstance(value, nn.Module):
+            raise SettingError(
+                f"{name!r} is logged as a metric that gathers, which learners side by side cannot share; log its value "
+                "for the batch, or give it to validation=bow.Validation(metrics=[...])"
+            )
+        logged[name] = value
+
+    def log_dict(self, dictionary: Mapping[str, Any], *_: Any, **__: Any) -> None:
+        """The same of several values."""
+        for name, value in dictionary.items():
+            self.log(name, value)
+
+    @property
+    def current_epoch(self) -> int:
+        """There is one for all learners, outside of what they compute."""
+        raise _not_here("current_epoch")
+
+    @property
+    def global_step(self) -> int:
+        """The same."""
+        raise _not_here("global_step")
+
+
+def _not_here(name: str) -> SettingError:
+    return SettingError(
+        f"the module asks for {name}, which what learners compute side by side cannot depend on; use a callback's "
+        "trainer, or a scheduler in configure_optimizers"
+    )
+
+
+class BatchIndex:
+    """Stands for the number of a batch, which learners side by side do not have."""
+
+    def _refuse(self, *_: Any) -> Any:
+        raise _not_here("batch_idx")
+
+    __mod__ = __add__ = __sub__ = __mul__ = __floordiv__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    __eq__ = __ne__ = __hash__ = __bool__ = __int__ = __index__ = __float__ = __format__ = _refuse
+
+
+def _step(model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    """What a learning task computes, and in evaluation mode what the central model is evaluated by."""
+    kind = "training_step" if model.training else "validation_step"
+    logged: dict[str, Any] = {}
+    vars(model)[LOGGED] = logged
+    try:
+        function = getattr(model, kind)
+        made = function(*(batch, BatchIndex(), 0)[: len(inspect.signature(function).parameters)])
+    finally:
+        del vars(model)[LOGGED]
+    loss = made.get("loss") if isinstance(made, Mapping) else made
+    if loss is None and not model.training:
+        loss = next(
+            (logged[name] for name in ("val_loss", "loss", *sorted(logged)) if "loss" in name and name in logged), None
+        )
+    if loss is None:
+        raise SettingError(f"{kind} gives no loss; return it{'' if model.training else ', or log it as val_loss'}")
+    loss = torch.as_tensor(loss)
+    values = {name: _scalar(value, loss) for name, value in logged.items() if name not in OF_THE_LOSS}
+    return loss, values
+
+
+def _scalar(value: Any, like: Tensor) -> Tensor:
+    if isinstance(value, Tensor):
+        return value.detach().reshape(()) if value.numel() == 1 else value
+    return torch.as_tensor(float(value), device=like.device)
+
+
+def _base(thing: object, name: str) -> type | None:
+    """The class of Lightning that something is made of; None where it is none."""
+    kinds = (each for each in type(thing).__mro__ if each.__module__.partition(".")[0] in PACKAGES)
+    return next((each for each in kinds if each.__name__ == name), None)
+
+
+def _overrides(thing: object, base: type, name: str) -> bool:
+    return getattr(type(thing), name, None) is not getattr(base, name, None)
+
+
+def _overridden(thing: object, base: type, names: Iterable[str]) -> list[str]:
+    return [n for n in names if _overrides(thing, base, n) and not any(part in n for part in NEVER)]
+
+
+def _check_module(module: Any, base: type) -> None:
+    name = type(module).__name__
+    if not module.automatic_optimization:
+        raise SettingError(f"{name} has automatic_optimization=False; bow.Replicas is for loops of your own")
+    hooks = [each for each in dir(base) if each.startswith("on_") and callable(getattr(base, each))]
+    if others := _overridden(module, base, [*OF_MODULES, *hooks]):
+        raise SettingError(
+            f"{name} has {', '.join(others)}, which bow.lightning.train does not call; use a callback, or a setting of "
+            "bow.train such as clip_norm"
+        )
+    for kind in ("training_step", "validation_step"):
+        if "dataloader_iter" in inspect.signature(getattr(module, kind)).parameters:
+            raise SettingError(f"{kind} takes dataloader_iter, where bow deals batches; take a batch")
+
+
+def _prepared(module: Any) -> Any:
+    """A copy that logs to bow."""
+    made = copy.deepcopy(module)
+    kind = type(module)
+    made.__class__ = type(kind.__name__, (Logging, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    made.prepare_data()
+    made.setup("fit")
+    made.configure_model()
+    return made
+
+
+def _loaders(module: Any, data: Any) -> tuple[Any, Any]:
+    """What is trained and evaluated on."""
+    base, source = _base(data, "LightningDataModule"), data
+    if base is not None:
+        data.prepare_data()
+        data.setup("fit")
+    elif data is None:
+        base, source = _base(module, "LightningModule"), module
+    if base is None:
+        return data, None
+    if not _overrides(source, base, "train_dataloader"):
+        raise SettingError(f"{type(source).__name__} has no train_dataloader; give data=")
+    validation = source.val_dataloader() if _overrides(source, base, "val_dataloader") else None
+    if isinstance(validation, (list, tuple)):
+        if len(validation) > 1:
+            raise SettingError(f"val_dataloader gives {len(validation)} loaders; give one, or validation=")
+        validation = validation[0] if validation else None
+    return source.train_dataloader(), validation
+
+
+class Optimization:
+    """What `configure_optimizers` makes: for one module here, and for learners from parameters of the same names."""
+
+    SCHEDULER = "scheduler_of_lightning"
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        _, self._scheduler, self._interval = self._configured(copy.deepcopy(module))
+
+    @property
+    def scheduler_factory(self) -> Any:
+        """As `bow.train` wants it; None where there is no scheduler."""
+        if self._scheduler is None:
+            return None
+        return PerRound(self._made_with) if self._interval == "step" else self._made_with
+
+    def optimizer(self, named: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
+        """The optimizer of parameters with the names of the module's; of others, its first group's."""
+        parameters, module = dict(named), copy.deepcopy(self._module)
+        made, scheduler, _ = self._configured(module)
+        others = {id(parameter): parameters.get(name) for name, parameter in module.named_parameters()}
+        kept = [(others.get(id(old)), value) for old, value in made.state.items()]
+        made.state = defaultdict(dict, {new: value for new, value in kept if new is not None})
+        for group in made.param_groups:
+            group["params"] = [new for old in group["params"] if (new := others.get(id(old))) is not None]
+        if not any(group["params"] for group in made.param_groups):  # of one that is only tried
+            made.param_groups[0]["params"] = list(parameters.values())
+            del made.param_groups[1:]
+        vars(made)[self.SCHEDULER] = scheduler
+        return made
+
+    def _made_with(self, optimizer: Optimizer) -> LRScheduler:
+        scheduler: LRScheduler = vars(optimizer)[self.SCHEDULER]
+        return scheduler
+
+    def _configured(self, module: Any) -> tuple[Optimizer, LRScheduler | None, str]:
+        try:
+            given = module.configure_optimizers()
+        except RuntimeError as error:  # such as that there is no trainer
+            raise SettingError(f"configure_optimizers fails ({reason(error)}); give it what it needs itself") from error
+        if isinstance(given, Mapping):
+            optimizers, schedulers = [given["optimizer"]], [given["lr_scheduler"]] if "lr_scheduler" in given else []
+        elif isinstance(given, Optimizer):
+            optimizers, schedulers = [given], []
+        else:
+            parts = list(given or ())
+            is_pair = len(parts) == 2 and isinstance(parts[0], (list, tuple))
+            optimizers, schedulers = (list(parts[0]), list(parts[1])) if is_pair else (parts, [])
+        if len(optimizers) != 1 or not isinstance(optimizers[0], Optimizer) or len(schedulers) > 1:
+            raise SettingError(
+                f"configure_optimizers gives {len(optimizers)} optimizers and {len(schedulers)} schedulers, and a "
+                "learner has one optimizer and at most one scheduler; use bow.Replicas for a loop of your own"
+            )
+        settings: Any = schedulers[0] if schedulers else {}
+        settings = settings if isinstance(settings, Mapping) else {"scheduler": settings}
+        interval, monitor = settings.get("interval", "epoch"), settings.get("monitor", "val_loss")
+        if (
+            settings.get("frequency", 1) != 1
+            or interval not in ("epoch", "step")
+            or monitor not in ("val_loss", "loss")
+        ):
+            raise SettingError(
+                f"the scheduler's frequency, interval or monitor is another than 1, epoch or step, and val_loss, got "
+                f"{ {name: value for name, value in settings.items() if name != 'scheduler'} }; use those"
+            )
+        return optimizers[0], settings.get("scheduler"), interval
+
+
+def _stop_rule(callback: Any) -> EarlyStopping | None:
+    """The rule of bow for Lightning's `EarlyStopping`."""
+    if _base(callback, "EarlyStopping") is None:
+        return None
+    if callback.stopping_threshold is not None or callback.divergence_threshold is not None:
+        raise SettingError("EarlyStopping with a threshold is not taken over; use bow.Validation(target=...)")
+    return EarlyStopping(callback.monitor, callback.patience, abs(callback.min_delta), callback.mode == "max")
+
+
+class TrainerView:
+    """What callbacks of Lightning see of a training."""
+
+    def __init__(self, max_epochs: int) -> None:
+        self.max_epochs = max_epochs
+        self.current_epoch = self.global_step = 0
+        self.callback_metrics: dict[str, Tensor] = {}
+        self.optimizers: list[Optimizer] = []
+        self.is_global_zero = True
+        self.should_stop = False
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise SettingError(
+            f"a callback asks for trainer.{name}, which bow.lightning.train does not have; there are "
+            f"{', '.join(vars(self))}"
+        )
+
+
+class Hooked:
+    """Callbacks of Lightning as one of bow's."""
+
+    def __init__(self, callbacks: Sequence[Any], epochs: int) -> None:
+        self._callbacks, self._trainer = callbacks, TrainerView(epochs)
+        self._sums: defaultdict[str, list[Tensor]] = defaultdict(list)
+        for each in callbacks:
+            base = _base(each, "Callback")
+            assert base is not None
+            if _base(each, "Checkpoint") is not None:
+                raise SettingError(
+                    f"{type(each).__name__} writes checkpoints of Lightning; bow.Run keeps checkpoints of all "
+                    "learners, and result.best is the best model"
+                )
+            names = [name for name in dir(base) if name.startswith("on_") and name not in OF_CALLBACKS]
+            if others := _overridden(each, base, names):
+                raise SettingError(
+                    f"{type(each).__name__} has {', '.join(others)}, which bow.lightning.train does not call; it calls "
+                    f"{', '.join(OF_CALLBACKS)}"
+                )
+
+    def on_train_start(self, run: Any) -> None:
+        """Before the first round."""
+        self._trainer.optimizers = [run.replicas.optimizer]
+        self._trainer.is_global_zero = run.replicas.world.leads
+        self._call(run, "setup", "fit")
+        for hook in ("on_fit_start", "on_train_start", "on_train_epoch_start"):
+            self._call(run, hook)
+
+    def on_round_end(self, run: Any) -> None:
+        """After every round."""
+        last, trainer = run.replicas.last, self._trainer
+        for name, values in last.metrics.items():
+            self._sums[name].append(values)
+        trainer.global_step = run.round
+        self._call(run, "on_train_batch_end", {"loss": last.losses.nanmean()}, None, run.round - 1)
+        self._heed(run)
+
+    def on_epoch_end(self, run: Any, record: Mapping[str, Any]) -> None:
+        """After every epoch's evaluation."""
+        from bow.observe.records import metrics
+
+        trainer = self._trainer
+        logged = {name: torch.cat(values).nanmean() for name, values in self._sums.items()}
+        self._sums.clear()
+        values = {name: torch.tensor(value) for name, value in metrics(record).items()}
+        trainer.callback_metrics.update(logged | values | {"train_loss": torch.tensor(record["train_loss"])})
+        for hook in ("on_validation_epoch_end", "on_validation_end") if values else ():
+            self._call(run, hook)
+        self._call(run, "on_train_epoch_end")
+        self._heed(run)
+        trainer.current_epoch += 1
+        if trainer.current_epoch < trainer.max_epochs and not trainer.should_stop:
+            self._call(run, "on_train_epoch_start")
+
+    def on_train_end(self, run: Any, result: Result) -> None:
+        """After the last round."""
+        self._call(run, "on_train_end")
+        self._call(run, "on_fit_end")
+        self._call(run, "teardown", "fit")
+
+    def _call(self, run: Any, hook: str, *arguments: Any) -> None:
+        for each in self._callbacks:
+            getattr(each, hook)(self._trainer, run.replicas.central, *arguments)
+
+    def _heed(self, run: Any) -> None:
+        if self._trainer.should_stop:
+            run.stop()

@@ -1,0 +1,213 @@
+"""Modules, data and callbacks of Lightning, beside its own trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+
+import bow
+from benchmarks.models import let_torchvision_be_imported
+from bow.errors import SettingError
+
+let_torchvision_be_imported()  # which Lightning imports where it is there
+pytest.importorskip("lightning")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+INPUTS = torch.randn(24, 5, generator=torch.Generator().manual_seed(0))
+LABELS = torch.arange(24) % 3
+EPOCHS = 3
+
+
+@pytest.fixture(scope="module")
+def pl() -> Any:
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import lightning.pytorch as pl
+    return pl
+
+
+def loader() -> DataLoader[Any]:
+    return DataLoader(TensorDataset(INPUTS, LABELS), batch_size=4)
+
+
+@pytest.fixture
+def kinds(pl: Any) -> Any:
+    """Module and data module, as users write them."""
+
+    class Net(pl.LightningModule):  # type: ignore[misc,name-defined]
+        def __init__(self, kind: str = "plain") -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            torch.manual_seed(0)
+            self.kind = kind
+            self.layers = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.layers(inputs)  # type: ignore[no-any-return]
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            inputs, targets = batch
+            outputs = self(inputs)
+            loss = cross_entropy(outputs, targets)
+            self.log("train_loss", loss, prog_bar=True)
+            self.log_dict({"train_acc": (outputs.argmax(1) == targets).float().mean()}, on_epoch=True)
+            return {"loss": loss} if self.kind == "groups" else loss
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            inputs, targets = batch
+            self.log("val_loss", cross_entropy(self(inputs), targets))
+
+        def configure_optimizers(self) -> Any:
+            if self.kind == "plain":
+                return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+            first, others = self.layers[0].parameters(), self.layers[2].parameters()
+            optimizer = torch.optim.AdamW([{"params": first, "lr": 0.01}, {"params": others}], lr=0.03)
+            if self.kind == "epoch":
+                return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+            if self.kind == "step":
+                scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=9)
+                return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+            return optimizer
+
+    class Data(pl.LightningDataModule):  # type: ignore[misc,name-defined]
+        def setup(self, stage: str) -> None:
+            self.stage = stage
+
+        def train_dataloader(self) -> Any:
+            assert self.stage == "fit"
+            return loader()
+
+        def val_dataloader(self) -> Any:
+            return loader()
+
+    return Net, Data
+
+
+def trained(module: Any, data: Any, path: Path, **settings: Any) -> bow.Result:
+    given = {"learners": 1, "engine": "eager", "devices": "cpu", "epochs": EPOCHS, **settings}
+    return bow.lightning.train(module, data, run=bow.Run(path / "run", progress=False), **given)  # type: ignore[no-any-return]
+
+
+def by_lightning(pl: Any, module: Any, data: Any, *callbacks: Any) -> Any:
+    trainer = pl.Trainer(
+        max_epochs=EPOCHS, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, callbacks=list(callbacks),
+    )  # fmt: skip
+    trainer.fit(module, data)
+    return trainer
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+@pytest.mark.parametrize("kind", ["plain", "groups", "epoch", "step"])
+def test_one_learner_is_what_lightnings_trainer_comes_to(
+    kind: str, engine: str, pl: Any, kinds: Any, tmp_path: Path
+) -> None:
+    net, data = kinds
+    result = trained(net(kind), data(), tmp_path, engine=engine)
+    expected = net(kind)
+    trainer = by_lightning(pl, expected, data())
+    assert result.engine == engine
+    assert type(result.model) is net
+    for own, other in zip(result.model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
+    assert result.metrics["val_loss"] == pytest.approx(float(trainer.callback_metrics["val_loss"]), rel=1e-5)
+    assert result.metrics["loss"] == result.metrics["val_loss"]
+
+
+def test_learners_side_by_side_learn(kinds: Any, tmp_path: Path) -> None:
+    net, _ = kinds
+    module = net()
+    before = module.layers[0].weight.clone()
+    result = trained(module, (INPUTS, LABELS), tmp_path, learners=2, batch_size=4, epochs=20, validation=loader())
+    assert result.metrics["val_loss"] < result.history[0]["val_loss"] < 1.2
+    assert torch.equal(module.layers[0].weight, before)
+
+
+def test_callbacks_hear_of_rounds_epochs_and_values(pl: Any, kinds: Any, tmp_path: Path) -> None:
+    heard: list[Any] = []
+
+    class Listening(pl.Callback):  # type: ignore[misc,name-defined]
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            heard.append(("start", type(pl_module).__name__, trainer.max_epochs))
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            heard.append(("batch", batch_idx, trainer.global_step))
+
+        def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            heard.append(("validation", trainer.current_epoch, sorted(trainer.callback_metrics)))
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            trainer.should_stop = trainer.current_epoch == 1
+
+        def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+            heard.append(("end", trainer.global_step))
+
+    net, data = kinds
+    result = trained(net(), data(), tmp_path, callbacks=[Listening()])
+    names = ["loss", "train_acc", "train_loss", "val_loss"]
+    assert [each for each in heard if each[0] != "batch"] == [
+        ("start", "Net", EPOCHS), ("validation", 0, names), ("validation", 1, names), ("end", 12),
+    ]  # fmt: skip
+    assert [each[1:] for each in heard if each[0] == "batch"] == [(index, index + 1) for index in range(12)]
+    assert len(result.history) == 2
+
+
+def test_early_stopping_is_bows(pl: Any, kinds: Any, tmp_path: Path) -> None:
+    net, data = kinds
+    stop = pl.callbacks.EarlyStopping("val_loss", min_delta=10.0, patience=1)
+    result = trained(net(), data(), tmp_path, callbacks=[stop], epochs=9)
+    assert (result.stopped, len(result.history)) == ("patience", 2)
+
+
+def changed(net: Any, **methods: Any) -> Any:
+    return type("Changed", (net,), methods)()
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ({"automatic_optimization": False}, "automatic_optimization=False"),
+        ({"on_train_epoch_end": lambda self: None}, "has on_train_epoch_end, which"),
+        ({"optimizer_step": lambda self, *given: None}, "has optimizer_step, which"),
+        ({"training_step": lambda self, batch, batch_idx: self.layers(batch[0]).sum() * (batch_idx % 2)}, "batch_idx"),
+        ({"training_step": lambda self, batch: self.layers(batch[0]).sum() * self.current_epoch}, "current_epoch"),
+        ({"training_step": lambda self, batch: {"other": batch[0]}}, "training_step gives no loss"),
+        ({"validation_step": lambda self, batch: None}, "validation_step gives no loss; return it, or log it"),
+        ({"configure_optimizers": lambda self: [torch.optim.SGD(self.parameters()) for _ in "ab"]}, "gives 2 optimi"),
+        ({"configure_optimizers": lambda self: self.trainer.max_steps}, "configure_optimizers fails"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_taken_over_is_refused_by_name(
+    methods: dict[str, Any], message: str, kinds: Any, tmp_path: Path
+) -> None:
+    net, data = kinds
+    with pytest.raises(SettingError, match=message):
+        trained(changed(net, **methods), data(), tmp_path)
+
+
+def test_callbacks_and_arguments_that_cannot_be_taken_over_are_refused(pl: Any, kinds: Any, tmp_path: Path) -> None:
+    net, data = kinds
+    with pytest.raises(SettingError, match="ModelCheckpoint writes checkpoints of Lightning"):
+        trained(net(), data(), tmp_path, callbacks=[pl.callbacks.ModelCheckpoint()])
+    with pytest.raises(SettingError, match="takes optimizer from the module"):
+        trained(net(), data(), tmp_path, optimizer=torch.optim.SGD)
+    with pytest.raises(SettingError, match="module must be a LightningModule, got Linear"):
+        trained(nn.Linear(2, 2), data(), tmp_path)
+    with pytest.raises(SettingError, match="Net has no train_dataloader; give data="):
+        trained(net(), None, tmp_path)
+
+    class Curious(pl.Callback):  # type: ignore[misc,name-defined]
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            trainer.strategy  # noqa: B018
+
+    with pytest.raises(SettingError, match=r"trainer\.strategy, which bow\.lightning\.train does not have"):
+        trained(net(), data(), tmp_path, callbacks=[Curious()])
