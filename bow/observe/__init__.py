@@ -1,5 +1,6 @@
 """Progress, loggers, the run directory and its report."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from bow.observe.loggers import JsonLinesLogger, Logger, SafeLogger, TensorBoardLogger
@@ -8,11 +9,13 @@ from bow.observe.records import Record, read_records
 from bow.observe.run_directory import RunDirectory, RunLock
 
 if TYPE_CHECKING:
+    from bow.observe.mlflow import MlflowLogger as MlflowLogger
     from bow.observe.weights_and_biases import WandbLogger as WandbLogger
 
 __all__ = [
     "JsonLinesLogger",
     "Logger",
+    "MlflowLogger",
     "ProgressBar",
     "Record",
     "RunDirectory",
@@ -24,9 +27,10 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name != "WandbLogger":
-        raise AttributeError(f"module 'bow.observe' has no attribute {name!r}")
-    from bow.observe import weights_and_biases
+_LAZY = {"MlflowLogger": "bow.observe.mlflow", "WandbLogger": "bow.observe.weights_and_biases"}
 
-    return weights_and_biases.WandbLogger
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'bow.observe' has no attribute {name!r}")
+    return getattr(importlib.import_module(_LAZY[name]), name)

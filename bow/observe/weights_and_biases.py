@@ -83,7 +83,7 @@ class WandbLogger:
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
-        directory = Path(self.dir or _run_dir(record))
+        directory = Path(self.dir or run_dir_of(record))
         # wandb moves to the system's temporary directory, silently, when this one does not exist.
         directory.mkdir(parents=True, exist_ok=True)
         settings = wandb.Settings(
@@ -95,23 +95,24 @@ class WandbLogger:
         )
         return wandb.init(
             project=self.project,
-            name=self.name or _run_dir(record).resolve().name,
+            name=self.name or run_dir_of(record).resolve().name,
             group=self.group,
             dir=str(directory),
             mode=self.mode,  # type: ignore[arg-type]
-            config=_config(record),
+            config=run_config(record),
             settings=settings,
         )
 
 
-def _run_dir(record: Record) -> Path:
+def run_dir_of(record: Record) -> Path:
+    """The run directory that the first record names."""
     return Path(record.get("run_dir") or ".")
 
 
-def _config(record: Record) -> dict[str, Any]:
+def run_config(record: Record) -> dict[str, Any]:
     """What the run decided, and what was asked for."""
     decided = {name: plain(value) for name, value in record.items() if name not in ("kind", "time_s")}
-    asked = RunDirectory(_run_dir(record)).read_config()
+    asked = RunDirectory(run_dir_of(record)).read_config()
     return ({"settings": dict(asked)} if asked else {}) | decided
 
 
