@@ -237,10 +237,10 @@ def _trained(title: str, engine: str) -> dict[str, Any]:
         if "engine" in str(each.message) or "fused" in str(each.message)
     ]
     distances = [_distances(own, *others) for own, others in zip(found, plain, strict=True)]
-    distance, share, error = map(max, zip(*distances, strict=True))
-    if error > MUCH:
+    distance, share, own_error = map(max, zip(*distances, strict=True))
+    if own_error > MUCH:
         told.append(
-            f"plain PyTorch in float32 itself is {error:.1%} of the way moved from float64, so this says little"
+            f"plain PyTorch in float32 itself is {own_error:.1%} of the way moved from float64, so this says little"
         )
     outcome = {"ran": ran, "distance": distance, "share": share, "why": "; ".join(told)}
     if share > FACTOR:
