@@ -185,9 +185,11 @@ def _step(model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         del vars(model)[LOGGED]
     loss = made.get("loss") if isinstance(made, Mapping) else made
     if loss is None and not model.training:
-        loss = next(
-            (logged[name] for name in ("val_loss", "loss", *sorted(logged)) if "loss" in name and name in logged), None
-        )
+        known = [name for name in ("val_loss", "loss") if name in logged]
+        losses = known[:1] or [name for name in logged if "loss" in name]
+        if len(losses) > 1:
+            raise SettingError(f"{kind} logs {', '.join(losses)} and none as val_loss; return the loss, or log it so")
+        loss = logged[losses[0]] if losses else None
     if loss is None:
         raise SettingError(f"{kind} gives no loss; return it{'' if model.training else ', or log it as val_loss'}")
     loss = torch.as_tensor(loss)

@@ -181,6 +181,10 @@ def changed(net: Any, **methods: Any) -> Any:
         ({"training_step": lambda self, batch: self.layers(batch[0]).sum() * self.current_epoch}, "current_epoch"),
         ({"training_step": lambda self, batch: {"other": batch[0]}}, "training_step gives no loss"),
         ({"validation_step": lambda self, batch: None}, "validation_step gives no loss; return it, or log it"),
+        (
+            {"validation_step": lambda self, batch: self.log_dict({"b_loss": 1.0, "a_loss": 2.0})},
+            "validation_step logs b_loss, a_loss and none as val_loss",
+        ),
         ({"configure_optimizers": lambda self: [torch.optim.SGD(self.parameters()) for _ in "ab"]}, "gives 2 optimi"),
         ({"configure_optimizers": lambda self: self.trainer.max_steps}, "configure_optimizers fails"),
     ],
