@@ -185,7 +185,7 @@ def _step(model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         del vars(model)[LOGGED]
     loss = made.get("loss") if isinstance(made, Mapping) else made
     if loss is None and not model.training:
-        known = [name for name in ("val_loss", "loss") if name in logged]
+        known: list[str] = [name for name in ("val_loss", "loss") if name in logged]
         losses = known[:1] or [name for name in logged if "loss" in name]
         if len(losses) > 1:
             raise SettingError(f"{kind} logs {', '.join(losses)} and none as val_loss; return the loss, or log it so")
