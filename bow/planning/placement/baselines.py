@@ -66,15 +66,9 @@ def expert(evaluator: SimulatedEvaluator) -> Devices:
 
 
 def layer_per_device(evaluator: SimulatedEvaluator) -> Devices:
-    """Each LSTM layer on an accelerator of its own, in turn where there are too few.
-
-    An embedding goes with the LSTM layer that reads it; attention, softmax, and all that is left, with the highest
-    LSTM layer, which is the last one in the order of the graph. An encoder's and a decoder's layers are layers of
-    their own: with two devices both lower layers are on the first, and both upper ones on the second.
-
-    References:
-        Wu et al.: Google's neural machine translation system, 2016. Mirhoseini et al., 2017, section 4.2.
-    """
+    """Each LSTM layer on an accelerator of its own, in turn where there are too few."""
+    # Wu et al.: Google's neural machine translation system, 2016. An embedding goes with the layer that reads it;
+    # attention, softmax and all that is left with the highest layer.
     groups, devices = evaluator.groups, evaluator.accelerators
     cells = [number for number, held in enumerate(groups.with_kinds(RECURRENT)) if held]
     in_order = sorted(cells, key=lambda number: groups.groups[number].operators)
@@ -115,11 +109,8 @@ MOST = 10_000  # The largest load and the largest weight of an edge: METIS adds 
 
 
 def metis(evaluator: SimulatedEvaluator, seed: int = 0, devices: Sequence[int] | None = None) -> Devices:
-    """Cut the groups into a part for each accelerator, with loads by their speeds and the least that crosses.
-
-    References:
-        Karypis, Kumar: A fast and high quality multilevel scheme for partitioning irregular graphs, 1995.
-    """
+    """Cut the groups into a part for each accelerator, with loads by their speeds and the least that crosses."""
+    # Karypis, Kumar: A fast and high quality multilevel scheme for partitioning irregular graphs, 1995.
     chosen = list(evaluator.accelerators if devices is None else devices)
     if len(chosen) == 1:
         return evaluator.legal((chosen[0],) * len(evaluator.groups))
@@ -161,16 +152,9 @@ TIMEOUT_S = 60.0
 
 
 def scotch(evaluator: SimulatedEvaluator, devices: Sequence[int] | None = None) -> Devices:
-    """Map groups to devices by Scotch's default strategy.
-
-    The graph's vertices are groups, as heavy as the time that they take; its edges are what crosses between them, both
-    ways. The architecture's vertices are devices, weighted by their speed; its edges are as long as a transfer
-    takes. Scotch balances the loads by the speeds, up to 5 %, and keeps the edges short.
-
-    References:
-        Pellegrini, Roman: Experimental analysis of the dual recursive bipartitioning algorithm for static mapping,
-        1996. Mirhoseini et al., 2017, section 4.2.
-    """
+    """Map groups to devices by Scotch's default strategy."""
+    # Pellegrini, Roman: Experimental analysis of the dual recursive bipartitioning algorithm, 1996.
+    # It balances the loads by the speeds, up to 5 %, and keeps the edges short.
     chosen = list(range(evaluator.num_devices) if devices is None else devices)
     if len(chosen) == 1 or len(evaluator.groups) == 1:
         return evaluator.legal((max(chosen),) * len(evaluator.groups))

@@ -50,19 +50,8 @@ def train_policy(
     controllers: int = 0,
     watch: Watch | None = None,
 ) -> LearnedPlacement:
-    """Learn to place operations on devices from nothing but the time of a step.
-
-    Ctrl-C, or a watch that returns False, ends the training, and what was best so far is returned. The same seed gives
-    the same placements, if `evaluate` gives the same times and torch the same number of threads.
-
-    With `controllers`, so many processes draw placements from the newest parameters, evaluate them, compare them with a
-    baseline of their own, and send gradients; this process, the parameter server, applies them as they come, whatever
-    was changed in between. A controller that dies is replaced, and goes on from what it sent last. Which placements are
-    drawn depends on who is first, and is not the same each time.
-
-    References:
-        Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 3.
-    """
+    """Learn to place operations on devices from nothing but the time of a step."""
+    # The same seed gives the same placements here; with controllers, what is drawn depends on who is first.
     settings, sizes = settings or LearningSettings(), sizes or PolicySettings()
     state = TrainingState(operations, settings, sizes, seed, updates=updates, budget_s=budget_s)
     shared = (operations, sizes, settings, seed, evaluate)

@@ -52,10 +52,7 @@ class Evaluation:
 
 
 class SimulatedEvaluator:
-    """Times from the planner's simulator, and no time for what does not fit the devices' memory.
-
-    Placements are simulated one after another, each by what differs from the one before, and remembered.
-    """
+    """Times from the planner's simulator, and no time for what does not fit the devices' memory."""
 
     def __init__(
         self,

@@ -174,19 +174,9 @@ Anchored: TypeAlias = Callable[[Group], bool]  # Whether a group is one that sta
 
 
 def merge_sole_readers(groups: Groups, is_anchored: Anchored | None = None) -> Groups:
-    """Put groups that only one other group reads with that one, again and again until nothing changes.
-
-    Where X is read by Y alone, X and Y become one group, unless both are anchored. Without that exception the last
-    but one group of any graph with one end, the loss, would be read by the last alone, and after that the one before:
-    in the end there were one group. In the paper's graphs operators of the backward pass read those of the forward
-    pass, which prevents it; here they are in their groups from the beginning.
-
-    No circle arises: a way from the joined group back into it would have to leave X for something other than Y, or
-    have been a circle before.
-
-    References:
-        Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 3.3.
-    """
+    """Put groups that only one other group reads with that one, again and again until nothing changes."""
+    # Unless both are anchored: else all would end in one group, since the last one reads the one before alone. No
+    # circle arises: a way from the joined group back into it would have to leave X for something other than Y.
     graph = groups.graph
     is_anchored = is_anchored or _has_weights(graph)
     anchored = [is_anchored(group) for group in groups.groups]
@@ -215,13 +205,7 @@ def merge_sole_readers(groups: Groups, is_anchored: Anchored | None = None) -> G
 
 
 def module_groups(graph: OperatorGraph, roles: Mapping[str, Sequence[str]] = ROLES) -> Groups:
-    """The groups of the paper: LSTM cells, embeddings, attention and softmax steps, and branches.
-
-    * Each LSTM cell, and each embedding lookup, is a group.
-    * Each call of the modules of a role is one: the fifth step of attention, with all that it consists of.
-    * Each branch of a module whose outputs are concatenated is one; of branches within branches the outer one.
-    * What is left over goes with its sole reader: see `merge_sole_readers`.
-    """
+    """The groups of the paper: LSTM cells, embeddings, attention and softmax steps, and branches."""
     keys: dict[int, tuple[str, str]] = {**_branches(graph), **_calls(graph, roles)}
     for number, operator in enumerate(graph.operators):
         if operator.kind in ("lstm_cell", "embedding"):

@@ -24,13 +24,7 @@ ATTEMPTS = 100  # So many placements are drawn at random for one that fits
 
 
 class GroupProposals:
-    """Moves of degree 1, as likely forth as back: the operators of a group, or of a layer's groups, change the device.
-
-    * One group, drawn uniformly, moves to a device drawn uniformly of those that it may have.
-    * Of a layer, all groups that are on the device of one of them move to another one, on which none of the layer is.
-      The way back draws the same groups, and is as likely. Without it the weights of an unrolled layer would stay
-      where its first cell is: a single cell that moves needs a copy of them.
-    """
+    """Moves as likely forth as back: the operators of a group, or of a layer's groups, change the device."""
 
     def __init__(self, evaluator: SimulatedEvaluator, source: random.Random) -> None:
         self._groups, self._source = evaluator.groups, source
@@ -71,11 +65,7 @@ class GroupProposals:
 
 
 def walk(evaluator: SimulatedEvaluator, start: Devices, budget: SearchBudget, seed: int) -> Walk:
-    """A walk from a placement that fits.
-
-    References:
-        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 6.2.
-    """
+    """A walk from a placement that fits."""
     splits = evaluator.groups.splits(start)
     return metropolis(
         evaluator.problem.simulation(splits),

@@ -37,13 +37,7 @@ LOG_SCALE = 10.0
 
 
 class OperationEmbedding(nn.Module):
-    """Each operation as the concatenation of its kind, its outputs' shapes and its neighbours.
-
-        embedding = [tunable vector of its kind | sizes, zero-padded | who it reads from | who reads it]
-
-    The sizes of all outputs stand one behind the other, padded with zeros to one length; neighbours are marked with 1
-    in a vector with an entry for each operation.
-    """
+    """Each operation as the concatenation of its kind, its outputs' shapes and its neighbours."""
 
     kinds: Tensor
     fixed: Tensor
@@ -114,14 +108,10 @@ class Likelihood(NamedTuple):
 
 
 class PlacementPolicy(nn.Module):
-    """A sequence-to-sequence network: an LSTM reads the operations, another one with attention chooses devices.
+    """A sequence-to-sequence network: an LSTM reads the operations, another one with attention chooses devices."""
 
-        p(P) = prod_i p(p_i | p_1 ... p_(i-1)),  p(p_i | ...) = softmax(W [h_i, sum_j a_ij e_j] + V p_(i-1))
-        a_i = softmax_j(W_e e_j . W_h h_i / sqrt(units)),  h_i = LSTM([embedding of p_(i-1), e_i], h_(i-1))
-
-    with `e_j`, what the encoder makes of operation j, reading from both sides. The first input is a vector of its own;
-    the decoder begins with the encoder's last state. docs/placement.md says where this differs from the paper, and why.
-    """
+    # p(P) = prod_i p(p_i | p_1 ... p_(i-1)),  p(p_i | ...) = softmax(W [h_i, sum_j a_ij e_j] + V p_(i-1))
+    # a_i = softmax_j(W_e e_j . W_h h_i / sqrt(units)),  h_i = LSTM([embedding of p_(i-1), e_i], h_(i-1))
 
     forbidden: Tensor
 

@@ -36,17 +36,9 @@ class _Layer:
 
 
 def towers(evaluator: SimulatedEvaluator, kind: Towers = "synchronous", steps: int = STEPS) -> TowersResult:
-    """Simulate a replica of the network on each accelerator, with the weights on the first processor.
-
-    A tower computes the forward and backward pass of a batch of its own. As soon as the gradients of a layer are there
-    they go to the processor, which updates the layer's weights: once for all towers in synchronous towers, once for
-    each in asynchronous ones. The weights then go back: to all towers, or to the one whose gradients they were. A
-    tower begins its next step when it has all weights. Every channel of a route, and the processor, does one thing at
-    a time, in the order in which they were asked for.
-
-    References:
-        Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, sections 4.4 and 4.5.
-    """
+    """Simulate a replica of the network on each accelerator, with the weights on the first processor."""
+    # The processor updates a layer once for all towers (synchronous) or for each, and sends it back. Every channel, and
+    # the processor, does one thing at a time, in the order in which they were asked for.
     if not evaluator.processors:
         raise SettingError("towers keep their weights on a processor, and there is none among the devices; name one")
     if steps < 2:

@@ -53,14 +53,10 @@ FAILING_FACTOR = 10.0
 
 @dataclass
 class Baseline:
-    """The moving average of signals, which begins at the failing signal, so that at first all that fits is good news.
+    """The moving average of signals, and of the squares of what they are off by."""
 
-        R = sqrt(time),  A = (R - B) / S,  B <- decay * B + (1 - decay) * mean(R),  S^2 <- the same of (R - B)^2
-
-    The failing time is 10 times that of the slowest placement in the first batch in which any fits; before, all are as
-    bad as each other, and nothing is to be learnt. Advantages are divided by the moving root of their mean square, so
-    that step times of microseconds give gradients of the same size as those of seconds.
-    """
+    # R = sqrt(time),  A = (R - B) / S,  B <- decay * B + (1 - decay) * mean(R),  S^2 <- the same of (R - B)^2
+    # It begins at the failing signal, so that at first all that fits is good news.
 
     decay: float = 0.9  # of the averages
     failing_s: float | None = None  # seconds that stand for a placement that does not fit or fails; None: not known yet
@@ -96,12 +92,8 @@ def sanitised(times: Sequence[float | None]) -> list[float | None]:
 
 
 def policy_loss(advantages: Tensor, log_probabilities: Tensor, entropies: Tensor, entropy_weight: float) -> Tensor:
-    """What is minimised: its gradient is the policy gradient's estimate, less that of the entropy.
-
-        loss = 1/K sum_k A_k log p(P_k) - entropy_weight * 1/K sum_k H_k - 1/E sum_e log p(P_e)
-
-    with the K placements that were drawn for this update, and E elites behind them, if there are any.
-    """
+    """What is minimised: its gradient is the policy gradient's estimate, less that of the entropy."""
+    # loss = 1/K sum_k A_k log p(P_k) - entropy_weight * 1/K sum_k H_k - 1/E sum_e log p(P_e), elites behind the drawn
     count = len(advantages)
     drawn, elites = log_probabilities[:count], log_probabilities[count:]
     loss = (advantages.to(drawn.dtype) * drawn).mean()
@@ -112,15 +104,7 @@ def policy_loss(advantages: Tensor, log_probabilities: Tensor, entropies: Tensor
 
 @dataclass
 class Elites:
-    """The best placements so far, each once, the fastest first.
-
-    A policy that is told of each placement only once forgets the best: with a few thousand samples in all, most of
-    what they say is lost. So what was best is repeated with every update. It is the policy's own, and no other's.
-
-    References:
-        Oh, Guo, Singh, Lee: Self-imitation learning, 2018. Gao, Chen, Li: Post: device placement with cross-entropy
-        minimization and proximal policy optimization, 2018.
-    """
+    """The best placements so far, each once, the fastest first."""
 
     count: int
     found: tuple[tuple[float, tuple[int, ...]], ...] = ()
@@ -138,11 +122,7 @@ class Elites:
 
 
 class Updater:
-    """Adam with clipped gradients; what is not finite is left out.
-
-    References:
-        Kingma, Ba: Adam: A method for stochastic optimization, 2015.
-    """
+    """Adam with clipped gradients; what is not finite is left out."""
 
     def __init__(self, policy: nn.Module, settings: LearningSettings) -> None:
         self._parameters = list(policy.parameters())

@@ -41,10 +41,7 @@ def everything_on(graph: OperatorGraph, device: int = 0) -> tuple[Split, ...]:
 
 
 def illegal(graph: OperatorGraph, operator: PlanOperator, split: Split, num_devices: int, rules: Rules) -> str | None:
-    """Why an operator cannot be split so; None where it can.
-
-    Search, import and runtime all ask this function: what is legal, runs.
-    """
+    """Why an operator cannot be split so; None where it can."""
     dimensions = rules.dimensions(operator, graph)
     name = f"operator {operator.name!r}"
     if len(split.degrees) != len(dimensions):
@@ -174,10 +171,9 @@ class Tiling:
 
 
 class Tilings:
-    """Tilings of a graph's operators, each worked out once: operators that are alike share them.
+    """Tilings of a graph's operators, each worked out once: operators that are alike share them."""
 
-    Alike are operators of equal kind, attributes, sizes and work, such as the steps of an unrolled layer.
-    """
+    # Alike are operators of equal kind, attributes, sizes and work, such as the steps of an unrolled layer.
 
     def __init__(self, graph: OperatorGraph, rules: Rules) -> None:
         self._graph, self._rules = graph, rules

@@ -30,11 +30,9 @@ class ImageRule(MappedRule):
 
 
 class ConvolutionRule(ImageRule):
-    """Convolution over one to three dimensions: split by sample (S), position with halos (A) and output channel (P).
+    """Convolution over one to three dimensions: split by sample (S), position with halos (A) and output channel (P)."""
 
-    Operands: images `[sample, channel, *positions]`, weight `[out, in / groups, *kernel]`, and a bias `[out]` or none.
-    Attributes: `stride`, `padding` and `dilation` by position, and `groups`.
-    """
+    # `stride`, `padding`, `dilation` by position, `groups`.
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         kernel, groups = shapes.operands[1][2:], attributes["groups"]
@@ -53,11 +51,7 @@ def windows(
 
 
 class PoolingRule(ImageRule):
-    """Maximum or average over windows: split by sample (S), channel and position with halos (A).
-
-    Operand: images `[sample, channel, *positions]`. Attributes: `kernel`, `stride`, `padding` and `dilation` by
-    position; for averages `count_padding` and `divisor` (None: as many as there are).
-    """
+    """Maximum or average over windows: split by sample (S), channel and position with halos (A)."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         given = (attributes[name] for name in ("kernel", "stride", "padding", "dilation"))
@@ -73,21 +67,14 @@ class AdaptivePoolingRule(ImageRule):
 
 
 class PadRule(MappedRule):
-    """A tensor in a larger one, the rest of which is `value`: split by everything.
-
-    Attribute: `before`, by dimension how many elements are put before it; less than 0: that many are cut off.
-    """
+    """A tensor in a larger one, the rest of which is `value`: split by everything."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         return [[SlidingWindow(dim, kernel=1, padding=before) for dim, before in enumerate(attributes["before"])]]
 
 
 class FrozenBatchNormRule(ImageRule):
-    """Batch norm with given statistics: split by sample (S), position (A) and channel (P).
-
-    Operands: samples `[sample, channel, ...]`, then what there is of one number a channel: mean and variance, weight
-    and bias.
-    """
+    """Batch norm with given statistics: split by sample (S), position (A) and channel (P)."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         samples: list[Side] = [Along(dim) for dim in range(len(shapes.output))]
@@ -95,14 +82,9 @@ class FrozenBatchNormRule(ImageRule):
 
 
 class BatchNormRule(FrozenBatchNormRule):
-    """Batch norm with the batch's own statistics, which all tiles of a channel sum: exact under every split.
+    """Batch norm with the batch's own statistics, which all tiles of a channel sum: exact under every split."""
 
-    Operands: samples `[sample, channel, ...]`, weight and bias `[channel]` or none.
-
-    References:
-        Ioffe, Szegedy: Batch normalization, 2015, algorithm 1.
-        Chan, Golub, LeVeque: Algorithms for computing the sample variance, 1983 (how the tiles' moments are summed).
-    """
+    # Chan, Golub, LeVeque: Algorithms for computing the sample variance, 1983: how moments of tiles are summed.
 
     def sums(self, operator: PlanOperator) -> tuple[str, ...]:
         return "mean", "variance"
@@ -112,11 +94,7 @@ class BatchNormRule(FrozenBatchNormRule):
 
 
 class LayerNormRule(MappedRule):
-    """Layer norm: split by all dimensions but the last ones, which are normalised.
-
-    Operands: samples, and a weight and a bias of the normalised dimensions or none. Attribute: `num_dims`, how many are
-    normalised.
-    """
+    """Layer norm: split by all dimensions but the last ones, which are normalised."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         free = len(shapes.output) - attributes["num_dims"]
@@ -128,10 +106,7 @@ class LayerNormRule(MappedRule):
 
 
 class LinearRule(MappedRule):
-    """`y = x W^T + b`: split by sample (S), by positions between (A), and by output channel (P).
-
-    Operands: inputs `[sample, ..., in]`, weight `[out, in]`, and a bias `[out]` or none.
-    """
+    """`y = x W^T + b`: split by sample (S), by positions between (A), and by output channel (P)."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         last = len(shapes.output) - 1
@@ -143,10 +118,7 @@ class LinearRule(MappedRule):
 
 
 class MatmulRule(MappedRule):
-    """Products of matrices or of stacks of matrices: split by stack, row and column.
-
-    Operands: `[..., rows, inner]` and `[..., inner, columns]`; the leading dimensions are stretched to each other.
-    """
+    """Products of matrices or of stacks of matrices: split by stack, row and column."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         left, right = shapes.operands
@@ -171,12 +143,7 @@ def channel_last_names(rank: int) -> Sequence[str]:
 
 
 class AttentionRule(MappedRule):
-    """`softmax(q k^T scale + mask) v`: split by sample (S), by head, query and channel of the values (A).
-
-    Operands: queries `[sample, ..., query, in]`, keys `[sample, ..., key, in]`, values `[sample, ..., key, out]`, and a
-    mask that is stretched to `[sample, ..., query, key]`, or none. Attributes: `causal`, and `scale` (None: that of
-    PyTorch).
-    """
+    """`softmax(q k^T scale + mask) v`: split by sample (S), by head, query and channel of the values (A)."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         queries, keys, values, *masks = shapes.operands
@@ -194,10 +161,7 @@ class AttentionRule(MappedRule):
 
 
 class EmbeddingRule(MappedRule):
-    """Rows of a table: split by sample (S), position (A) and channel (P).
-
-    Operands: numbers of rows, of any shape, and the table `[row, channel]`.
-    """
+    """Rows of a table: split by sample (S), position (A) and channel (P)."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         last = len(shapes.output) - 1
@@ -208,12 +172,9 @@ class EmbeddingRule(MappedRule):
 
 
 class LSTMCellRule(MappedRule):
-    """One step of an LSTM: split by sample (S) and by unit (P).
+    """One step of an LSTM: split by sample (S) and by unit (P)."""
 
-    Operands: inputs `[sample, in]`, hidden state and cell state `[sample, unit]`, weights `[4, unit, in]` and
-    `[4, unit, unit]`, and two biases `[4, unit]` or none; the gates' rows of a unit so lie in one box. Outputs: both
-    states.
-    """
+    # Weights `[4, unit, in]` and `[4, unit, unit]`, biases `[4, unit]`: the gates' rows of a unit so lie in one box.
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         read: list[Side] = [Along(0), Whole()]
@@ -240,10 +201,7 @@ class SoftmaxRule(MappedRule):
 
 
 class CrossEntropyRule(MappedRule):
-    """Cross entropy of each sample and position, or what else takes scores of classes and the right class.
-
-    The classes stay whole. Operands: scores `[sample, class, ...]` and classes `[sample, ...]`.
-    """
+    """Cross entropy of each sample and position, or what else takes scores of classes and the right class."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         positions = [Along(dim) for dim in range(1, len(shapes.output))]
@@ -251,10 +209,7 @@ class CrossEntropyRule(MappedRule):
 
 
 class CountedMeanRule(MappedRule):
-    """The mean of the losses whose class is not the ignored one: one tile.
-
-    Operands: losses and classes of the same shape. Attribute: `ignore_index`.
-    """
+    """The mean of the losses whose class is not the ignored one: one tile."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         return [all_of(shape) for shape in shapes.operands]

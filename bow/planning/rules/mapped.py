@@ -137,11 +137,8 @@ class Shapes:
 
 
 def places(operator: PlanOperator) -> list[tuple[str, int]]:
-    """By operand: whether it is an `input` or a `weight`, and its number among them.
-
-    Operands stand in the order of the operator's arguments. Where the attribute `operands` does not say otherwise, all
-    inputs come before all weights.
-    """
+    """By operand: whether it is an `input` or a `weight`, and its number among them."""
+    # All inputs come before all weights where the attribute `operands` does not say otherwise.
     default = ["input"] * len(operator.inputs) + ["weight"] * len(operator.weights)
     counts = {"input": 0, "weight": 0}
     found = []

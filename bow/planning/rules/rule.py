@@ -21,14 +21,7 @@ class Dimension:
 
 
 class Rule(ABC):
-    """What is true of all operators of a kind, whatever their sizes.
-
-    An operator is split by its first output: each tile computes a box of it on one device. The rule says what a tile
-    needs; everything is in indices of whole tensors.
-
-    References:
-        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 4, Table 1.
-    """
+    """What is true of all operators of a kind, whatever their sizes."""
 
     kind: str
 

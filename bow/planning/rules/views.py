@@ -20,10 +20,7 @@ class PointwiseRule(MappedRule):
 
 
 class ReductionRule(MappedRule):
-    """One number of all elements along the attribute `dims`: split by all other dimensions.
-
-    Attribute: `keepdim`, whether the output has those dimensions, with one element each.
-    """
+    """One number of all elements along the attribute `dims`: split by all other dimensions."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         sides: list[Side] = []
@@ -153,12 +150,9 @@ def box_of_flat(sizes: Sizes, flat: Interval) -> Box:
 
 
 class ReshapeRule(Rule):
-    """The same elements in another shape: split by everything.
+    """The same elements in another shape: split by everything."""
 
-    Among dimensions that are reshaped among themselves, a tile reads the smallest box that holds all elements from the
-    first that it makes to the last: more than it makes where a box of one shape is no box of the other. Operand: one
-    tensor.
-    """
+    # More than a tile makes where a box of one shape is no box of the other.
 
     kind = "reshape"
     is_view = True

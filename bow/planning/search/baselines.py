@@ -19,10 +19,7 @@ from bow.planning.simulator.costs import Costs
 def split_along(
     graph: OperatorGraph, rules: Rules, operator: PlanOperator, kind: Kind, devices: Sequence[int]
 ) -> Split | None:
-    """An operator split over devices along its first dimension of a kind; None where it has none that can be split.
-
-    Where the dimension is smaller than the number of devices, the last of them have no part of it.
-    """
+    """An operator split over devices along its first dimension of a kind; None where it has none that can be split."""
     dimensions = rules.dimensions(operator, graph)
     at = next((at for at, dimension in enumerate(dimensions) if dimension.kind == kind and dimension.size > 1), None)
     if at is None:
@@ -42,10 +39,7 @@ def data_parallel(graph: OperatorGraph, rules: Rules, num_devices: int) -> tuple
 
 
 def model_parallel(graph: OperatorGraph, costs: Costs, num_devices: int) -> tuple[Split, ...]:
-    """Layers over devices: in the order of the graph, every device gets layers that take an equal share of the time.
-
-    The operators of a layer that is used again and again, such as the steps of an unrolled LSTM, stay together.
-    """
+    """Layers over devices: in the order of the graph, every device gets layers that take an equal share of the time."""
     boxes = [whole(graph.output_shape(operator)) for operator in graph.operators]
     times = [costs.tile_time(number, box, 0).total_ns for number, box in enumerate(boxes)]
     layers = [operator.layer or operator.name for operator in graph.operators]
@@ -70,24 +64,15 @@ RECURRENT = frozenset({"lstm_cell", "lstm"})  # kinds of operators that make a n
 
 
 def expert(graph: OperatorGraph, rules: Rules, topology: DeviceTopology) -> tuple[Split, ...]:
-    """What experts do with a network of this sort.
-
-    References:
-        Jia, Zaharia, Aiken, 2018, section 8.2.1.
-    """
+    """What experts do with a network of this sort."""
     if any(operator.kind in RECURRENT for operator in graph.operators):
         return layer_per_device(graph, rules, topology)
     return one_weird_trick(graph, rules, topology.num_devices)
 
 
 def one_weird_trick(graph: OperatorGraph, rules: Rules, num_devices: int) -> tuple[Split, ...]:
-    """Data parallel, but for densely connected layers, which are split by their channels over all devices.
-
-    Activations and dropout behind a dense layer keep its split, so that only what the next layer reads is sent.
-
-    References:
-        Krizhevsky: One weird trick for parallelizing convolutional neural networks, 2014.
-    """
+    """Data parallel, but for densely connected layers, which are split by their channels over all devices."""
+    # What follows a dense layer keeps its split, so that only what the next layer reads is sent.
     devices = range(num_devices)
     splits = list(data_parallel(graph, rules, num_devices))
     by_channel: dict[int, Split] = {}
@@ -111,14 +96,8 @@ def _kept(graph: OperatorGraph, operator: PlanOperator, by_channel: Mapping[int,
 
 
 def layer_per_device(graph: OperatorGraph, rules: Rules, topology: DeviceTopology) -> tuple[Split, ...]:
-    """Data parallel between the machines; within one, all operators of a layer are on the same device.
-
-    Layers are those with weights, in the order of the graph; an operator without weights goes with the last layer that
-    it depends on. The first layers share devices where there are more layers than devices.
-
-    References:
-        Wu et al.: Google's neural machine translation system, 2016, section 3.
-    """
+    """Data parallel between the machines; within one, all operators of a layer are on the same device."""
+    # An operator without weights goes with the last layer that it depends on.
     per_node = min(map(len, topology.nodes))
     depths = _depths(graph)
     layers = 1 + max(depths, default=0)

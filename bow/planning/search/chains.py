@@ -108,16 +108,8 @@ def spaces_of(
 
 
 def run_chains(problem: Problem, starts: Sequence[WalkStart], settings: SearchSettings, report: Report) -> list[Chain]:
-    """Walk from one start after the other, for a part of the time, and on from the best partition for the rest of it.
-
-    That part is divided into rungs: in each the better half of the walks goes on, for as long together as all of the
-    rung before. Without a budget in seconds, or with a number of proposals for each walk, there are no rungs. Where a
-    walk is ended from outside, later ones are left out.
-
-    References:
-        Jamieson, Talwalkar: Non-stochastic best arm identification and hyperparameter optimization, 2016 (successive
-        halving).
-    """
+    """Walk from each start for a part of the time, and on from the best partition for the rest of it."""
+    # Successive halving: in each rung the better half goes on, for as long together as all of the rung before.
     walks = _Walks(problem, starts, settings, report)
     try:
         walks.run()
@@ -258,12 +250,8 @@ def _proposals(simulation: Simulation, space: SplitSpace, settings: SearchSettin
 def run_in_processes(
     problem: Problem, shares: Sequence[Sequence[WalkStart]], settings: SearchSettings, tally: Tally
 ) -> list[Chain]:
-    """Walk from several starts, each process from its share of them.
-
-    Every process is a fresh interpreter with the import path of this one, so that the main script is not run again.
-    Ctrl-C, or a progress that returns False, ends all walks; they still send what they found. Ctrl-C after that ends
-    the processes at once.
-    """
+    """Walk from several starts, each process from its share of them."""
+    # Ctrl-C, or a progress that returns False, ends all walks, which still send what they found; again, it ends them.
     messages: queue.Queue[tuple[int, Any]] = queue.Queue()
     workers = [_SearchProcess(number, problem, share, settings, messages) for number, share in enumerate(shares)]
     chains: list[Chain] = []

@@ -21,11 +21,8 @@ Renaming = tuple[int, ...]  # by device: the number of the device that takes its
 
 
 def symmetries(topology: DeviceTopology) -> Iterator[Renaming]:
-    """The renamings of devices that keep kinds, and routes with all that they share.
-
-    A partition and the same partition on renamed devices take the same time, but for ties: tasks that become ready at
-    the same nanosecond run in the order of their devices' numbers.
-    """
+    """The renamings of devices that keep kinds, and routes with all that they share."""
+    # The same partition on renamed devices takes the same time, but for ties, which device numbers decide.
     return _extended(topology, (), {})
 
 
@@ -105,17 +102,9 @@ def exhaustive(
     watch: Watch | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Proof:
-    """Find the fastest partition of all, or a bound on how much faster another could be.
-
-    Splits are chosen operator by operator, depth first, the most promising first; a beginning is left when no partition
-    that begins so is faster than a bar. The bar starts at what every partition surely takes and rises to the best known
-    time; each time that all partitions below it are done with, it is a bound. Of partitions that differ only in the
-    names of devices, the first is looked at.
-
-    References:
-        Jia, Zaharia, Aiken, 2018, section 8.4. Korf: Depth-first iterative-deepening, an optimal admissible tree
-        search, 1985.
-    """
+    """Find the fastest partition of all, or a bound on how much faster another could be."""
+    # Depth first, below a bar that rises to the best known time; each bar below which all is done is a bound. Korf:
+    # Depth-first iterative-deepening, an optimal admissible tree search, 1985.
     if budget_s is not None and not budget_s > 0:
         raise SettingError(f"budget_s must be above 0, got {budget_s}")
     if model.learners > 1:
@@ -242,10 +231,7 @@ class _Exhaustive:
 def _renamings(
     model: StepModel, options: Sequence[Sequence[Split]], check: Callable[[], None]
 ) -> Iterator[list[list[int]]]:
-    """By renaming of devices that changes something, operator and split: which split it becomes.
-
-    Those that lead out of the splits to choose from are left out; the others are a group.
-    """
+    """By renaming of devices that changes something, operator and split: which split it becomes."""
     places = [{split: place for place, split in enumerate(splits)} for splits in options]
     for each in itertools.islice(symmetries(model.topology), 1, None):
         check()

@@ -19,10 +19,8 @@ from bow.planning.simulator.step_model import StepModel
 
 
 def least_batch_ns(problem: Problem, learners: Collection[int] = (1,)) -> float:
-    """What a batch takes at least by any partition: every device has an equal share of all passes and updates.
-
-    Messages and waiting cost nothing here, which makes it quick and loose; `StepBounds` counts them.
-    """
+    """What a batch takes at least by any partition: every device has an equal share of all passes and updates."""
+    # Messages and waiting cost nothing here, which makes it quick and loose; `StepBounds` counts them.
     return min(_share_ns(problem.of_one_learner(count)) / count for count in learners)
 
 
@@ -54,10 +52,9 @@ def _passes_ns(model: StepModel, operator: int, tiling: Tiling, kinds: Sequence[
 
 @dataclass(frozen=True)
 class RemainingLoads:
-    """Tasks that wait for backward passes of the first operators: further backward passes, reductions, updates.
+    """Tasks that wait for backward passes of the first operators: further backward passes, reductions, updates."""
 
-    A place does one thing at a time: after a backward pass it needs at least the sum of all that waits for it there.
-    """
+    # A place does one thing at a time: behind a backward pass it needs at least the sum of all that waits for it there.
 
     tasks: Array  # [task, place], how long it takes
     # by operator: [tile, task], whether it waits for the tile's backward pass, or is it
@@ -104,26 +101,15 @@ class RemainingLoads:
 
 
 class RemainingTimes:
-    """Lower bounds of what is left of a step when tiles of an operator are made.
+    """Lower bounds of what is left of a step when tiles of an operator are made."""
 
-    In what is left each operator takes the split that is best for the bound, whatever it does to others. Two chains are
-    looked at. One follows single tiles: `around(u, t)`, from when tile t of operator u is made through the loss and
-    back to the end of its backward pass, is at least
-
-        backward(u, t) + max over readers v of u
-                         min over splits of v
-                         max over tiles j of v that read of t
-                         (transfer(t, j) + forward(v, j) + around(v, j) + gradient(j, t))
-
-    The other goes from the first tile that is made to the last whose backward pass ends: `across(u)` is at least
-
-        max over readers v of u
-        min over splits of v
-        (min over j max over t (transfer(t, j) + forward(v, j))
-         + across(v) + min over j max over t (gradient(j, t) + backward(u, t)))
-
-    which sees what the first overlooks: that the next operator cannot be where every tile would like to have it.
-    """
+    # Each operator takes the split that is best for the bound. `around` follows tiles t of u through the loss and back:
+    #
+    #     backward(u, t) + max over readers v, min over splits of v, max over tiles j that read of t
+    #                      (transfer(t, j) + forward(v, j) + around(v, j) + gradient(j, t))
+    #
+    # `across` goes from the first tile that is made to the last whose backward pass ends, and so sees that the next
+    # operator cannot be where every tile would like to have it.
 
     def __init__(
         self, tables: TileTables, has_backward: Sequence[bool], check: Callable[[], None] = lambda: None
@@ -204,18 +190,10 @@ class Extensions:
 
 
 class StepBounds:
-    """Lower bounds of simulated times, by the first operators' splits.
+    """Lower bounds of simulated times, by the first operators' splits."""
 
-    No step takes less than its longest chain of tasks that wait for each other. Of a chain's part in operators whose
-    splits are known all is known: computing, transfers, sums, reductions and updates, and how much of that one place
-    has to do one after the other (`RemainingLoads`). The rest is bounded as if each operator could have the split that
-    is best for the chain (`RemainingTimes`).
-
-    And no step takes less than what a device has to compute, nor than an equal share of what all have to.
-
-    References:
-        Jia, Zaharia, Aiken, 2018, section 8.4, which prunes by A*.
-    """
+    # No step takes less than its longest chain of waiting tasks (of known operators all is known, `RemainingLoads` too;
+    # the rest is bounded by `RemainingTimes`), than what a device computes, or than an equal share of what all do.
 
     def __init__(
         self, model: StepModel, options: Sequence[Sequence[Split]], check: Callable[[], None] = lambda: None

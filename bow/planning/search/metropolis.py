@@ -151,18 +151,7 @@ def metropolis(
     watch: Watch | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Walk:
-    """Walk from partition to partition by the rule of Metropolis and Hastings, and keep the best.
-
-    With a symmetric proposal S' of S, and t0 the time of the start, which makes the temperature free of units:
-
-        accept S' with probability min(1, exp(-(t(S') - t(S)) / (temperature * t0)))
-
-    Ctrl-C ends the walk, and what was best so far is returned.
-
-    References:
-        Hastings: Monte Carlo sampling methods using Markov chains and their applications, 1970. Jia, Zaharia, Aiken,
-        2018, sections 6.1 and 6.2.
-    """
+    """Walk from partition to partition by the rule of Metropolis and Hastings, and keep the best."""
     number("temperature", temperature, least=0, remedy=f"{TEMPERATURE} is usual")
     course = _Course(simulation, splits, clock)
     scale = temperature * course.makespan
@@ -206,10 +195,7 @@ def descend(
     watch: Watch | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Walk:
-    """Give operators their best split, round and round, until no neighbour is better: a local optimum.
-
-    Ctrl-C ends it, and what was best so far is returned.
-    """
+    """Give operators their best split, round and round, until no neighbour is better: a local optimum."""
     course = _Course(simulation, splits, clock)
     operator, unchanged = 0, 0
     try:

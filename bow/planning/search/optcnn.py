@@ -40,19 +40,9 @@ class Minimum:
 
 
 def minimise(counts: Sequence[int], terms: Iterable[Term], most_entries: int = 2**24) -> Minimum:
-    """Find the options with the least sum of all terms.
-
-    A choice is eliminated by replacing the terms that depend on it by one that holds, for each combination of what they
-    depend on besides, the least sum that it allows. Along a chain this is dynamic programming; series and parallel
-    compositions are reduced as node and edge elimination do. The choice whose new table is smallest goes first.
-
-    Where every table would be too large, the choice that most depends on is fixed to the option that is best when all
-    others may still be chosen freely for each of its terms.
-
-    References:
-        Dechter: Bucket elimination, a unifying framework for reasoning, 1999. Jia, Lin, Qi, Aiken: Exploring hidden
-        dimensions in parallelizing convolutional neural networks, 2018, section 5.2.
-    """
+    """Find the options with the least sum of all terms."""
+    # Dechter: Bucket elimination, 1999. A choice is replaced by a term with the least sum for each combination of what
+    # it depends on, the smallest table first; where all are too large, the one that most depends on is fixed first.
     elimination = _Elimination(counts, terms, most_entries)
     elimination.run()
     return elimination.minimum()
@@ -166,19 +156,10 @@ class OptCNNPartition:
 
 
 def optcnn(graph: OperatorGraph, rules: Rules, topology: DeviceTopology, costs: Costs) -> OptCNNPartition:
-    """Choose for every layer how it is split over the first n devices, by dynamic programming.
-
-        cost = sum of operators (computing + reduction and update of weights) + sum of tensors (transfer there and back)
-
-    Operators are split into equal tiles, as many as they have devices; those of one layer, such as the steps of an
-    unrolled LSTM, are split alike. A chain of operators is solved exactly, and so is every graph whose layers can be
-    eliminated one by one with tables of reasonable size, as all series-parallel ones can; else some layers are fixed
-    first, and `is_exact` is False.
-
-    References:
-        Jia, Lin, Qi, Aiken: Exploring hidden dimensions in parallelizing convolutional neural networks, 2018.
-        Jia, Zaharia, Aiken, 2018, section 8.2.3.
-    """
+    """Choose for every layer how it is split over the first n devices, by dynamic programming."""
+    # The sum of computing, reductions, updates and transfers there and back. Exact where layers can be eliminated one
+    # by one with tables of reasonable size, as in series-parallel graphs. Jia, Lin, Qi, Aiken: Exploring hidden
+    # dimensions in parallelizing convolutional neural networks, 2018.
     return _Layers(StepModel(graph, rules, topology, costs)).solve()
 
 

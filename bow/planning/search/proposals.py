@@ -23,14 +23,9 @@ FLOPS_PER_OUTPUT = 32
 
 
 def families_of(graph: OperatorGraph) -> list[Families]:
-    """Ways to divide operators into families, without those in which every family is one operator.
-
-    * Roles: the operators of a layer, which share their weights; and those without weights that are alike and read of
-      the same roles, as the softmax of each step of an unrolled attention does.
-    * Chains: a convolution or another operator that computes much, and what follows it in the same shape, such as
-      normalisation and activation.
-    * The closure of both.
-    """
+    """Ways to divide operators into families, without those in which every family is one operator."""
+    # Roles: operators of a layer, and those without weights that are alike and read of the same roles. Chains: what
+    # computes much, and what follows it in the same shape. And the closure of both.
     count = len(graph.operators)
     first: dict[str, int] = {}
     roles = [(number, first.setdefault(role, number)) for number, role in enumerate(_roles(graph))]
@@ -94,15 +89,10 @@ RENEWED = 20  # the chain is looked at anew after so many draws: until then few 
 
 
 class CriticalOperators:
-    """Draws operators from a chain of tasks that ends the step, the more often the more of its time they take.
+    """Draws operators from a chain of tasks that ends the step, the more often the more of its time they take."""
 
-    A task begins when another one ends: one that it waits for, or one that had its place before. From the last task
-    back to the start of the step that makes a chain without a gap, and only what shortens it makes the step faster. Of
-    several tasks that end at the right time one is drawn.
-
-    References:
-        Kwok, Ahmad: Dynamic critical-path scheduling, 1996, which also looks first at what the end depends on now.
-    """
+    # A task begins when another one ends; from the last one back that makes a chain without a gap, and only what
+    # shortens it makes the step faster. Kwok, Ahmad: Dynamic critical-path scheduling, 1996.
 
     def __init__(self, simulation: Simulation, source: random.Random) -> None:
         self._simulation, self._source = simulation, source
@@ -159,16 +149,9 @@ class Proposals(Protocol):
 
 
 class SymmetricProposals:
-    """Changes that are as likely forth as back: q(S' | S) = q(S | S').
+    """Changes that are as likely forth as back: q(S' | S) = q(S | S')."""
 
-    * One operator, drawn uniformly, gets a split drawn uniformly from its set (the paper's proposal).
-    * Of a family of operators, such as the steps of an unrolled layer, all that are now split alike get another split
-      that none of the family has. The way back draws the same operators, and is as likely. One operator of a family
-      rarely gains anything for itself: its weights then lie on one more device.
-
-    References:
-        Jia, Zaharia, Aiken, 2018, section 6.2.
-    """
+    # The paper's, or all of a family that are split alike get a split that none of it has: the way back is as likely.
 
     def __init__(self, space: SplitSpace, graph: OperatorGraph, source: random.Random, families: bool = True) -> None:
         self._space, self._source = space, source
@@ -209,24 +192,9 @@ TOGETHER = 0.3  # so often operators that share their devices move to others tog
 
 
 class GuidedProposals:
-    """Changes of an operator, of one or connected families, or of operators that share devices; to any or a near split.
+    """Changes of an operator, of connected families, or of operators that share devices; to any or a near split."""
 
-    Every way to divide operators into families is as likely as another, and of each every family: the forty steps of a
-    layer are changed no more often than the one embedding. A family changes whole, or as far as it is split as one of
-    it is, or together with some families that it reads or that read it. New splits are any, one of the same
-    degrees, one on the same devices, or the split or the devices of an operator that makes or reads what it reads or
-    makes. An operator that cannot have the very split gets the one most like it on the same devices. Now and then one
-    operator changes alone, as in the paper.
-
-    Operators that depend on each other and have the same devices also move together, to other devices, more or fewer:
-    each is split along the same dimensions as before, so that what they hand on stays where it is made.
-
-    Which operator it is about is often drawn from those that the end of the step waits for.
-
-    These changes are not as likely back as forth, so that a walk does not visit partitions as often as their times
-    say. It finds fast ones sooner: in partitions that are fast, operators that depend on each other, or share their
-    weights, are seldom split differently.
-    """
+    # Not as likely back as forth; docs/planning.md says what they are and what that means.
 
     def __init__(
         self,

@@ -233,13 +233,7 @@ def search(
     progress: SearchProgress | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Found:
-    """Find a fast partition.
-
-    Ctrl-C ends the search, and the best partition so far is returned, once there is one.
-
-    References:
-        Jia, Zaharia, Aiken, 2018, section 6.2.
-    """
+    """Find a fast partition."""
     begun = clock()
     starts = list(_starts(problem, settings))
     shares = [starts[number :: settings.processes] for number in range(settings.processes)]

@@ -26,19 +26,10 @@ NUM_RANDOM = 4  # so many lists of each length are drawn at random besides the r
 
 
 class SplitSpace:
-    """By operator, all splits that a search may choose: degrees of its dimensions, and lists of devices for the tiles.
+    """By operator, all splits that a search may choose: degrees of its dimensions, and devices for the tiles."""
 
-    Lists of devices:
-
-    * `"every"`: any; a device may compute several tiles.
-    * `"distinct"`: any without repetition.
-    * `"regular"`: evenly spaced devices, as neighbours or one of each node are, dealt to the tiles along the dimensions
-      in any order (rows first, columns first); and a few lists drawn once at random.
-    * `"auto"`: every with 2 devices, distinct with up to 4, else regular.
-
-    References:
-        Jia, Zaharia, Aiken, 2018, sections 4 and 6.2.
-    """
+    # every: any devices; distinct: none twice; regular: evenly spaced ones, dealt to tiles along the dimensions in
+    # any order, and a few lists drawn once at random; auto: every with 2 devices, distinct with up to 4.
 
     def __init__(
         self,

@@ -319,10 +319,8 @@ class PlaceTables:
         return table
 
     def _between(self, edge: Edge, one: Sequence[int], other: Sequence[int]) -> Array:
-        """The loads between splits of the same degrees on either side: [split, split, place].
-
-        Tiles of a device may share a transfer: of all from a tile to a device, only the longest is counted.
-        """
+        """The loads between splits of the same degrees on either side: [split, split, place]."""
+        # Tiles of a device may share a transfer: of all from a tile to a device, only the longest is counted.
         flows = self._model.flows(self._model.graph.operators[edge.maker].outputs[edge.output])
         num_bytes, home, away = self._tables.between(edge, one, other)
         there = self._tables.transfers.of(num_bytes, home, away)

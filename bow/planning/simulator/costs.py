@@ -78,11 +78,8 @@ def tile_key(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: Bo
 
 
 def tile_work(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: Box) -> TileWork:
-    """What a tile computes and moves.
-
-    The backward pass reads the output's gradient once for the gradient of the inputs and once for that of the weights,
-    and each of the two is half of its operations and kernels; what no gradient flows back through has no part in it.
-    """
+    """What a tile computes and moves."""
+    # The backward pass reads the output's gradient once for inputs and once for weights, each half of its work.
     rule = rules.of(operator)
     shapes = tile_shapes(graph, rules, operator, box)
     outputs = sum(math.prod(shape) for shape in shapes.outputs)
@@ -132,10 +129,9 @@ class TileTime:
 
 
 class Costs(Protocol):
-    """How long computing tasks take, in nanoseconds.
+    """How long computing tasks take, in nanoseconds."""
 
-    Devices of one kind take the same time, and so do operators of equal kind, attributes, sizes and work.
-    """
+    # Devices of one kind take the same time, and so do operators of equal kind, attributes, sizes and work.
 
     def tile_time(self, operator: int, box: Box, device: int) -> TileTime:
         """Of a tile: the box of the operator's first output."""
@@ -191,18 +187,10 @@ UPDATE_PASSES = 5
 
 
 class RooflineCosts:
-    """Times from a device's arithmetic, memory and overhead.
+    """Times from a device's arithmetic, memory and overhead."""
 
-        time = kernels * overhead + max(flops * (1 + half_outputs / outputs) / flops_per_s, bytes / bytes_per_s)
-
-    A tile reads all of the weights that it needs, so that splitting a product by samples reads them once for each tile,
-    and splitting it by its parameters reads them once in all. Tiles with few results keep a device's units waiting:
-    at `half_outputs` results a product runs at half its speed. Views take no time.
-
-    References:
-        Williams, Waterman, Patterson: Roofline, an insightful visual performance model, 2009. Jia, Zaharia, Aiken,
-        2018, section 8.2.1: the matrix products of NMT take 38 % less time in all split by channels than by samples.
-    """
+    # Williams, Waterman, Patterson: Roofline, an insightful visual performance model, 2009. Tiles with few results keep
+    # units waiting: the products of NMT take 38 % less time split by channels than by samples (FlexFlow 8.2.1).
 
     def __init__(self, graph: OperatorGraph, rules: Rules, topology: DeviceTopology) -> None:
         self._graph, self._rules, self._topology = graph, rules, topology
@@ -259,11 +247,9 @@ def scaled(tiles: Mapping[str, TileTime], factor: float) -> dict[str, TileTime]:
 
 
 class MeasuredCosts:
-    """Measured times where there are some, and the roofline's elsewhere, corrected by how far it was off.
+    """Measured times where there are some, and the roofline's elsewhere, corrected by how far it was off."""
 
-    A tile that was not measured takes the roofline's time, times what the measured time of the whole operator is of the
-    roofline's; where that was not measured either, times the geometric mean of this over all operators of the graph.
-    """
+    # By how far the whole operator was off, or else the geometric mean over all operators of the graph.
 
     def __init__(
         self, graph: OperatorGraph, rules: Rules, topology: DeviceTopology, times: Mapping[str, TileTimes]

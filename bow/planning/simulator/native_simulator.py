@@ -340,10 +340,9 @@ class NativeSimulator:
 
 
 class _Updates:
-    """How long updates take, for the library to ask.
+    """How long updates take, for the library to ask."""
 
-    Nothing can be raised through the library; it goes on with any time, and `check` raises the error afterwards.
-    """
+    # Nothing can be raised through the library; it goes on with any time, and `check` raises the error afterwards.
 
     def __init__(self, costs: TaskCosts) -> None:
         self._costs = costs

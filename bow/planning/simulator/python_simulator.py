@@ -47,15 +47,9 @@ class TaskTime:
 
 
 def simulate_tasks(graph: TaskGraph) -> list[TaskTime]:
-    """When every task runs.
-
-    Every device and every channel takes tasks in the order in which they became ready; a task that occupies several
-    places starts when all of them are free. Tasks come out of one queue in the order of (ready time, identity): what
-    a task waits for comes out before it, and whatever comes out later is later in the queue of every place, too.
-
-    References:
-        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, Algorithm 1.
-    """
+    """When every task runs."""
+    # Tasks come out of one queue by (ready time, identity): what a task waits for comes out before it, and whatever
+    # comes out later is later in the queue of every place, too.
     missing = [len(before) for before in graph.predecessors]
     after = successors(graph)
     ready_ns = [0] * len(graph.tasks)
@@ -118,21 +112,14 @@ class Refusal:
 
 
 def memory_peaks(model: StepModel, graph: TaskGraph, times: Sequence[TaskTime]) -> tuple[MemoryPeak, ...]:
-    """The most memory that every device needs at a time.
-
-    * All the time: weights, gradients of weights, the optimizer's state, and what averaging keeps; weights that are
-      not trained only once.
-    * What a tile makes: from the start of its forward pass to the end of its backward pass; without one, to the end
-      of the backward (or else forward) passes that read it on the device, and of the transfers that take it away.
-    * What came from another device: from the start of its transfer to the end of the last backward (or else forward)
-      pass that reads it.
-    * The gradient of what a tile makes: from the start of the first task that contributes to it to the end of the
-      tile's backward pass.
-    * A gradient that goes to another device: from the start of the first task that contributes to it to its arrival.
-
-    Views share the memory of what they look at. Workspaces, what operators keep beside their inputs and outputs, and
-    what the allocator wastes are not counted.
-    """
+    """The most memory that every device needs at a time."""
+    # * All the time: weights, gradients of weights, the optimizer's state, what averaging keeps; frozen weights once.
+    # * What a tile makes: from its forward pass to the end of its backward pass; without one, to the end of the
+    #   backward (or else forward) passes that read it on the device, and of the transfers that take it away.
+    # * What came from another device: from the start of its transfer to the end of the last pass that reads it.
+    # * The gradient of what a tile makes: from the first task that contributes to it to the end of the backward pass.
+    # * A gradient that goes to another device: from the first task that contributes to it to its arrival.
+    # Views share memory. Workspaces, and what the allocator wastes, are not counted.
     always = [
         round(model.copies * trained) + frozen
         for trained, frozen in zip(graph.weight_bytes, graph.frozen_bytes, strict=True)
@@ -202,10 +189,7 @@ COMPUTING = frozenset({TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.UPDATE})  #
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """What a step takes with a partition.
-
-    With several learners a step is one batch of each: what a batch takes is the step divided by their number.
-    """
+    """What a step takes with a partition."""
 
     model: StepModel
     tasks: tuple[Task, ...]  # what the partition makes of it
@@ -245,11 +229,7 @@ class SimulationResult:
 
 
 def simulate(model: StepModel, partition: Partition) -> SimulationResult:
-    """A step with a partition that fits the model, in Python: the oracle of the compiled simulator.
-
-    References:
-        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 5.
-    """
+    """A step with a partition that fits the model, in Python: the oracle of the compiled simulator."""
     tasks = TaskGraph.of(model, partition)
     times = simulate_tasks(tasks)
     return SimulationResult(model, tasks.tasks, tuple(times), memory_peaks(model, tasks, times))

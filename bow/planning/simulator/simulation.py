@@ -27,13 +27,7 @@ from bow.schedule import Timeline
 
 
 class Simulation:
-    """A partition whose time is known, and that can be changed operator by operator.
-
-    All algorithms give the same times to the nanosecond.
-
-    References:
-        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 5.
-    """
+    """A partition whose time is known, and that can be changed operator by operator."""
 
     def __init__(
         self,
@@ -75,10 +69,8 @@ class Simulation:
         return self.propose_changes({operator: split}, limit_ns)
 
     def propose_changes(self, changes: Mapping[int, Split], limit_ns: int | None = None) -> int | None:
-        """What a step takes with other splits of some operators, by operator; None: it does not fit.
-
-        A number above the limit may be less than the step's time. `undo` follows, or `accept` of what fits the limit.
-        """
+        """What a step takes with other splits of some operators, by operator; None: it does not fit."""
+        # A number above the limit may be less than the time. `undo` follows, or `accept` of what fits the limit.
         if self._proposed is not None:
             raise ScheduleError("a proposal is neither accepted nor undone yet; call accept or undo first")
         for operator, split in changes.items():

@@ -41,12 +41,10 @@ class TaskKind(IntEnum):
 
 @dataclass(frozen=True)
 class Task:
-    """Something that takes time, or puts others in order.
+    """Something that takes time, or puts others in order."""
 
-    Tasks that are ready at the same time run in the order of their identities. These say what a task is and not when
-    it was made, and a task's rank is higher than those of all tasks that it waits for; so any way of working out the
-    timeline ends with the same one.
-    """
+    # Tasks that are ready at the same time run by identity, which says what a task is and not when it was made; a rank
+    # is higher than those of all that it waits for. So any way of working out the timeline ends with the same one.
 
     kind: TaskKind
     owner: int  # the number of its operator or group of weights, counted through all learners
@@ -106,19 +104,10 @@ def code_of(numbers: Iterable[int]) -> int:
 
 @dataclass(frozen=True)
 class Collective:
-    """A sum over some devices, which all of them get.
+    """A sum over some devices, which all of them get."""
 
-    In a ring of n devices each sends 1/n of the bytes to the next, 2 (n - 1) times. In a tree all bytes go up and down
-    once. Large sums are faster in the ring, small ones in the tree; whichever is faster is taken:
-
-        ring = 2 (n - 1) latency + 2 (n - 1) / n bytes ns_per_byte
-        tree = 2 ceil(log2 n) latency + 2 bytes ns_per_byte
-
-    Either takes what every sum takes beside its messages on top.
-
-    References:
-        Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
-    """
+    # In a ring each sends 1/n of the bytes 2 (n - 1) times, in a tree all bytes go up and down once; the faster one is
+    # taken. Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
 
     members: int
     channels: tuple[int, ...]  # that are occupied: all between neighbours in the ring
@@ -183,10 +172,8 @@ def weight_groups(graph: OperatorGraph) -> tuple[WeightGroup, ...]:
 def replica_bytes(
     graph: OperatorGraph, group: WeightGroup, holdings: Mapping[WeightPart, Iterable[int]]
 ) -> dict[tuple[int, ...], int]:
-    """How much of a group's weights which devices have in common.
-
-    Borders of all boxes cut a weight into cells; each is held by a set of devices, whose gradients of it are summed.
-    """
+    """How much of a group's weights which devices have in common."""
+    # Borders of all boxes cut a weight into cells; each is held by a set of devices, whose gradients of it are summed.
     shared: dict[tuple[int, ...], int] = defaultdict(int)
     for number, name in enumerate(group.weights):
         holders: dict[Box, set[int]] = defaultdict(set)

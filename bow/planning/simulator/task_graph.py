@@ -13,26 +13,14 @@ from bow.planning.simulator.step_model import StepModel, Task, TaskKind, WeightP
 
 @dataclass(frozen=True)
 class TaskGraph:
-    """Tasks and what they wait for.
+    """Tasks and what they wait for."""
 
-    A partition becomes these tasks:
-
-    * of every tile a forward and, where gradients flow, a backward task on its device; what takes no time, such as a
-      view, does not wait for the device;
-    * of every part of a tensor that a tile reads and another device made, a transfer that occupies all channels of the
-      route between the two, and where gradients flow another one back; tiles of a device that read the same part share
-      both. What the batch brings is on every device already. Adding partial gradients up costs nothing;
-    * where an operator's tiles sum something in the middle, such as batch statistics, a sum over their devices, forward
-      and backward, as if it followed the tiles: what they make leaves after it;
-    * of every group of weights and set of devices that hold the same part of it, a reduction, once all of these devices
-      have all their gradients of the group. It occupies channels and no device;
-    * of every group of weights and device that holds a part, an update: every replica updates its own copy;
-    * between learners, for every device, one averaging of all its weights, which starts with the step because it
-      needs what the weights were before, and overlaps with it.
-
-    References:
-        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 5.1.
-    """
+    # * Of every tile a forward and, where gradients flow, a backward task; what takes no time does not wait.
+    # * Of every part of a tensor that another device reads, a transfer that occupies the route's channels, and where
+    #   gradients flow one back; tiles of a device share both. The batch is everywhere; adding up costs nothing.
+    # * Of sums in the middle of an operator, a task forward and backward, behind which leaves what the tiles make.
+    # * Of every group of weights: a reduction for each set of devices with the same part, and an update for each device.
+    # * Between learners, for every device, an averaging of its weights, which starts with the step and overlaps it.
 
     tasks: tuple[Task, ...]
     predecessors: tuple[tuple[int, ...], ...]  # by task: the positions of those that it waits for

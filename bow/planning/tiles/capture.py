@@ -233,21 +233,8 @@ def capture_operators(
     step: Step | None = None,
     rules: Rules = RULES,
 ) -> CapturedOperators:
-    """Capture a training step as the operators that are split and placed.
-
-    The step runs once on tensors without values, in the mode that the model is in (train or eval), for the shapes of
-    this batch. Recurrent layers of `torch.nn.LSTM` are written out, one cell for each layer and step.
-
-    Example:
-        >>> model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(64, 10))
-        >>> batch = torch.randn(8, 1, 4, 4), torch.randint(10, (8,))
-        >>> captured = capture_operators(model, batch, nn.functional.cross_entropy)
-        >>> [operator.kind for operator in captured.graph.operators]
-        ['conv2d', 'pointwise', 'reshape', 'linear', 'cross_entropy', 'counted_mean']
-
-    References:
-        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 3.1.
-    """
+    """Capture a training step as the operators that are split and placed."""
+    # On tensors without values, in the mode that the model is in. An LSTM is written out, cell by cell.
     if (loss is None) == (step is None):
         raise LossError(f"give either loss or step, got {'neither' if loss is None else 'both'}")
     chosen = step if step is not None else step_from_loss(loss)  # type: ignore[arg-type]

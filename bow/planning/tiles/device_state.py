@@ -19,14 +19,10 @@ from bow.sync import DropRule, Synchroniser, Timing, TwoLevel
 
 @dataclass(frozen=True)
 class Cell:
-    """A part of a weight that a tile reads wholly or not at all.
+    """A part of a weight that a tile reads wholly or not at all."""
 
-    Tiles may read boxes of a weight that overlap: the steps of an unrolled layer may each be split in another way. The
-    borders of all boxes cut the weight into cells. A device has the cells that its tiles read; a cell that several
-    devices have is a replica on each, and its gradient is summed over them. What no tile reads, such as positions
-    behind the end of all samples, is on the device of the first reader: its gradient is zero, but weight decay and
-    momentum change it.
-    """
+    # Borders of all boxes that tiles read cut a weight into cells. One that several devices have is a replica on each,
+    # and its gradient is summed. What no tile reads is with the first reader: weight decay and momentum change it.
 
     name: str  # the weight's
     box: Box  # in indices of the whole weight

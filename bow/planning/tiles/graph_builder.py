@@ -181,12 +181,9 @@ NOWHERE = -1
 
 
 def with_samples(graph: OperatorGraph, batch: Sequence[int], rules: Rules) -> OperatorGraph:
-    """The graph, every operator of which says in its attribute `sample` which dimension of its output is the samples'.
-
-    The samples are the first dimension of the batch's tensors. An output's dimension is theirs where half of it needs
-    less than all of the samples of an input: this is asked of the rules, so that it holds for every operator that has
-    one. Of an operator without a rule, the same dimension of the same size.
-    """
+    """The graph, whose operators say in the attribute `sample` which dimension of their output is the samples'."""
+    # A dimension is the samples' where half of it needs less than all samples of an input: this is asked of the rules.
+    # Of an operator without a rule, the same dimension of the same size.
     dims = {number: 0 for number in batch if graph.tensors[number].shape}
     found = []
     for operator in graph.operators:

@@ -43,12 +43,10 @@ Message: TypeAlias = tuple[Tensor, int, int]  # a tensor, the device at the othe
 
 
 class ProcessGroup:
-    """The devices of one learner under a partition: device d is the process of rank d in this group.
+    """The devices of one learner under a partition: device d is the process of rank d in this group."""
 
-    All processes of torch.distributed are divided into groups of the same size, one behind the other, which run the
-    same partition, each on a batch of its own. All call the methods of their groups in the same order. A process that
-    `is_alone`, or that has not set up torch.distributed, is a group by itself.
-    """
+    # All processes are divided into groups of one size, one behind the other, which run the same partition on batches
+    # of their own. All call the methods of their groups in the same order.
 
     def __init__(self, device: torch.device, learners: int = 1, *, is_alone: bool = False) -> None:
         self.device = device

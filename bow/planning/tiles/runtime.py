@@ -60,45 +60,10 @@ def _cut(state: Any, cell: Cell, value: Tensor) -> Any:
 
 
 class TileRuntime:
-    """Runs training steps under a partition, one process a device.
+    """Runs training steps under a partition, one process a device."""
 
-    Every process of the group makes one with the same arguments and calls its methods in the same order.
-
-    Args:
-        captured: the step.
-        partition: how the operators of `captured.graph` are split, and where their tiles are.
-        model: the model that was captured; the first process's weights are those that all begin with. It is only read.
-        optimizer: makes an optimizer from the model's parameters; it has to treat every element alike.
-        group: the processes; None: all that there are, on the CPU, one group for each learner of the partition.
-        sync: how learners are averaged, such as `bow.SMA()`; needed where the partition has several.
-        rules: what the operators need.
-        seed: of dropout.
-
-    Raises:
-        ScheduleError: the partition is of another graph, or not legal on so many devices.
-        OptimizerError: the optimizer does not treat every element alike.
-        SettingError: there are several learners, and nothing that can average them.
-
-    Attributes:
-        optimizer: updates what this device has of the weights; learning-rate schedulers take it.
-
-    Example:
-        >>> from bow.planning.problem.partition import Partition
-        >>> from bow.planning.problem.partition import everything_on
-        >>> from bow.planning.tiles import capture_operators
-        >>> model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
-        >>> batch = torch.randn(5, 4), torch.randint(3, (5,))
-        >>> captured = capture_operators(model, batch, nn.functional.cross_entropy)
-        >>> sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
-        >>> partition = Partition(captured.graph.hash, everything_on(captured.graph))
-        >>> runtime = TileRuntime(captured, partition, model, sgd)
-        >>> losses = [float(runtime.step(batch, index)) for index in range(2)]
-        >>> losses[1] < losses[0]
-        True
-
-    References:
-        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 7.
-    """
+    # All processes of the group make one with the same arguments, and call its methods in the same order. The first
+    # one's weights are those that all begin with.
 
     def __init__(
         self,

@@ -155,11 +155,8 @@ def frozen_batch_norm(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 
 def _combined(found: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Deviations of the tiles' means, the mean of all, the sum of squared deviations from it, and the count.
-
-    References:
-        Chan, Golub, LeVeque: Algorithms for computing the sample variance, 1983, equation 3.1.
-    """
+    """Deviations of the tiles' means, the mean of all, the sum of squared deviations from it, and the count."""
+    # Chan, Golub, LeVeque, 1983, equation 3.1.
     counts, means, squares = found.unbind(1)
     count = counts.sum(0)
     mean = (counts * means).sum(0) / count
