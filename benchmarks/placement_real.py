@@ -71,7 +71,7 @@ def _measured(
         own = measure_tiles(captured, model, batch, OPTIMIZER, 1)
         times = {topology.devices[0].kind.name: mean_times(group.all_gather(own))}
         costs = MeasuredCosts(captured.graph, RULES, topology, times)
-        problem = Problem(captured.graph, RULES, topology, costs, overlap=topology.overlap)
+        problem = Problem(captured.graph, RULES, topology, costs)
         evaluator = SimulatedEvaluator(problem, module_groups(captured.graph))
         found = _placed(evaluator, budget, seed) if group.rank == 0 else {}
         real = RealSteps(captured, model, batch, OPTIMIZER, evaluator, group)

@@ -128,7 +128,7 @@ def measure_network(group: ProcessGroup, config: Config, name: str, known: Devic
 
 def _problem(graph: OperatorGraph, topology: DeviceTopology, times: TileTimes) -> Problem:
     costs = MeasuredCosts(graph, RULES, topology, {topology.devices[0].kind.name: times})
-    return Problem(graph, RULES, topology, costs, overlap=topology.overlap)
+    return Problem(graph, RULES, topology, costs)
 
 
 def _row(name: str, predicted: SimulationResult, timed: Timed) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def real_steps(memory_gib: float = 1.0, devices: int = 1, group: Any = None, **a
     links = [Link(tuple(names), 5.0, 1.0)] if devices > 1 else []
     topology = DeviceTopology("machine", tuple(Device(name, kind) for name in names), tuple(links))
     problem = Problem(captured.graph, RULES, topology, RooflineCosts(captured.graph, RULES, topology))
-    evaluator = SimulatedEvaluator(problem, every_operator(captured.graph), algorithm="python")
+    evaluator = SimulatedEvaluator(problem, every_operator(captured.graph))
     group = group or ProcessGroup(torch.device("cpu"), is_alone=True)
     return RealSteps(captured, model, batch, SGD, evaluator, group, **arguments)
 

@@ -117,7 +117,7 @@ def from_nothing(step: Step, partition: Partition) -> SimulationResult:
 
 
 def model_of(step: Step, learners: int) -> StepModel:
-    return StepModel(step.graph, RULES, step.topology, step.costs, learners=learners, overlap=step.overlap)
+    return StepModel(step.graph, RULES, step.topology, step.costs, learners=learners)
 
 
 def random_changes(source: random.Random, step: Step) -> dict[int, Split]:

@@ -122,7 +122,6 @@ class Step:
     topology: DeviceTopology
     costs: Costs
     learners: int
-    overlap: bool
 
     @property
     def devices_per_learner(self) -> int:
@@ -132,12 +131,12 @@ class Step:
 def random_step(source: random.Random) -> Step:
     # Now and then so little memory that some strategies do not fit.
     topology = random_topology(source, source.choice([GIB, GIB, source.randint(300, 3000)]) / GIB)
-    topology = dataclasses.replace(topology, sum_us=source.choice([0.0, 0.0, 0.002]))
+    topology = dataclasses.replace(topology, sum_us=source.choice([0.0, 0.0, 0.002]), overlap=source.random() < 0.7)
     learners = source.choice([1, 1, *(n for n in (2, 3) if topology.num_devices % n == 0 and _is_uniform(topology))])
     kinds = tuple(device.kind for device in topology.devices)
     graph = random_graph(source)
     costs = Costs(source.randrange(100), Tilings(graph, RULES).alike, kinds, source.choice([0, 3, 50, 1000]))
-    return Step(graph, topology, costs, learners, source.random() < 0.7)
+    return Step(graph, topology, costs, learners)
 
 
 def random_strategy(source: random.Random, step: Step) -> Partition:

@@ -54,12 +54,12 @@ class ElementCosts:
         return weight_bytes
 
 
-def topology(devices: int = 2, memory_gib: float = 1.0) -> DeviceTopology:
+def topology(devices: int = 2, memory_gib: float = 1.0, *, overlap: bool = True) -> DeviceTopology:
     """Devices on one bus: a transfer takes 5 ns and 1 ns for each byte."""
     kind = DeviceKind("kind", memory_gib, 1.0, 1.0)
     names = tuple(f"d{number}" for number in range(devices))
     links = (Link(names, 0.005, 1.0, shared=True),) if devices > 1 else ()
-    return DeviceTopology("bus", tuple(Device(name, kind) for name in names), links)
+    return DeviceTopology("bus", tuple(Device(name, kind) for name in names), links, overlap=overlap)
 
 
 def partition(splits: tuple[Split, ...] = DATA, learners: int = 1) -> Partition:
@@ -71,7 +71,7 @@ def problem(devices: int = 2, **others: Any) -> Problem:
 
 
 def model(devices: int = 2, learners: int = 1, overlap: bool = True, graph: OperatorGraph = GRAPH) -> StepModel:
-    return StepModel(graph, RULES, topology(devices), ElementCosts(), learners=learners, overlap=overlap)
+    return StepModel(graph, RULES, topology(devices, overlap=overlap), ElementCosts(), learners=learners)
 
 
 def tasks_of(step: StepModel, splits: tuple[Split, ...]) -> TaskGraph:

@@ -51,7 +51,7 @@ def test_a_device_keeps_what_it_receives_until_the_last_backward_pass_that_reads
     assert second.num_bytes == 3 * 48 + FIRST + SECOND + SECOND + FIRST
 
 
-@pytest.mark.parametrize("algorithm", ["delta", "incremental", "full", "python"])
+@pytest.mark.parametrize("algorithm", ["delta", "incremental", "full"])
 def test_what_does_not_fit_is_refused_with_the_reason(algorithm: str) -> None:
     needed = simulated(ALONE).peaks[0].num_bytes
 
@@ -71,5 +71,5 @@ def test_what_does_not_fit_is_refused_with_the_reason(algorithm: str) -> None:
     assert simulation.refusal.available_bytes == needed - 1
     simulation.undo()
     assert (simulation.times(), simulation.makespan_ns, simulation.partition) == before
-    assert simulation.propose(1, Split((1, 2), (0, 1))) is not None
+    assert simulation.propose_changes({1: Split((1, 2), (0, 1))}) is not None
     assert simulation.refusal is None

@@ -6,15 +6,14 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from bow.errors import SettingError
 from bow.planning.placement.groups import Devices, Groups
 from bow.planning.problem.partition import Split
 from bow.planning.search.problem import Problem
-from bow.planning.simulator.native_simulator import Algorithm
 from bow.planning.simulator.python_simulator import Refusal, SimulationResult
-from bow.planning.simulator.simulation import IncrementalEvaluator, Simulation
+from bow.planning.simulator.simulation import IncrementalEvaluator
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,6 @@ class SimulatedEvaluator:
         *,
         processors: Collection[int] = (),
         on_processor: Collection[str] = (),
-        algorithm: Algorithm | Literal["python"] = "incremental",
     ) -> None:
         if groups.graph is not problem.graph and groups.graph != problem.graph:
             raise SettingError("the groups are of another graph than the problem; group the problem's graph")
@@ -72,7 +70,6 @@ class SimulatedEvaluator:
         self.processors = tuple(sorted(processors))
         self.on_processor = frozenset(on_processor)
         self.num_simulated = 0  # placements that are asked for again are not among them
-        self._algorithm: Algorithm | Literal["python"] = algorithm
         self._known: dict[Devices, Evaluation] = {}
         self._evaluate: IncrementalEvaluator | None = None
         if any(groups.with_kinds(self.on_processor)) and not self.processors:
@@ -133,8 +130,7 @@ class SimulatedEvaluator:
         self.num_simulated += 1
         splits = [self._on[devices[group]][number] for number, group in enumerate(self.groups.of)]
         if self._evaluate is None:
-            partition = self.problem.partition(splits)
-            self._simulation = Simulation(self.problem.model(), partition, self._algorithm, must_fit=False)
+            self._simulation = self.problem.simulation(splits, must_fit=False)
             self._evaluate = IncrementalEvaluator(self._simulation, splits)
         makespan_ns, refusal = self._evaluate(splits), self._simulation.refusal
         if refusal is not None or makespan_ns is None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
@@ -24,8 +23,7 @@ class Problem:
     topology: DeviceTopology
     costs: Costs
     optimizer_bytes_per_weight_byte: float = 1.0  # what the optimizer keeps: 1 for momentum, 2 for Adam
-    overlap: bool = True
-    algorithm: Algorithm | Literal["python"] = "incremental"
+    algorithm: Algorithm = "incremental"
 
     def partition(self, splits: Sequence[Split], learners: int = 1) -> Partition:
         return Partition(self.graph.hash, tuple(splits), learners)
@@ -39,11 +37,10 @@ class Problem:
             self.costs,
             learners=learners,
             optimizer_bytes_per_weight_byte=self.optimizer_bytes_per_weight_byte,
-            overlap=self.overlap,
         )
 
-    def simulation(self, splits: Sequence[Split], learners: int = 1) -> Simulation:
-        return Simulation(self.model(learners), self.partition(splits, learners), self.algorithm)
+    def simulation(self, splits: Sequence[Split], learners: int = 1, *, must_fit: bool = True) -> Simulation:
+        return Simulation(self.model(learners), self.partition(splits, learners), self.algorithm, must_fit=must_fit)
 
     def simulate(self, splits: Sequence[Split], learners: int = 1) -> SimulationResult:
         """A partition, simulated once, whether it fits or not."""

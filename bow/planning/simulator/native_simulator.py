@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-import itertools
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -19,10 +18,9 @@ from bow.errors import RuntimeUnavailableError, ScheduleError
 from bow.files import Expendable
 from bow.planning.problem.box import Box
 from bow.planning.problem.device_topology import NS_PER_US
-from bow.planning.problem.partition import Split, Tiling
+from bow.planning.problem.partition import Tiling
 from bow.planning.simulator.costs import TaskCosts
-from bow.planning.simulator.python_simulator import MemoryPeak, ProposalOutcome, TaskTime, TooLarge, TooSlow
-from bow.planning.simulator.step_model import Identity, StepModel
+from bow.planning.simulator.step_model import StepModel
 
 LIBRARY = "planner.so"
 MAIN_SOURCE = "simulator.cpp"
@@ -126,7 +124,7 @@ def create_simulator(library: ctypes.CDLL, model: StepModel, update_ns: Any, alg
         np.array([channel.ns_per_byte for channel in channels], np.float64),
         ints(channel for route in routes for channel in route),
         ints(np.cumsum([0, *map(len, routes)])),
-        model.overlap,
+        topology.overlap,
         round(topology.sum_us * NS_PER_US),
         model.learners,
         model.copies,
@@ -241,105 +239,8 @@ Algorithm: TypeAlias = Literal["delta", "incremental", "full"]
 
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)  # by the number by which the library knows them
 
-FITS, TOO_SLOW = -1, -2
-NO_LIMIT = 2**63 - 1
-TASK_COLUMNS = 5  # order, code, ready, start and end of a task
 
-
-class NativeSimulator:
-    """A partition as tasks with times, and changes to it, in C++: see `kernels/planner/`."""
-
-    def __init__(self, model: StepModel, algorithm: Algorithm) -> None:
-        self._model = model
-        self._library = library()
-        self._updates = _Updates(model.costs)
-        self._update_ns = UPDATE_NS(self._updates)  # lives as long as the simulator, which calls it
-        self._handle = create_simulator(self._library, model, self._update_ns, ALGORITHMS.index(algorithm))
-        self._tilings = NativeTilings(self._library, self._handle, model)
-        self._needed = np.zeros(1, np.int64)
-
-    def __del__(self) -> None:
-        if hasattr(self, "_handle"):
-            self._library.delete(self._handle)
-
-    def build(self, splits: Sequence[Split]) -> ProposalOutcome:
-        self._stage(dict(enumerate(splits)))
-        code = self._library.build(self._handle, self._needed)
-        self._updates.check()
-        return self._outcome(code)
-
-    def propose(self, changes: Mapping[int, Split], limit_ns: int | None) -> ProposalOutcome:
-        self._stage(changes)
-        code = self._library.propose(self._handle, NO_LIMIT if limit_ns is None else limit_ns, self._needed)
-        try:
-            self._updates.check()
-        except BaseException:
-            if code == FITS:
-                self.undo()
-            raise
-        return self._outcome(code)
-
-    def accept(self) -> None:
-        self._library.accept(self._handle)
-
-    def undo(self) -> None:
-        self._library.undo(self._handle)
-
-    @property
-    def makespan_ns(self) -> int:
-        return int(self._library.makespan(self._handle))
-
-    @property
-    def num_looked_at(self) -> int:
-        return int(self._library.num_looked_at(self._handle))
-
-    def times(self) -> dict[Identity, TaskTime]:
-        table = self._tasks()
-        return {
-            (order >> 32, order >> 16 & 0xFFFF, order & 0xFFFF, code % 2**64): TaskTime(ready, start, end)
-            for order, code, ready, start, end in table.tolist()
-        }
-
-    def table(self) -> NDArray[np.int64]:
-        order, _, _, start, end = self._tasks().T
-        return np.stack([order >> 32, start, end], axis=1)
-
-    def peaks(self) -> tuple[MemoryPeak, ...]:
-        found = np.zeros((self._model.topology.num_devices, 2), np.int64)
-        self._library.peaks(self._handle, found)
-        return tuple(MemoryPeak(*peak) for peak in found.tolist())
-
-    def _tasks(self) -> NDArray[np.int64]:
-        """[task, column]: order, code, ready, start and end."""
-        table = np.zeros((self._library.num_tasks(self._handle), TASK_COLUMNS), np.int64)
-        self._library.tasks(self._handle, table)
-        return table
-
-    def _outcome(self, code: int) -> ProposalOutcome:
-        needed = int(self._needed[0])
-        if code == FITS:
-            return None
-        return TooSlow(needed) if code == TOO_SLOW else TooLarge(code, needed)
-
-    def _stage(self, splits: Mapping[int, Split]) -> None:
-        """Tell the library what it is to build next: all of it or, where something is wrong with it, nothing."""
-        if not splits:
-            return
-        tilings = [self._model.tilings.of(operator, split.degrees) for operator, split in splits.items()]
-        pairs = [*zip(splits, tilings, strict=True)]
-        times = [self._model.costs.of_tiles(operator, tiling, splits[operator].devices) for operator, tiling in pairs]
-        operators = np.fromiter(splits, np.int32, len(splits))
-        numbers = ints(self._tilings.number(operator, tiling) for operator, tiling in pairs)
-        num_tiles = ints(tiling.num_tiles for tiling in tilings)
-        devices = ints(itertools.chain.from_iterable(split.devices for split in splits.values()))
-        forward, backward = (np.concatenate(of) for of in zip(*times, strict=True))
-        for learner, group in enumerate(self._model.device_groups):
-            ours = operators + np.int32(learner * len(self._model.graph.operators))
-            there = devices + np.int32(group[0])
-            self._library.stage(self._handle, len(splits), ours, numbers, num_tiles, there, forward, backward)
-
-
-class _Updates:
+class Updates:
     """How long updates take, for the library to ask."""
 
     # Nothing can be raised through the library; it goes on with any time, and `check` raises the error afterwards.

@@ -3,38 +3,15 @@
 import heapq
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
 
 from bow.planning.problem.device_topology import GIB, DeviceTopology
-from bow.planning.problem.partition import Partition, Split
+from bow.planning.problem.partition import Partition
 from bow.planning.simulator.step_model import Identity, StepModel, Task, TaskKind
 from bow.planning.simulator.task_graph import TaskGraph
 from bow.schedule import Span, Timeline
-
-
-@dataclass(frozen=True)
-class TooLarge:
-    """A device has too little memory for it."""
-
-    device: int
-    needed_bytes: int
-
-
-@dataclass(frozen=True)
-class TooSlow:
-    """It takes longer than the limit of the proposal."""
-
-    least_ns: int  # a time that it takes at least
-
-
-ProposalOutcome: TypeAlias = TooLarge | TooSlow | None
-"""None: it was simulated, and waits for being accepted or undone; else it is undone already."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +62,6 @@ def successors(graph: TaskGraph) -> list[list[int]]:
     return after
 
 
-def makespan_ns(times: Sequence[TaskTime]) -> int:
-    return max((time.end_ns for time in times), default=0)
-
-
 @dataclass(frozen=True)
 class MemoryPeak:
     """The most memory that a device needs at any time."""
@@ -105,6 +78,10 @@ class Refusal:
     name: str
     needed_bytes: int  # the most that it would need at a time
     available_bytes: int
+
+    @classmethod
+    def of(cls, topology: DeviceTopology, device: int, needed_bytes: int) -> "Refusal":
+        return cls(device, topology.devices[device].name, needed_bytes, topology.memory_bytes(device))
 
     def __str__(self) -> str:
         needed, available = self.needed_bytes / GIB, self.available_bytes / GIB
@@ -129,15 +106,6 @@ def memory_peaks(model: StepModel, graph: TaskGraph, times: Sequence[TaskTime]) 
         if task.memory_bytes and end > start:
             changes[task.memory_device] += [(start, task.memory_bytes), (end, -task.memory_bytes)]
     return tuple(_peak(num_bytes, changes[device]) for device, num_bytes in enumerate(always))
-
-
-def refusal(topology: DeviceTopology, peaks: Sequence[MemoryPeak]) -> Refusal | None:
-    """Why a partition does not fit into the devices' memory; None where it does."""
-    for device, peak in enumerate(peaks):
-        available = topology.memory_bytes(device)
-        if peak.num_bytes > available:
-            return Refusal(device, topology.devices[device].name, peak.num_bytes, available)
-    return None
 
 
 def _peak(always: int, changes: list[tuple[int, int]]) -> MemoryPeak:
@@ -198,12 +166,14 @@ class SimulationResult:
 
     @property
     def makespan_ns(self) -> int:
-        return makespan_ns(self.times)
+        return max((time.end_ns for time in self.times), default=0)
 
     @cached_property
     def refusal(self) -> Refusal | None:
         """Why a partition does not fit into the devices' memory; None where it does."""
-        return refusal(self.model.topology, self.peaks)
+        topology = self.model.topology
+        found = (Refusal.of(topology, device, peak.num_bytes) for device, peak in enumerate(self.peaks))
+        return next((each for each in found if each.needed_bytes > each.available_bytes), None)
 
     @property
     def communication_bytes(self) -> int:
@@ -243,51 +213,3 @@ def task_name(model: StepModel, task: Task) -> str:
     if task.kind >= TaskKind.GATHER:
         return f"{what} {model.weight_groups[task.owner % len(model.weight_groups)].name}"
     return f"{what} {model.graph.operators[task.owner % len(model.graph.operators)].name}"
-
-
-class PythonSimulator:
-    """A partition as tasks with times, and changes to it."""
-
-    def __init__(self, model: StepModel) -> None:
-        self._model, self._graph_hash = model, model.graph.hash
-        self._splits: tuple[Split, ...] = ()
-        self._result = self._before = SimulationResult(model, (), (), ())
-        self._splits_before: tuple[Split, ...] = ()
-
-    def build(self, splits: Sequence[Split]) -> ProposalOutcome:
-        self._splits = tuple(splits)
-        partition = Partition(self._graph_hash, self._splits, self._model.learners)
-        self._result = simulate(self._model, partition)
-        refusal = self._result.refusal
-        return None if refusal is None else TooLarge(refusal.device, refusal.needed_bytes)
-
-    def propose(self, changes: Mapping[int, Split], limit_ns: int | None) -> ProposalOutcome:
-        self._before, self._splits_before = self._result, self._splits
-        outcome = self.build([changes.get(operator, split) for operator, split in enumerate(self._splits)])
-        if outcome is not None:
-            self.undo()
-        return outcome
-
-    def accept(self) -> None:
-        """Keep what was proposed."""
-
-    def undo(self) -> None:
-        self._result, self._splits = self._before, self._splits_before
-
-    @property
-    def makespan_ns(self) -> int:
-        return self._result.makespan_ns
-
-    @property
-    def num_looked_at(self) -> int:
-        return len(self._result.tasks)
-
-    def times(self) -> dict[Identity, TaskTime]:
-        return {task.identity: time for task, time in zip(self._result.tasks, self._result.times, strict=True)}
-
-    def table(self) -> NDArray[np.int64]:
-        rows = zip(self._result.tasks, self._result.times, strict=True)
-        return np.array([(task.rank, time.start_ns, time.end_ns) for task, time in rows], np.int64).reshape(-1, 3)
-
-    def peaks(self) -> tuple[MemoryPeak, ...]:
-        return self._result.peaks

@@ -1,72 +1,71 @@
-"""A partition whose time is known, and that can be changed operator by operator."""
+"""A partition whose time is known, and that can be changed operator by operator: in C++, see `kernels/planner/`."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bow.errors import ScheduleError
 from bow.planning.problem.partition import Partition, Split, illegal
-from bow.planning.simulator.native_simulator import Algorithm, NativeSimulator
-from bow.planning.simulator.python_simulator import (
-    MemoryPeak,
-    ProposalOutcome,
-    PythonSimulator,
-    Refusal,
-    SimulationResult,
-    TaskTime,
-    TooLarge,
-    TooSlow,
+from bow.planning.simulator.native_simulator import (
+    ALGORITHMS,
+    UPDATE_NS,
+    Algorithm,
+    NativeTilings,
+    Updates,
+    create_simulator,
+    ints,
+    library,
 )
+from bow.planning.simulator.python_simulator import MemoryPeak, Refusal, SimulationResult, TaskTime
 from bow.planning.simulator.step_model import Identity, StepModel
 from bow.planning.simulator.task_graph import TaskGraph
-from bow.schedule import Timeline
+
+FITS, TOO_SLOW = -1, -2  # other codes are the device whose memory is too small
+NO_LIMIT = 2**63 - 1
+TASK_COLUMNS = 5  # order, code, ready, start and end of a task
 
 
 class Simulation:
     """A partition whose time is known, and that can be changed operator by operator."""
 
     def __init__(
-        self,
-        model: StepModel,
-        partition: Partition,
-        algorithm: Algorithm | Literal["python"] = "incremental",
-        *,
-        must_fit: bool = True,
+        self, model: StepModel, partition: Partition, algorithm: Algorithm = "incremental", *, must_fit: bool = True
     ) -> None:
         assert model.learners == partition.learners, "the model has other learners than the partition"
         partition.check(model.graph, model.topology.num_devices, model.rules)
-        self.model = model
-        self._partition = partition
-        self._splits = list(partition.splits)
+        self.model, self.partition = model, partition  # without what is proposed
+        self.refusal: Refusal | None = None  # why the partition, or the last proposal, does not fit
         self._proposed: Mapping[int, Split] | None = None
         self._legal: set[tuple[int, tuple[int, ...]]] = set()
-        self._simulator = PythonSimulator(model) if algorithm == "python" else NativeSimulator(model, algorithm)
-        self.refusal = self._refusal(self._simulator.build(self._splits))
-        """Why the partition, or the last proposal, does not fit; None where it does."""
+        self._library = library()
+        self._updates = Updates(model.costs)
+        self._update_ns = UPDATE_NS(self._updates)  # lives as long as the simulator, which calls it
+        self._handle = create_simulator(self._library, model, self._update_ns, ALGORITHMS.index(algorithm))
+        self._tilings = NativeTilings(self._library, self._handle, model)
+        self._needed = np.zeros(1, np.int64)
+        self._stage(dict(enumerate(partition.splits)))
+        code = self._library.build(self._handle, self._needed)
+        self._updates.check()
+        self._note(code)
         if self.refusal is not None and must_fit:
             raise ScheduleError(f"the partition does not fit: {self.refusal}; split more, or use more devices")
 
-    @property
-    def partition(self) -> Partition:
-        """The partition as it is, without what is proposed."""
-        return Partition(self._partition.graph_hash, tuple(self._splits), self._partition.learners)
+    def __del__(self) -> None:
+        if hasattr(self, "_handle"):
+            self._library.delete(self._handle)
 
     @property
     def makespan_ns(self) -> int:
-        return self._simulator.makespan_ns
+        return int(self._library.makespan(self._handle))
 
     @property
     def num_looked_at(self) -> int:
         """How often tasks were looked at for the last proposal: none where it was too slow at first sight."""
-        return self._simulator.num_looked_at
-
-    def propose(self, operator: int, split: Split, limit_ns: int | None = None) -> int | None:
-        """What a step takes with another split of an operator; see `propose_changes`."""
-        return self.propose_changes({operator: split}, limit_ns)
+        return int(self._library.num_looked_at(self._handle))
 
     def propose_changes(self, changes: Mapping[int, Split], limit_ns: int | None = None) -> int | None:
         """What a step takes with other splits of some operators, by operator; None: it does not fit."""
@@ -75,52 +74,86 @@ class Simulation:
             raise ScheduleError("a proposal is neither accepted nor undone yet; call accept or undo first")
         for operator, split in changes.items():
             self._check(operator, split)
-        outcome = self._simulator.propose(changes, limit_ns)
-        self.refusal = self._refusal(outcome)
-        if self.refusal is not None:
-            return None
-        if isinstance(outcome, TooSlow):
-            return outcome.least_ns
-        self._proposed = changes
-        return self._simulator.makespan_ns
+        self._stage(changes)
+        code = self._library.propose(self._handle, NO_LIMIT if limit_ns is None else limit_ns, self._needed)
+        try:
+            self._updates.check()
+        except BaseException:
+            if code == FITS:
+                self._library.undo(self._handle)
+            raise
+        self._note(code)
+        if code == FITS:
+            self._proposed = changes
+            return self.makespan_ns
+        return int(self._needed[0]) if code == TOO_SLOW else None
 
     def accept(self) -> None:
         if self._proposed is None:
-            raise ScheduleError("there is no proposal to accept; call propose first")
-        self._simulator.accept()
-        for operator, split in self._proposed.items():
-            self._splits[operator] = split
-        self._proposed = None
+            raise ScheduleError("there is no proposal to accept; call propose_changes first")
+        self._library.accept(self._handle)
+        self.partition, self._proposed = self._now(), None
 
     def undo(self) -> None:
         if self._proposed is not None:
-            self._simulator.undo()
+            self._library.undo(self._handle)
         self._proposed = None
 
     def times(self) -> dict[Identity, TaskTime]:
         """When every task runs: of the proposal while there is one."""
-        return self._simulator.times()
+        return {
+            (order >> 32, order >> 16 & 0xFFFF, order & 0xFFFF, code % 2**64): TaskTime(ready, start, end)
+            for order, code, ready, start, end in self._tasks().tolist()
+        }
 
     def task_table(self) -> NDArray[np.int64]:
         """[task, 3]: rank, start and end of each task, in nanoseconds; in any order."""
-        return self._simulator.table()
-
-    def memory(self) -> tuple[MemoryPeak, ...]:
-        return self._simulator.peaks()
+        order, _, _, start, end = self._tasks().T
+        return np.stack([order >> 32, start, end], axis=1)
 
     def result(self) -> SimulationResult:
         """All about the step: of the proposal while there is one."""
-        splits = list(self._splits)
+        tasks, times = TaskGraph.of(self.model, self._now()).tasks, self.times()
+        return SimulationResult(self.model, tasks, tuple(times[task.identity] for task in tasks), self.memory())
+
+    def memory(self) -> tuple[MemoryPeak, ...]:
+        """By device: the most memory that it needs at a time."""
+        found = np.zeros((self.model.topology.num_devices, 2), np.int64)
+        self._library.peaks(self._handle, found)
+        return tuple(MemoryPeak(*peak) for peak in found.tolist())
+
+    def _now(self) -> Partition:
+        """With what is proposed."""
+        splits = list(self.partition.splits)
         for operator, split in (self._proposed or {}).items():
             splits[operator] = split
-        partition = Partition(self._partition.graph_hash, tuple(splits), self._partition.learners)
-        tasks, times = TaskGraph.of(self.model, partition).tasks, self.times()
-        return SimulationResult(
-            self.model, tasks, tuple(times[task.identity] for task in tasks), self._simulator.peaks()
-        )
+        return Partition(self.partition.graph_hash, tuple(splits), self.partition.learners)
 
-    def timeline(self) -> Timeline:
-        return self.result().timeline
+    def _tasks(self) -> NDArray[np.int64]:
+        """[task, column]: order, code, ready, start and end."""
+        table = np.zeros((self._library.num_tasks(self._handle), TASK_COLUMNS), np.int64)
+        self._library.tasks(self._handle, table)
+        return table
+
+    def _note(self, code: int) -> None:
+        self.refusal = Refusal.of(self.model.topology, code, int(self._needed[0])) if code >= 0 else None
+
+    def _stage(self, splits: Mapping[int, Split]) -> None:
+        """Tell the library what it is to build next: all of it or, where something is wrong with it, nothing."""
+        if not splits:
+            return
+        tilings = [self.model.tilings.of(operator, split.degrees) for operator, split in splits.items()]
+        pairs = [*zip(splits, tilings, strict=True)]
+        times = [self.model.costs.of_tiles(operator, tiling, splits[operator].devices) for operator, tiling in pairs]
+        operators = np.fromiter(splits, np.int32, len(splits))
+        numbers = ints(self._tilings.number(operator, tiling) for operator, tiling in pairs)
+        num_tiles = ints(tiling.num_tiles for tiling in tilings)
+        devices = ints(itertools.chain.from_iterable(split.devices for split in splits.values()))
+        forward, backward = (np.concatenate(of) for of in zip(*times, strict=True))
+        for learner, group in enumerate(self.model.device_groups):
+            ours = operators + np.int32(learner * len(self.model.graph.operators))
+            there = devices + np.int32(group[0])
+            self._library.stage(self._handle, len(splits), ours, numbers, num_tiles, there, forward, backward)
 
     def _check(self, operator: int, split: Split) -> None:
         """Once for each degrees, because proposals come in thousands; the devices each time."""
@@ -132,13 +165,6 @@ class Simulation:
         if wrong is not None:
             raise ScheduleError(wrong)
         self._legal.add((operator, split.degrees))
-
-    def _refusal(self, outcome: ProposalOutcome) -> Refusal | None:
-        if not isinstance(outcome, TooLarge):
-            return None
-        topology = self.model.topology
-        name, available = topology.devices[outcome.device].name, topology.memory_bytes(outcome.device)
-        return Refusal(outcome.device, name, outcome.needed_bytes, available)
 
 
 class IncrementalEvaluator:

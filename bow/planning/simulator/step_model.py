@@ -203,12 +203,10 @@ class StepModel:
         *,
         learners: int = 1,
         optimizer_bytes_per_weight_byte: float = 1.0,
-        overlap: bool = True,
     ) -> None:
         self.graph, self.rules, self.topology = graph, rules, topology
         self.learners = learners
         self.device_groups = topology.groups(learners)
-        self.overlap = overlap
         averaging = AVERAGING_COPIES if learners > 1 else 0.0
         self.copies = 1.0 + GRADIENT_COPIES + optimizer_bytes_per_weight_byte + averaging
         """How many times the bytes of trainable weights stay in memory all the time."""
@@ -243,7 +241,7 @@ class StepModel:
 
     def transfer_places(self, source: int, target: int) -> tuple[int, ...]:
         """What a transfer between two devices occupies."""
-        ends = () if self.overlap else tuple(sorted((source, target)))
+        ends = () if self.topology.overlap else tuple(sorted((source, target)))
         return (*ends, *self.places(self.topology.route(source, target)))
 
     def collective(self, devices: tuple[int, ...]) -> Collective:
@@ -254,7 +252,7 @@ class StepModel:
 
     def collective_places(self, devices: tuple[int, ...]) -> tuple[int, ...]:
         """What a sum over some devices occupies."""
-        return (*(() if self.overlap else devices), *self.places(self.collective(devices).channels))
+        return (*(() if self.topology.overlap else devices), *self.places(self.collective(devices).channels))
 
     def places(self, channels: tuple[int, ...]) -> tuple[int, ...]:
         """The numbers of channels among all places: after the devices."""

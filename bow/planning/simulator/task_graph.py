@@ -19,7 +19,7 @@ class TaskGraph:
     # * Of every part of a tensor that another device reads, a transfer that occupies the route's channels, and where
     #   gradients flow one back; tiles of a device share both. The batch is everywhere; adding up costs nothing.
     # * Of sums in the middle of an operator, a task forward and backward, behind which leaves what the tiles make.
-    # * Of every group of weights: a reduction for each set of devices with the same part, and an update for each device.
+    # * Of every group of weights: a reduction for each set of devices with the same part, an update for each device.
     # * Between learners, for every device, an averaging of its weights, which starts with the step and overlaps it.
 
     tasks: tuple[Task, ...]

@@ -160,5 +160,4 @@ def problem_of(
         devices,
         costs or RooflineCosts(graph, rules, devices),
         optimizer_bytes_per_weight_byte=float(num_state_tensors(optimizer)),
-        overlap=devices.overlap,
     )

@@ -37,7 +37,7 @@ def predicted_timeline(graph: OperatorGraph, partition: Partition, group: Proces
     topology = measured_topology(connected(devices, inventory.gpus), link_models, sum_us)
     times = times_cache(group.device, optimizer).load(TileTimes.of_plain) or TileTimes()
     costs = MeasuredCosts(graph, RULES, topology, {kind.name: times})
-    problem = Problem(graph, RULES, topology, costs, overlap=topology.overlap)
+    problem = Problem(graph, RULES, topology, costs)
     return problem.simulate(partition.splits, partition.learners).timeline
 
 

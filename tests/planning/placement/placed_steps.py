@@ -73,4 +73,4 @@ def evaluator(
     rules = type(RULES)()
     problem = Problem(graph, rules, topology, RooflineCosts(graph, rules, topology))
     groups = groups or every_operator(graph)
-    return SimulatedEvaluator(problem, groups, processors=(0,), on_processor=on_processor, algorithm="python")
+    return SimulatedEvaluator(problem, groups, processors=(0,), on_processor=on_processor)

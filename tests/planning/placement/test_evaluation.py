@@ -87,7 +87,7 @@ def test_operators_without_a_kernel_stay_on_the_processor():
 def test_accelerators_are_all_devices_but_processors():
     evaluate = evaluator(unrolled(steps=2))
     assert evaluate.accelerators == (1, 2)
-    assert SimulatedEvaluator(evaluate.problem, evaluate.groups, algorithm="python").accelerators == (0, 1, 2)
+    assert SimulatedEvaluator(evaluate.problem, evaluate.groups).accelerators == (0, 1, 2)
 
 
 def test_another_process_gets_what_is_known_and_makes_its_own_simulator():

@@ -55,7 +55,7 @@ def test_towers_that_do_not_wait_are_not_slower():
 
 def test_towers_need_a_processor_and_two_steps():
     evaluate = on(2)
-    without = SimulatedEvaluator(evaluate.problem, evaluate.groups, algorithm="python")
+    without = SimulatedEvaluator(evaluate.problem, evaluate.groups)
     with pytest.raises(SettingError, match="processor"):
         towers(without)
     with pytest.raises(SettingError, match="steps"):
