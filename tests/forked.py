@@ -43,7 +43,7 @@ MODULES = (
     "tests.cluster.job",
     "torch.distributed.run",
 )
-SCRIPTS = ("from bow.planning.search.chains import main; main()",)
+SCRIPTS = ("from bow.planning.search.processes import main; main()",)
 
 PLACE = "BOW_TESTS_FORKED"  # the server's socket, for what is started by what was forked
 LIMIT = 2**20  # bytes of a request

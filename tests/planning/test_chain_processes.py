@@ -14,20 +14,21 @@ class Worker:
     """A process that does not end when it is asked to."""
 
     made: list[Worker] = []  # noqa: RUF012 - filled by a test
-    status = 0
 
     def __init__(self, *_: Any) -> None:
-        self.asked, self.is_closed = 0, False
+        self.asked, self.is_ended = 0, False
         self.made.append(self)
 
-    def begin(self) -> None:
+    def begin(self, *_: Any) -> None:
         pass
 
-    def end(self) -> None:
+    def send(self, message: Any) -> None:
+        assert message is None
         self.asked += 1
 
-    def close(self) -> None:
-        self.is_closed = True
+    def end(self) -> int:
+        self.is_ended = True
+        return 0
 
 
 class Messages:
@@ -53,11 +54,11 @@ class Messages:
 def test_who_presses_ctrl_c_again_does_not_wait(coming: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     messages = Messages()
     messages.coming = coming
-    monkeypatch.setattr(chains, "_SearchProcess", Worker)
+    monkeypatch.setattr(chains, "SearchProcess", Worker)
     monkeypatch.setattr(chains.queue, "Queue", lambda: messages)
     monkeypatch.setattr(Worker, "made", [])
     nothing: Any = None
     with pytest.raises(KeyboardInterrupt):
         run_in_processes(nothing, [[], []], nothing, Tally(lambda *_: False))
     assert not messages.coming
-    assert [(worker.asked, worker.is_closed) for worker in Worker.made] == [(1, True)] * 2
+    assert [(worker.asked, worker.is_ended) for worker in Worker.made] == [(1, True)] * 2

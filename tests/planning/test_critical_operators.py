@@ -46,9 +46,7 @@ def test_both_simulators_have_the_same_tasks(source: random.Random) -> None:
     assume(python.refusal is None)
     native = simulation(step, partition, "incremental")
     ran = zip(python.tasks, python.times, strict=True)
-    assert sorted(native.task_table().tolist()) == sorted(
-        [task.rank, time.start_ns, time.end_ns] for task, time in rows
-    )
+    assert sorted(native.task_table().tolist()) == sorted([task.rank, at.start_ns, at.end_ns] for task, at in ran)
 
 
 def test_ranks_know_whose_tasks_have_them() -> None:

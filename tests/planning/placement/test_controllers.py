@@ -1,29 +1,31 @@
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bow.errors import ClusterError
+from bow.planning.placement import controllers
 from bow.planning.placement.controllers import train_policy
 from bow.planning.placement.training import LearnedPlacement, LearningSettings, Placement, PolicyProgress
+from bow.planning.search.processes import SearchProcess
 from tests.forked import FORKED
 from tests.planning.placement.policies import SMALL, chain, sums
 
 QUICK = LearningSettings(samples=3, learning_rate=0.02, exploring=0.0, elites=2)
 
 
-def trained(updates: int, controllers: int, **arguments: object) -> LearnedPlacement:
+def trained(updates: int, processes: int, **arguments: object) -> LearnedPlacement:
     return train_policy(
         chain(),
         sums,
         updates=updates,
-        controllers=controllers,
+        controllers=processes,
         settings=QUICK,
         sizes=SMALL,
         **arguments,  # type: ignore[arg-type]
@@ -34,11 +36,25 @@ def is_alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").exists()
 
 
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The processes that were started, in order."""
+    pids: list[int] = []
+
+    class Noted(SearchProcess):
+        def __init__(self, messages: Any) -> None:
+            super().__init__(messages)
+            pids.append(self.pid)
+
+    monkeypatch.setattr(controllers, "SearchProcess", Noted)
+    return pids
+
+
 class Killer:
     """Kills a controller after some update; remembers what was best before."""
 
-    def __init__(self, update: int) -> None:
-        self.update = update
+    def __init__(self, update: int, started: list[int]) -> None:
+        self.update, self.started = update, started
         self.killed: int | None = None
         self.best_before = float("inf")
         self.told: list[PolicyProgress] = []
@@ -46,31 +62,30 @@ class Killer:
     def __call__(self, progress: PolicyProgress) -> None:
         self.told.append(progress)
         if self.killed is None and progress.updates >= self.update:
-            (controller,) = multiprocessing.active_children()
-            self.killed = controller.pid
+            (self.killed,) = self.started
             self.best_before = progress.best.time_s if progress.best else self.best_before
-            assert controller.pid is not None
-            os.kill(controller.pid, signal.SIGKILL)
+            os.kill(self.killed, signal.SIGKILL)
 
 
-def test_a_killed_controller_is_replaced_and_does_not_end_the_training() -> None:
-    killer = Killer(4)
+def test_a_killed_controller_is_replaced_and_does_not_end_the_training(started: list[int]) -> None:
+    killer = Killer(4, started)
     found = trained(9, 1, watch=killer)
     assert killer.killed is not None
-    assert not is_alive(killer.killed)
+    assert len(started) == 2
     assert [each.updates for each in killer.told] == [*range(1, 10)]
     assert found.history.samples == 27
     assert found.best.time_s <= killer.best_before
     assert found.best.time_s == sums([found.best.placement])[0]
     assert all(each.isfinite().all() for each in found.policy.parameters())
-    assert multiprocessing.active_children() == []
+    assert not any(map(is_alive, started))
 
 
-def test_controllers_share_parameters_and_leave_no_process() -> None:
+def test_controllers_share_parameters_and_leave_no_process(started: list[int]) -> None:
     found = trained(6, 2)
     assert (found.updates, found.history.samples) == (6, 18)
     assert found.greedy_s == sums([found.greedy])[0]
-    assert multiprocessing.active_children() == []
+    assert len(started) == 2
+    assert not any(map(is_alive, started))
 
 
 def test_the_time_ends_a_training_in_which_nothing_is_heard() -> None:
@@ -97,7 +112,7 @@ from tests.forked import FORKED
 from tests.planning.placement.policies import SMALL, chain
 
 def sleeps(placements):
-    print(os.getpid(), flush=True)
+    print(os.getpid(), file=sys.stderr, flush=True)
     time.sleep(60)
 
 if __name__ == "__main__":
@@ -109,9 +124,9 @@ def test_a_controller_ends_with_the_process_that_started_it(tmp_path: Path) -> N
     (tmp_path / "starter.py").write_text(STARTER)
     environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
     command = [*FORKED, str(tmp_path / "starter.py")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as starter:
-        assert starter.stdout is not None
-        controller = int(starter.stdout.readline())
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as starter:
+        assert starter.stderr is not None
+        controller = int(starter.stderr.readline())
         starter.kill()
     deadline = time.monotonic() + 30
     while is_alive(controller) and time.monotonic() < deadline:

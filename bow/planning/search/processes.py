@@ -1,0 +1,87 @@
+"""Processes of a search: fresh interpreters that call a function, and messages to and fro."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, TypeAlias
+
+import cloudpickle
+
+COMMAND = "from bow.planning.search.processes import main; main()"
+
+Send: TypeAlias = Callable[[Any], None]  # to the process that has started this one
+
+Inbox: TypeAlias = "queue.SimpleQueue[Any]"  # what that one sends
+
+
+class SearchProcess:
+    """A fresh interpreter with the import path of this one, so that the main script is not run again."""
+
+    def __init__(self, messages: queue.Queue[tuple[SearchProcess, Any]]) -> None:
+        self._messages = messages
+        self._process = subprocess.Popen([sys.executable, "-c", COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with self._process.stdin as stdin, self._process.stdout as stdout:
+            self._there = Connection(os.dup(stdin.fileno()), readable=False)
+            self._back = Connection(os.dup(stdout.fileno()), writable=False)
+        self._listening = threading.Thread(target=self._listen, name="bow search", daemon=True)
+        self._listening.start()
+        self.pid = self._process.pid
+
+    def begin(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Have it call `function(send, inbox, *arguments)`."""
+        self.send(sys.path)
+        self.send((function, arguments))
+
+    def send(self, message: Any) -> None:
+        # As bytes: the connection's own pickling would put tensors into shared memory.
+        with contextlib.suppress(OSError):  # it has ended: that is noticed where it is listened to
+            self._there.send_bytes(cloudpickle.dumps(message))
+
+    def end(self, within_s: float | None = 0.0) -> int:
+        """Its exit status; it is killed if it does not end by itself within so many seconds (None: any)."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(within_s)
+        self._process.kill()
+        self._listening.join()
+        self._there.close()
+        self._back.close()
+        return self._process.wait()
+
+    def _listen(self) -> None:
+        """Pass on what comes; at the end None."""
+        # In a thread, so that Ctrl-C does not come in the middle of a message.
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._messages.put((self, pickle.loads(self._back.recv_bytes())))
+        self._messages.put((self, None))
+
+
+def main() -> None:
+    """Call the function that comes by standard input; what it prints goes to standard error."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
+    there, back = Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False)
+    os.dup2(2, 1)
+    inbox: Inbox = queue.SimpleQueue()
+    sys.path[:] = pickle.loads(there.recv_bytes())
+    function, arguments = pickle.loads(there.recv_bytes())
+    threading.Thread(target=_listen, args=(there, inbox), name="bow-listen", daemon=True).start()
+    function(lambda message: back.send_bytes(pickle.dumps(message)), inbox, *arguments)
+
+
+def _listen(there: Connection, inbox: Inbox) -> None:
+    """Pass on what comes; end this process, whatever it is doing, as soon as the one that started it is gone."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            inbox.put(pickle.loads(there.recv_bytes()))
+    os._exit(0)
