@@ -71,7 +71,7 @@ def place_cell(cell: Cell) -> Found:
     evaluator = evaluator_of(
         groups, cell.gpus, memory_gib, cell.copies, optimizer=network.optimizer_bytes_per_weight_byte
     )
-    rows = compare(groups, evaluator, cell.budget, methods=cell.methods, seed=cell.seed, say=_saying(cell))
+    rows = compare(evaluator, cell.budget, methods=cell.methods, seed=cell.seed, say=_saying(cell))
     case = {
         "network": cell.network,
         "title": network.title,

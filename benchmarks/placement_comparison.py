@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from bow.errors import BowError
 from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
-from bow.planning.placement.groups import Devices, Groups
+from bow.planning.placement.groups import Devices
 from bow.planning.placement.methods import METHODS, PlacementResult, Say, place
 from bow.planning.problem.partition import Split
 
@@ -35,7 +35,6 @@ class Row:
 
 
 def compare(
-    groups: Groups,
     evaluator: SimulatedEvaluator,
     budget: SearchBudget,
     *,
@@ -45,7 +44,7 @@ def compare(
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Row]:
     """Place by every method, each with the same budget; what a method cannot do is said in its row."""
-    return [_row(method, groups, evaluator, budget, seed, say, clock) for method in methods]
+    return [_row(method, evaluator, budget, seed, say, clock) for method in methods]
 
 
 def table(rows: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
@@ -69,7 +68,6 @@ def table(rows: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
 
 def _row(
     method: str,
-    groups: Groups,
     evaluator: SimulatedEvaluator,
     budget: SearchBudget,
     seed: int,
@@ -77,10 +75,10 @@ def _row(
     clock: Callable[[], float],
 ) -> Row:
     if method not in METHODS:
-        place(method, groups, evaluator, budget)  # refuses it
+        place(method, evaluator, budget)  # refuses it
     began = clock()
     try:
-        placed = place(method, groups, evaluator, budget, seed, lambda message: say(f"{method}: {message}"))
+        placed = place(method, evaluator, budget, seed, lambda message: say(f"{method}: {message}"))
     except BowError as error:
         return Row(method, None, str(error), spent_s=clock() - began)
     spent_s = clock() - began

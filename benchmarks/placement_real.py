@@ -106,7 +106,7 @@ def _captured() -> tuple[CapturedOperators, nn.Module, Any]:
 def _placed(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int) -> dict[str, Devices]:
     found = {}
     for name, method in METHODS.items():
-        devices = place(method, evaluator.groups, evaluator, budget, seed).devices
+        devices = place(method, evaluator, budget, seed).devices
         assert devices is not None
         found[name] = devices
         say(f"{name}: {evaluator([devices])[0]:.6f} s predicted")

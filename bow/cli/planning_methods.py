@@ -139,7 +139,6 @@ def _placed(problem: Problem, method: str, settings: SearchSettings, console: Co
     with console.status(f"{method} ...") as status:
         placed = place(
             placement_methods()[method],
-            groups,
             evaluator,
             budget,
             settings.seed,

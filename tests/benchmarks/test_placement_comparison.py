@@ -13,7 +13,7 @@ from bow.errors import RuntimeUnavailableError, ScheduleError, SettingError
 from bow.planning.placement import methods
 from bow.planning.placement.evaluation import Evaluation, SearchBudget
 from bow.planning.placement.groups import module_groups
-from bow.planning.placement.methods import METHODS, SEARCHES, place
+from bow.planning.placement.methods import METHODS, place
 from bow.planning.simulator.native_simulator import library
 from tests.planning.placement.placed_steps import evaluator, unrolled
 
@@ -36,7 +36,7 @@ def compiled() -> None:
 
 @pytest.mark.usefixtures("compiled")
 def test_every_method_that_can_places_all_groups_and_its_time_is_the_simulators(evaluate):
-    rows = compare(evaluate.groups, evaluate, BUDGET)
+    rows = compare(evaluate, BUDGET)
     assert [row.method for row in rows] == list(METHODS)
     for row in rows:
         assert (row.seconds is None) == bool(row.why_not)
@@ -53,7 +53,7 @@ def test_every_method_that_can_places_all_groups_and_its_time_is_the_simulators(
 
 def test_a_method_gives_the_same_placement_for_the_same_seed(evaluate):
     for method in ("cpu", "gpu", "expert", "learned"):
-        first, again = (place(method, evaluate.groups, evaluate, BUDGET, seed=3) for _ in range(2))
+        first, again = (place(method, evaluate, BUDGET, seed=3) for _ in range(2))
         assert first.splits == again.splits
 
 
@@ -68,7 +68,7 @@ def test_no_search_ends_slower_than_what_it_has_seen_or_one_device(drawn_s, gree
     found = SimpleNamespace(best=SimpleNamespace(placement=placements["drawn"]), greedy=placements["greedy"])
     monkeypatch.setattr(methods, "train_policy", lambda *arguments, **options: found)
     monkeypatch.setattr(methods, "walk_from_several", lambda *arguments: placements["drawn"])
-    learned, walked = (place(method, evaluate.groups, evaluate, BUDGET) for method in ("learned", "mcmc"))
+    learned, walked = (place(method, evaluate, BUDGET) for method in ("learned", "mcmc"))
     assert learned.devices == placements[best]
     assert learned.splits == evaluate.groups.splits(placements[best])
     assert learned.greedy == placements["greedy"]
@@ -83,7 +83,7 @@ def test_searches_look_at_no_more_placements_than_they_may(evaluate, monkeypatch
         return found[-1]
 
     monkeypatch.setattr(methods, "train_policy", trained)
-    place("learned", evaluate.groups, evaluate, SearchBudget(placements=7))
+    place("learned", evaluate, SearchBudget(placements=7))
     assert found[0].history.samples == 7
     asked = []
 
@@ -93,14 +93,14 @@ def test_searches_look_at_no_more_placements_than_they_may(evaluate, monkeypatch
 
     monkeypatch.setattr(methods, "search", told)
     with pytest.raises(ScheduleError, match="that was it"):
-        place("soap", evaluate.groups, evaluate, BUDGET)
+        place("soap", evaluate, BUDGET)
     assert asked[0].proposals * len(asked[0].starts) == BUDGET.placements
     assert not asked[0].descend
 
 
 def test_what_a_method_cannot_do_is_said_in_its_row_and_the_others_go_on(evaluate, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    rows = compare(evaluate.groups, evaluate, BUDGET, methods=("scotch", "gpu"))
+    rows = compare(evaluate, BUDGET, methods=("scotch", "gpu"))
     assert rows[0].seconds is None
     assert "apt-get install scotch" in rows[0].why_not
     assert rows[1].seconds is not None
@@ -109,7 +109,7 @@ def test_what_a_method_cannot_do_is_said_in_its_row_and_the_others_go_on(evaluat
 def test_a_placement_that_does_not_fit_says_what_is_too_small():
     graph = unrolled(steps=3)
     evaluate = evaluator(graph, module_groups(graph), k80_machine(2, memory_gib=1e-6))
-    (row,) = compare(evaluate.groups, evaluate, BUDGET, methods=("gpu",))
+    (row,) = compare(evaluate, BUDGET, methods=("gpu",))
     assert row.seconds is None
     assert row.why_not.startswith("gpu0 (device 1) needs")
     headings, lines = table([row])
@@ -117,7 +117,7 @@ def test_a_placement_that_does_not_fit_says_what_is_too_small():
 
 
 def test_times_are_shown_as_multiples_of_the_best(evaluate):
-    rows = compare(evaluate.groups, evaluate, BUDGET, methods=("cpu", "gpu"))
+    rows = compare(evaluate, BUDGET, methods=("cpu", "gpu"))
     lines = table(rows)[1]
     assert "1.00" in [line[2] for line in lines]
     assert all(float(line[2]) >= 1 for line in lines)
@@ -125,8 +125,4 @@ def test_times_are_shown_as_multiples_of_the_best(evaluate):
 
 def test_an_unknown_method_is_refused_with_those_that_there_are(evaluate):
     with pytest.raises(SettingError, match="expert"):
-        compare(evaluate.groups, evaluate, BUDGET, methods=("guess",))
-
-
-def test_searches_are_methods():
-    assert set(METHODS) > SEARCHES
+        compare(evaluate, BUDGET, methods=("guess",))

@@ -116,7 +116,7 @@ class SimulatedEvaluator:
         return {**kept, "_evaluate": None}
 
     @cached_property
-    def _on(self) -> tuple[tuple[Split, ...], ...]:
+    def whole_on(self) -> tuple[tuple[Split, ...], ...]:
         """By device and operator: the operator whole on it."""
         return tuple(self.groups.splits((device,) * len(self.groups)) for device in range(self.num_devices))
 
@@ -128,7 +128,7 @@ class SimulatedEvaluator:
             name = self.groups.groups[wrong].name
             return Evaluation(None, reason=f"group {name!r} must not run on device {devices[wrong]}")
         self.num_simulated += 1
-        splits = [self._on[devices[group]][number] for number, group in enumerate(self.groups.of)]
+        splits = [self.whole_on[devices[group]][number] for number, group in enumerate(self.groups.of)]
         if self._evaluate is None:
             self._simulation = self.problem.simulation(splits, must_fit=False)
             self._evaluate = IncrementalEvaluator(self._simulation, splits)

@@ -2,18 +2,19 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from heapq import heapify, heappop, heappush
-from math import prod
+from graphlib import CycleError, TopologicalSorter
+from heapq import heappop, heappush
 from typing import TypeAlias
 
 from bow.errors import GraphError, ScheduleError
 from bow.planning.placement.policy import Operations
-from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
+from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 from bow.planning.problem.partition import Split, whole_on
+from bow.planning.search.proposals import Joined
 
 Devices: TypeAlias = tuple[int, ...]  # A placement: by group, the number of its device
 
@@ -84,23 +85,32 @@ class Groups:
                 maker = self.of[makers[tensor]] if tensor in makers else self.of[number]
                 if maker != self.of[number]:
                     crossing[maker, self.of[number]].add(tensor)
+        flows = ((pair, [self.graph.tensors[each] for each in crossing[pair]]) for pair in sorted(crossing))
         return tuple(
-            self._flow(*pair, [self.graph.tensors[each] for each in crossing[pair]]) for pair in sorted(crossing)
+            Flow(*pair, sum(each.num_bytes for each in of), sum(each.num_bytes for each in of if each.differentiable))
+            for pair, of in flows
         )
 
     @cached_property
     def order(self) -> tuple[int, ...]:
         """The groups' numbers in an order in which they can run: of those that can, the one with the first operator."""
-        order = _order(self)
-        if len(order) < len(self):
-            held = next(group.name for number, group in enumerate(self.groups) if number not in set(order))
-            raise GraphError(f"groups depend on each other in a circle, {held!r} among them; take smaller groups")
-        return order
-
-    @property
-    def is_acyclic(self) -> bool:
-        """Whether there is an order in which whole groups can run one after another."""
-        return len(_order(self)) == len(self)
+        makers: dict[int, set[int]] = {number: set() for number in range(len(self))}
+        for flow in self.flows:
+            makers[flow.reader].add(flow.maker)
+        sorter, order, ready = TopologicalSorter(makers), [], list[tuple[int, int]]()
+        try:
+            sorter.prepare()
+        except CycleError as error:
+            held = self.groups[error.args[1][0]].name
+            raise GraphError(
+                f"groups depend on each other in a circle, {held!r} among them; take smaller groups"
+            ) from error
+        while sorter.is_active():
+            for number in sorter.get_ready():
+                heappush(ready, (self.groups[number].operators[0], number))
+            order.append(heappop(ready)[1])
+            sorter.done(order[-1])
+        return tuple(order)
 
     def shapes(self, group: int) -> tuple[tuple[int, ...], ...]:
         """The sizes of what a group makes that others read; of the loss where nobody reads anything."""
@@ -132,32 +142,6 @@ class Groups:
         """By group: whether it has an operator of one of these kinds."""
         return tuple(any(self.graph.operators[n].kind in kinds for n in group.operators) for group in self.groups)
 
-    @staticmethod
-    def _flow(maker: int, reader: int, tensors: Collection[TensorShape]) -> Flow:
-        sizes = [prod(tensor.shape) * tensor.itemsize for tensor in tensors]
-        back = sum(size for size, tensor in zip(sizes, tensors, strict=True) if tensor.differentiable)
-        return Flow(maker, reader, sum(sizes), back)
-
-
-def _order(groups: Groups) -> tuple[int, ...]:
-    """As many groups as can run one after another."""
-    waiting, readers = [0] * len(groups), defaultdict[int, list[int]](list)
-    for flow in groups.flows:
-        waiting[flow.reader] += 1
-        readers[flow.maker].append(flow.reader)
-    first = [group.operators[0] for group in groups.groups]
-    ready = [(first[number], number) for number, count in enumerate(waiting) if not count]
-    heapify(ready)
-    order = []
-    while ready:
-        _, number = heappop(ready)
-        order.append(number)
-        for reader in readers[number]:
-            waiting[reader] -= 1
-            if not waiting[reader]:
-                heappush(ready, (first[reader], reader))
-    return tuple(order)
-
 
 NORMS = frozenset({"batch_norm", "frozen_batch_norm", "layer_norm"})
 """Kinds with weights that follow another operator wherever it goes."""
@@ -180,7 +164,7 @@ def merge_sole_readers(groups: Groups, is_anchored: Anchored | None = None) -> G
     graph = groups.graph
     is_anchored = is_anchored or _has_weights(graph)
     anchored = [is_anchored(group) for group in groups.groups]
-    joined = _Joined(len(groups))
+    joined = Joined(len(groups))
     readers = defaultdict[int, set[int]](set)
     for flow in groups.flows:
         readers[flow.maker].add(flow.reader)
@@ -200,7 +184,8 @@ def merge_sole_readers(groups: Groups, is_anchored: Anchored | None = None) -> G
             anchored[other] = anchored[other] or anchored[own]
             is_changed = True
     return _sorted(
-        graph, [_united(graph, [groups.groups[n] for n in members], is_anchored) for members in joined.members()]
+        graph,
+        [_united(graph, [groups.groups[n] for n in members], is_anchored) for members in joined.members().values()],
     )
 
 
@@ -217,12 +202,8 @@ def module_groups(graph: OperatorGraph, roles: Mapping[str, Sequence[str]] = ROL
         replace(_group(graph, numbers), kind=kind, name=name) if kind else _group(graph, numbers)
         for (kind, name), numbers in members.items()
     ]
-    apart, has_weights = {group.name for group in modules if group.name in _names(keys)}, _has_weights(graph)
+    apart, has_weights = {name for _, name in keys.values()}, _has_weights(graph)
     return merge_sole_readers(_sorted(graph, modules), lambda group: group.name in apart or has_weights(group))
-
-
-def _names(keys: Mapping[int, tuple[str, str]]) -> set[str]:
-    return {name for _, name in keys.values()}
 
 
 def _branches(graph: OperatorGraph) -> dict[int, tuple[str, str]]:
@@ -265,35 +246,13 @@ def _has_weights(graph: OperatorGraph) -> Anchored:
     return lambda group: any(operators[n].weights and operators[n].kind not in NORMS for n in group.operators)
 
 
-class _Joined:
-    """Which numbers are together."""
-
-    def __init__(self, count: int) -> None:
-        self._above = list(range(count))
-
-    def root(self, number: int) -> int:
-        while self._above[number] != number:
-            self._above[number] = self._above[self._above[number]]
-            number = self._above[number]
-        return number
-
-    def join(self, number: int, other: int) -> None:
-        """Under the other's root."""
-        self._above[self.root(number)] = self.root(other)
-
-    def members(self) -> Iterable[list[int]]:
-        found = defaultdict[int, list[int]](list)
-        for number in range(len(self._above)):
-            found[self.root(number)].append(number)
-        return found.values()
-
-
 def _sorted(graph: OperatorGraph, groups: Sequence[Group]) -> Groups:
     """In an order in which they can run where there is one, else by their first operators."""
     by_first = Groups(graph, tuple(sorted(groups, key=lambda group: group.operators)))
-    if not by_first.is_acyclic:
+    try:
+        return Groups(graph, tuple(by_first.groups[number] for number in by_first.order))
+    except GraphError:
         return by_first
-    return Groups(graph, tuple(by_first.groups[number] for number in by_first.order))
 
 
 def _group(graph: OperatorGraph, numbers: Sequence[int]) -> Group:

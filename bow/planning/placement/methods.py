@@ -4,129 +4,25 @@ import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from bow.errors import ScheduleError, SettingError
 from bow.planning.placement.baselines import expert, metis, mincut, scotch
 from bow.planning.placement.controllers import train_policy
 from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
-from bow.planning.placement.groups import Devices, Groups
+from bow.planning.placement.groups import Devices
 from bow.planning.placement.training import LearningSettings, PolicyProgress
 from bow.planning.problem.partition import Split
-from bow.planning.search.metropolis import Limits, SearchSettings, Walk, metropolis
+from bow.planning.search.metropolis import Limits, SearchSettings, metropolis
 from bow.planning.search.proposals import SINGLE_OF_FAMILY, Changes
 from bow.planning.search.search import search
 from bow.seeds import derive_seed
 
-STARTS = ("single", "expert", "random")  # Where walks begin; each has an equal part of the budget
-
 ATTEMPTS = 100  # So many placements are drawn at random for one that fits
 
-
-class GroupProposals:
-    """Moves as likely forth as back: the operators of a group, or of a layer's groups, change the device."""
-
-    def __init__(self, evaluator: SimulatedEvaluator, source: random.Random) -> None:
-        self._groups, self._source = evaluator.groups, source
-        self._allowed = evaluator.allowed
-        self._on = [
-            evaluator.groups.splits((device,) * len(evaluator.groups)) for device in range(evaluator.num_devices)
-        ]
-        self._movable = [number for number, devices in enumerate(self._allowed) if len(devices) > 1]
-        layers = defaultdict[str, list[int]](list)
-        for number in self._movable:
-            layers[self._groups.groups[number].layer].append(number)
-        self._layers = layers
-
-    def draw(self, splits: Sequence[Split]) -> Changes:
-        """What to change of a placement."""
-        if not self._movable:
-            return ()
-        group = self._source.choice(self._movable)
-        device = self._source.choice(self._allowed[group])
-        before = self._device(group, splits)
-        if device == before:
-            return ()
-        layer = self._layers[self._groups.groups[group].layer]
-        if len(layer) == 1 or self._source.random() < SINGLE_OF_FAMILY:
-            return tuple(self._moved([group], device))
-        devices = {number: self._device(number, splits) for number in layer}
-        if device in devices.values():
-            return ()
-        return tuple(self._moved([number for number in layer if devices[number] == before], device))
-
-    def _device(self, group: int, splits: Sequence[Split]) -> int:
-        return splits[self._groups.groups[group].operators[0]].devices[0]
-
-    def _moved(self, groups: Sequence[int], device: int) -> Iterator[tuple[int, Split]]:
-        for number in groups:
-            for operator in self._groups.groups[number].operators:
-                yield operator, self._on[device][operator]
-
-
-def walk(evaluator: SimulatedEvaluator, start: Devices, budget: SearchBudget, seed: int) -> Walk:
-    """A walk from a placement that fits."""
-    splits = evaluator.groups.splits(start)
-    return metropolis(
-        evaluator.problem.simulation(splits),
-        splits,
-        GroupProposals(evaluator, random.Random(derive_seed(seed, 0))),
-        Limits(budget.seconds, budget.placements, patience=None),
-        random.Random(derive_seed(seed, 1)),
-    )
-
-
-def walk_from_several(
-    evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Callable[[str], None]
-) -> Devices:
-    """The best placement of walks from one accelerator, from the expert's placement and from a random one."""
-    # A start that does not fit is left out; where none does, everything on a processor is one. Ctrl-C ends the search.
-    starts = dict(_starts(evaluator, random.Random(derive_seed(seed, 2))))
-    if not starts:
-        raise ScheduleError("no placement to start from fits the devices' memory; take more devices")
-    found: list[tuple[int, Devices]] = []
-    for number, (name, start) in enumerate(starts.items()):
-        walked = walk(evaluator, start, budget.part(len(starts)), derive_seed(seed, number))
-        found.append((walked.makespan_ns, _placed_on(evaluator, walked.splits)))
-        say(f"from {name}: {walked.makespan_ns / 1e9:.4f} s after {walked.evaluated} placements")
-        if walked.ending == "interrupted":
-            break
-    return min(found)[1]
-
-
-def _starts(evaluator: SimulatedEvaluator, source: random.Random) -> Iterator[tuple[str, Devices]]:
-    fits = False
-    count = len(evaluator.groups)
-    every = {
-        "single": lambda: evaluator.legal((evaluator.accelerators[0],) * count),
-        "expert": lambda: expert(evaluator),
-        "random": lambda: _random(evaluator, source),
-    }
-    for name in STARTS:
-        placement = every[name]()
-        if evaluator.evaluation(placement).seconds is not None:
-            fits = True
-            yield name, placement
-    processor = (evaluator.processors or evaluator.accelerators)[0]
-    if not fits and evaluator.evaluation((processor,) * count).seconds is not None:
-        yield "processor", (processor,) * count
-
-
-def _random(evaluator: SimulatedEvaluator, source: random.Random) -> Devices:
-    for _ in range(ATTEMPTS):
-        placement = tuple(source.choice(devices) for devices in evaluator.allowed)
-        if evaluator.evaluation(placement).seconds is not None:
-            break
-    return placement
-
-
-def _placed_on(evaluator: SimulatedEvaluator, splits: Sequence[Split]) -> Devices:
-    return tuple(splits[group.operators[0]].devices[0] for group in evaluator.groups.groups)
-
+MOST_UPDATES = 10_000  # Of a training that ends by its seconds, which come earlier
 
 Say: TypeAlias = Callable[[str], None]  # called with a line of progress
-
-MOST_UPDATES = 10_000  # Of a training that ends by its seconds, which come earlier
 
 
 @dataclass(frozen=True)
@@ -139,31 +35,104 @@ class PlacementResult:
     greedy: Devices | None = None
 
 
-class Method(Protocol):
-    """A way of placing."""
-
-    def __call__(
-        self, groups: Groups, evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say
-    ) -> PlacementResult:
-        """Place groups on devices."""
+Method: TypeAlias = Callable[[SimulatedEvaluator, SearchBudget, int, Say], PlacementResult]
+"""Places the groups of an evaluator within a budget, with a seed."""
 
 
 def place(
-    method: str,
-    groups: Groups,
-    evaluator: SimulatedEvaluator,
-    budget: SearchBudget,
-    seed: int = 0,
-    say: Say = lambda message: None,
+    method: str, evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int = 0, say: Say = lambda message: None
 ) -> PlacementResult:
     if method not in METHODS:
         raise SettingError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    return METHODS[method](groups, evaluator, budget, seed, say)
+    return METHODS[method](evaluator, budget, seed, say)
 
 
-def learned(
-    groups: Groups, evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say
-) -> PlacementResult:
+class GroupProposals:
+    """Moves as likely forth as back: the operators of a group, or of a layer's groups, change the device."""
+
+    def __init__(self, evaluator: SimulatedEvaluator, source: random.Random) -> None:
+        self._evaluator, self._groups, self._source = evaluator, evaluator.groups.groups, source
+        self._movable = [number for number, devices in enumerate(evaluator.allowed) if len(devices) > 1]
+        self._layers = defaultdict[str, list[int]](list)
+        for number in self._movable:
+            self._layers[self._groups[number].layer].append(number)
+
+    def draw(self, splits: Sequence[Split]) -> Changes:
+        """What to change of a placement."""
+        if not self._movable:
+            return ()
+        group = self._source.choice(self._movable)
+        device = self._source.choice(self._evaluator.allowed[group])
+        before = self._device(group, splits)
+        if device == before:
+            return ()
+        # Weights of an unrolled layer would stay where its first cell is: a single cell that moves needs a copy.
+        layer = self._layers[self._groups[group].layer]
+        if len(layer) == 1 or self._source.random() < SINGLE_OF_FAMILY:
+            return self._moved([group], device)
+        devices = {number: self._device(number, splits) for number in layer}
+        if device in devices.values():
+            return ()
+        return self._moved([number for number in layer if devices[number] == before], device)
+
+    def _device(self, group: int, splits: Sequence[Split]) -> int:
+        return splits[self._groups[group].operators[0]].devices[0]
+
+    def _moved(self, groups: Sequence[int], device: int) -> Changes:
+        operators = (operator for number in groups for operator in self._groups[number].operators)
+        return tuple((operator, self._evaluator.whole_on[device][operator]) for operator in operators)
+
+
+def walk_from_several(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say) -> Devices:
+    """The best placement of walks from one accelerator, from the expert's placement and from a random one."""
+    # A start that does not fit is left out; where none does, everything on a processor is one. Ctrl-C ends the search.
+    starts = dict(_starts(evaluator, random.Random(derive_seed(seed, 2))))
+    if not starts:
+        raise ScheduleError("no placement to start from fits the devices' memory; take more devices")
+    part, found = budget.part(len(starts)), []
+    for number, (name, start) in enumerate(starts.items()):
+        splits, own = evaluator.groups.splits(start), derive_seed(seed, number)
+        walked = metropolis(
+            evaluator.problem.simulation(splits),
+            splits,
+            GroupProposals(evaluator, random.Random(derive_seed(own, 0))),
+            Limits(part.seconds, part.placements, patience=None),
+            random.Random(derive_seed(own, 1)),
+        )
+        devices = tuple(walked.splits[group.operators[0]].devices[0] for group in evaluator.groups.groups)
+        found.append((walked.makespan_ns, devices))
+        say(f"from {name}: {walked.makespan_ns / 1e9:.4f} s after {walked.evaluated} placements")
+        if walked.ending == "interrupted":
+            break
+    return min(found)[1]
+
+
+def _starts(evaluator: SimulatedEvaluator, source: random.Random) -> Iterator[tuple[str, Devices]]:
+    fits, count = False, len(evaluator.groups)
+    find: Mapping[str, Callable[[], Devices]] = {
+        "single": lambda: evaluator.legal((evaluator.accelerators[0],) * count),
+        "expert": lambda: expert(evaluator),
+        "random": lambda: _random(evaluator, source),
+    }
+    for name, placed in find.items():
+        placement = placed()
+        if evaluator.evaluation(placement).seconds is not None:
+            fits = True
+            yield name, placement
+    processor = ((evaluator.processors or evaluator.accelerators)[0],) * count
+    if not fits and evaluator.evaluation(processor).seconds is not None:
+        yield "processor", processor
+
+
+def _random(evaluator: SimulatedEvaluator, source: random.Random) -> Devices:
+    for _ in range(ATTEMPTS):
+        placement = tuple(source.choice(devices) for devices in evaluator.allowed)
+        if evaluator.evaluation(placement).seconds is not None:
+            break
+    return placement
+
+
+def _learned(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say) -> PlacementResult:
     """The best of what a policy drew, what it decodes greedily, and everything on one device."""
     best: list[float] = []
 
@@ -178,7 +147,7 @@ def learned(
         settings = replace(settings, samples=min(settings.samples, budget.placements))
         updates = budget.placements // settings.samples
     found = train_policy(
-        groups.operations(evaluator.num_devices, evaluator.allowed if evaluator.on_processor else ()),
+        evaluator.groups.operations(evaluator.num_devices, evaluator.allowed if evaluator.on_processor else ()),
         evaluator,
         updates=updates,
         settings=settings,
@@ -187,8 +156,7 @@ def learned(
         controllers=budget.workers,
         watch=watch,
     )
-    devices = _fastest(evaluator, found.best.placement, found.greedy)
-    return PlacementResult(groups.splits(devices), devices, found.greedy)
+    return replace(_placed(evaluator, _fastest(evaluator, found.best.placement, found.greedy)), greedy=found.greedy)
 
 
 def _fastest(evaluator: SimulatedEvaluator, *found: Devices) -> Devices:
@@ -199,16 +167,13 @@ def _fastest(evaluator: SimulatedEvaluator, *found: Devices) -> Devices:
     return min((seconds, each) for seconds, each in times if seconds is not None)[1]
 
 
-def _placement(find: Callable[[SimulatedEvaluator, int], Devices]) -> Method:
+def _placed(evaluator: SimulatedEvaluator, devices: Devices) -> PlacementResult:
+    return PlacementResult(evaluator.groups.splits(devices), devices)
+
+
+def _simple(find: Callable[[SimulatedEvaluator, int], Devices]) -> Method:
     """A method that needs no search."""
-
-    def method(
-        groups: Groups, evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say
-    ) -> PlacementResult:
-        devices = find(evaluator, seed)
-        return PlacementResult(groups.splits(devices), devices)
-
-    return method
+    return lambda evaluator, budget, seed, say: _placed(evaluator, find(evaluator, seed))
 
 
 def _processor(evaluator: SimulatedEvaluator, seed: int) -> Devices:
@@ -217,16 +182,11 @@ def _processor(evaluator: SimulatedEvaluator, seed: int) -> Devices:
     return (evaluator.processors[0],) * len(evaluator.groups)
 
 
-def _walked(
-    groups: Groups, evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say
-) -> PlacementResult:
-    devices = _fastest(evaluator, walk_from_several(evaluator, budget, seed, say))
-    return PlacementResult(groups.splits(devices), devices)
+def _walked(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say) -> PlacementResult:
+    return _placed(evaluator, _fastest(evaluator, walk_from_several(evaluator, budget, seed, say)))
 
 
-def _planned(
-    groups: Groups, evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say
-) -> PlacementResult:
+def _planned(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say) -> PlacementResult:
     """The planner's search: all splits, not placements alone."""
     of_walk = budget.part(len(SearchSettings().starts))  # seconds are of all walks together, proposals of each
     settings = SearchSettings(
@@ -242,17 +202,15 @@ def _planned(
 
 
 METHODS: Mapping[str, Method] = {
-    "cpu": _placement(_processor),
-    "gpu": _placement(lambda evaluator, seed: evaluator.legal((evaluator.accelerators[0],) * len(evaluator.groups))),
-    "scotch": _placement(lambda evaluator, seed: scotch(evaluator)),
-    "mincut": _placement(lambda evaluator, seed: mincut(evaluator)),
-    "metis": _placement(metis),
-    "expert": _placement(lambda evaluator, seed: expert(evaluator)),
-    "learned": learned,
+    "cpu": _simple(_processor),
+    "gpu": _simple(lambda evaluator, seed: evaluator.legal((evaluator.accelerators[0],) * len(evaluator.groups))),
+    "scotch": _simple(lambda evaluator, seed: scotch(evaluator)),
+    "mincut": _simple(lambda evaluator, seed: mincut(evaluator)),
+    "metis": _simple(metis),
+    "expert": _simple(lambda evaluator, seed: expert(evaluator)),
+    "learned": _learned,
     "mcmc": _walked,
     "soap": _planned,
 }
 """By name: processor alone, accelerator alone, Scotch with and without processors, METIS, the expert, the policy,
 Metropolis's walk over placements, and over all partitions of the planner."""
-
-SEARCHES = frozenset({"learned", "mcmc", "soap"})  # The methods that spend the budget

@@ -1,10 +1,11 @@
 """Data parallelism with the weights on a processor: towers, which wait for each other or do not."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from itertools import count
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from bow.errors import SettingError
 from bow.planning.placement.evaluation import SimulatedEvaluator
@@ -43,33 +44,32 @@ def towers(evaluator: SimulatedEvaluator, kind: Towers = "synchronous", steps: i
         raise SettingError("towers keep their weights on a processor, and there is none among the devices; name one")
     if steps < 2:
         raise SettingError(f"steps must be at least 2, got {steps}: the first one is left out")
-    return _TowerSimulation(evaluator, kind, steps).result()
+    return _TowerSimulation(evaluator, kind == "synchronous", steps).result()
 
 
 class _TowerSimulation:
     """The simulation: events in the order of their times."""
 
-    def __init__(self, evaluator: SimulatedEvaluator, kind: Towers, steps: int) -> None:
+    def __init__(self, evaluator: SimulatedEvaluator, is_synchronous: bool, steps: int) -> None:
         self._topology, self._home = evaluator.problem.topology, evaluator.processors[0]
         self._towers = evaluator.accelerators
-        self._is_synchronous, self._steps = kind == "synchronous", steps
+        self._is_synchronous, self._steps = is_synchronous, steps
         self._computing_ns, self._layers = _tower(evaluator, self._towers[0], self._home)
-        self._free_ns: dict[object, int] = {}
+        if not self._layers:
+            raise SettingError("the network has no weights to train; towers have nothing to share")
+        self._free_ns: dict[object, int] = defaultdict(int)
         self._began = [[0] for _ in self._towers]
-        self._arrived: dict[tuple[int, int], int] = {}
-        self._back: dict[tuple[int, int], int] = {}
-        self._order = count()
-        self._updating_ns = 0
-        # Time, order in which it was asked for, what, tower, step, layer.
-        self._events: list[tuple[int, int, str, int, int, int]] = []
-        heapify(self._events)
+        self._arrived: dict[tuple[str, int, int], int] = defaultdict(int)
+        self._order, self._updating_ns = count(), 0
+        # Time, order in which it was asked for, what, and with which tower, step and layer.
+        self._events: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
 
     def result(self) -> TowersResult:
         for tower in range(len(self._towers)):
             self._compute(0, tower, 0)
         while self._events:
-            now, _, what, tower, step, layer = heappop(self._events)
-            getattr(self, f"_{what}")(now, tower, step, layer)
+            now, _, event, arguments = heappop(self._events)
+            event(now, *arguments)
         spans = [(began[-1] - began[1]) / (self._steps - 1) for began in self._began]
         copies = [
             sum(
@@ -86,44 +86,40 @@ class _TowerSimulation:
             self._updating_ns / self._steps / 1e9,
         )
 
-    def _ask(self, at: int, what: str, tower: int, step: int, layer: int) -> None:
-        heappush(self._events, (at, next(self._order), what, tower, step, layer))
+    def _ask(self, at: int, event: Callable[..., None], *arguments: int) -> None:
+        heappush(self._events, (at, next(self._order), event, arguments))
 
     def _compute(self, now: int, tower: int, step: int) -> None:
         for number, layer in enumerate(self._layers):
-            self._ask(now + layer.ready_ns, "push", tower, step, number)
-        if not self._layers:
-            raise SettingError("the network has no weights to train; towers have nothing to share")
+            self._ask(now + layer.ready_ns, self._push, tower, step, number)
 
     def _push(self, now: int, tower: int, step: int, layer: int) -> None:
         """A layer's gradients go to the processor."""
-        self._ask(self._sent(now, self._towers[tower], self._home, layer), "update", tower, step, layer)
+        self._ask(self._sent(now, self._towers[tower], self._home, layer), self._update, tower, step, layer)
 
     def _update(self, now: int, tower: int, step: int, layer: int) -> None:
         """They are there; synchronous towers wait for the last of them."""
-        key = step, layer
-        self._arrived[key] = self._arrived.get(key, 0) + 1
-        if self._is_synchronous and self._arrived[key] < len(self._towers):
+        self._arrived["gradients", step, layer] += 1
+        if self._is_synchronous and self._arrived["gradients", step, layer] < len(self._towers):
             return
-        duration = self._layers[layer].update_ns * (len(self._towers) if self._is_synchronous else 1)
+        those = range(len(self._towers)) if self._is_synchronous else (tower,)
+        duration = self._layers[layer].update_ns * len(those)
         end = self._taken([self._home], now, duration)
         self._updating_ns += duration
-        for each in range(len(self._towers)) if self._is_synchronous else (tower,):
-            self._ask(end, "pull", each, step, layer)
+        for each in those:
+            self._ask(end, self._pull, each, step, layer)
 
     def _pull(self, now: int, tower: int, step: int, layer: int) -> None:
         """The weights go back."""
-        self._ask(self._sent(now, self._home, self._towers[tower], layer), "arrive", tower, step, layer)
+        self._ask(self._sent(now, self._home, self._towers[tower], layer), self._arrive, tower, step)
 
-    def _arrive(self, now: int, tower: int, step: int, layer: int) -> None:
+    def _arrive(self, now: int, tower: int, step: int) -> None:
         """The tower goes on when it has all."""
-        key = tower, step
-        self._back[key] = self._back.get(key, 0) + 1
-        if self._back[key] < len(self._layers):
-            return
-        self._began[tower].append(now)
-        if step + 1 < self._steps:
-            self._compute(now, tower, step + 1)
+        self._arrived["weights", tower, step] += 1
+        if self._arrived["weights", tower, step] == len(self._layers):
+            self._began[tower].append(now)
+            if step + 1 < self._steps:
+                self._compute(now, tower, step + 1)
 
     def _sent(self, now: int, source: int, target: int, layer: int) -> int:
         duration = self._topology.transfer_ns(self._layers[layer].num_bytes, source, target)
@@ -131,34 +127,20 @@ class _TowerSimulation:
 
     def _taken(self, places: Sequence[object], now: int, duration: int) -> int:
         """Until when something takes places that do one thing at a time."""
-        end = max([now, *(self._free_ns.get(place, 0) for place in places)]) + duration
-        for place in places:
-            self._free_ns[place] = end
+        end = max([now, *(self._free_ns[place] for place in places)]) + duration
+        self._free_ns.update(dict.fromkeys(places, end))
         return end
 
 
 def _tower(evaluator: SimulatedEvaluator, device: int, home: int) -> tuple[int, list[_Layer]]:
     """How long a tower computes, and its layers in the order in which their gradients are there."""
     result = evaluator.result((device,) * len(evaluator.groups))
-    model = result.model
-    layers, computing = [], 0
-    ends = {
-        task.owner: time.end_ns
-        for task, time in zip(result.tasks, result.times, strict=True)
-        if task.kind is TaskKind.GATHER
-    }
-    for task in result.tasks:
-        computing += task.duration_ns if task.kind in (TaskKind.FORWARD, TaskKind.BACKWARD) else 0
+    model, pairs = result.model, list(zip(result.tasks, result.times, strict=True))
+    ends = {task.owner: time.end_ns for task, time in pairs if task.kind is TaskKind.GATHER}
+    computing = sum(task.duration_ns for task in result.tasks if task.kind in (TaskKind.FORWARD, TaskKind.BACKWARD))
+    layers = []
     for number, group in enumerate(model.weight_groups):
         if group.trainable:
-            num_bytes = sum(_bytes(evaluator, name) for name in group.weights)
+            num_bytes = sum(model.graph.weights[name].num_bytes for name in group.weights)
             layers.append(_Layer(num_bytes, ends[number], model.costs.update_ns(num_bytes, home)))
     return computing, sorted(layers, key=lambda layer: layer.ready_ns)
-
-
-def _bytes(evaluator: SimulatedEvaluator, weight: str) -> int:
-    tensor = evaluator.problem.graph.weights[weight]
-    size = tensor.itemsize
-    for each in tensor.shape:
-        size *= each
-    return size

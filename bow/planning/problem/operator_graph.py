@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -19,6 +20,10 @@ class TensorShape:
     shape: tuple[int, ...]
     itemsize: int = 4  # bytes of an element
     differentiable: bool = True  # whether a gradient flows back through it: not for token numbers and the like
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.itemsize
 
 
 @dataclass(frozen=True)

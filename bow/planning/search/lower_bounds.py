@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,8 +36,7 @@ def _share_ns(problem: Problem) -> float:
             tilings = (model.tilings.of(operator, degrees) for degrees in space.degrees(operator))
             least[key] = min(_passes_ns(model, operator, tiling, kinds) for tiling in tilings)
     trained = [group.weights for group in model.weight_groups if group.trainable]
-    shapes = problem.graph.weights
-    sizes = [sum(math.prod(shapes[name].shape) * shapes[name].itemsize for name in names) for names in trained]
+    sizes = [sum(problem.graph.weights[name].num_bytes for name in names) for names in trained]
     updates = sum(min(model.costs.update_ns(size, device) for device in kinds) for size in sizes)
     return (sum(least[key] for key in alike) + updates) / len(devices)
 

@@ -67,22 +67,37 @@ def _is_light(graph: OperatorGraph, operator: PlanOperator) -> bool:
     return operator.flops <= FLOPS_PER_OUTPUT * math.prod(graph.output_shape(operator))
 
 
-def _joined(pairs: Iterable[tuple[int, int]], count: int) -> list[list[int]]:
-    """By operator, all that pairs join with it."""
-    leaders = [*range(count)]
+class Joined:
+    """Which numbers are together."""
 
-    def leader(number: int) -> int:
-        while leaders[number] != number:
-            leaders[number] = leaders[leaders[number]]
-            number = leaders[number]
+    def __init__(self, count: int, pairs: Iterable[tuple[int, int]] = ()) -> None:
+        self._above = [*range(count)]
+        for one, other in pairs:
+            self.join(one, other)
+
+    def root(self, number: int) -> int:
+        while self._above[number] != number:
+            self._above[number] = self._above[self._above[number]]
+            number = self._above[number]
         return number
 
-    for one, other in pairs:
-        leaders[leader(one)] = leader(other)
-    members: dict[int, list[int]] = defaultdict(list)
-    for number in range(count):
-        members[leader(number)].append(number)
-    return [members[leader(number)] for number in range(count)]
+    def join(self, number: int, other: int) -> None:
+        """Under the other's root."""
+        self._above[self.root(number)] = self.root(other)
+
+    def members(self) -> dict[int, list[int]]:
+        """By root: the numbers that are together."""
+        found = defaultdict[int, list[int]](list)
+        for number in range(len(self._above)):
+            found[self.root(number)].append(number)
+        return found
+
+
+def _joined(pairs: Iterable[tuple[int, int]], count: int) -> list[list[int]]:
+    """By operator, all that pairs join with it."""
+    joined = Joined(count, pairs)
+    members = joined.members()
+    return [members[joined.root(number)] for number in range(count)]
 
 
 RENEWED = 20  # the chain is looked at anew after so many draws: until then few changes were accepted

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import functools
-import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -37,8 +36,7 @@ def check_agreement(captured: CapturedOperators, model: nn.Module, batch: Any, s
     # Nothing is compared where the model has no values, or the host not the memory.
     if any(tensor.is_meta for tensor in tree_leaves([list(model.parameters()), list(model.buffers()), batch])):
         return
-    tensors = captured.graph.tensors.values()
-    if COPIES * sum(math.prod(tensor.shape) * tensor.itemsize for tensor in tensors) > host_memory()[1]:
+    if COPIES * sum(tensor.num_bytes for tensor in captured.graph.tensors.values()) > host_memory()[1]:
         name = type(model).__name__
         warnings.warn(f"what {name} was divided into was not compared with PyTorch, for want of memory", stacklevel=3)
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import statistics
 import time
 from collections import defaultdict
@@ -84,8 +83,9 @@ def measure_tiles(
         parts = sum(medians[key].total_ns for of in keys for key in of)
         medians = scaled(medians, statistics.median(wholes) / max(parts, 1))
         times.tiles.update({key: time for key, time in medians.items() if key not in times.tiles})
-        updates = [_update_ns(spans) for spans in steps]
-        times.updates.setdefault(graph.hash, statistics.median(updates) / max(_trained_bytes(graph), 1))
+        updates = statistics.median(_update_ns(spans) for spans in steps)
+        trained = sum(weight.num_bytes for weight in graph.weights.values() if weight.differentiable)
+        times.updates.setdefault(graph.hash, updates / max(trained, 1))
     if tell is not None:
         tell(len(wanted), len(wanted))
     return times
@@ -124,10 +124,6 @@ def times_cache(device: torch.device, optimizer: str) -> Measurements:
     """Where the times of tiles are kept, of all graphs: by hardware, number of threads, PyTorch, bow and optimizer."""
     hardware = machine() if device.type == "cpu" else torch.cuda.get_device_name(device)
     return Measurements("tiles", processor(), hardware, torch.get_num_threads(), optimizer)
-
-
-def _trained_bytes(graph: OperatorGraph) -> int:
-    return sum(math.prod(each.shape) * each.itemsize for each in graph.weights.values() if each.differentiable)
 
 
 def _ways(graph: OperatorGraph, rules: Rules, num_devices: int, even: bool) -> Iterator[tuple[Split, ...]]:
