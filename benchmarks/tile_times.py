@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 
-from bow.planning.simulator.costs import TileTime, TileTimes, scaled
+from bow.planning.simulator.costs import TileTime, TileTimes
 
 
 def mean_times(of_devices: Sequence[TileTimes]) -> TileTimes:
@@ -19,7 +19,8 @@ def median_times(of_turns: Sequence[TileTimes]) -> TileTimes:
     medians = _averaged(of_turns, statistics.median)
     whole = statistics.median(sum(each.tiles[key].total_ns for key in medians.tiles) for each in of_turns)
     parts = sum(time.total_ns for time in medians.tiles.values())
-    return TileTimes(scaled(medians.tiles, whole / max(parts, 1)), medians.updates)
+    factor = whole / max(parts, 1)
+    return TileTimes({key: time.scaled(factor) for key, time in medians.tiles.items()}, medians.updates)
 
 
 def _averaged(several: Sequence[TileTimes], average: Callable[[Iterable[float]], float]) -> TileTimes:

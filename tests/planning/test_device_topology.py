@@ -14,14 +14,14 @@ def star(*names: str, latency_us: float = 1.0, gb_per_s: float = 10.0) -> Device
 
 
 def names_of(topology: DeviceTopology, a: int, b: int) -> list[str]:
-    return [topology.channel(number).name for number in topology.route(a, b)]
+    return [topology.channels[number].name for number in topology.route(a, b)]
 
 
 def test_route_leads_over_switches_and_takes_one_channel_of_each_link() -> None:
     topology = star("a", "b", "c")
     assert names_of(topology, 0, 2) == ["a > hub", "hub > c"]
     assert names_of(topology, 2, 0) == ["c > hub", "hub > a"]
-    assert topology.num_channels == 6
+    assert len(topology.channels) == 6
 
 
 def test_transfer_takes_all_latencies_and_the_slowest_channel() -> None:
@@ -51,7 +51,7 @@ def test_shared_link_is_one_channel_for_all_that_it_connects() -> None:
     topology = DeviceTopology("bus", tuple(Device(name, KIND) for name in "abc"), (bus,))
     routes = {topology.route(a, b) for a in range(3) for b in range(3) if a != b}
     assert routes == {(0,)}
-    assert topology.num_channels == 1
+    assert len(topology.channels) == 1
 
 
 def test_memory_is_in_bytes() -> None:

@@ -17,7 +17,7 @@ GRAPH = OperatorGraph((FIRST, SECOND), TENSORS, (0,), {"weight": TensorShape((4,
 
 
 def test_makers_are_where_tensors_come_from() -> None:
-    assert GRAPH.makers == {1: 0, 2: 1}
+    assert GRAPH.makers == {1: (0, 0), 2: (1, 0)}
     assert GRAPH.output_shape(FIRST) == (8, 4)
 
 

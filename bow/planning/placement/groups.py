@@ -82,7 +82,7 @@ class Groups:
         makers, crossing = self.graph.makers, defaultdict[tuple[int, int], set[int]](set)
         for number, operator in enumerate(self.graph.operators):
             for tensor in operator.inputs:
-                maker = self.of[makers[tensor]] if tensor in makers else self.of[number]
+                maker = self.of[makers[tensor][0]] if tensor in makers else self.of[number]
                 if maker != self.of[number]:
                     crossing[maker, self.of[number]].add(tensor)
         flows = ((pair, [self.graph.tensors[each] for each in crossing[pair]]) for pair in sorted(crossing))

@@ -14,6 +14,10 @@ def whole(shape: Sequence[int]) -> Box:
     return tuple((0, size) for size in shape)
 
 
+def sizes(box: Box) -> tuple[int, ...]:
+    return tuple(end - start for start, end in box)
+
+
 def volume(box: Box) -> int:
     return math.prod(max(0, end - start) for start, end in box)
 

@@ -3,7 +3,7 @@
 import heapq
 import itertools
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -94,7 +94,7 @@ class DeviceTopology:
     Example:
         >>> kind = DeviceKind("gpu", memory_gib=16, tflops=10, gb_per_s=700)
         >>> pair = DeviceTopology("pair", (Device("a", kind), Device("b", kind)), (Link(("a", "b"), 2.0, 20.0),))
-        >>> [pair.channel(number).name for number in pair.route(0, 1)], pair.transfer_ns(10**6, 0, 1)
+        >>> [pair.channels[number].name for number in pair.route(0, 1)], pair.transfer_ns(10**6, 0, 1)
         (['a > b'], 52000)
 
     References:
@@ -133,10 +133,6 @@ class DeviceTopology:
     def num_devices(self) -> int:
         return len(self.devices)
 
-    @property
-    def num_channels(self) -> int:
-        return len(self.channels)
-
     @cached_property
     def channels(self) -> tuple[Channel, ...]:
         """Two for each link, or one where it is shared, in the order of the links."""
@@ -145,9 +141,6 @@ class DeviceTopology:
             for link in self.links
             for name in _channel_names(link)
         )
-
-    def channel(self, number: int) -> Channel:
-        return self.channels[number]
 
     def memory_bytes(self, device: int) -> int:
         return int(self.devices[device].kind.memory_gib * GIB)
@@ -190,8 +183,9 @@ class DeviceTopology:
         """What is left where only some devices may be used; links keep what joins them."""
         kept = tuple(self.devices[number] for number in devices)
         places = {device.name for device in kept} | set(self.switches)
-        links = tuple(replace(link, ends=ends) for link in self.links if len(ends := _among(link, places)) > 1)
-        return DeviceTopology(self.name, kept, links, self.switches, self.overlap, self.sum_us)
+        ends = [tuple(end for end in link.ends if end in places) for link in self.links]
+        links = (replace(link, ends=left) for link, left in zip(self.links, ends, strict=True) if len(left) > 1)
+        return replace(self, devices=kept, links=tuple(links))
 
     @cached_property
     def _routes(self) -> Mapping[tuple[int, int], tuple[int, ...]]:
@@ -227,10 +221,6 @@ class DeviceTopology:
                 channel = self.channels[number]
                 later = time + channel.latency_ns + TYPICAL_BYTES * channel.ns_per_byte
                 heapq.heappush(ahead, (later, (*route, number), end))
-
-
-def _among(link: Link, places: Collection[str]) -> tuple[str, ...]:
-    return tuple(end for end in link.ends if end in places)
 
 
 def _channel_names(link: Link) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from bow.errors import GraphError
@@ -64,16 +65,24 @@ class OperatorGraph:
             made.update(operator.outputs)
             names.add(operator.name)
 
-    @property
-    def makers(self) -> dict[int, int]:
-        """By tensor that an operator makes: the operator's position."""
-        return {tensor: index for index, operator in enumerate(self.operators) for tensor in operator.outputs}
+    @cached_property
+    def makers(self) -> dict[int, tuple[int, int]]:
+        """By tensor that an operator makes: the operator's position, and the tensor's among its outputs."""
+        return {
+            tensor: (index, place)
+            for index, operator in enumerate(self.operators)
+            for place, tensor in enumerate(operator.outputs)
+        }
+
+    def sources(self, operator: PlanOperator) -> list[int]:
+        """The positions of the operators that make what one reads, in the order of its inputs."""
+        return [self.makers[tensor][0] for tensor in operator.inputs if tensor in self.makers]
 
     def output_shape(self, operator: PlanOperator) -> tuple[int, ...]:
         """The sizes of what an operator's split is a split of."""
         return self.tensors[operator.outputs[0]].shape
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """A fingerprint: partitions are of one graph."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]

@@ -115,16 +115,10 @@ def _depths(graph: OperatorGraph) -> list[int]:
         if operator.weights:
             numbers.setdefault(operator.layer or operator.name, len(numbers))
     depths: list[int] = []
-    makers = graph.makers
     for operator in graph.operators:
-        depths.append(_depth(operator, numbers, makers, depths))
+        before = max((depths[maker] for maker in graph.sources(operator)), default=0)
+        depths.append(numbers[operator.layer or operator.name] if operator.weights else before)
     return depths
-
-
-def _depth(operator: PlanOperator, numbers: Mapping[str, int], makers: Mapping[int, int], depths: list[int]) -> int:
-    if operator.weights:
-        return numbers[operator.layer or operator.name]
-    return max((depths[makers[tensor]] for tensor in operator.inputs if tensor in makers), default=0)
 
 
 Partition: TypeAlias = tuple[Split, ...]

@@ -61,7 +61,7 @@ def _channels(topology: DeviceTopology, renaming: Renaming, known: dict[int, int
 
 
 def _alike(topology: DeviceTopology, one: int, another: int) -> bool:
-    first, second = topology.channel(one), topology.channel(another)
+    first, second = topology.channels[one], topology.channels[another]
     return (first.latency_ns, first.ns_per_byte) == (second.latency_ns, second.ns_per_byte)
 
 

@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
+from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Split
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.simulation import Simulation
@@ -37,11 +37,10 @@ def families_of(graph: OperatorGraph) -> list[Families]:
 
 
 def _roles(graph: OperatorGraph) -> list[str]:
-    makers = graph.makers
     numbers: dict[str, int] = {}
     roles: list[str] = []
     for operator in graph.operators:
-        read = sorted({roles[makers[tensor]] for tensor in operator.inputs if tensor in makers})
+        read = sorted({roles[maker] for maker in graph.sources(operator)})
         if operator.weights or operator.layer not in ("", operator.name):
             role = f"layer {operator.layer or operator.name} {operator.kind}"
         elif read:
@@ -54,17 +53,12 @@ def _roles(graph: OperatorGraph) -> list[str]:
 
 def _followed(graph: OperatorGraph) -> Iterable[tuple[int, int]]:
     """Operators that follow another one in its shape, and that one."""
-    makers = graph.makers
     for number, operator in enumerate(graph.operators):
-        maker = next((makers[tensor] for tensor in operator.inputs if tensor in makers), None)
-        if maker is None or not _is_light(graph, operator):
-            continue
-        if graph.output_shape(operator) == graph.output_shape(graph.operators[maker]):
-            yield number, maker
-
-
-def _is_light(graph: OperatorGraph, operator: PlanOperator) -> bool:
-    return operator.flops <= FLOPS_PER_OUTPUT * math.prod(graph.output_shape(operator))
+        shape = graph.output_shape(operator)
+        if operator.flops <= FLOPS_PER_OUTPUT * math.prod(shape):
+            for maker in graph.sources(operator)[:1]:
+                if shape == graph.output_shape(graph.operators[maker]):
+                    yield number, maker
 
 
 class Joined:
@@ -364,11 +358,9 @@ def _scaled(old: Split, num_tiles: int) -> Iterator[tuple[int, ...]]:
 
 def _neighbours(graph: OperatorGraph) -> list[list[int]]:
     """By operator: those that make what it reads, or read what it makes."""
-    makers = graph.makers
     found: list[set[int]] = [set() for _ in graph.operators]
     for reader, operator in enumerate(graph.operators):
-        for tensor in operator.inputs:
-            if tensor in makers:
-                found[reader].add(makers[tensor])
-                found[makers[tensor]].add(reader)
+        for maker in graph.sources(operator):
+            found[reader].add(maker)
+            found[maker].add(reader)
     return [sorted(each) for each in found]

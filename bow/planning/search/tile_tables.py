@@ -32,12 +32,10 @@ class Edge:
 
 def edges_of(graph: OperatorGraph) -> Iterator[Edge]:
     """All tensors between operators, by reader; a tensor that an operator reads twice stands there twice."""
-    makers = graph.makers
     for reader, operator in enumerate(graph.operators):
         for place, tensor in enumerate(operator.inputs):
-            if tensor in makers:
-                maker, shape = makers[tensor], graph.tensors[tensor]
-                output = graph.operators[maker].outputs.index(tensor)
+            if tensor in graph.makers:
+                (maker, output), shape = graph.makers[tensor], graph.tensors[tensor]
                 yield Edge(maker, output, reader, place, shape.itemsize, shape.differentiable)
 
 
@@ -58,7 +56,7 @@ class TransferTimes:
 
     def __init__(self, topology: DeviceTopology) -> None:
         devices = range(topology.num_devices)
-        routes = [[[topology.channel(number) for number in topology.route(a, b)] for b in devices] for a in devices]
+        routes = [[[topology.channels[number] for number in topology.route(a, b)] for b in devices] for a in devices]
         self._latency = np.array([[sum(each.latency_ns for each in route) for route in row] for row in routes])
         slowest = [[max((each.ns_per_byte for each in route), default=0.0) for route in row] for row in routes]
         self._ns_per_byte = np.array(slowest)
@@ -249,7 +247,7 @@ class PlaceTables:
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._model, self._options, self._tables, self._check = model, options, tables, check
-        self.num_places = model.topology.num_devices + model.topology.num_channels
+        self.num_places = model.topology.num_devices + len(model.topology.channels)
         operators = range(len(options))
         # by operator: [split, tile, place], the backward pass
         self.passes = [self._pass_table(operator) for operator in operators]

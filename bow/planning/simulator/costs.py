@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from bow.planning.problem.box import Box, whole
+from bow.planning.problem.box import Box, sizes, whole
 from bow.planning.problem.device_topology import DeviceKind, DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
 from bow.planning.problem.partition import Tiling
@@ -40,58 +40,43 @@ class TileWork:
     outputs: int  # how many elements the tile makes
 
 
-@dataclass(frozen=True)
-class TileShapes:
-    """The sizes of all that a tile reads and makes."""
-
-    inputs: tuple[tuple[int, ...] | None, ...]  # by input; None: nothing of it
-    weights: tuple[tuple[int, ...], ...]  # by weight
-    outputs: tuple[tuple[int, ...], ...]  # by output
+Shapes: TypeAlias = tuple[tuple[int, ...] | None, ...]  # None: nothing of it
 
 
-def tile_shapes(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: Box) -> TileShapes:
-    """The sizes of a tile's tensors, by its operator's rule."""
+def tile_shapes(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: Box) -> tuple[Shapes, Shapes, Shapes]:
+    """The sizes of a tile's inputs, weights and outputs, by its operator's rule."""
     rule = rules.of(operator)
-    return TileShapes(
-        tuple(None if part is None else _sizes(part) for part in rule.input_boxes(operator, graph, box)),
-        tuple(_sizes(part) for part in rule.weight_boxes(operator, graph, box)),
-        tuple(_sizes(part) for part in rule.output_boxes(operator, graph, box)),
+    inputs = rule.input_boxes(operator, graph, box)
+    return (
+        tuple(None if part is None else sizes(part) for part in inputs),
+        tuple(map(sizes, rule.weight_boxes(operator, graph, box))),
+        tuple(map(sizes, rule.output_boxes(operator, graph, box))),
     )
 
 
 def tile_key(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: Box) -> str:
     """What tiles have in common that take the same time: their operator's kind and attributes, and all sizes."""
-    shapes = tile_shapes(graph, rules, operator, box)
-    of_inputs = [graph.tensors[number] for number in operator.inputs]
-    return json.dumps(
-        [
-            operator.kind,
-            dict(operator.attributes),
-            shapes.inputs,
-            [[tensor.itemsize, tensor.differentiable] for tensor in of_inputs],
-            shapes.weights,
-            shapes.outputs,
-        ],
-        sort_keys=True,
-        default=str,
-    )
+    inputs, *others = tile_shapes(graph, rules, operator, box)
+    of_inputs = [[graph.tensors[number].itemsize, graph.tensors[number].differentiable] for number in operator.inputs]
+    described = [operator.kind, dict(operator.attributes), inputs, of_inputs, *others]
+    return json.dumps(described, sort_keys=True, default=str)
 
 
 def tile_work(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: Box) -> TileWork:
     """What a tile computes and moves."""
     # The backward pass reads the output's gradient once for inputs and once for weights, each half of its work.
     rule = rules.of(operator)
-    shapes = tile_shapes(graph, rules, operator, box)
-    outputs = sum(math.prod(shape) for shape in shapes.outputs)
+    input_shapes, weight_shapes, output_shapes = tile_shapes(graph, rules, operator, box)
+    outputs = sum(math.prod(shape) for shape in output_shapes if shape is not None)
     if rule.is_view:
         return TileWork(PassWork(0.0, 0, 0), PassWork(0.0, 0, 0), outputs)
     tensors = [graph.tensors[number] for number in operator.inputs]
-    read = _bytes(shapes.inputs, tensors)
-    made = _bytes(shapes.outputs, [graph.tensors[number] for number in operator.outputs])
-    weights = _bytes(shapes.weights, [graph.weights[name] for name in operator.weights])
+    read = _bytes(input_shapes, tensors)
+    made = _bytes(output_shapes, [graph.tensors[number] for number in operator.outputs])
+    weights = _bytes(weight_shapes, [graph.weights[name] for name in operator.weights])
     flops, kernels = rule.flops(operator, graph, box), KERNELS.get(operator.kind, 1)
     looked_at = made if operator.kind in GATHERS else weights
-    flowing = [shape if tensor.differentiable else None for shape, tensor in zip(shapes.inputs, tensors, strict=True)]
+    flowing = [shape if tensor.differentiable else None for shape, tensor in zip(input_shapes, tensors, strict=True)]
     to_inputs = any(shape is not None for shape in flowing)
     gradients = to_inputs + bool(operator.weights)
     share = gradients / (1 + bool(operator.weights))
@@ -101,10 +86,6 @@ def tile_work(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: B
         PassWork(flops * rule.backward_ratio(operator) * share, back if gradients else 0, kernels * gradients),
         outputs,
     )
-
-
-def _sizes(box: Box) -> tuple[int, ...]:
-    return tuple(end - start for start, end in box)
 
 
 def _bytes(shapes: Iterable[Sequence[int] | None], tensors: Sequence[TensorShape]) -> int:
@@ -126,6 +107,9 @@ class TileTime:
     @property
     def total_ns(self) -> int:
         return self.forward_ns + self.backward_ns
+
+    def scaled(self, factor: float) -> "TileTime":
+        return TileTime(round(factor * self.forward_ns), round(factor * self.backward_ns))
 
 
 class Costs(Protocol):
@@ -240,12 +224,6 @@ class TileTimes:
         return cls(tiles, updates)
 
 
-def scaled(tiles: Mapping[str, TileTime], factor: float) -> dict[str, TileTime]:
-    return {
-        key: TileTime(round(factor * time.forward_ns), round(factor * time.backward_ns)) for key, time in tiles.items()
-    }
-
-
 class MeasuredCosts:
     """Measured times where there are some, and the roofline's elsewhere, corrected by how far it was off."""
 
@@ -261,10 +239,10 @@ class MeasuredCosts:
 
     def tile_time(self, operator: int, box: Box, device: int) -> TileTime:
         kind = self._topology.devices[device].kind.name
-        found = operator, box, kind
-        if found not in self._found:
-            self._found[found] = self._measured(operator, box, kind) or self._scaled(operator, box, device, kind)
-        return self._found[found]
+        key = operator, box, kind
+        if key not in self._found:
+            self._found[key] = self._measured(operator, box, kind) or self._scaled(operator, box, device, kind)
+        return self._found[key]
 
     def update_ns(self, weight_bytes: int, device: int) -> int:
         times = self._times.get(self._topology.devices[device].kind.name)
@@ -282,8 +260,7 @@ class MeasuredCosts:
             self._factors[kind] = dict(self._ratios(device, kind))
         factors = self._factors[kind]
         factor = factors.get(operator) or _geometric_mean(factors.values())
-        predicted = self._roofline.tile_time(operator, box, device)
-        return TileTime(round(factor * predicted.forward_ns), round(factor * predicted.backward_ns))
+        return self._roofline.tile_time(operator, box, device).scaled(factor)
 
     def _ratios(self, device: int, kind: str) -> Iterator[tuple[int, float]]:
         """By operator that was measured whole: how many times as long as predicted it takes."""

@@ -114,7 +114,7 @@ def create_simulator(library: ctypes.CDLL, model: StepModel, update_ns: Any, alg
     """The library's simulator of a model, as a handle."""
     topology = model.topology
     devices = range(topology.num_devices)
-    channels = [topology.channel(number) for number in range(topology.num_channels)]
+    channels = topology.channels
     routes = [topology.route(a, b) for a in devices for b in devices]
     builder = library.builder(
         topology.num_devices,
@@ -216,7 +216,7 @@ def _describe(library: ctypes.CDLL, model: StepModel, builder: Any) -> None:
     graph = model.graph
     positions = {number: position for position, number in enumerate(graph.tensors)}
     for number, tensor in graph.tensors.items():
-        maker, slot = model.makers.get(number, (NOBODY, 0))
+        maker, slot = graph.makers.get(number, (NOBODY, 0))
         library.add_tensor(builder, maker, slot, tensor.itemsize, maker != NOBODY and model.flows(number))
     for group in model.weight_groups:
         weights = [graph.weights[name] for name in group.weights]

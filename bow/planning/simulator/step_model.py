@@ -124,8 +124,8 @@ class Collective:
         return cls(
             members=len(ring),
             channels=tuple(sorted(uses)),
-            latency_ns=max(sum(topology.channel(channel).latency_ns for channel in route) for route in routes),
-            ns_per_byte=max(count * topology.channel(channel).ns_per_byte for channel, count in uses.items()),
+            latency_ns=max(sum(topology.channels[channel].latency_ns for channel in route) for route in routes),
+            ns_per_byte=max(count * topology.channels[channel].ns_per_byte for channel, count in uses.items()),
             alone_ns=round(topology.sum_us * NS_PER_US),
         )
 
@@ -219,25 +219,16 @@ class StepModel:
     @cached_property
     def has_backward(self) -> tuple[bool, ...]:
         """By operator: whether it has weights to train, or reads something that leads back to some."""
-        found: list[bool] = []
+        found, makers = list[bool](), self.graph.makers
         for operator in self.graph.operators:
             trains = any(self.graph.weights[name].differentiable for name in operator.weights)
-            made = (self.makers.get(tensor) for tensor in operator.inputs if self.graph.tensors[tensor].differentiable)
-            found.append(trains or any(maker is not None and found[maker[0]] for maker in made))
+            made = (tensor for tensor in operator.inputs if self.graph.tensors[tensor].differentiable)
+            found.append(trains or any(found[makers[tensor][0]] for tensor in made if tensor in makers))
         return tuple(found)
-
-    @cached_property
-    def makers(self) -> dict[int, tuple[int, int]]:
-        """By tensor: the operator that makes it, and the manieth of its outputs it is."""
-        return {
-            tensor: (index, slot)
-            for index, operator in enumerate(self.graph.operators)
-            for slot, tensor in enumerate(operator.outputs)
-        }
 
     def flows(self, tensor: int) -> bool:
         """Whether a gradient goes back through a tensor that an operator makes."""
-        return self.graph.tensors[tensor].differentiable and self.has_backward[self.makers[tensor][0]]
+        return self.graph.tensors[tensor].differentiable and self.has_backward[self.graph.makers[tensor][0]]
 
     def transfer_places(self, source: int, target: int) -> tuple[int, ...]:
         """What a transfer between two devices occupies."""
@@ -260,4 +251,4 @@ class StepModel:
 
     def place_name(self, place: int) -> str:
         devices = self.topology.devices
-        return devices[place].name if place < len(devices) else self.topology.channel(place - len(devices)).name
+        return devices[place].name if place < len(devices) else self.topology.channels[place - len(devices)].name

@@ -70,7 +70,7 @@ class _TaskGraphBuilder:
             tiling = self.model.tilings.of(index, split.degrees)
             placed.append(_OperatorTasks(tiling, tuple(devices[device] for device in split.devices)))
             self._add_tiles(first, index, placed[-1])
-        for tensor, (maker, slot) in self.model.makers.items():
+        for tensor, (maker, slot) in self.graph.makers.items():
             self._add_moves(tensor, first + maker, slot, placed[maker], list(self._readers(tensor, placed)))
         for number in range(len(self.model.weight_groups)):
             self._add_group(learner, number, placed)

@@ -37,12 +37,7 @@ refusal = functools.partial(_refusal, instead=_INSTEAD)  # The error for a step 
 refused = functools.partial(_refused, instead=_INSTEAD)  # The error for a step during which torch raised something
 
 
-_FILLED = {
-    "new_zeros": 0.0,
-    "zeros_like": 0.0,
-    "new_ones": 1.0,
-    "ones_like": 1.0,
-}
+_FILLED = {"new_zeros": 0.0, "zeros_like": 0.0, "new_ones": 1.0, "ones_like": 1.0}
 """What makes a tensor of the shape of another, whatever the other's values."""
 
 
@@ -51,10 +46,9 @@ def constant_of(node: fx.Node, exported: Exported) -> Constant | None:
     example = node.meta["val"]
     if not isinstance(example, Tensor):
         return None
-    name = exported.function.split(".")[1]
-    if name in _FILLED:
-        return _filled(example, _FILLED[name])
-    if name in ("new_full", "full_like"):
+    if exported.name in _FILLED:
+        return _filled(example, _FILLED[exported.name])
+    if exported.name in ("new_full", "full_like"):
         return _filled(example, exported["fill_value"])
     target: Any = node.target
     if torch.Tag.nondeterministic_seeded in target.tags:
@@ -300,9 +294,9 @@ class _Translation:
 
     def __init__(self, model: nn.Module, program: ExportedProgram, batch: Sequence[Tensor]) -> None:
         self.builder = GraphBuilder(model, batch)
-        self._model = model
+        self._model, self._name = model, type(model).__name__
         self._program = program
-        self.mutations = Mutations(program, type(model).__name__)
+        self.mutations = Mutations(program, self._name)
         self._values: dict[fx.Node, Any] = {}
 
     def run(self) -> tuple[OperatorGraph, tuple[int, ...]]:
@@ -338,14 +332,17 @@ class _Translation:
     def _translated(self, node: fx.Node) -> Any:
         """What a node makes: a value, a tuple of values, or nothing that anyone reads."""
         if not node.users:
-            self._check_unread(node)
+            if isinstance(node.target, torch._ops.OpOverload):
+                self.mutations.functional_name(node)  # refuses what changes what others read, but counters
             return None
         if getattr(node.target, "__name__", "") == "getitem":
             source, place = node.args
             assert isinstance(source, fx.Node)
             assert isinstance(place, int)
             made = self._values[source]
-            return made[place] if isinstance(made, tuple) and place < len(made) else self._missing(source)
+            if not isinstance(made, tuple) or place >= len(made):
+                raise refusal(self._name, f"uses a second result of {source.target}", "use the first only")
+            return made[place]
         if not isinstance(node.target, torch._ops.OpOverload):
             target = getattr(node.target, "__name__", node.target)
             what = f"calls {target}, which is no operator but runs a part of the step in its own way"
@@ -358,22 +355,18 @@ class _Translation:
         name = self.mutations.functional_name(node)
         if name is None:
             return self._values[node.args[0]]  # type: ignore[index]
-        exported = self._bound(node, name)
+        given = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
+        exported = exported_call(name, node.target, *given, node.meta["val"])
         constant = constant_of(node, exported)
         if constant is not None:
             return constant
         if not exported.operands:
             raise refusal(self._name, f"draws random numbers with {name}", "use dropout layers")
-        self.builder.name = self._path(node, name.split(".")[1])
+        self.builder.name = self._path(node, exported.name)
         return self._operator(node, exported)
 
-    def _check_unread(self, node: fx.Node) -> None:
-        """Refuse a node whose result nobody reads, but which changes what somebody does, otherwise than by counting."""
-        if isinstance(node.target, torch._ops.OpOverload):
-            self.mutations.functional_name(node)
-
     def _operator(self, node: fx.Node, exported: Exported) -> Any:
-        translate = TRANSLATIONS.get(exported.function.split(".")[1]) if exported.function.startswith("aten.") else None
+        translate = TRANSLATIONS.get(exported.name) if exported.function.startswith("aten.") else None
         result: Result = None if translate is None else translate(self.builder, exported)
         target: Any = node.target
         if result is None and _is_random(target, exported):
@@ -387,11 +380,6 @@ class _Translation:
         several = isinstance(node.meta["val"], (tuple, list))
         return result[0] if isinstance(result, tuple) and not several else result
 
-    def _bound(self, node: fx.Node, name: str) -> Exported:
-        """A node's arguments by name, with values in the place of nodes."""
-        given = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
-        return exported_call(name, node.target, *given, node.meta["val"])
-
     def _path(self, node: fx.Node, function: str) -> str:
         """What the operators of a node are called: as their module, with the function where that has several."""
         stack = list((node.meta.get("nn_module_stack") or {"": ("", "")}).values())
@@ -401,13 +389,6 @@ class _Translation:
         path = path.removeprefix("model").removeprefix(".")
         is_layer = path and not list(self._model.get_submodule(path).children())
         return path if is_layer else ".".join(filter(None, (path, function)))
-
-    def _missing(self, node: fx.Node) -> Any:
-        raise refusal(self._name, f"uses a second result of {node.target}", "use the first only")
-
-    @property
-    def _name(self) -> str:
-        return type(self._model).__name__
 
 
 def _depends_on_values(example: Any) -> bool:

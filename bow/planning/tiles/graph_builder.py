@@ -106,14 +106,25 @@ class GraphBuilder:
         )
         return tuple(map(TensorRef, made))
 
+    def make(
+        self,
+        kind: str,
+        operands: Sequence[Value],
+        shape: Sequence[int],
+        attributes: Mapping[str, Any] | None = None,
+        flops: float = 0.0,
+    ) -> TensorRef:
+        """Add an operator that makes one tensor, of the type of its first operand."""
+        return self.add(kind, operands, [(tuple(shape), self.dtype(operands[0]))], attributes, flops)[0]
+
+    def called(self, value: Value, function: str) -> TensorRef:
+        """What an operator that keeps every element where it is makes of a tensor."""
+        attributes = {"function": function, "arguments": [{"operand": 0}], "keywords": {}}
+        return self.make("pointwise", [value], self.shape(value), attributes)
+
     def detached(self, value: TensorRef | Weight) -> TensorRef:
         """The same tensor, through which no gradient flows back."""
-        (made,) = self.add(
-            "pointwise",
-            [value],
-            [(self.shape(value), self.dtype(value))],
-            {"function": "aten.detach.default", "arguments": [{"operand": 0}], "keywords": {}},
-        )
+        made = self.called(value, "aten.detach.default")
         self._tensors[made.number] = replace(self._tensors[made.number], differentiable=False)
         return made
 

@@ -2,19 +2,18 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from bow.planning.problem.box import Box, whole
+from bow.planning.problem.box import Box, sizes, whole
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.tiles.calls import SummedCall, call_of
 from bow.planning.tiles.communication import PointToPoint, SpanRecorder, add_up, is_alone, place_in_sum, rows_of_all
 from bow.planning.tiles.device_state import DeviceBuffers, DeviceWeights
 from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.program import Fetch, LocalProgram, TensorPart, TileProgram, TileTask
-from bow.planning.tiles.regions import Sums, put_together, region, sizes
+from bow.planning.tiles.regions import Sums, put_together, region
 from bow.seeds import derive_seed
 
 
@@ -31,15 +30,6 @@ class TileContext:
     buffers: DeviceBuffers  # what this one keeps besides
     recorder: SpanRecorder  # notes when it does what
     seed: int  # of random draws
-
-    @cached_property
-    def places(self) -> Mapping[int, tuple[int, int]]:
-        """By tensor that an operator makes: the operator's number, and the tensor's among its outputs."""
-        return {
-            tensor: (number, place)
-            for number, operator in enumerate(self.graph.operators)
-            for place, tensor in enumerate(operator.outputs)
-        }
 
 
 @dataclass
@@ -307,7 +297,7 @@ class BackwardPass:
             group.yield_core()
 
     def _box_of(self, key: tuple[int, int]) -> Box:
-        maker, place = self._context.places[key[0]]
+        maker, place = self._context.graph.makers[key[0]]
         return self._context.program.tasks[maker][key[1]].outputs[place]
 
     def _zeros(self, key: Hashable, shape: tuple[int, ...]) -> Tensor:

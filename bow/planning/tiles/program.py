@@ -87,13 +87,12 @@ def tile_program(graph: OperatorGraph, splits: Sequence[Split], rules: Rules) ->
         tasks.append(tuple(_tasks(graph, number, split, rules, made)))
         for place, tensor in enumerate(operator.outputs):
             made[tensor] = tuple((task.outputs[place], task) for task in tasks[-1])
-    makers = graph.makers
     sent: list[dict[TensorPart, None]] = [{} for _ in tasks]
     returned: list[dict[TensorPart, None]] = [{} for _ in tasks]
     seen: set[TensorPart] = set()
     for task in itertools.chain.from_iterable(tasks):
         for part in _travelling(task):
-            sent[makers[part.tensor]].setdefault(part)
+            sent[graph.makers[part.tensor][0]].setdefault(part)
             if task.operator in backward and part.tensor in flows and part not in seen:
                 seen.add(part)
                 returned[task.operator].setdefault(part)

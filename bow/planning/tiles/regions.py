@@ -6,11 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 from torch import Tensor
 
-from bow.planning.problem.box import Box, within
-
-
-def sizes(box: Box) -> tuple[int, ...]:
-    return tuple(end - start for start, end in box)
+from bow.planning.problem.box import Box, sizes, within
 
 
 def region(tensor: Tensor, box: Box, origin: Box) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bow.errors import GraphError, reason
-from bow.planning.problem.box import Box, tiles, whole
+from bow.planning.problem.box import Box, sizes, tiles, whole
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 from bow.planning.rules import RULES
 from bow.planning.rules.mapped import places
@@ -20,7 +20,7 @@ from bow.planning.tiles.calls.layers import call_by_name
 from bow.planning.tiles.calls.tile import tile_of
 from bow.planning.tiles.encoding import function
 from bow.planning.tiles.graph_builder import GraphBuilder, TensorRef, Value, Weight
-from bow.planning.tiles.regions import region, sizes
+from bow.planning.tiles.regions import region
 from bow.planning.tiles.translations import exported_call
 
 MOST_PARTS = 4

@@ -103,7 +103,7 @@ class TileRuntime:
         group.prepare(
             sum_devices(tasks, task.sums) for tasks in program.tasks for task in tasks if task.sums is not None
         )
-        self._loss_device = program.tasks[graph.makers[graph.loss]][0].device
+        self._loss_device = program.tasks[graph.makers[graph.loss][0]][0].device
         self._constants = captured.constants(model, group.device)
         self._averaging = (
             None if group.learners == 1 else Averaging(_required_sync(sync, group), self._context.weights, group)

@@ -22,7 +22,7 @@ from bow.planning.problem.partition import Partition, Split, tiles_of
 from bow.planning.rules import RULES
 from bow.planning.rules.rule import Rules
 from bow.planning.search.search_space import SplitSpace
-from bow.planning.simulator.costs import MeasuredCosts, TileTime, TileTimes, scaled, tile_key
+from bow.planning.simulator.costs import MeasuredCosts, TileTime, TileTimes, tile_key
 from bow.planning.tiles.capture import CapturedOperators
 from bow.planning.tiles.machine import all_on, core_kind
 from bow.planning.tiles.measurement_cache import Measurements
@@ -81,8 +81,8 @@ def measure_tiles(
         # What interrupts a machine now and then is in every step, and in no tile's median.
         medians = {key: _median(of) for key, of in found.items()}
         parts = sum(medians[key].total_ns for of in keys for key in of)
-        medians = scaled(medians, statistics.median(wholes) / max(parts, 1))
-        times.tiles.update({key: time for key, time in medians.items() if key not in times.tiles})
+        factor = statistics.median(wholes) / max(parts, 1)
+        times.tiles = {key: time.scaled(factor) for key, time in medians.items()} | times.tiles
         updates = statistics.median(_update_ns(spans) for spans in steps)
         trained = sum(weight.num_bytes for weight in graph.weights.values() if weight.differentiable)
         times.updates.setdefault(graph.hash, updates / max(trained, 1))

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch.nn.functional as F
 from torch import Tensor
 
-from bow.planning.problem.box import Box, whole
+from bow.planning.problem.box import Box, sizes, whole
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 from bow.planning.rules.mapped import Shapes, places, shapes_of
 from bow.planning.rules.rule import Rule
@@ -28,7 +28,7 @@ class Tile:
     @cached_property
     def sizes(self) -> tuple[int, ...]:
         """The shape of the first output's part."""
-        return tuple(end - start for start, end in self.box)
+        return sizes(self.box)
 
     @cached_property
     def is_whole(self) -> bool:

@@ -38,7 +38,7 @@ def _reduction(builder: GraphBuilder, exported: Exported) -> Result:
     shape = builder.shape(tensor)
     given = exported.arguments.get("dim")
     dims = sorted(axis(dim, len(shape)) for dim in ([given] if isinstance(given, int) else given or range(len(shape))))
-    name = exported.function.split(".")[1]
+    name = exported.name
     if len(dims) == len(shape) and len(shape) > 1 and name in ("mean", "sum") and not exported.arguments.get("keepdim"):
         return total(builder, tensor, name, exported.outputs[0][1])
     attributes = {"dims": dims, "keepdim": bool(exported.arguments.get("keepdim"))}
@@ -107,9 +107,7 @@ def _reduced(builder: GraphBuilder, tensor: Value, name: str, dims: Sequence[int
     return made
 
 
-# Operations an element, where nothing better is known: normalising reads and writes several times.
-_NORM_FLOPS = 8
-_SOFTMAX_FLOPS = 5
+_NORM_FLOPS = 8  # Operations an element, where nothing better is known: normalising reads and writes several times
 
 
 @translates("conv1d", "conv2d", "conv3d")
@@ -140,7 +138,7 @@ def _convolution(builder: GraphBuilder, exported: Exported) -> Result:
 
 @translates("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d")
 def _pooling(builder: GraphBuilder, exported: Exported) -> Result:
-    images, kind = exported["self"], exported.function.split(".")[1]
+    images, kind = exported["self"], exported.name
     rank = int(kind[-2])
     if len(builder.shape(images)) != rank + 2:
         return None
@@ -159,7 +157,7 @@ def _pooling(builder: GraphBuilder, exported: Exported) -> Result:
 
 @translates(*(f"adaptive_{what}_pool{rank}d" for what in ("max", "avg") for rank in (1, 2, 3)))
 def _adaptive_pooling(builder: GraphBuilder, exported: Exported) -> Result:
-    images, kind = exported["self"], exported.function.split(".")[1]
+    images, kind = exported["self"], exported.name
     shape = builder.shape(images)
     if len(shape) != int(kind[-2]) + 2:
         return None
@@ -228,7 +226,7 @@ def _layer_norm(builder: GraphBuilder, exported: Exported) -> Result:
 
 @translates("softmax", "log_softmax")
 def _softmax(builder: GraphBuilder, exported: Exported) -> Result:
-    scores, kind = exported["self"], exported.function.split(".")[1]
+    scores, kind = exported["self"], exported.name
     if builder.dtype(scores) != exported.outputs[0][1]:
         return None
     attributes = {"dim": axis(exported["dim"], len(exported.shape))}
@@ -240,13 +238,10 @@ def _dropout(builder: GraphBuilder, exported: Exported) -> Result:
     samples: Value = exported["input"]
     if not exported["train"] or not exported["p"]:
         return samples
-    attributes = {"p": exported["p"], "of_channels": "feature" in exported.function}
-    return dropped(builder, samples, **attributes)
+    return dropped(builder, samples, exported["p"], "feature" in exported.function)
 
 
 def dropped(builder: GraphBuilder, samples: Value, p: float, of_channels: bool = False) -> TensorRef:
     """The tensor with some elements dropped."""
-    outputs = [(builder.shape(samples), builder.dtype(samples))]
-    attributes = {"p": p, "of_channels": of_channels}
-    (made,) = builder.add("dropout", [samples], outputs, attributes, 2 * math.prod(outputs[0][0]))
-    return made
+    shape, attributes = builder.shape(samples), {"p": p, "of_channels": of_channels}
+    return builder.make("dropout", [samples], shape, attributes, 2 * math.prod(shape))

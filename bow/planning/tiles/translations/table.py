@@ -27,6 +27,11 @@ class Exported:
         return self.arguments[name]
 
     @property
+    def name(self) -> str:
+        """The operator's without its namespace and its overload, such as `relu`."""
+        return self.function.split(".")[1]
+
+    @property
     def shape(self) -> Shape:
         """The sizes of the first tensor that it makes."""
         return self.outputs[0][0]

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
 from bow.planning.tiles.graph_builder import GraphBuilder, TensorRef, Value, Weight
 from bow.planning.tiles.translations.layers import dropped
@@ -115,68 +115,48 @@ def sliced(builder: GraphBuilder, tensor: Value, dim: int, start: int, end: int,
     """Every so many elements along a dimension."""
     shape = list(builder.shape(tensor))
     shape[dim] = len(range(start, end, step))
-    outputs = [(tuple(shape), builder.dtype(tensor))]
-    (made,) = builder.add("slice", [tensor], outputs, {"dim": dim, "start": start, "step": step})
-    return made
+    return builder.make("slice", [tensor], shape, {"dim": dim, "start": start, "step": step})
 
 
 def selected(builder: GraphBuilder, tensor: Value, dim: int, index: int) -> TensorRef:
     """One element along a dimension."""
     shape = list(builder.shape(tensor))
     size = shape.pop(dim)
-    outputs = [(tuple(shape), builder.dtype(tensor))]
-    (made,) = builder.add("select", [tensor], outputs, {"dim": dim, "index": index % size})
-    return made
+    return builder.make("select", [tensor], shape, {"dim": dim, "index": index % size})
 
 
 def concatenated(builder: GraphBuilder, tensors: Sequence[Value], dim: int) -> TensorRef:
     """Tensors behind each other."""
     shape = list(builder.shape(tensors[0]))
     shape[dim] = sum(builder.shape(tensor)[dim] for tensor in tensors)
-    operands = [as_tensor(builder, tensor) for tensor in tensors]
-    (made,) = builder.add("concat", operands, [(tuple(shape), builder.dtype(tensors[0]))], {"dim": dim})
-    return made
+    return builder.make("concat", [as_tensor(builder, tensor) for tensor in tensors], shape, {"dim": dim})
 
 
 def stacked(builder: GraphBuilder, tensors: Sequence[Value], dim: int) -> TensorRef:
     """Tensors side by side along a new dimension."""
     shape = list(builder.shape(tensors[0]))
     shape.insert(dim, len(tensors))
-    operands = [as_tensor(builder, tensor) for tensor in tensors]
-    (made,) = builder.add("stack", operands, [(tuple(shape), builder.dtype(tensors[0]))], {"dim": dim})
-    return made
+    return builder.make("stack", [as_tensor(builder, tensor) for tensor in tensors], shape, {"dim": dim})
 
 
 def as_tensor(builder: GraphBuilder, tensor: Value) -> Value:
     """A tensor that some tiles do not need: a parameter is read by an operator of its own."""
-    if not isinstance(tensor, Weight):
-        return tensor
-    attributes = {"function": "aten.alias.default", "arguments": [{"operand": 0}], "keywords": {}}
-    (made,) = builder.add("pointwise", [tensor], [(builder.shape(tensor), builder.dtype(tensor))], attributes)
-    return made
+    return builder.called(tensor, "aten.alias.default") if isinstance(tensor, Weight) else tensor
 
 
 _GATES = 4
-# Sigmoids, hyperbolic tangents, and what combines them, of each unit.
-_CELL_FLOPS = 30
+_CELL_FLOPS = 30  # Sigmoids, hyperbolic tangents, and what combines them, of each unit
 
-
-@dataclass(frozen=True)
-class _State:
-    """What a cell hands on to the next step."""
-
-    hidden: Value
-    cell: Value
+_State: TypeAlias = tuple[Value, Value]  # The hidden and the cell state, which a cell hands on to the next step
 
 
 @translates("lstm_cell")
 def _lstm_cell(builder: GraphBuilder, exported: Exported) -> Result:
     hidden, cell = exported["hx"]
     weights = present(*(exported[name] for name in ("w_ih", "w_hh", "b_ih", "b_hh")))
-    if not all(isinstance(weight, Weight) for weight in weights):
+    if not _are_weights(weights):
         return None
-    state = _stepped(builder, exported["input"], _State(hidden, cell), weights)
-    return state.hidden, state.cell
+    return _stepped(builder, exported["input"], (hidden, cell), weights)
 
 
 @translates("lstm")
@@ -190,7 +170,7 @@ def _lstm(builder: GraphBuilder, exported: Exported) -> Result:
     if len(builder.shape(inputs)) != 3 or per_cell != 2 + 2 * exported["has_biases"] or not _are_weights(parameters):
         return None
     time = int(exported["batch_first"])
-    base, last = builder.name, []
+    base, last = builder.name, list[_State]()
     builder.name = f"{base}.step"
     steps: list[Value] = [selected(builder, inputs, time, step) for step in range(builder.shape(inputs)[time])]
     for number, weights in enumerate(cells):
@@ -201,40 +181,31 @@ def _lstm(builder: GraphBuilder, exported: Exported) -> Result:
             if layer and exported["train"] and exported["dropout"]:
                 steps = [dropped(builder, step, exported["dropout"]) for step in steps]
             outputs: list[list[Value]] = []
-        state = _State(*(selected(builder, value, 0, number) for value in (hidden, cell)))
+        state: _State = selected(builder, hidden, 0, number), selected(builder, cell, 0, number)
         builder.name = name
-        made = _unrolled(builder, steps[::-1] if is_backwards else steps, state, weights)
-        last.append(made[-1])
-        outputs.append([each.hidden for each in (made[::-1] if is_backwards else made)])
+        made = []
+        for step in steps[::-1] if is_backwards else steps:
+            state = _stepped(builder, step, state, weights)
+            made.append(state[0])
+        last.append(state)
+        outputs.append(made[::-1] if is_backwards else made)
         if len(outputs) == directions:
             steps = [
                 each[0] if directions == 1 else concatenated(builder, each, 1) for each in zip(*outputs, strict=True)
             ]
     builder.name = base
-    ends = [stacked(builder, values, 0) for values in ([e.hidden for e in last], [e.cell for e in last])]
+    ends = [stacked(builder, values, 0) for values in zip(*last, strict=True)]
     return stacked(builder, steps, time), *ends
 
 
-def _unrolled(builder: GraphBuilder, steps: Sequence[Value], state: _State, weights: Sequence[Value]) -> list[_State]:
-    """The states behind every step."""
-    states = []
-    for step in steps:
-        state = _stepped(builder, step, state, weights)
-        states.append(state)
-    return states
-
-
 def _stepped(builder: GraphBuilder, inputs: Value, state: _State, weights: Sequence[Value]) -> _State:
-    samples, units = builder.shape(state.cell)
+    """The states behind a step."""
+    shape = samples, units = builder.shape(state[1])
     views = [_by_gate(builder, weight) for weight in weights]
-    columns = builder.shape(inputs)[1] + units
-    made: tuple[TensorRef, ...] = builder.add(
-        "lstm_cell",
-        [inputs, state.hidden, state.cell, *views],
-        [((samples, units), builder.dtype(state.cell))] * 2,
-        flops=samples * units * (2 * _GATES * columns + _CELL_FLOPS),
-    )
-    return _State(*made)
+    outputs = [(shape, builder.dtype(state[1]))] * 2
+    flops = samples * units * (2 * _GATES * (builder.shape(inputs)[1] + units) + _CELL_FLOPS)
+    hidden, cell = builder.add("lstm_cell", [inputs, *state, *views], outputs, flops=flops)
+    return hidden, cell
 
 
 def _by_gate(builder: GraphBuilder, weight: Value) -> Weight:
