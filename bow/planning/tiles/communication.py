@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bow.planning.problem.box import Box
 from bow.planning.tiles.process_group import AsyncWork, ProcessGroup, wait_for
-from bow.planning.tiles.program import TensorPart, TileTask
+from bow.planning.tiles.program import SumTiles, TensorPart, TileTask
 from bow.schedule import Span
 
 Category: TypeAlias = Literal["forward", "backward", "transfer", "reduction", "update"]
@@ -89,7 +89,7 @@ class PointToPoint:
 
 
 def rows_of_all(
-    own: Sequence[tuple[TileTask, Tensor]], tasks: Sequence[TileTask], group: ProcessGroup, recorder: SpanRecorder
+    own: Sequence[tuple[TileTask, Tensor]], sums: SumTiles, group: ProcessGroup, recorder: SpanRecorder
 ) -> dict[Box, Tensor]:
     """What every tile of each sum has found, stacked in the order of the tiles."""
     # Every device of a sum puts its own rows among zeros, and all are added.
@@ -97,17 +97,17 @@ def rows_of_all(
     for task, row in own:
         assert task.sums is not None
         if task.sums not in found:
-            found[task.sums] = row.new_zeros(len(_together(tasks, task.sums)), *row.shape)
-        found[task.sums][place_in_sum(task, tasks)] = row
-    add_up(found, tasks, group, recorder)
+            found[task.sums] = row.new_zeros(len(sums[task.sums]), *row.shape)
+        found[task.sums][sums[task.sums].index(task)] = row
+    add_up(found, sums, group, recorder)
     return found
 
 
-def add_up(found: dict[Box, Tensor], tasks: Sequence[TileTask], group: ProcessGroup, recorder: SpanRecorder) -> None:
+def add_up(found: dict[Box, Tensor], sums: SumTiles, group: ProcessGroup, recorder: SpanRecorder) -> None:
     """Add tensors up over the devices of each sum, in place."""
     works: list[AsyncWork] = []
     for box in sorted(found):  # in the same order on all devices
-        devices = sum_devices(tasks, box)
+        devices = sum_devices(sums[box])
         if len(devices) > 1:
             works.append(group.sum(found[box], devices))
     if works:
@@ -115,21 +115,6 @@ def add_up(found: dict[Box, Tensor], tasks: Sequence[TileTask], group: ProcessGr
             wait_for(works)
 
 
-def is_alone(task: TileTask, tasks: Sequence[TileTask]) -> bool:
-    """Whether a tile is the only one of its sum."""
-    return sum(each.sums == task.sums for each in tasks) == 1
-
-
-def place_in_sum(task: TileTask, tasks: Sequence[TileTask]) -> int:
-    """Which row of its sum is a tile's."""
-    assert task.sums is not None
-    return [each.number for each in _together(tasks, task.sums)].index(task.number)
-
-
-def sum_devices(tasks: Sequence[TileTask], box: Box) -> tuple[int, ...]:
+def sum_devices(tasks: Sequence[TileTask]) -> tuple[int, ...]:
     """The devices that have tiles of a sum, in ascending order."""
-    return tuple(sorted({task.device for task in _together(tasks, box)}))
-
-
-def _together(tasks: Sequence[TileTask], box: Box) -> list[TileTask]:
-    return [task for task in tasks if task.sums == box]
+    return tuple(sorted({task.device for task in tasks}))

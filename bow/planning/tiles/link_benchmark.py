@@ -230,12 +230,6 @@ class SumBenchmark(_LinkBenchmark):
         return round(max(0.0, delay_ns - 2 * latency_ns) / 1e3, 3)
 
 
-def free_layers() -> None:
-    """Free the layers on which messages and sums were measured; they are kept for the next measurement."""
-    _chain.cache_clear()
-    _norms.cache_clear()
-
-
 def _step_ns(group: ProcessGroup, runtime: TileRuntime, case: _Case) -> int:
     """Of two steps in a row the second is timed: the first finds in the caches what others have left."""
     for step in range(2):
@@ -258,7 +252,7 @@ def _message_case(group: ProcessGroup, samples: int, width: int) -> _Case:
 
 
 def _sum_case(group: ProcessGroup) -> _Case:
-    model, batch, captured = _norms()
+    model, batch, captured = _chain(CHANNELS, CHANNELS, norms=True)
     by_channels, by_samples = (tuple(_quartered(captured.graph, devices)) for devices in ((0, 1, 0, 1), (0, 0, 1, 1)))
     one, other = (_runtime(captured, splits, model, group) for splits in (by_channels, by_samples))
     return _Case(one, other, SUMS * LAYERS, 0, batch)
@@ -271,14 +265,6 @@ def _runtime(
     return TileRuntime(captured, Partition(captured.graph.hash, splits), model, optimizer, group)
 
 
-@functools.cache
-def _norms() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], CapturedOperators]:
-    generator = torch.Generator().manual_seed(0)
-    model = nn.Sequential(*(nn.BatchNorm1d(CHANNELS) for _ in range(LAYERS)))
-    batch = torch.randn(CHANNELS, CHANNELS, generator=generator), torch.randn(CHANNELS, CHANNELS, generator=generator)
-    return model, batch, capture_operators(model, batch, nn.functional.mse_loss)
-
-
 def _quartered(graph: OperatorGraph, devices: tuple[int, ...]) -> Iterator[Split]:
     """Tensors in four tiles, everything else on the first device."""
     for operator in graph.operators:
@@ -287,9 +273,11 @@ def _quartered(graph: OperatorGraph, devices: tuple[int, ...]) -> Iterator[Split
 
 
 @functools.cache
-def _chain(samples: int, width: int) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], CapturedOperators]:
+def _chain(
+    samples: int, width: int, norms: bool = False
+) -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor], CapturedOperators]:
     generator = torch.Generator().manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(LAYERS)))
+    model = nn.Sequential(*(nn.BatchNorm1d(width) if norms else nn.Linear(width, width) for _ in range(LAYERS)))
     batch = torch.randn(samples, width, generator=generator), torch.randn(samples, width, generator=generator)
     return model, batch, capture_operators(model, batch, nn.functional.mse_loss)
 
@@ -344,7 +332,7 @@ def cached_busy_links(
         return kept
     with torch.random.fork_rng(devices=[]):  # a training goes on as if nothing had been measured
         link_models, sum_us = measure_busy_links(group, shapes=shapes, turns=turns)
-    free_layers()
+    _chain.cache_clear()  # the layers, which a plan keeps for its next measurement
     if not group.rank:
         _keep(cache, link_models, sum_us)
     return link_models, sum_us

@@ -9,7 +9,7 @@ from torch import Tensor
 from bow.planning.problem.box import Box, sizes, whole
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.tiles.calls import SummedCall, call_of
-from bow.planning.tiles.communication import PointToPoint, SpanRecorder, add_up, is_alone, place_in_sum, rows_of_all
+from bow.planning.tiles.communication import PointToPoint, SpanRecorder, add_up, rows_of_all
 from bow.planning.tiles.device_state import DeviceBuffers, DeviceWeights
 from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.program import Fetch, LocalProgram, TensorPart, TileProgram, TileTask
@@ -30,6 +30,10 @@ class TileContext:
     buffers: DeviceBuffers  # what this one keeps besides
     recorder: SpanRecorder  # notes when it does what
     seed: int  # of random draws
+
+    def empty(self, part: TensorPart) -> Tensor:
+        """Room for a part that another device sends."""
+        return torch.empty(sizes(part.box), dtype=self.dtypes[part.tensor], device=self.group.device)
 
 
 @dataclass
@@ -60,7 +64,7 @@ class ForwardPass:
         self._batch = batch
         self._step = step
         self._tile_outputs: dict[tuple[int, int], tuple[Box, Tensor]] = {}
-        self._messages = PointToPoint(context.group, context.local.tags, context.recorder)
+        self.messages = PointToPoint(context.group, context.local.tags, context.recorder)
 
     def run(self) -> None:
         for operator, tasks in enumerate(self._context.local.tasks):
@@ -70,9 +74,6 @@ class ForwardPass:
             self._exchange(operator)
             self._release(operator)
 
-    def close(self) -> None:
-        self._messages.close()
-
     def _compute(self, operator: int, tasks: Sequence[TileTask]) -> None:
         context, name = self._context, self._context.graph.operators[operator].name
         call = call_of(context.graph.operators[operator].kind)
@@ -80,7 +81,8 @@ class ForwardPass:
         tiles = [self._with_inputs(task) for task in tasks]
         with torch.set_grad_enabled(has_backward):
             if isinstance(call, SummedCall):
-                several = [saved for saved in tiles if not is_alone(saved.task, context.program.tasks[operator])]
+                sums = context.program.sums[operator]
+                several = [saved for saved in tiles if saved.task.sums is not None and len(sums[saved.task.sums]) > 1]
                 if several:
                     self._sum_moments(call, operator, several)
             for saved in tiles:
@@ -106,7 +108,7 @@ class ForwardPass:
             for saved in tiles:
                 saved.moments = call.moments(saved.task.tile, saved.operands)
         own = [(saved.task, saved.moments.detach()) for saved in tiles if saved.moments is not None]
-        rows = rows_of_all(own, context.program.tasks[operator], context.group, context.recorder)
+        rows = rows_of_all(own, context.program.sums[operator], context.group, context.recorder)
         updated: set[Box] = set()
         for saved in tiles:
             assert saved.task.sums is not None
@@ -137,7 +139,7 @@ class ForwardPass:
 
     def _value(self, part: TensorPart) -> Tensor:
         if part.source != part.target:
-            return self._messages.arrived(part)
+            return self.messages.arrived(part)
         box, tensor = self._tile_outputs[part.tensor, part.tile]
         return region(tensor, part.box, box)
 
@@ -156,21 +158,17 @@ class ForwardPass:
         for part in local.sends[operator]:
             box, tensor = self._tile_outputs[part.tensor, part.tile]
             sends.append((part, part.target, region(tensor, part.box, box)))
-        receives = [(part, part.source, self._empty(part)) for part in local.receives[operator]]
+        receives = [(part, part.source, self._context.empty(part)) for part in local.receives[operator]]
         if sends or receives:
-            self._messages.exchange(sends, receives)
+            self.messages.exchange(sends, receives)
             self._context.group.yield_core()
-
-    def _empty(self, part: TensorPart) -> Tensor:
-        dtype = self._context.dtypes[part.tensor]
-        return torch.empty(sizes(part.box), dtype=dtype, device=self._context.group.device)
 
     def _release(self, operator: int) -> None:
         """Forget what nobody reads any more; what a backward pass needs of it, autograd keeps."""
         for piece in self._context.local.last_pieces.get(operator, ()):
             self._tile_outputs.pop(piece, None)
         for part in self._context.local.last_parts.get(operator, ()):
-            self._messages.forget(part)
+            self.messages.forget(part)
 
 
 class BackwardPass:
@@ -182,7 +180,7 @@ class BackwardPass:
     def __init__(self, context: TileContext, saved: dict[int, list[SavedTile]]) -> None:
         self._context = context
         self._saved = saved
-        self._messages = PointToPoint(context.group, context.local.tags, context.recorder)
+        self.messages = PointToPoint(context.group, context.local.tags, context.recorder)
         self._pieces = Sums(self._zeros)  # by tensor and tile of this device
         self._parts = Sums(self._zeros)  # by part of another device's tile
         self._returning: dict[tuple[int, int], list[TensorPart]] = {}
@@ -195,9 +193,6 @@ class BackwardPass:
                 self._context.group.yield_core()
             self._exchange(operator)
             self._context.weights.begin_sums(operator)
-
-    def close(self) -> None:
-        self._messages.close()
 
     def _compute(self, operator: int, tiles: Sequence[SavedTile]) -> None:
         recorder, name = self._context.recorder, self._context.graph.operators[operator].name
@@ -226,26 +221,26 @@ class BackwardPass:
                 continue
             key = number, saved.task.number
             for part in self._returning.pop(key, ()):
-                self._pieces.add(key, box, part.box, self._messages.arrived(part))
-                self._messages.forget(part)
+                self._pieces.add(key, box, part.box, self.messages.arrived(part))
+                self.messages.forget(part)
             found.append(self._pieces.take(key, box))
         return found
 
     def _back_through_sums(self, operator: int, tiles: Sequence[SavedTile]) -> None:
         """Add up the gradients of what all tiles of a sum have got, and go through what each tile found."""
-        context, tasks = self._context, self._context.program.tasks[operator]
+        context, sums = self._context, self._context.program.sums[operator]
         totals: dict[Box, Tensor] = {}
         for saved in tiles:
             assert saved.task.sums is not None
             assert saved.found is not None
             gradient = torch.zeros_like(saved.found) if saved.of_found is None else saved.of_found
             totals[saved.task.sums] = totals.get(saved.task.sums, 0) + gradient
-        add_up(totals, tasks, context.group, context.recorder)
+        add_up(totals, sums, context.group, context.recorder)
         for saved in tiles:
             assert saved.task.sums is not None
             assert saved.moments is not None
             if saved.moments.requires_grad:
-                own = totals[saved.task.sums][place_in_sum(saved.task, tasks)]
+                own = totals[saved.task.sums][sums[saved.task.sums].index(saved.task)]
                 with context.recorder.span("backward", context.graph.operators[operator].name):
                     self._differentiate(saved, [(saved.moments, own)])
 
@@ -289,11 +284,10 @@ class BackwardPass:
         sends = [(part, part.source, self._parts.take(part, part.box)) for part in local.gradient_sends[operator]]
         receives = []
         for part in local.gradient_receives[operator]:
-            empty = torch.empty(sizes(part.box), dtype=self._context.dtypes[part.tensor], device=group.device)
-            receives.append((part, part.target, empty))
+            receives.append((part, part.target, self._context.empty(part)))
             self._returning.setdefault((part.tensor, part.tile), []).append(part)
         if sends or receives:
-            self._messages.exchange(sends, receives)
+            self.messages.exchange(sends, receives)
             group.yield_core()
 
     def _box_of(self, key: tuple[int, int]) -> Box:

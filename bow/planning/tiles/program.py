@@ -7,6 +7,7 @@ order, and so through the same messages in the same order.
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias, TypeVar
 
 from bow.planning.problem.box import Box, intersection
@@ -61,6 +62,9 @@ class TileTask:
     sums: Box | None  # which part of the operator's sums it adds to; None: there are none
 
 
+SumTiles: TypeAlias = Mapping[Box, Sequence[TileTask]]  # by part of an operator's sums: the tiles that add to it
+
+
 @dataclass(frozen=True)
 class TileProgram:
     """A step under a partition."""
@@ -76,6 +80,15 @@ class TileProgram:
     @property
     def all_tasks(self) -> Iterator[TileTask]:
         return itertools.chain.from_iterable(self.tasks)
+
+    @cached_property
+    def sums(self) -> tuple[SumTiles, ...]:
+        """By operator: what its tiles sum in the middle of it."""
+        found: list[dict[Box, list[TileTask]]] = [{} for _ in self.tasks]
+        for task in self.all_tasks:
+            if task.sums is not None:
+                found[task.operator].setdefault(task.sums, []).append(task)
+        return tuple(found)
 
 
 def tile_program(graph: OperatorGraph, splits: Sequence[Split], rules: Rules) -> TileProgram:

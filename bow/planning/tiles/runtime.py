@@ -100,9 +100,7 @@ class TileRuntime:
             SpanRecorder(group.rank, group.device),
             seed,
         )
-        group.prepare(
-            sum_devices(tasks, task.sums) for tasks in program.tasks for task in tasks if task.sums is not None
-        )
+        group.prepare(sum_devices(tasks) for sums in program.sums for tasks in sums.values())
         self._loss_device = program.tasks[graph.makers[graph.loss][0]][0].device
         self._constants = captured.constants(model, group.device)
         self._averaging = (
@@ -130,8 +128,8 @@ class TileRuntime:
             if self._averaging is not None:
                 self._averaging.finish()
         wait_for(works)
-        forward.close()
-        backward.close()
+        forward.messages.close()
+        backward.messages.close()
         self._steps += 1
         return loss
 

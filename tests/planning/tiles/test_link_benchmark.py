@@ -81,7 +81,7 @@ def test_a_message_takes_the_time_by_which_it_delays(monkeypatch: pytest.MonkeyP
 
 
 def test_only_one_of_two_ways_to_split_batch_norms_sums_over_devices() -> None:
-    graph = link_benchmark._norms()[2].graph
+    graph = link_benchmark._chain(link_benchmark.CHANNELS, link_benchmark.CHANNELS, norms=True)[2].graph
     kinds = []
     for devices in ((0, 1, 0, 1), (0, 0, 1, 1)):
         splits = tuple(link_benchmark._quartered(graph, devices))
