@@ -4,7 +4,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -55,14 +55,10 @@ def _channels(topology: DeviceTopology, renaming: Renaming, known: dict[int, int
             if len(old) != len(new):
                 return None
             for one, another in zip(old, new, strict=True):
-                if channels.setdefault(one, another) != another or not _alike(topology, one, another):
+                first, second = topology.channels[one], topology.channels[another]
+                if channels.setdefault(one, another) != another or replace(first, name=second.name) != second:
                     return None
     return channels if len(set(channels.values())) == len(channels) else None
-
-
-def _alike(topology: DeviceTopology, one: int, another: int) -> bool:
-    first, second = topology.channels[one], topology.channels[another]
-    return (first.latency_ns, first.ns_per_byte) == (second.latency_ns, second.ns_per_byte)
 
 
 Evaluate: TypeAlias = Callable[[Sequence[Split], int | None], int | None]

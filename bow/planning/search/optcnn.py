@@ -1,6 +1,7 @@
 """OptCNN: the partition with the least sum of times, as if nothing ran beside anything else."""
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -41,14 +42,15 @@ class Minimum:
 
 def minimise(counts: Sequence[int], terms: Iterable[Term], most_entries: int = 2**24) -> Minimum:
     """Find the options with the least sum of all terms."""
-    # Dechter: Bucket elimination, 1999. A choice is replaced by a term with the least sum for each combination of what
-    # it depends on, the smallest table first; where all are too large, the one that most depends on is fixed first.
-    elimination = _Elimination(counts, terms, most_entries)
-    elimination.run()
-    return elimination.minimum()
+    return _Elimination(counts, terms, most_entries).minimum()
 
 
 class _Elimination:
+    """Choices under elimination."""
+
+    # Dechter: Bucket elimination, 1999. A choice is replaced by a term with the least sum for each combination of what
+    # it depends on, the smallest table first; where all are too large, the one that most depends on is fixed first.
+
     def __init__(self, counts: Sequence[int], terms: Iterable[Term], most_entries: int) -> None:
         self._counts, self._most = counts, most_entries
         self._terms: dict[int, Term] = dict(enumerate(terms))
@@ -62,16 +64,15 @@ class _Elimination:
         self._fixed: list[int] = []
         self._cost = 0.0
 
-    def run(self) -> None:
+    def minimum(self) -> Minimum:
         while self._left:
-            sizes = {choice: self._size(choice) for choice in self._left}
+            counts = self._counts
+            sizes = {each: math.prod(counts[other] for other in self._neighbours(each)) for each in self._left}
             choice = min(self._left, key=lambda each: (sizes[each], each))
             if sizes[choice] * self._counts[choice] > self._most:
                 choice = max(self._left, key=lambda each: (len(self._neighbours(each)), -each))
                 self._fix(choice)
             self._eliminate(choice)
-
-    def minimum(self) -> Minimum:
         options = [0] * len(self._counts)
         for choice, others, best in reversed(self._steps):
             options[choice] = int(best[tuple(options[other] for other in others)])
@@ -80,12 +81,6 @@ class _Elimination:
     def _neighbours(self, choice: int) -> tuple[int, ...]:
         found = {other for number in self._of[choice] for other in self._terms[number].choices}
         return tuple(sorted(found - {choice}))
-
-    def _size(self, choice: int) -> int:
-        size = 1
-        for other in self._neighbours(choice):
-            size *= self._counts[other]
-        return size
 
     def _eliminate(self, choice: int) -> None:
         others = self._neighbours(choice)
@@ -231,13 +226,10 @@ class _Layers:
     def _moving(self, edge: Edge) -> Table:
         """By splits of both operators: how long it takes to move a tensor, and its gradient back."""
         makers, readers = self._options[self._choice[edge.maker]], self._options[self._choice[edge.reader]]
-        key = (
-            *(
-                id(self._model.tilings.of(edge.maker, makers[0].degrees)),
-                id(self._model.tilings.of(edge.reader, readers[0].degrees)),
-            ),
-            *(edge.output, edge.input, self._choice[edge.maker] == self._choice[edge.reader]),
-        )
+        made = self._model.tilings.of(edge.maker, makers[0].degrees)
+        read = self._model.tilings.of(edge.reader, readers[0].degrees)
+        is_own = self._choice[edge.maker] == self._choice[edge.reader]
+        key = id(made), id(read), edge.output, edge.input, is_own
         if key not in self._moved:
             self._moved[key] = np.array([[self._moving_ns(edge, one, other) for other in readers] for one in makers])
         return self._moved[key]

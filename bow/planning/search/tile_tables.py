@@ -127,12 +127,10 @@ class TileTables:
         self._model, self._options, self._check = model, options, check
         self.transfers = TransferTimes(model.topology)
         operators = range(len(options))
-        # by operator: [split, tile], where it is computed; -1 where there is no tile
-        self.devices = [self._device_table(operator) for operator in operators]
-        # by operator: [split, tile], the forward pass
-        self.forward = [self._tile_table(operator, "forward") for operator in operators]
-        # by operator: [split, tile], the backward pass; 0 where there is none
-        self.backward = [self._tile_table(operator, "backward") for operator in operators]
+        # by operator: [split, tile], where it is computed (-1 where there is no tile), the forward pass, and the backward
+        # pass (0 where there is none)
+        tables = [self._tile_tables(operator) for operator in operators]
+        self.devices, self.forward, self.backward = map(list, zip(*tables, strict=True))
         # by operator: [split, tile, tile], what a tile waits for before what it made leaves: a sum with that tile; None
         # where nothing is summed
         self.sums = [self._sum_table(operator) for operator in operators]
@@ -147,30 +145,22 @@ class TileTables:
         # the same for the gradient
         self.back = [[self._transfer_table(edge, is_back=True) for edge in edges] for edges in self.edges]
 
-    def _device_table(self, operator: int) -> Array:
-        splits = self._options[operator]
-        table = np.full((len(splits), max(split.num_tiles for split in splits)), -1, np.int64)
-        for option, split in enumerate(splits):
-            table[option, : split.num_tiles] = split.devices
-        return table
-
-    def _tile_table(self, operator: int, which: str) -> Array:
+    def _tile_tables(self, operator: int) -> tuple[Array, Array, Array]:
         self._check()
-        is_forward = which == "forward"
-        table = np.full(self.devices[operator].shape, NEVER if is_forward else 0, np.int64)
-        if is_forward or self._model.has_backward[operator]:
-            for option, split in enumerate(self._options[operator]):
-                tiling = self._model.tilings.of(operator, split.degrees)
-                times = self._model.costs.of_tiles(operator, tiling, split.devices)
-                table[option, : split.num_tiles] = times[0 if is_forward else 1]
-        return table
+        splits = self._options[operator]
+        shape = len(splits), max(split.num_tiles for split in splits)
+        devices, forward, backward = (np.full(shape, value, np.int64) for value in (-1, NEVER, 0))
+        for option, split in enumerate(splits):
+            tiling, own = self._model.tilings.of(operator, split.degrees), slice(split.num_tiles)
+            devices[option, own] = split.devices
+            forward[option, own], back = self._model.costs.of_tiles(operator, tiling, split.devices)
+            if self._model.has_backward[operator]:
+                backward[option, own] = back
+        return devices, forward, backward
 
     def _sum_table(self, operator: int) -> Array | None:
-        rule, described = (
-            self._model.rules.of(self._model.graph.operators[operator]),
-            self._model.graph.operators[operator],
-        )
-        if not rule.sums(described):
+        described = self._model.graph.operators[operator]
+        if not self._model.rules.of(described).sums(described):
             return None
         options, width = self.devices[operator].shape
         table = np.full((options, width, width), NEVER, np.int64)
@@ -192,13 +182,11 @@ class TileTables:
                 self._check()
                 for option, split in enumerate(self._options[reader]):
                     times = group_times(self._model, group, reader, split)
-                    behind = (
-                        times.remaining_ns if is_only else lambda device, times=times: times.updates_ns.get(device, 0)
-                    )
-                    row = self.updates[reader][option]
-                    row[: split.num_tiles] = np.maximum(
-                        row[: split.num_tiles], [behind(each) for each in split.devices]
-                    )
+                    behind = [
+                        times.remaining_ns(each) if is_only else times.updates_ns.get(each, 0) for each in split.devices
+                    ]
+                    row = self.updates[reader][option, : split.num_tiles]
+                    np.maximum(row, behind, out=row)
 
     def _transfer_table(self, edge: Edge, is_back: bool) -> Array:
         (makers, made), (readers, read) = self.devices[edge.maker].shape, self.devices[edge.reader].shape
@@ -208,16 +196,10 @@ class TileTables:
         for one in self.alike(edge.maker):
             self._check()
             for other in self.alike(edge.reader):
-                self._fill(table, edge, one, other, is_back)
+                num_bytes, home, away = self.between(edge, one, other)
+                times = self.transfers.of(num_bytes, *((away, home) if is_back else (home, away)))
+                table[np.ix_(one, other, *map(range, num_bytes.shape))] = np.where(num_bytes > 0, times, NEVER)
         return table
-
-    def _fill(self, table: Array, edge: Edge, one: Sequence[int], other: Sequence[int], is_back: bool) -> None:
-        """The times between splits of the same degrees on either side."""
-        num_bytes, home, away = self.between(edge, one, other)
-        times = self.transfers.of(num_bytes, *((away, home) if is_back else (home, away)))
-        found = np.where(num_bytes > 0, times, NEVER)
-        made, read = num_bytes.shape
-        table[np.ix_(one, other, range(made), range(read))] = found
 
     def between(self, edge: Edge, one: Sequence[int], other: Sequence[int]) -> tuple[Array, Array, Array]:
         """Bytes by pair of tiles, and the devices of either side, for splits of the same degrees on either side."""

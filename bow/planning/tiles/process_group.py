@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import dataclasses
 import datetime
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -131,7 +132,7 @@ class ProcessGroup:
             leaving, arriving = self.exchange(
                 from_here if is_source else [], [] if is_source else [(tensor, source, LOSS_TAG)]
             )
-            return _Messages([*leaving, *arriving])
+            return _Messages([*leaving, *arriving], tensor)
         group = self._groups[self._everyone]
         return _with_peers(dist.broadcast, tensor, src=self._world_rank(source), group=group, async_op=True)  # type: ignore[no-any-return]
 
@@ -165,7 +166,7 @@ class ProcessGroup:
             [(own, device, tags[device]) for device in others], [(theirs[d], d, tags[d]) for d in others]
         )
         parts = [own if device == self.rank else theirs[device] for device in devices]
-        return _MessageSum(tensor, parts, [*leaving, *arriving])
+        return _Messages([*leaving, *arriving], tensor, parts)
 
     def _across_learners(self) -> dist.ProcessGroup | None:
         """The devices of this rank of all learners."""
@@ -180,33 +181,23 @@ class ProcessGroup:
         return device + self.size * (self.learner if learner is None else learner)
 
 
+@dataclasses.dataclass
 class _Messages:
-    """Several messages, and the tensors that are on their way."""
+    """Several messages, and the parts of a sum that are on their way, which all devices add up in the same order."""
 
-    def __init__(self, works: Sequence[AsyncWork]) -> None:
-        self._works = works
-
-    def wait(self) -> None:
-        wait_for(self._works)
-        self._works = ()
-
-
-class _MessageSum(_Messages):
-    """A sum of what all devices send each other, added up in the same order by all of them."""
-
-    def __init__(self, tensor: Tensor, parts: Sequence[Tensor], works: Sequence[AsyncWork]) -> None:
-        super().__init__(works)
-        self._tensor, self._parts = tensor, parts
+    works: Sequence[AsyncWork]
+    tensor: Tensor
+    parts: Sequence[Tensor] = ()
 
     def wait(self) -> None:
-        super().wait()
-        if self._parts:
-            first, second, *others = self._parts
+        wait_for(self.works)
+        if self.parts:
+            first, second, *others = self.parts
             total = first + second
             for part in others:
                 total += part
-            self._tensor.copy_(total)  # no message may be under way when it changes
-            self._parts = ()
+            self.tensor.copy_(total)  # no message may be under way when it changes
+        self.works = self.parts = ()
 
 
 def deprioritise_carriers() -> None:
