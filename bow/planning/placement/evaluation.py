@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +13,7 @@ from bow.planning.problem.partition import Split
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.python_simulator import Refusal, SimulationResult
 from bow.planning.simulator.simulation import IncrementalEvaluator
+from bow.values import number, whole
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,11 @@ class SearchBudget:
     def __post_init__(self) -> None:
         if self.seconds is None and self.placements is None:
             raise SettingError("a budget without seconds and placements never ends; give one of them")
-        if self.seconds is not None and not (math.isfinite(self.seconds) and self.seconds > 0):
-            raise SettingError(f"seconds must be finite and above 0, got {self.seconds}")
-        if self.placements is not None and self.placements < 1:
-            raise SettingError(f"placements must be at least 1, got {self.placements}")
-        if self.workers < 0:
-            raise SettingError(f"workers must be at least 0, got {self.workers}")
+        if self.seconds is not None:
+            number("seconds", self.seconds, above=0)
+        if self.placements is not None:
+            whole("placements", self.placements)
+        whole("workers", self.workers, least=0)
 
     def part(self, count: int) -> SearchBudget:
         """One of several equal parts."""

@@ -239,10 +239,8 @@ class PolicyProgress:
     updates: int  # so many there were
     samples: int  # so many placements were drawn
     failed: int  # so many of them do not fit or failed
-    skipped: int  # so many updates were left out, because a gradient was not finite
     best: BestPlacement | None  # the best placement so far; None: none has fitted yet
     batch: SampledPlacements  # the newest placements
-    seconds: float  # since the training began, or went on
 
 
 Watch: TypeAlias = Callable[[PolicyProgress], bool | None]
@@ -279,8 +277,6 @@ class LearnedPlacement:
     policy: PlacementPolicy  # that was trained
     history: PlacementHistory  # what was drawn, and each placement that was better than all before
     updates: int  # so many there were
-    skipped: int  # so many of them were left out, because a gradient was not finite
-    seconds: float  # that it took
 
 
 class TrainingState:
@@ -303,23 +299,17 @@ class TrainingState:
         self._start = time.perf_counter()
 
     @property
-    def seconds(self) -> float:
-        return time.perf_counter() - self._start
-
-    @property
     def is_over(self) -> bool:
         """Whether updates or seconds are spent."""
-        is_late = self._budget_s is not None and self.seconds >= self._budget_s
+        is_late = self._budget_s is not None and time.perf_counter() - self._start >= self._budget_s
         return is_late or self.updater.updates >= self._updates
 
     def learn(self, batch: SampledPlacements) -> PolicyProgress:
         """Change the policy by its gradients."""
         self.history.add(batch)
         self.updater.update()
-        found, updater = self.history, self.updater
-        return PolicyProgress(
-            updater.updates, found.samples, found.failed, updater.skipped, found.best, batch, self.seconds
-        )
+        found = self.history
+        return PolicyProgress(self.updater.updates, found.samples, found.failed, found.best, batch)
 
     @contextlib.contextmanager
     def with_best_noted(self) -> Iterator[None]:
@@ -343,7 +333,4 @@ class TrainingState:
         greedy_s = None
         with self.with_best_noted():
             (greedy_s,) = sanitised(evaluate([greedy]))
-        updater = self.updater
-        return LearnedPlacement(
-            best, greedy, greedy_s, self.policy, self.history, updater.updates, updater.skipped, self.seconds
-        )
+        return LearnedPlacement(best, greedy, greedy_s, self.policy, self.history, self.updater.updates)

@@ -127,8 +127,7 @@ class TileTables:
         self._model, self._options, self._check = model, options, check
         self.transfers = TransferTimes(model.topology)
         operators = range(len(options))
-        # by operator: [split, tile], where it is computed (-1 where there is no tile), the forward pass, and the backward
-        # pass (0 where there is none)
+        # by operator: [split, tile], where it is computed (-1: there is no tile), the forward and the backward pass
         tables = [self._tile_tables(operator) for operator in operators]
         self.devices, self.forward, self.backward = map(list, zip(*tables, strict=True))
         # by operator: [split, tile, tile], what a tile waits for before what it made leaves: a sum with that tile; None
