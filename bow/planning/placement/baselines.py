@@ -7,7 +7,6 @@ import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from bow.errors import MissingDependencyError, RuntimeUnavailableError
 from bow.planning.placement.evaluation import SimulatedEvaluator
@@ -118,7 +117,12 @@ def metis(evaluator: SimulatedEvaluator, seed: int = 0, devices: Sequence[int] |
     ways: list[dict[int, int]] = [{} for _ in range(len(evaluator.groups))]
     for (a, b), weight in traffic(evaluator, MOST).items():
         ways[a][b] = ways[b][a] = weight
-    pymetis = _library()
+    try:
+        import pymetis
+    except ImportError as error:
+        raise MissingDependencyError(
+            "method=metis needs the package pymetis; pip install 'bow-trainer[partition]'"
+        ) from error
     found = pymetis.part_graph(
         len(chosen),
         pymetis.CSRAdjacency(
@@ -130,16 +134,6 @@ def metis(evaluator: SimulatedEvaluator, seed: int = 0, devices: Sequence[int] |
         options=pymetis.Options(seed=random.Random(seed).randrange(2**31)),
     )
     return evaluator.legal(tuple(chosen[part] for part in found.vertex_part))
-
-
-def _library() -> Any:
-    try:
-        import pymetis
-    except ImportError as error:
-        raise MissingDependencyError(
-            "method=metis needs the package pymetis; pip install 'bow-trainer[partition]'"
-        ) from error
-    return pymetis
 
 
 GMAP = ("scotch_gmap", "gmap")

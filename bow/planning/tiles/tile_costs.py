@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import statistics
 import time
@@ -83,7 +84,9 @@ def measure_tiles(
         parts = sum(medians[key].total_ns for of in keys for key in of)
         factor = statistics.median(wholes) / max(parts, 1)
         times.tiles = {key: time.scaled(factor) for key, time in medians.items()} | times.tiles
-        updates = statistics.median(_update_ns(spans) for spans in steps)
+        # On all weights, behind the backward passes: to put their gradients together, and to update.
+        behind = ([*spans["reduction", "gradients"], *spans["update", "all"]] for spans in steps)
+        updates = statistics.median(sum(span.duration_ns for span in of) for of in behind)
         trained = sum(weight.num_bytes for weight in graph.weights.values() if weight.differentiable)
         times.updates.setdefault(graph.hash, updates / max(trained, 1))
     if tell is not None:
@@ -99,16 +102,12 @@ def cached_tile_times(
     num_devices: int,
     *,
     device: torch.device | None = None,
-    even: bool = False,
-    rules: Rules = RULES,
-    tell: OnMeasured | None = None,
+    **settings: Any,
 ) -> TileTimes:
     """The same as `measure_tiles`, of which only that is measured which was not measured on this hardware before."""
     cache = times_cache(device or torch.device("cpu"), type(optimizer(model.parameters())).__name__)
     known = cache.load(TileTimes.of_plain)
-    times = measure_tiles(
-        captured, model, batch, optimizer, num_devices, device=device, known=known, even=even, rules=rules, tell=tell
-    )
+    times = measure_tiles(captured, model, batch, optimizer, num_devices, device=device, known=known, **settings)
     if times != known:
         try:
             cache.keep(times.to_plain())
@@ -164,12 +163,6 @@ def _times_of(operator: PlanOperator, count: int, spans: _Spans) -> list[TileTim
     return [TileTime(own[tile] + together // count, sum(backward[tile::count])) for tile in range(count)]
 
 
-def _update_ns(spans: _Spans) -> int:
-    """What a step spends on all weights behind the backward passes: to put their gradients together, and to update."""
-    of_both = [*spans["reduction", "gradients"], *spans["update", "all"]]
-    return sum(span.duration_ns for span in of_both)
-
-
 def _median(times: Sequence[TileTime]) -> TileTime:
     return TileTime(
         round(statistics.median(each.forward_ns for each in times)),
@@ -198,14 +191,8 @@ def measured_costs(
     times = {}
     for kind, device, cores in _here(topology):
         settings: dict[str, Any] = {"device": device, "even": even, "rules": rules, "tell": tell}
-        measure = functools.partial(
-            cached_tile_times, captured, model, batch, optimizer, topology.num_devices, **settings
-        )
-        if device.type == "cuda":
-            times[kind] = measure()
-        else:
-            with all_on(cores):
-                times[kind] = measure()
+        with all_on(cores) if cores else contextlib.nullcontext():
+            times[kind] = cached_tile_times(captured, model, batch, optimizer, topology.num_devices, **settings)
     if not times:
         kinds = ", ".join(dict.fromkeys(device.kind.name for device in topology.devices))
         raise SettingError(
