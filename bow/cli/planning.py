@@ -20,7 +20,7 @@ from bow.planning.problem.device_topology import GIB, DeviceTopology
 from bow.planning.problem.partition import Partition
 from bow.planning.problem.topology_files import save_topology, shipped_topologies
 from bow.planning.search.baselines import baseline
-from bow.planning.search.chains import spaces_of
+from bow.planning.search.chains import space_of
 from bow.planning.search.explain import COLUMNS, Explanation, OperatorExplanation, explain, shortened
 from bow.planning.search.lower_bounds import least_batch_ns
 from bow.planning.search.metropolis import MOVES, STARTS, SearchSettings
@@ -261,7 +261,7 @@ def _tell(console: Console, file: str, settings: PlanSettings, action: str) -> N
                 problem,
                 splits,
                 learners,
-                space=spaces_of(problem, (), loaded.settings.search, (learners,))[learners],
+                space=space_of(problem, (), loaded.settings.search, learners),
                 keep=settings.keep,
                 goes_on=lambda: budget_s is None or time.perf_counter() - begun < budget_s,
             )

@@ -6,7 +6,7 @@ import math
 import queue
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -81,21 +81,16 @@ class Tally:
         return answer is None or bool(answer)
 
 
-def spaces_of(
-    problem: Problem, starts: Sequence[WalkStart], settings: SearchSettings, learners: Collection[int]
-) -> dict[int, SplitSpace]:
-    """By number of learners: the splits to choose from, those of the starts among them."""
-    return {
-        count: SplitSpace(
-            problem.graph,
-            problem.rules,
-            problem.topology.num_devices // count,
-            devices=settings.devices,
-            even=settings.even,
-            including=[start.splits for start in starts if start.learners == count],
-        )
-        for count in learners
-    }
+def space_of(problem: Problem, starts: Sequence[WalkStart], settings: SearchSettings, learners: int) -> SplitSpace:
+    """The splits to choose from with so many learners, those of the starts among them."""
+    return SplitSpace(
+        problem.graph,
+        problem.rules,
+        problem.topology.num_devices // learners,
+        devices=settings.devices,
+        even=settings.even,
+        including=[start.splits for start in starts if start.learners == learners],
+    )
 
 
 def run_chains(problem: Problem, starts: Sequence[WalkStart], settings: SearchSettings, report: Report) -> list[Chain]:
@@ -116,7 +111,8 @@ class _Walks:
     def __init__(self, problem: Problem, starts: Sequence[WalkStart], settings: SearchSettings, report: Report) -> None:
         self._begun = time.perf_counter()
         self._problem, self._starts, self._settings, self._report = problem, starts, settings, report
-        self._spaces = spaces_of(problem, starts, settings, {start.learners for start in starts})
+        learners = {start.learners for start in starts}
+        self._spaces = {count: space_of(problem, starts, settings, count) for count in learners}
         self.chains: list[Chain] = []
 
     def run(self) -> None:
@@ -139,23 +135,27 @@ class _Walks:
     def _begin(self, settings: SearchSettings, end_s: float | None) -> None:
         for number, start in enumerate(self._starts):
             share_s = self._share_s(end_s, len(self._starts) - number)
-            walked = run_chain(
-                self._problem, start, self._spaces[start.learners], settings, share_s, _watch(self._report, start)
-            )
-            self.chains.append(walked)
-            self._check(walked)
+            self.chains.append(self._walked(start, settings, share_s))
+            if self.chains[-1].is_interrupted:
+                raise KeyboardInterrupt
 
     def _go_on(self, number: int, settings: SearchSettings, share_s: float | None, turn: int) -> None:
         """Walk on from the best partition of a walk, for so many seconds."""
         start, first = self.chains[number].start, self.chains[number].walk
         assert first is not None
-        further = replace(start, splits=first.splits)
-        watch = _watch(self._report, start, first.proposals)
-        space = self._spaces[start.learners]
-        found = run_chain(self._problem, further, space, settings, share_s, watch, turn=turn)
+        found = self._walked(replace(start, splits=first.splits), settings, share_s, first.proposals, turn)
         assert found.walk is not None
         self.chains[number] = Chain(start, first.followed_by(found.walk), found.descent)
-        self._check(found)
+        if found.is_interrupted:
+            raise KeyboardInterrupt
+
+    def _walked(
+        self, start: WalkStart, settings: SearchSettings, share_s: float | None, before: int = 0, turn: int = 0
+    ) -> Chain:
+        def watch(_: float, proposals: int, best_ns: int) -> bool:
+            return self._report(start.number, before + proposals, best_ns / start.learners)
+
+        return run_chain(self._problem, start, self._spaces[start.learners], settings, share_s, watch, turn=turn)
 
     def _best(self, count: int) -> list[int]:
         walked = [number for number, chain in enumerate(self.chains) if chain.walk is not None]
@@ -169,21 +169,10 @@ class _Walks:
     def _seconds(self) -> float:
         return time.perf_counter() - self._begun
 
-    def _check(self, chain: Chain) -> None:
-        if chain.is_interrupted:
-            raise KeyboardInterrupt
-
 
 def _rungs(num_starts: int) -> list[int]:
     """Of how many walks each rung consists, before the last one goes on alone."""
     return [] if num_starts <= 1 else [num_starts, *_rungs(-(-num_starts // 2))]
-
-
-def _watch(report: Report, start: WalkStart, before: int = 0) -> Watch:
-    def watch(_: float, proposals: int, best_ns: int) -> bool:
-        return report(start.number, before + proposals, best_ns / start.learners)
-
-    return watch
 
 
 def run_chain(

@@ -15,7 +15,7 @@ from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.partition import Partition
 from bow.planning.problem.topology_files import topology_from_dict, topology_to_dict
 from bow.planning.search.baselines import baseline, random_partition
-from bow.planning.search.chains import Chain, SearchProgress, Tally, WalkStart, run_chains, run_in_processes, spaces_of
+from bow.planning.search.chains import Chain, SearchProgress, Tally, WalkStart, run_chains, run_in_processes, space_of
 from bow.planning.search.explain import Explanation, explain
 from bow.planning.search.lower_bounds import least_batch_ns
 from bow.planning.search.metropolis import Improvement, SearchSettings
@@ -106,7 +106,7 @@ class Found:
             problem,
             self.partition.splits,
             learners,
-            space=spaces_of(problem, starts, self.settings, (learners,))[learners],
+            space=space_of(problem, starts, self.settings, learners),
             keep=keep,
             goes_on=lambda: budget_s is None or time.perf_counter() - begun < budget_s,
         )
@@ -260,7 +260,7 @@ def _starts(problem: Problem, settings: SearchSettings) -> Iterator[WalkStart]:
             return
         of_one = problem.of_one_learner(learners)
         if name == "random":
-            (space,) = spaces_of(of_one, (), settings, (1,)).values()
+            space = space_of(of_one, (), settings, 1)
             splits = random_partition(of_one, space, random.Random(derive_seed(settings.seed, number, 1)))
         else:
             splits = baseline(of_one, name)
