@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from bow.planning.problem.box import Box, intersection, volume
 from bow.planning.problem.partition import Partition, Split, Tiling
@@ -213,40 +214,27 @@ class _TaskGraphBuilder:
     def _add_tile(
         self, kind: TaskKind, owner: int, tile: int, device: int, duration_ns: int, memory_bytes: int = 0
     ) -> int:
-        rank = self.model.ranks.of(kind, owner)
         places = (device,) if duration_ns else ()
-        return self._add(Task(kind, owner, rank, tile, device, 0, places, duration_ns, 0, device, memory_bytes), [])
+        return self._add([], kind, owner, tile, device, 0, places, duration_ns, 0, device, memory_bytes)
 
     def _add_transfer(
         self, kind: TaskKind, owner: int, tile: int, source: int, target: int, code: int, num_bytes: int
     ) -> int:
-        rank = self.model.ranks.of(kind, owner)
         away = target if kind is TaskKind.TRANSFER else source
         places = self.model.transfer_places(source, target)
         duration_ns = self.model.topology.transfer_ns(num_bytes, source, target)
-        return self._add(Task(kind, owner, rank, tile, away, code, places, duration_ns, num_bytes, away, num_bytes), [])
+        return self._add([], kind, owner, tile, away, code, places, duration_ns, num_bytes, away, num_bytes)
 
     def _add_sum(
         self, kind: TaskKind, owner: int, number: int, devices: tuple[int, ...], num_bytes: int, before: list[int]
     ) -> int:
         """A sum over devices; what tells it apart is its number where it has one of its own, else its members."""
-        collective = self.model.collective(devices)
-        return self._add(
-            Task(
-                kind,
-                owner,
-                self.model.ranks.of(kind, owner),
-                number,
-                0,
-                code_of(devices),
-                self.model.collective_places(devices),
-                collective.time_ns(num_bytes),
-                collective.moved_bytes(num_bytes),
-            ),
-            before,
-        )
+        collective, places = self.model.collective(devices), self.model.collective_places(devices)
+        time_ns, moved_bytes = collective.time_ns(num_bytes), collective.moved_bytes(num_bytes)
+        return self._add(before, kind, owner, number, 0, code_of(devices), places, time_ns, moved_bytes)
 
-    def _add(self, task: Task, before: list[int]) -> int:
-        self.tasks.append(task)
+    def _add(self, before: list[int], kind: TaskKind, owner: int, *others: Any) -> int:
+        """A task with the rest of its fields behind the rank."""
+        self.tasks.append(Task(kind, owner, self.model.ranks.of(kind, owner), *others))
         self.predecessors.append(before)
         return len(self.tasks) - 1
