@@ -169,6 +169,14 @@ class Tiling:
     def num_tiles(self) -> int:
         return len(self.boxes)
 
+    def sums_over(self, devices: Sequence[int]) -> Iterator[tuple[int, int, list[int], tuple[int, ...]]]:
+        """Sums over several devices, by tile: number, bytes, tiles and devices of each."""
+        for number, num_bytes in enumerate(self.sum_bytes):
+            tiles = [tile for tile, of in enumerate(self.sums) if of == number]
+            members = tuple(sorted({devices[tile] for tile in tiles}))
+            if len(members) > 1:
+                yield number, num_bytes, tiles, members
+
 
 class Tilings:
     """Tilings of a graph's operators, each worked out once: operators that are alike share them."""

@@ -166,11 +166,8 @@ class TileTables:
         table[:, range(width), range(width)] = 0
         for option, split in enumerate(self._options[operator]):
             tiling = self._model.tilings.of(operator, split.degrees)
-            for number, num_bytes in enumerate(tiling.sum_bytes):
-                members = [tile for tile, of in enumerate(tiling.sums) if of == number]
-                devices = tuple(sorted({split.devices[tile] for tile in members}))
-                if len(devices) > 1:
-                    table[option][np.ix_(members, members)] = self._model.collective(devices).time_ns(num_bytes)
+            for _, num_bytes, members, devices in tiling.sums_over(split.devices):
+                table[option][np.ix_(members, members)] = self._model.collective(devices).time_ns(num_bytes)
         return table
 
     def _add_updates(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,8 +71,12 @@ class _TaskGraphBuilder:
             tiling = self.model.tilings.of(index, split.degrees)
             placed.append(_OperatorTasks(tiling, tuple(devices[device] for device in split.devices)))
             self._add_tiles(first, index, placed[-1])
+        readers = defaultdict[int, list[tuple[_OperatorTasks, Sequence[Box | None]]]](list)
+        for operator, of in zip(self.graph.operators, placed, strict=True):
+            for slot, tensor in enumerate(operator.inputs):
+                readers[tensor].append((of, of.tiling.inputs[slot]))
         for tensor, (maker, slot) in self.graph.makers.items():
-            self._add_moves(tensor, first + maker, slot, placed[maker], list(self._readers(tensor, placed)))
+            self._add_moves(tensor, first + maker, slot, placed[maker], readers[tensor])
         for number in range(len(self.model.weight_groups)):
             self._add_group(learner, number, placed)
 
@@ -105,23 +109,11 @@ class _TaskGraphBuilder:
     def _add_sums(self, kind: TaskKind, owner: int, placed: _OperatorTasks, tiles: list[int]) -> list[int]:
         """The sums in the middle of an operator; by tile: its sum, or the tile's own task where it has none."""
         made = list(tiles)
-        for number, num_bytes in enumerate(placed.tiling.sum_bytes):
-            members = [tile for tile, of in enumerate(placed.tiling.sums) if of == number]
-            devices = tuple(sorted({placed.devices[tile] for tile in members}))
-            if len(devices) > 1:
-                before = [tiles[tile] for tile in members]
-                task = self._add_sum(kind, owner, number, devices, num_bytes, before)
-                for tile in members:
-                    made[tile] = task
+        for number, num_bytes, members, devices in placed.tiling.sums_over(placed.devices):
+            task = self._add_sum(kind, owner, number, devices, num_bytes, [tiles[tile] for tile in members])
+            for tile in members:
+                made[tile] = task
         return made
-
-    def _readers(
-        self, tensor: int, placed: list[_OperatorTasks]
-    ) -> Iterator[tuple[_OperatorTasks, Sequence[Box | None]]]:
-        for operator, of in zip(self.graph.operators, placed, strict=False):
-            for slot, read in enumerate(operator.inputs):
-                if read == tensor:
-                    yield of, of.tiling.inputs[slot]
 
     def _add_moves(
         self,
