@@ -38,7 +38,6 @@ class Simulation:
         assert model.learners == partition.learners, "the model has other learners than the partition"
         partition.check(model.graph, model.topology.num_devices, model.rules)
         self.model, self.partition = model, partition  # without what is proposed
-        self.refusal: Refusal | None = None  # why the partition, or the last proposal, does not fit
         self._proposed: Mapping[int, Split] | None = None
         self._legal: set[tuple[int, tuple[int, ...]]] = set()
         self._library = library()
@@ -50,7 +49,7 @@ class Simulation:
         self._stage(dict(enumerate(partition.splits)))
         code = self._library.build(self._handle, self._needed)
         self._updates.check()
-        self._note(code)
+        self.refusal = self._refusal(code)  # why the partition, or the last proposal, does not fit
         if self.refusal is not None and must_fit:
             raise ScheduleError(f"the partition does not fit: {self.refusal}; split more, or use more devices")
 
@@ -82,7 +81,7 @@ class Simulation:
             if code == FITS:
                 self._library.undo(self._handle)
             raise
-        self._note(code)
+        self.refusal = self._refusal(code)
         if code == FITS:
             self._proposed = changes
             return self.makespan_ns
@@ -135,8 +134,8 @@ class Simulation:
         self._library.tasks(self._handle, table)
         return table
 
-    def _note(self, code: int) -> None:
-        self.refusal = Refusal.of(self.model.topology, code, int(self._needed[0])) if code >= 0 else None
+    def _refusal(self, code: int) -> Refusal | None:
+        return Refusal.of(self.model.topology, code, int(self._needed[0])) if code >= 0 else None
 
     def _stage(self, splits: Mapping[int, Split]) -> None:
         """Tell the library what it is to build next: all of it or, where something is wrong with it, nothing."""
