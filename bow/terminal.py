@@ -1,20 +1,25 @@
-"""Tables and lines on a terminal, and in a log."""
+"""Tables and lines that fit: on a terminal, in a log, and in the `str` of an object."""
 
+import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from bow.tables import wrapped
-
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+NO_BREAK = "\N{NO-BREAK SPACE}"
+
 LOG_WIDTH = 160
 """Columns where there is no terminal, so that a table in a log is whole."""
+
+ROOM = 24  # an explanation that has fewer columns beside its name goes below it
+COLUMNS = re.compile(r"(?P<name>\s*\S.*?\s{2,})(?P<text>\S.*)")
+COMMENT = re.compile(r"(?P<name>[^#]*)(?P<text># .*)")
 
 HEAD_WIDTH = 8
 """Columns that the name of a column of numbers has; a longer one goes on below."""
@@ -51,3 +56,82 @@ def say(text: str, file: TextIO | None = None) -> None:
     file = file or sys.stdout
     width = shutil.get_terminal_size().columns if file.isatty() else sys.maxsize
     print("\n".join(part for line in text.split("\n") for part in wrapped(line, width)), file=file, flush=True)
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """A line as several that fit: what has two spaces around it stays together where that is short enough.
+
+    Example:
+        >>> wrapped("epoch 1  train loss 0.5  accuracy 87.50 %", width=30)
+        ['epoch 1  train loss 0.5', '    accuracy 87.50 %']
+    """
+    if len(line) <= width:
+        return [line]
+    line = line.replace(" %", f"{NO_BREAK}%")
+    whole = re.sub(r"(?<=\S) (?=\S)", NO_BREAK, line) if "  " in line.strip() else line
+    parts = _wrap(whole, width, "", "    ")
+    if max(map(len, parts), default=0) > width:
+        parts = _wrap(line, width, "", "    ")
+    return [part.replace(NO_BREAK, " ") for part in parts]
+
+
+def fitted_by_rank(parts: Sequence[tuple[int, str]], width: int) -> str:
+    """Parts with space between them, without the least important ones where the line would be too wide."""
+    left = list(parts)
+    while len(line := "  ".join(text for _, text in left)) > width:
+        rank = max(rank for rank, _ in left)
+        if rank == 0:
+            break
+        left.remove(next(part for part in reversed(left) if part[0] == rank))
+    return line
+
+
+def aligned(rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> list[str]:
+    r"""Rows of plain text with columns side by side, those in `numbers` to the right.
+
+    Example:
+        >>> print(*aligned([("place", "spans"), ("executor 0", "1")], numbers=[1]), sep="\n")
+        place       spans
+        executor 0      1
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if column in numbers else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def folded(text: str, width: int | None = None) -> str:
+    """Help whose long lines go on below the place where their explanation begins.
+
+    Example:
+        >>> print(folded("name    what it is and what it does", width=24))
+        name    what it is and
+                what it does
+    """
+    width = width or shutil.get_terminal_size().columns
+    return "".join(f"{part}\n" for line in text.splitlines() for part in _folded(line, width))
+
+
+def _folded(line: str, width: int) -> list[str]:
+    found = COMMENT.fullmatch(line) or COLUMNS.fullmatch(line)
+    if len(line) <= width:
+        return [line]
+    if found is None:
+        indent = " " * (len(line) - len(line.lstrip()))
+        return _wrap(line.lstrip(), width, indent, indent)
+    name, text = found["name"], found["text"]
+    mark = "# " if text.startswith("# ") else ""
+    if width - len(name) < min(ROOM, len(text)):
+        indent = " " * (len(name) - len(name.lstrip()) + 6) + mark
+        return [name.rstrip(), *_wrap(text.removeprefix(mark), width, indent, indent)]
+    return _wrap(text.removeprefix(mark), width, name + mark, " " * len(name) + mark)
+
+
+def _wrap(text: str, width: int, first: str, then: str) -> list[str]:
+    return textwrap.wrap(
+        text, width, initial_indent=first, subsequent_indent=then, break_long_words=False, break_on_hyphens=False
+    )

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from bow.cli.checking import suggestion
-from bow.cli.help import folded
 from bow.errors import BowError, ClusterError, DeviceMemoryError, DivergenceError, SettingError, disk_reason
 from bow.files import Expendable
-from bow.terminal import say
+from bow.terminal import folded, say
 
 USAGE = """\
 usage: bow COMMAND [ARGUMENTS]
@@ -45,6 +44,7 @@ COMMANDS = {
     "doctor": "diagnosis",
 }
 QUIET = ("-q", "--quiet")
+HELP = {"-h", "--help"}
 MISTAKE = 2
 INTERRUPTED = 130
 LOST = FAILED = 1
@@ -106,7 +106,7 @@ def _open_closed_streams() -> None:
 
 def _run(words: list[str]) -> int:
     command, rest = (words[0], words[1:]) if words else ("--help", [])
-    if command in ("-h", "--help", "help"):
+    if command in {*HELP, "help"}:
         print(folded(USAGE), end="")
         return 0
     if command in ("-V", "--version"):
@@ -119,6 +119,9 @@ def _run(words: list[str]) -> int:
     except FileNotFoundError:
         raise SettingError("the current directory has been deleted; change to another one") from None
     module = importlib.import_module(f"bow.cli.{COMMANDS[command]}")
+    if HELP & set(rest):
+        print(folded(module.usage() if hasattr(module, "usage") else module.USAGE), end="")
+        return 0
     status: int = module.run(rest)
     return status
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from bow.cli.help import folded
 from bow.errors import RunDirectoryError, SettingError
 from bow.members.report import is_sweep
 from bow.observe import RunDirectory
@@ -22,9 +21,6 @@ machines in which they differ. Their curves are in one page (compare.html).
 
 def run(words: Sequence[str]) -> int:
     """Carry out `bow compare`; `words` are what stands behind it."""
-    if "-h" in words or "--help" in words:
-        print(folded(USAGE), end="")
-        return 0
     out = given_path("out", [*(word[4:] for word in words if word.startswith("out=")), "compare.html"][0])
     paths = [given_path("the run directory", word, RunDirectoryError) for word in words if not word.startswith("out=")]
     if len(paths) < 2:

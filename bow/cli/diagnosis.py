@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from bow.cli.advice import advice
-from bow.cli.help import folded
 from bow.compiling import MOST_BYTES, cache_folder, cached_files, trim_cache
 from bow.devices.memory import free_bytes
 from bow.doctor import MachineInfo, check_engines, find_libraries, inspect_machine, problems
@@ -34,9 +33,6 @@ GOOD, BAD, UNSURE = Text("yes", "green"), Text("no", "red"), Text("no", "yellow"
 
 def run(words: Sequence[str]) -> int:
     """Carry out `bow doctor`; `words` are what stands behind it."""
-    if "-h" in words or "--help" in words:
-        print(folded(USAGE), end="")
-        return 0
     if list(words) == [CLEAR]:
         say(f"{bytes_text(trim_cache(0))} deleted from {cache_folder()}")
         return 0

@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 
-from bow.cli.help import folded
 from bow.cli.planning_methods import all_methods, check_used, compared_methods, find, tower_sentences
 from bow.cli.planning_settings import PlanSettings, load, read
 from bow.cli.subject import SIZE, parts
@@ -84,9 +83,6 @@ Ctrl-C ends a search, which keeps the best partition so far.
 
 
 def run(words: Sequence[str]) -> int:
-    if "-h" in words or "--help" in words:
-        print(folded(usage()), end="")
-        return 0
     if words and words[0] == "train":
         return _train(words[1:])
     action, file, rest = _action(words)

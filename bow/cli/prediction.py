@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from bow.cli.arguments import loss_or_step, metrics_of, model_and_data
 from bow.cli.composition import Composition, recompose
-from bow.cli.help import folded
 from bow.data import DataSplits, evaluation_batches
 from bow.errors import DataError, ModelError, RunDirectoryError, SettingError, disk_reason, reason
 from bow.observe import RunDirectory, read_records
@@ -36,9 +35,6 @@ VALIDATION = "validation"
 
 def run(words: Sequence[str]) -> int:
     """Carry out `bow predict`; `words` are what stands behind it."""
-    if "-h" in words or "--help" in words:
-        print(folded(USAGE), end="")
-        return 0
     pairs = [word.split("=", 1) for word in words if word.split("=", 1)[0] in OPTIONS and "=" in word]
     options = {**OPTIONS, **dict(pairs)}
     given = [word for word in words if word.split("=", 1) not in pairs]

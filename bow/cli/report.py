@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-from bow.cli.help import folded
 from bow.errors import RunDirectoryError, SettingError
 from bow.members.report import is_sweep, write_sweep_report
 from bow.observe import RunDirectory
@@ -20,9 +19,6 @@ In the directory of a sweep, the report is of all its members.
 
 def run(words: Sequence[str]) -> int:
     """Carry out `bow report`; `words` are what stands behind it."""
-    if "-h" in words or "--help" in words:
-        print(folded(USAGE), end="")
-        return 0
     if len(words) != 1:
         raise SettingError(f"bow report takes one run directory, got {len(words)}; write bow report RUN_DIR")
     directory = RunDirectory(given_path("the run directory", words[0], RunDirectoryError))

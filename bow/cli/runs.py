@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from errno import EACCES, EAGAIN
 from pathlib import Path
 
-from bow.cli.help import folded
 from bow.errors import BowError, RunDirectoryError, SettingError
 from bow.members.report import open_report
 from bow.observe import RunDirectory
@@ -28,9 +27,6 @@ LONGEST_NAME = 30  # that is not cut where other columns have no room
 
 def run(words: Sequence[str]) -> int:
     """Carry out `bow runs`; `words` are what stands behind it."""
-    if "-h" in words or "--help" in words:
-        print(folded(USAGE), end="")
-        return 0
     if len(words) > 1:
         raise SettingError(f"bow runs takes one folder, got {len(words)}; write bow runs DIR")
     folder = given_path("the folder of runs", words[0] if words else "runs", RunDirectoryError)

@@ -11,7 +11,6 @@ from pathlib import Path
 from rich.console import Console
 
 from bow.cli.checking import FLAG, NAME, Reader, read_words, suggestion
-from bow.cli.help import folded
 from bow.cli.subject import parts
 from bow.devices import available_cores
 from bow.errors import RuntimeUnavailableError, SettingError, disk_reason
@@ -40,7 +39,7 @@ from bow.schedule.profiler.report import (
     symmetric_table,
 )
 from bow.schedule.scheduler import critical_path
-from bow.terminal import terminal
+from bow.terminal import folded, terminal
 from bow.values import given_path, whole
 
 USAGE = """\
@@ -78,7 +77,7 @@ class ScheduleSettings:
 
 def run(words: Sequence[str]) -> int:
     """Carry out `bow schedule`; `words` are what stands behind it."""
-    if not words or "-h" in words or "--help" in words:
+    if not words:
         print(folded(USAGE), end="")
         return 0
     action, rest = words[0], words[1:]

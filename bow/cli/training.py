@@ -14,7 +14,6 @@ import yaml
 from bow.cli.arguments import AUTO, MEMBERS_OWN, build, build_alike, check_values
 from bow.cli.arguments import SWEEP as SIDE
 from bow.cli.composition import Composition, compose, options, recompose, sweep
-from bow.cli.help import folded
 from bow.cluster import is_leader, is_member
 from bow.data import SyntheticSamples
 from bow.engines.config import Engine
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 NOT_SAVED = 1
 SWEEP = ("-m", "--multirun")
-HELP = ("-h", "--help")
 SHOW = "--show"
 USAGE = """\
 usage: bow train [NAME=VALUE ...] [-m] [--show] [--config FILE]
@@ -61,11 +59,8 @@ PARTITION = "partition"
 def run(words: Sequence[str], partition: str | None = None, checks: bool = True) -> int:
     """Carry out `bow train`, or with the file of a partition `bow plan train`; `words` are what stands behind it."""
     words, file = _config_file(words)
-    flags = {word for word in words if word in (*SWEEP, *HELP, SHOW)}
+    flags = {word for word in words if word in (*SWEEP, SHOW)}
     overrides = [word for word in words if word not in flags]
-    if flags & set(HELP):
-        print(folded(_help()), end="")
-        return 0
     runs = sweep(overrides) if flags & set(SWEEP) else [overrides]
     if file is None:
         compositions = [compose(each) for each in runs]
@@ -279,7 +274,7 @@ def _check_run_dirs(compositions: Sequence[Composition]) -> None:
         raise SettingError(f"run.path={name} is one directory for {named.count(name)} runs; leave it out of a sweep")
 
 
-def _help() -> str:
+def usage() -> str:
     groups = "\n".join(f"  {group:10} {', '.join(names)}" for group, names in options().items())
     config = importlib.resources.files("bow.conf").joinpath("config.yaml").read_text(encoding="utf-8")
     settings = config.partition("_self_")[2].partition("\n\n")[2]

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from bow.graph.operator import Operator
-from bow.tables import aligned
+from bow.terminal import aligned
 
 if TYPE_CHECKING:
     from bow.graph.step_graph import StepGraph

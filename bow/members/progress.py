@@ -16,7 +16,7 @@ from bow.members.member import Member, Progress
 from bow.members.result import Sweep
 from bow.observe import ProgressBar
 from bow.observe.text import duration_text, metric_text, rate_text
-from bow.tables import fitted_by_rank
+from bow.terminal import fitted_by_rank
 
 WIDTH = 80
 """Columns that lines keep to, for ordinary names."""

@@ -11,7 +11,7 @@ from rich.progress import Progress as Bar
 from bow.files import Expendable
 from bow.observe.records import POSITION, VALIDATION, Record, is_number, metrics
 from bow.observe.text import count_text, duration_text, learners_text, metric_text, rate_text
-from bow.tables import fitted_by_rank, wrapped
+from bow.terminal import fitted_by_rank, wrapped
 
 if TYPE_CHECKING:
     from bow.observe.notebook import NotebookBar

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bow.errors import TimelineError
-from bow.tables import aligned
+from bow.terminal import aligned
 from bow.values import given_path
 
 _PROCESS = 1

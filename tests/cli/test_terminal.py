@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from bow.cli import main
-from bow.tables import fitted_by_rank, wrapped
-from bow.terminal import terminal_table
+from bow.terminal import fitted_by_rank, terminal_table, wrapped
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

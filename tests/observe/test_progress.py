@@ -14,7 +14,7 @@ from rich.console import Console
 from bow.observe import ProgressBar, searching
 from bow.observe.progress import SHOWN_EVENTS
 from bow.observe.searching import watched
-from bow.tables import wrapped
+from bow.terminal import wrapped
 
 
 def shown(records, *, terminal=False, enabled=True, width=200):

@@ -13,7 +13,7 @@ from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.python_simulator import SimulationResult
 from bow.planning.simulator.simulation import Simulation
 from bow.planning.simulator.step_model import TaskKind
-from bow.tables import aligned
+from bow.terminal import aligned
 
 SUMS = frozenset({TaskKind.FORWARD_SUM, TaskKind.BACKWARD_SUM, TaskKind.REDUCTION})
 
