@@ -28,7 +28,7 @@ from bow.training.resuming import scheduler_type
 from bow.training.run_records import RunRecords
 
 if TYPE_CHECKING:
-    from bow.training.watch import Watch, WatchDevices
+    from bow.training.watch import Watch
 
 WARMUP_ROUNDS = 20
 """Rounds that throughput leaves out, or a quarter of a short training: the first ones compile and allocate."""
@@ -62,7 +62,6 @@ class TrainingLoop:
         self._interruption = Interruption()
         self._dealing = Dealing(context, self._records, hooks, self._agreement, self._evaluations)
         self._watch: Watch | None = None
-        self._watch_devices: WatchDevices | None = None
         self._asked_to_stop = False
         self._agreed_to_stop = False
         self._seconds = 0.0
@@ -222,14 +221,10 @@ class TrainingLoop:
         if not isinstance(replicas, Replicas):
             return
         most = self._world.all_gather(context.most_learners)
-        if not any(most):
-            return
-        from bow.training.watch import Watch, WatchDevices  # which a number of learners that is given does without
+        if all(most) and (self._world.is_one or context.tuner.objective == "throughput"):
+            from bow.training.watch import Watch  # which a number of learners that is given does without
 
-        if self._world.is_one and context.most_learners:
-            self._watch = Watch(replicas, context.tuner, context.most_learners, context.tuned.signals)
-        elif not self._world.is_one and all(most) and context.tuner.objective == "throughput":
-            self._watch_devices = WatchDevices(replicas, context.tuner, most)
+            self._watch = Watch(replicas, context.tuner, most, context.tuned.signals)
 
     def _train(self) -> None:
         position, meter = self.position, self.position.meter
@@ -274,15 +269,15 @@ class TrainingLoop:
         """Run rounds, and do what is due behind them."""
         before, meter = self.round, self.position.meter
         try:
-            ran = self._dealing.run(deals, self._watch)
+            ran = self._dealing.run(deals, self._watch if self._world.is_one else None)
         except Exception as error:
             self._checkpoints.rounds_failed(error)
             raise
         for deal, outcome in ran:
             self._count_round(deal, outcome)
         self._records.rounds()
-        if self._watch is not None and (change := self._watch.round_ended(meter.now, meter.samples)):
-            self._records.event("learners", change)
+        if self._world.is_one:
+            self._hear_tuner(meter.now)
         if (ends_epoch := deals[-1].epochs > self.epoch) or self._evaluations.is_due:
             meter.pause()
             if ends_epoch:
@@ -353,9 +348,11 @@ class TrainingLoop:
             self._agreed_to_stop = self._agreed_to_stop or heard.stop
             if heard.checkpoint and not self._has_ended:
                 self._checkpoints.pause_and_write()
-            watch = self._watch_devices
-            if watch is not None and (change := watch.heard(heard.seconds, meter.samples)):
-                self._records.event("learners", change)
+            self._hear_tuner(heard.seconds)
+
+    def _hear_tuner(self, seconds: float) -> None:
+        if self._watch is not None and (change := self._watch.round_ended(seconds, self.position.meter.samples)):
+            self._records.event("learners", change)
 
     def _record_memory(self) -> None:
         replicas = self.replicas

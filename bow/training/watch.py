@@ -1,112 +1,70 @@
 """The tuner while training goes on: learners come and go by what windows of training show."""
 
+from collections.abc import Sequence
+
 from bow.errors import DeviceMemoryError, SettingError, reason
 from bow.training.replicas import Replicas
 from bow.training.signals import Signals
-from bow.tuner import DeviceTuners, MeasurementWindow, OnlineTuner, Tuner
+from bow.tuner import DeviceTuners, OnlineTuner, Tuner
 
 
 class Watch:
-    """Tells an `OnlineTuner` of windows of training, and does what it says.
+    """Tells the tuners of all devices of windows of training, and does what they say; all processes hear the same.
 
-    Trials have found the number of learners that the training begins with, now or for an earlier training, so that its
-    neighbours are not tried at once.
+    Trials have found the numbers of learners that the training begins with, now or for an earlier training, so that
+    their neighbours are not tried at once.
     """
 
-    def __init__(self, replicas: Replicas, tuner: Tuner, most: int, signals: Signals | None) -> None:
+    def __init__(self, replicas: Replicas, tuner: Tuner, most: Sequence[int], signals: Signals | None = None) -> None:
         self._replicas = replicas
         self._window_s = tuner.window_s
         self._signals = signals
-        self._tuner = OnlineTuner(
-            replicas.learners, most, threshold=tuner.threshold, efficiency=signals, calibrated=True
+        self._learners = list(replicas.group.by_device)
+        self._tuners = DeviceTuners(
+            [
+                OnlineTuner(count, limit, threshold=tuner.threshold, efficiency=signals, calibrated=True)
+                for count, limit in zip(self._learners, most, strict=True)
+            ]
         )
         self._began: tuple[float, int] | None = None
-        self._learners = replicas.learners
 
     def round_ended(self, seconds: float, samples: int) -> str | None:
-        """Hear of rounds that have ended."""
-        replicas = self._replicas
+        """Hear of rounds that have ended, which all processes do behind the same one."""
         if self._signals is not None:
-            self._signals.observe(replicas)
-        if self._began is None or replicas.learners != self._learners:
-            self._began, self._learners = (seconds, samples), replicas.learners
+            self._signals.observe(self._replicas)
+        learners = list(self._replicas.group.by_device)
+        if self._began is None or learners != self._learners:
+            self._began, self._learners = (seconds, samples), learners
             return None
         since, before = self._began
         if seconds - since < self._window_s:
             return None
         self._began = seconds, samples
-        decision = self._tuner.update(MeasurementWindow(samples - before, seconds - since, replicas.learners))
-        if not decision.step:
-            return None
-        self._began = None  # what changing takes belongs to no window
-        return self._change(decision.step, decision.why)
+        for device, decision in enumerate(self._tuners.update(samples - before, seconds - since, learners)):
+            if decision.step:
+                self._began = None  # what changing takes belongs to no window
+                return self._change(device, decision.step, decision.why)
+        return None
 
     def ran_out_of_memory(self, error: DeviceMemoryError) -> str:
         """Take a learner away behind a round that found no memory for all; that many are never tried again."""
         learners = self._replicas.learners
         self._replicas.resize(learners - 1)
-        self._tuner.failed(learners)
+        self._tuners.failed(0, learners)
         self._began = None
-        return _text(learners, learners - 1, reason(error))
-
-    def _change(self, step: int, why: str) -> str:
-        replicas = self._replicas
-        before = replicas.learners
-        try:
-            replicas.resize(before + step)
-        except (DeviceMemoryError, SettingError) as error:
-            if step < 0:
-                raise
-            self._tuner.failed(before + step)
-            return f"no further learner ({reason(error)})"
-        return _text(before, replicas.learners, why)
-
-
-def _text(before: int, after: int, why: str) -> str:
-    return f"learners: {before} to {after} ({why})"
-
-
-class WatchDevices:
-    """Tells `DeviceTuners` of windows of training; every process hears the same and comes to the same decisions."""
-
-    def __init__(self, replicas: Replicas, tuner: Tuner, most: list[int]) -> None:
-        self._replicas = replicas
-        self._window_s = tuner.window_s
-        begun = zip(replicas.group.by_device, most, strict=True)
-        self._devices = DeviceTuners(
-            [
-                OnlineTuner(count, max(count, limit), threshold=tuner.threshold, calibrated=True)
-                for count, limit in begun
-            ]
-        )
-        self._began: tuple[float, int] | None = None
-
-    def heard(self, seconds: float, samples: int) -> str | None:
-        """Hear of rounds that have ended, which all processes do behind the same one."""
-        if self._began is None:
-            self._began = seconds, samples
-            return None
-        since, before = self._began
-        if seconds - since < self._window_s:
-            return None
-        self._began = seconds, samples
-        decisions = self._devices.update(float(samples - before), seconds - since)
-        device = next((index for index, decision in enumerate(decisions) if decision.step), None)
-        if device is None:
-            return None
-        self._began = None  # what changing takes belongs to no window
-        return self._change(device, decisions[device].step, decisions[device].why)
+        return f"learners: {learners} to {learners - 1} ({reason(error)})"
 
     def _change(self, device: int, step: int, why: str) -> str:
         replicas = self._replicas
         before = replicas.group.by_device[device]
-        own = step if device == replicas.world.rank else 0
         try:
-            replicas.resize(replicas.learners + own)
+            replicas.resize(replicas.learners + (step if device == replicas.world.rank else 0))
         except (DeviceMemoryError, SettingError) as error:
+            if step < 0:
+                raise
             why = reason(error)  # the others see by the numbers that nothing has come of it
-        after = replicas.group.by_device[device]
+        after, where = replicas.group.by_device[device], "" if replicas.world.is_one else f" on device {device}"
         if after == before:
-            self._devices.failed(device, before + step)
-            return f"no further learner on device {device} ({why})"
-        return f"learners of device {device}: {before} to {after} ({why})"
+            self._tuners.failed(device, before + step)
+            return f"no further learner{where} ({why})"
+        return f"learners{where}: {before} to {after} ({why})"

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-from bow.errors import SettingError
 from bow.tuner.online import STAY, MeasurementWindow, OnlineTuner, TunerDecision
 from bow.tuner.record import Efficiency, full_efficiency
 
@@ -16,8 +15,6 @@ def balance(round_s: Sequence[Mapping[int, float]], efficiency: Efficiency = ful
     References:
         Koliousis et al., CROSSBOW, 2019, tunes devices that are alike, each for itself.
     """
-    if not round_s or not all(round_s):
-        raise SettingError("round_s must not be empty for any device, got nothing; calibrate every device first")
     best: tuple[int, ...] = ()
     most = -1.0
     for limit in sorted({seconds for device in round_s for seconds in device.values()}):
@@ -43,8 +40,6 @@ class DeviceTuners:
     """
 
     def __init__(self, tuners: Sequence[OnlineTuner]) -> None:
-        if not tuners:
-            raise SettingError("tuners must not be empty, got none; give one for each device")
         self.tuners = tuple(tuners)
         self._turn = 0
         self._others = set(range(1, len(self.tuners)))
@@ -60,10 +55,11 @@ class DeviceTuners:
         """Whether every device has settled, all others being as they are."""
         return not self._others and self.tuners[self._turn].settled
 
-    def update(self, samples: float, seconds: float) -> list[TunerDecision]:
-        """Take in a window."""
+    def update(self, samples: float, seconds: float, learners: Sequence[int] | None = None) -> list[TunerDecision]:
+        """Take in a window, in which devices had so many learners; None: as many as their tuners have said."""
         tuner = self.tuners[self._turn]
-        decision = tuner.update(MeasurementWindow(samples, seconds, tuner.learners))
+        count = tuner.learners if learners is None else learners[self._turn]
+        decision = tuner.update(MeasurementWindow(samples, seconds, count))
         decisions = [decision if device == self._turn else STAY for device in range(len(self.tuners))]
         if tuner.settled:
             self._pass_on()

@@ -12,7 +12,7 @@ from torch import nn
 import bow
 from bow.cluster import TrialWorld, World
 from bow.training.agreement import Agreement
-from bow.training.watch import WatchDevices
+from bow.training.watch import Watch
 from bow.tuner import Tuner
 from tests.cluster.worlds import in_world
 
@@ -68,12 +68,12 @@ def watched(world: World, begin: list[int], most: list[int], windows: int) -> tu
         device="cpu",
         world=world,
     )
-    watch = WatchDevices(replicas, Tuner(window_s=1.0), most)
+    watch = Watch(replicas, Tuner(window_s=1.0), most)
     seconds, samples, said = 0.0, 0, []
     for _ in range(windows):
         seconds += max(1.0 * replicas.group.by_device[0], 3.0 * replicas.group.by_device[1])
         samples += 16 * sum(replicas.group.by_device)
-        said.append(watch.heard(seconds, samples))
+        said.append(watch.round_ended(seconds, samples))
     return list(replicas.group.by_device), [text for text in said if text is not None]
 
 

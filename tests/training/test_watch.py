@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import bow
+from bow.cluster import ALONE
 from bow.errors import DeviceMemoryError, SettingError
 from bow.training.replicas import Replicas
 from bow.training.watch import Watch
@@ -24,6 +25,12 @@ class Learners:
     def __init__(self, learners: int, room: int = 100) -> None:
         self.learners = learners
         self.room = room
+        self.world = ALONE
+        self.group = self
+
+    @property
+    def by_device(self) -> list[int]:
+        return [self.learners]
 
     def resize(self, learners: int) -> None:
         if learners > self.room:
@@ -38,7 +45,7 @@ class Training:
 
     def __init__(self, learners: Any, most: int = 8, best: int = 3) -> None:
         self.learners = learners
-        self.watch = Watch(learners, Tuner(window_s=1.0), most, None)
+        self.watch = Watch(learners, Tuner(window_s=1.0), [most])
         self.best = best
         self.seconds = 0.0
         self.samples = 0
