@@ -1,12 +1,10 @@
 """Which engine and how many learners a training begins with: one timed trial after another, within a budget."""
 
-import math
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from bow.errors import SettingError
 from bow.tuner.record import Efficiency, TrialRecord, full_efficiency
 from bow.tuner.search import Search, TrialBudget, choose
 from bow.tuner.trial import Candidate, EngineSetting, Trial, TrialResult
@@ -119,9 +117,6 @@ class Calibration:
         efficiency: Efficiency | None = None,
         spent_s: float = 0.0,
     ) -> None:
-        _check(candidates, budget_s, samples, share, threshold)
-        if not (math.isfinite(spent_s) and spent_s >= 0):
-            raise SettingError(f"spent_s must be finite and at least 0, got {spent_s}")
         self.candidates = tuple(candidates)
         self.threshold = threshold
         self._record = TrialRecord(efficiency or full_efficiency, spent_s)
@@ -172,9 +167,8 @@ class Calibration:
 
     def report(self, result: TrialResult) -> None:
         """Take in the result of the trial that `next_trial` asked for."""
-        if self._pending is None or result.setting != self._pending.setting:
-            asked = "nothing" if self._pending is None else f"{self._pending.setting}"
-            raise SettingError(f"the trial that was asked for is of {asked}, got one of {result.setting}")
+        assert self._pending is not None
+        assert result.setting == self._pending.setting
         self._budget.note(result, self._pending)
         self._record.add(result)
         self._advance(lambda: self._search.send(result))
@@ -184,21 +178,3 @@ class Calibration:
             self._pending = step()
         except StopIteration:
             self._pending = None
-
-
-def _check(
-    candidates: Sequence[Candidate], budget_s: float, samples: float | None, share: float | None, threshold: float
-) -> None:
-    if not candidates:
-        raise SettingError("candidates must not be empty, got none; give the engines that can be tried")
-    names = [(candidate.engine, candidate.threads) for candidate in candidates]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise SettingError(f"candidates must differ in engine or threads, got {twice} twice; join their counts")
-    if math.isnan(budget_s) or budget_s < 0:
-        raise SettingError(f"budget_s must be at least 0, got {budget_s}")
-    if samples is not None and not samples > 0:
-        raise SettingError(f"samples must be above 0, or None where they are not known, got {samples}")
-    if share is not None and not 0 < share <= 1:
-        raise SettingError(f"share must be above 0 and at most 1, got {share}; 0.05 is 5% of the training")
-    if not 0 < threshold < 1:
-        raise SettingError(f"threshold must be above 0 and below 1, got {threshold}; 0.03 is 3%")

@@ -37,9 +37,6 @@ References:
 import math
 from dataclasses import dataclass
 
-from bow.errors import SettingError
-from bow.values import whole
-
 
 @dataclass(frozen=True)
 class Moments:
@@ -55,8 +52,6 @@ def moments(mean_square: float, square_of_mean: float, vectors: int) -> Moments:
     References:
         McCandlish et al., appendix A.1, with B_small one learner's batch and B_big that of all.
     """
-    if vectors < 2:
-        raise SettingError(f"vectors must be at least 2, got {vectors}; one says nothing about noise")
     noise = (mean_square - square_of_mean) * vectors / (vectors - 1)
     return Moments(signal=square_of_mean - noise / vectors, noise=noise)
 
@@ -69,8 +64,6 @@ class RunningMoments:
     """
 
     def __init__(self, memory: float = 100.0) -> None:
-        if not memory > 0:
-            raise SettingError(f"memory must be above 0, got {memory}; 100 rounds are usual")
         self._decay = math.exp(-1 / memory)
         self._weight = self._signal = self._noise = 0.0
 
@@ -145,20 +138,11 @@ class StatisticalEfficiency:
     repulsion: float = 0.0
     momentum: float = 0.0
     alpha: float | None = None
-    elsewhere: int = 0
-
-    def __post_init__(self) -> None:
-        whole("batch_size", self.batch_size)
-        if self.noise_scale is not None and not self.noise_scale >= 0:
-            raise SettingError(f"noise_scale must be at least 0, or None where it is not known, got {self.noise_scale}")
-        if not 0 <= self.momentum < 1:
-            raise SettingError(f"momentum must be at least 0 and below 1, got {self.momentum}")
 
     def __call__(self, learners: int) -> float:
         """The efficiency with so many learners on this device."""
-        total = learners + self.elsewhere
-        if total == 1 or self.noise_scale is None:
+        if learners == 1 or self.noise_scale is None:
             return 1.0
-        alpha = 1 / total if self.alpha is None else self.alpha
+        alpha = 1 / learners if self.alpha is None else self.alpha
         held = coherence(self.repulsion, alpha, self.momentum)
-        return noise_efficiency(self.noise_scale, self.batch_size, total) * held
+        return noise_efficiency(self.noise_scale, self.batch_size, learners) * held

@@ -2,11 +2,10 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypeVar
 
-from bow.errors import SettingError
 from bow.tuner.record import (
     SURENESS,
     Efficiency,
@@ -17,7 +16,6 @@ from bow.tuner.record import (
     noise_from,
     steps_of,
 )
-from bow.values import whole
 
 Step: TypeAlias = Literal[-1, 1]  # one learner more or one fewer
 
@@ -205,14 +203,9 @@ class OnlineTuner:
         most: int,
         *,
         threshold: float = 0.03,
-        fits: Callable[[int], bool] | None = None,
         efficiency: Efficiency | None = None,
         calibrated: bool = False,
     ) -> None:
-        whole("learners", learners)
-        whole("most", most)
-        if not 0 < threshold < 1:
-            raise SettingError(f"threshold must be above 0 and below 1, got {threshold}; 0.03 is 3%")
         self.learners = learners
         self.most = max(most, learners)
         self.threshold = threshold
@@ -220,7 +213,6 @@ class OnlineTuner:
         self.changes: list[LearnerChange] = []
         self.drifts = 0
         self.num_windows = 0
-        self._fits = fits or (lambda learners: True)
         self._scores = ProbeScores(efficiency or full_efficiency)
         self.restart()
         if calibrated:
@@ -244,7 +236,6 @@ class OnlineTuner:
 
     def failed(self, learners: int) -> None:
         """So many learners ran out of memory, at once or later, and there is one fewer by now."""
-        whole("learners", learners)
         self.wall = learners if self.wall is None else min(self.wall, learners)
         if self.learners >= learners > 1:
             self._note(learners - 1, f"{learners} learners ran out of memory")
@@ -315,7 +306,7 @@ class OnlineTuner:
         return here if self._notices_drift(here, before) else here.after(before, MOST)
 
     def _watch(self, here: Probe) -> _Rule[Probe]:
-        """BackOff for a drift or for the next attempt; a probe of the newest windows."""
+        """Wait for a drift or for the next attempt; a probe of the newest windows."""
         self._watching = True
         newest = Probe(here.learners)
         drifted = False
@@ -349,7 +340,7 @@ class OnlineTuner:
         self._scores.add(probe, window.samples / window.seconds)
 
     def _change(self, step: Step, why: str) -> _Rule[None]:
-        """LearnerChange the number of learners, and let the windows pass that do not count."""
+        """Change the number of learners, and let the windows pass that do not count."""
         self._note(self.learners + step, why)
         yield TunerDecision(step, why)
         for _ in range(WARM_UP - 1):
@@ -387,8 +378,7 @@ class OnlineTuner:
         return any(self._scores.most_gain(more, self.learners) > math.log1p(self.threshold) for more in reached)
 
     def _is_allowed(self, learners: int) -> bool:
-        is_below_wall = self.wall is None or learners < self.wall
-        return 1 <= learners <= self.most and is_below_wall and self._fits(learners)
+        return 1 <= learners <= self.most and (self.wall is None or learners < self.wall)
 
     @property
     def _reach(self) -> int:

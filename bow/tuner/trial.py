@@ -5,7 +5,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bow.errors import SettingError
 from bow.values import whole
 
 ENOUGH_TO_GIVE_UP = 2  # so many repeats are made even where there is no hope
@@ -67,17 +66,6 @@ class TrialResult:
     out_of_memory: bool = False  # whether that is the reason: a wall for more learners, and for nothing else
     no_room: bool = False  # whether it was refused before it ran, for want of room: a wall as well
 
-    def __post_init__(self) -> None:
-        if (self.failure is None) != bool(self.rates):
-            given = "both" if self.rates else "neither"
-            raise SettingError(f"a measurement has either rates or a failure, got {given} for {self.setting}")
-        for rate in self.rates:
-            if not (math.isfinite(rate) and rate > 0):
-                raise SettingError(f"rates must be finite and above 0, got {rate} for {self.setting}; report a failure")
-        for name, seconds in (("seconds", self.seconds), ("compile_s", self.compile_s)):
-            if not (math.isfinite(seconds) and seconds >= 0):
-                raise SettingError(f"{name} must be finite and at least 0, got {seconds} for {self.setting}")
-
 
 def count_text(learners: int) -> str:
     """So many learners, in words."""
@@ -86,7 +74,6 @@ def count_text(learners: int) -> str:
 
 def doubling(most: int) -> tuple[int, ...]:
     """1, 2, 4, ... and the largest number itself."""
-    whole("most", most)
     powers = itertools.takewhile(lambda count: count < most, (2**exponent for exponent in itertools.count()))
     return (*powers, most)
 
@@ -109,20 +96,6 @@ class Candidate:
     # how many times the best throughput of the candidates without compilation this one is expected to have, until it
     # is measured: whether compiling is tried depends on it
     expected_gain: float = 1.2
-
-    def __post_init__(self) -> None:
-        whole("threads", self.threads)
-        if self.start is not None:
-            whole("start", self.start)
-        for count in self.counts:
-            whole("counts", count)
-        if not self.counts or list(self.counts) != sorted(set(self.counts)):
-            raise SettingError(f"counts must ascend and not be empty, got {self.counts}; use doubling(most)")
-        for name in ("setup_s", "compile_s"):
-            if not (math.isfinite(value := getattr(self, name)) and value >= 0):
-                raise SettingError(f"{name} must be finite and at least 0, got {value}")
-        if not (math.isfinite(self.expected_gain) and self.expected_gain > 0):
-            raise SettingError(f"expected_gain must be finite and above 0, got {self.expected_gain}; 1.2 is 20% faster")
 
     def at(self, learners: int) -> EngineSetting:
         """The setting with so many learners."""

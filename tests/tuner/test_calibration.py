@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bow.errors import SettingError
 from bow.tuner import (
     Calibration,
     Candidate,
@@ -402,36 +401,6 @@ def test_trials_say_how_long_to_measure() -> None:
         assert trial is not None
         assert trial.seconds == seconds
         assert trial.repeats == 5
-
-
-def test_a_measurement_of_something_else_is_refused() -> None:
-    calibration = Calibration(lanes_of(["graph"], 8), 10.0)
-    with pytest.raises(SettingError, match="the trial that was asked for is of nothing, got one of graph, 1 learner"):
-        calibration.report(TrialResult(EngineSetting("graph"), [1.0]))
-    calibration.next_trial()
-    with pytest.raises(SettingError, match="is of graph, 1 learner, got one of graph, 2 learners"):
-        calibration.report(TrialResult(EngineSetting("graph", 2), [1.0]))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"candidates": []}, "candidates must not be empty"),
-        (
-            {"candidates": [Candidate("graph"), Candidate("graph", counts=(1,))]},
-            r"got \('graph', 1\) twice; join their counts",
-        ),
-        ({"budget_s": -1.0}, "budget_s must be at least 0, got -1.0"),
-        ({"budget_s": math.nan}, "budget_s must be at least 0, got nan"),
-        ({"samples": 0}, "samples must be above 0, or None where they are not known, got 0"),
-        ({"spent_s": -1.0}, "spent_s must be finite and at least 0, got -1.0"),
-        ({"share": 2.0}, "share must be above 0 and at most 1, got 2.0"),
-        ({"threshold": 0.0}, "threshold must be above 0 and below 1, got 0.0"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingError, match=message):
-        Calibration(**{"candidates": [Candidate("graph")], "budget_s": 1.0, **arguments})
 
 
 def test_trials_that_agree_within_themselves_are_not_trusted_by_that_alone() -> None:

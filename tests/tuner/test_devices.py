@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from bow.errors import SettingError
 from bow.tuner import DeviceTuners, MeasurementWindow, OnlineTuner, balance
 from tests.tuner.simulated import Disturbance, kneed, peaked, saturating
 
@@ -65,12 +64,6 @@ def test_the_balance_minds_what_learners_are_worth() -> None:
 
 def test_of_equal_combinations_the_one_with_fewest_learners_is_taken() -> None:
     assert balance([{1: 1.0, 2: 2.0, 4: 4.0}, {1: 1.0, 2: 2.0}]) == (1, 1)
-
-
-@pytest.mark.parametrize("unknown", [[], [{1: 1.0}, {}]])
-def test_a_device_of_which_nothing_is_known_cannot_be_balanced(unknown: list[dict[int, float]]) -> None:
-    with pytest.raises(SettingError, match="calibrate every device first"):
-        balance(unknown)
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -153,8 +146,3 @@ def test_one_device_is_tuned_as_alone() -> None:
     for (learners,) in history:
         assert alone.learners == learners
         alone.update(MeasurementWindow(1000 * again.of(throughput(device, (learners,))), 1.0, learners))
-
-
-def test_devices_are_needed() -> None:
-    with pytest.raises(SettingError, match="tuners must not be empty, got none; give one for each device"):
-        DeviceTuners([])

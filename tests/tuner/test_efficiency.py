@@ -1,14 +1,12 @@
 """Statistical efficiency against the truth: gradients and learners made up with NumPy, of which everything is known."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bow.errors import SettingError
 from bow.tuner import Moments, RunningMoments, StatisticalEfficiency, moments, repulsion
 from bow.tuner.efficiency import coherence, noise_efficiency, spread_factor
 
@@ -195,27 +193,7 @@ def test_goodput_never_falls_by_gradient_noise_alone(noise_scale: float, batch_s
     assert (learners + 1) * efficiency(learners + 1) >= learners * efficiency(learners) * (1 - 1e-12)
 
 
-def test_learners_elsewhere_count() -> None:
-    here, alone = StatisticalEfficiency(100.0, 16, elsewhere=4), StatisticalEfficiency(100.0, 16)
-    assert here(2) == alone(6)
-
-
 def test_a_fixed_alpha_holds_any_number() -> None:
     fixed = StatisticalEfficiency(math.inf, 16, repulsion=0.05, alpha=0.1)
     assert fixed(2) == fixed(64) > 0.0
     assert StatisticalEfficiency(math.inf, 16, repulsion=0.05)(64) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: moments(1.0, 1.0, vectors=1), "vectors must be at least 2, got 1"),
-        (lambda: RunningMoments(memory=0.0), "memory must be above 0, got 0.0"),
-        (lambda: StatisticalEfficiency(-1.0, 16), "noise_scale must be at least 0, or None where it is not known"),
-        (lambda: StatisticalEfficiency(1.0, 0), "batch_size must be a whole number of at least 1, got 0"),
-        (lambda: StatisticalEfficiency(1.0, 16, momentum=1.0), "momentum must be at least 0 and below 1, got 1.0"),
-    ],
-)
-def test_what_cannot_be_is_refused(make: Any, message: str) -> None:
-    with pytest.raises(SettingError, match=message):
-        make()

@@ -4,13 +4,11 @@ import dataclasses
 import itertools
 import math
 import random
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bow.errors import SettingError
 from bow.tuner import MeasurementWindow, OnlineTuner, StatisticalEfficiency, TunerDecision
 from bow.tuner.online import FEWEST, FIRST_BACK_OFF, MOST_CHANGES, SPAN, WARM_UP
 from tests.tuner.simulated import FAMILIES, Disturbance, Training, falling, kneed, optima, peaked, saturating
@@ -182,8 +180,8 @@ def test_one_learner_that_fails_stays_one() -> None:
     assert tuner.changes == []
 
 
-def test_what_does_not_fit_is_not_tried() -> None:
-    training = Training(OnlineTuner(1, MOST, fits=lambda k: k <= 5), saturating(0.0), Disturbance(0.01, 0.0)).run(400)
+def test_more_than_may_be_are_not_tried() -> None:
+    training = Training(OnlineTuner(1, 5), saturating(0.0), Disturbance(0.01, 0.0)).run(400)
     assert max(training.history) == 5
     assert training.settled_with == 5
     assert training.tuner.wall is None
@@ -298,38 +296,24 @@ def test_goodput_follows_the_noise_scale() -> None:
     start=st.integers(1, 20),
     most=st.integers(1, 20),
     wall=st.integers(2, 25),
-    fitting=st.integers(1, 25),
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=60, deadline=None)
-def test_whatever_the_machine_the_promises_are_kept(peak, noise, straggling, start, most, wall, fitting, seed):
+def test_whatever_the_machine_the_promises_are_kept(peak, noise, straggling, start, most, wall, seed):
     start = min(start, wall - 1)
-    tuner = OnlineTuner(start, most, fits=lambda k: k <= fitting)
+    tuner = OnlineTuner(start, most)
     chance = random.Random(seed)
     training = Training(tuner, peaked(0.02, 1 / peak**2), Disturbance(noise, straggling, seed), wall=wall)
     for _ in range(20):
         training.curve = kneed(chance.randint(1, 20), chance.choice([0.0, 0.1]))
         training.run(25)
-    assert all(1 <= k <= max(start, min(most, fitting, wall)) for k in training.history)
+    assert all(1 <= k <= max(start, min(most, wall)) for k in training.history)
     assert training.crossings in ([], [wall])
     times = [change.window for change in tuner.changes if "ran out of memory" not in change.why]
     assert all(later > earlier for earlier, later in itertools.pairwise(times))
     most = MOST_CHANGES + 2 * (1 + 20 // 4)
     for first in range(len(times) - most):
         assert times[first + most] - times[first] >= SPAN
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"learners": 0}, "learners must be a whole number of at least 1, got 0"),
-        ({"most": 0}, "most must be a whole number of at least 1, got 0"),
-        ({"threshold": 1.0}, "threshold must be above 0 and below 1, got 1.0"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingError, match=message):
-        OnlineTuner(**{"learners": 1, "most": 8, **arguments})
 
 
 def test_machines_of_one_learner_are_left_alone() -> None:

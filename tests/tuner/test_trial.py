@@ -1,7 +1,6 @@
 """Settings, candidates, trials."""
 
 import itertools
-import math
 from typing import Any
 
 import pytest
@@ -9,11 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bow.errors import SettingError
-from bow.tuner import Candidate, EngineSetting, TrialResult, doubling
+from bow.tuner import EngineSetting, doubling
 from bow.tuner.trial import ThroughputCurve
 from tests.tuner.simulated import dipping, kneed, peaked, saturating
-
-SETTING = EngineSetting("graph", learners=2)
 
 
 def test_a_setting_says_what_it_is() -> None:
@@ -25,19 +22,6 @@ def test_a_setting_says_what_it_is() -> None:
     [
         (lambda: EngineSetting("graph", learners=0), "learners must be a whole number of at least 1, got 0"),
         (lambda: EngineSetting("graph", threads=True), "threads must be a whole number of at least 1, got True"),
-        (lambda: TrialResult(SETTING), "either rates or a failure, got neither for graph, 2 learners"),
-        (lambda: TrialResult(SETTING, [1.0], failure="lost"), "either rates or a failure, got both"),
-        (lambda: TrialResult(SETTING, [1.0, 0.0]), "rates must be finite and above 0, got 0.0"),
-        (lambda: TrialResult(SETTING, [math.nan]), "rates must be finite and above 0, got nan"),
-        (lambda: TrialResult(SETTING, [1.0], seconds=-1.0), "seconds must be finite and at least 0, got -1.0"),
-        (lambda: TrialResult(SETTING, [1.0], compile_s=math.inf), "compile_s must be finite and at least 0, got inf"),
-        (lambda: Candidate("graph", threads=0), "threads must be a whole number of at least 1, got 0"),
-        (lambda: Candidate("graph", counts=()), r"counts must ascend and not be empty, got \(\); use doubling"),
-        (lambda: Candidate("graph", counts=(1, 4, 2)), r"counts must ascend and not be empty, got \(1, 4, 2\)"),
-        (lambda: Candidate("graph", setup_s=-1.0), "setup_s must be finite and at least 0, got -1.0"),
-        (lambda: Candidate("graph", compile_s=math.nan), "compile_s must be finite and at least 0, got nan"),
-        (lambda: Candidate("graph", expected_gain=0.0), "expected_gain must be finite and above 0, got 0.0"),
-        (lambda: Candidate("fused", start=0), "start must be a whole number of at least 1, got 0"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Any, message: str) -> None:
