@@ -1,16 +1,24 @@
+import inspect
 import subprocess
 import sys
+import types
 
 import pytest
 
 import bow
+
+METHODS = (types.FunctionType, classmethod, property)
 
 pytestmark = pytest.mark.quick
 
 
 def test_every_public_name_is_there_and_documented() -> None:
     for name in bow.__all__:
-        assert getattr(bow, name).__doc__, name
+        public = getattr(bow, name)
+        assert public.__doc__, name
+        own = vars(public) if isinstance(public, type) else {}
+        methods = {key for key, value in own.items() if key[0] != "_" and isinstance(value, METHODS)}
+        assert [key for key in methods if not inspect.getdoc(getattr(public, key))] == [], name
 
 
 def test_importing_bow_imports_nothing_that_takes_long() -> None:

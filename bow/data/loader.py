@@ -61,11 +61,11 @@ class DatasetStream(IndexedStream):
         super().__init__(SampleOrder(num_samples(dataset), seed), batch_size, epochs)
         self._dataset = dataset
 
-    def full_round(self, start: int, learners: int) -> tuple[Any, bool]:  # noqa: D102
+    def full_round(self, start: int, learners: int) -> tuple[Any, bool]:
         size = self.batch_size
         return [self.batch(start + learner * size, size) for learner in range(learners)], False
 
-    def batch(self, start: int, count: int) -> Batch:  # noqa: D102
+    def batch(self, start: int, count: int) -> Batch:
         indices = self.order.indices(start, count).tolist()
         with PrivateRandom(derive_seed(self.order.seed, start)).active():
             return read_batch(self._dataset, indices)
@@ -128,24 +128,24 @@ class LoaderStream(BatchStream):
         self._pass: Iterator[Batch] | None = None
         self._next: Batch | None = None
 
-    def deal(self, learners: int, own: range | None = None) -> Deal | None:  # noqa: D102
+    def deal(self, learners: int, own: range | None = None) -> Deal | None:
         batches: list[Batch | None] = [self._take() for _ in range(learners)]
         if batches[0] is None:
             return None
         num_samples = sum(count_samples(batch) for batch in batches if batch is not None)
         return Deal(batches if own is None else batches[own.start : own.stop], False, num_samples, self._epoch)
 
-    def rounds_left(self, learners: int) -> int | None:  # noqa: D102
+    def rounds_left(self, learners: int) -> int | None:
         num_batches = _length(self._loader, self._loader)
         if self._epochs is None or num_batches is None:
             return None
         left = (self._epochs - self._epoch) * num_batches - self._batches_of_epoch
         return max(0, -(-left // learners))
 
-    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+    def state_dict(self) -> dict[str, Any]:
         return {"epoch": self._epoch, "batches_of_epoch": self._batches_of_epoch, "seed": self._seed}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_seed(state["seed"], self._seed)
         self._epoch = state["epoch"]
         self._batches_of_epoch = 0

@@ -142,7 +142,7 @@ class IndexedStream(BatchStream):
     def batch(self, start: int, count: int) -> Batch:
         """One batch: the `count` samples from this position on."""
 
-    def deal(self, learners: int, own: range | None = None) -> Deal | None:  # noqa: D102
+    def deal(self, learners: int, own: range | None = None) -> Deal | None:
         own = range(learners) if own is None else own
         count = learners * self.batch_size
         left = self._end - self._position
@@ -171,18 +171,18 @@ class IndexedStream(BatchStream):
         self._position += batches * self.batch_size
         return self._position // self.samples_per_epoch
 
-    def rounds_left(self, learners: int) -> int | None:  # noqa: D102
+    def rounds_left(self, learners: int) -> int | None:
         left = self._end - self._position
         return None if math.isinf(left) else max(0, math.ceil(left / (learners * self.batch_size)))
 
-    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+    def state_dict(self) -> dict[str, Any]:
         return {
             "position": self._position,
             "samples_per_epoch": self.samples_per_epoch,
             "seed": self.order.seed,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_seed(state["seed"], self.order.seed)
         if state["samples_per_epoch"] != self.samples_per_epoch:
             raise DataError(

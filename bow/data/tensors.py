@@ -137,7 +137,7 @@ class TensorStream(IndexedStream):
         """The numbers of the samples of the next full batches."""
         return self.order.indices(self._position, batches * self.batch_size)
 
-    def reside(self, device: torch.device, room_bytes: int) -> bool:  # noqa: D102
+    def reside(self, device: torch.device, room_bytes: int) -> bool:
         if self.samples.device != device:
             if self.samples.nbytes > room_bytes:
                 return False
@@ -146,12 +146,12 @@ class TensorStream(IndexedStream):
         self.resides = True
         return True
 
-    def full_round(self, start: int, learners: int) -> tuple[Any, bool]:  # noqa: D102
+    def full_round(self, start: int, learners: int) -> tuple[Any, bool]:
         indices = self.order.indices(start, learners * self.batch_size)
         if self.resides:
             return Indexed(self.samples, indices.view(learners, self.batch_size)), True
         return self.samples.gather_stacked(indices, learners), True
 
-    def batch(self, start: int, count: int) -> Batch:  # noqa: D102
+    def batch(self, start: int, count: int) -> Batch:
         indices = self.order.indices(start, count)
         return Indexed(self.samples, indices) if self.resides else self.samples.gather(indices)

@@ -17,6 +17,5 @@ from bow.devices.cuda import CudaDevice as CudaDevice
 from bow.devices.cuda import cuda_device as cuda_device
 from bow.devices.cuda import prepare_environment as prepare_environment
 from bow.devices.kernels import Kernels as Kernels
-from bow.devices.kernels import TorchKernels as TorchKernels
 from bow.devices.kernels import kernels_for as kernels_for
 from bow.devices.kernels import sgd_sma_round as sgd_sma_round

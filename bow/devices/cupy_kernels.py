@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from bow.devices.kernels import Batch, Indices, Matrix, Numbers, Row, Samples, TaskNumbers, TorchKernels, cuda_extra
+from bow.devices.kernels import Batch, Indices, Kernels, Matrix, Numbers, Row, Samples, TaskNumbers, cuda_extra
 from bow.errors import MissingDependencyError, RuntimeUnavailableError, reason
 
 SOURCES = ("dtypes.cuh", "sma.cu", "gather.cu")
@@ -26,8 +26,8 @@ MOST_CHECKED = 10_000  # launches whose tensors were found right, by their addre
 _NOTHING = contextlib.nullcontext()
 
 
-class CupyKernels:
-    """See `bow.devices.kernels.Kernels`; other dtypes than float32, float64 and bfloat16 go to `TorchKernels`.
+class CupyKernels(Kernels):
+    """The same as CUDA kernels, for float32, float64 and bfloat16; other dtypes go to PyTorch.
 
     Everything is compiled and loaded here, before any CUDA graph is captured. A launch is one kernel on the stream that
     is current in PyTorch, so that it can be captured; only the first launch of a thread asks the driver for more
@@ -35,12 +35,11 @@ class CupyKernels:
     """
 
     name = "cupy"
-    reason: str | None = None
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__()
         self._cupy = _import_cupy()
         self._device = device
-        self._torch = TorchKernels()
         self._streams: dict[int, Any] = {}
         self._checked: set[tuple[int, ...]] = set()
         self._most_blocks = BLOCKS_PER_MULTIPROCESSOR * self._num_multiprocessors()
@@ -52,7 +51,6 @@ class CupyKernels:
             self._functions = {name: module.get_function(name) for name in [*names, "gather"]}
 
     def launch_once(self) -> None:
-        """See `Kernels.launch_once`."""
         numbers = torch.zeros(6, dtype=torch.float64, device=self._device)
         finite = torch.ones(1, dtype=torch.bool, device=self._device)
         index = torch.zeros(1, dtype=torch.int64, device=self._device)
@@ -69,26 +67,23 @@ class CupyKernels:
             self.sgd_round(rows[0], rows[1], rows[2], z, z_prev, finite, numbers, True)
 
     def sma_contribute(self, weights: Matrix, z: Row, corrections: Matrix, total: Row, alpha: float) -> None:
-        """See `Kernels.sma_contribute`."""
         if weights.dtype not in SUFFIXES:
-            return self._torch.sma_contribute(weights, z, corrections, total, alpha)
+            return super().sma_contribute(weights, z, corrections, total, alpha)
         w, center, c, added = self._pointers(weights, z, corrections, total)
         arguments = (w, weights.stride(0), center, c, corrections.stride(0), added, float(alpha), *weights.shape)
         return self._launch_over_rows("sma_contribute", weights, arguments)
 
     def sma_apply(self, weights: Matrix, corrections: Matrix, z: Row, z_prev: Row, total: Row, mu: float) -> None:
-        """See `Kernels.sma_apply`."""
         if weights.dtype not in SUFFIXES:
-            return self._torch.sma_apply(weights, corrections, z, z_prev, total, mu)
+            return super().sma_apply(weights, corrections, z, z_prev, total, mu)
         w, c, center, before, added = self._pointers(weights, corrections, z, z_prev, total)
         strides = weights.stride(0), corrections.stride(0)
         arguments = (w, strides[0], c, strides[1], center, before, added, float(mu), *weights.shape)
         return self._launch_over_rows("sma_apply", weights, arguments)
 
     def sma_center(self, weights: Matrix, z: Row, z_prev: Row, z_next: Row, numbers: Numbers) -> None:
-        """See `Kernels.sma_center`."""
         if weights.dtype not in SUFFIXES:
-            return self._torch.sma_center(weights, z, z_prev, z_next, numbers)
+            return super().sma_center(weights, z, z_prev, z_next, numbers)
         w, *centers = self._pointers(weights, z, z_prev, z_next)
         arguments = (w, weights.stride(0), *centers, self._address(numbers, torch.float64), *weights.shape)
         return self._launch_over_rows("sma_center", weights, arguments)
@@ -105,9 +100,8 @@ class CupyKernels:
         numbers: Numbers,
         synchronise: bool,
     ) -> None:
-        """See `Kernels.sgd_row`."""
         if weights.dtype not in SUFFIXES:
-            return self._torch.sgd_row(weights, momentum, gradient, z, z_next, task, kept, numbers, synchronise)
+            return super().sgd_row(weights, momentum, gradient, z, z_next, task, kept, numbers, synchronise)
         rows = (weights, momentum, gradient, z, z_next)
         addresses = (*(row.data_ptr() for row in rows), task.data_ptr(), kept.data_ptr(), numbers.data_ptr())
         if addresses not in self._checked:  # looking at all of them takes longer than the launch
@@ -132,26 +126,23 @@ class CupyKernels:
         numbers: Numbers,
         synchronise: bool,
     ) -> None:
-        """See `Kernels.sgd_round`."""
         if weights.dtype not in SUFFIXES:
-            return self._torch.sgd_round(weights, momenta, gradients, z, z_prev, finite, numbers, synchronise)
+            return super().sgd_round(weights, momenta, gradients, z, z_prev, finite, numbers, synchronise)
         w, m, g, *centers = self._pointers(weights, momenta, gradients, z, z_prev)
         rows = (w, weights.stride(0), m, momenta.stride(0), g, gradients.stride(0))
         flags = (self._address(finite, torch.bool), self._address(numbers, torch.float64))
         return self._launch_over_rows("sgd_round", weights, (*rows, *centers, *flags, *weights.shape, int(synchronise)))
 
     def sma_round(self, weights: Matrix, z: Row, z_prev: Row, numbers: Numbers) -> None:
-        """See `Kernels.sma_round`."""
         if weights.dtype not in SUFFIXES:
-            return self._torch.sma_round(weights, z, z_prev, numbers)
+            return super().sma_round(weights, z, z_prev, numbers)
         w, *centers = self._pointers(weights, z, z_prev)
         arguments = (w, weights.stride(0), *centers, self._address(numbers, torch.float64), *weights.shape)
         return self._launch_over_rows("sma_round", weights, arguments)
 
     def gather(self, source: Samples, indices: Indices, out: Batch) -> None:
-        """See `Kernels.gather`."""
         if not (source.is_contiguous() and indices.is_contiguous() and out.is_contiguous()):
-            return self._torch.gather(source, indices, out)
+            return super().gather(source, indices, out)
         row_bytes = math.prod(source.shape[1:]) * source.itemsize
         pointers = (
             self._address(out, source.dtype),

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import importlib
 from collections.abc import Iterator
-from typing import Protocol
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int64, Shaped
@@ -21,44 +20,63 @@ Indices = Int64[Tensor, " batch"]
 Batch = Shaped[Tensor, "batch *sample"]
 
 
-class Kernels(Protocol):
-    """Operations over the rows of the replica matrix, on one device.
+class Kernels:
+    """Operations over the rows of the replica matrix: here by operators of PyTorch, for any device and dtype.
 
-    `weights`, `momenta`, `gradients` and `corrections` are rows of learners, whose elements lie without gaps while the
-    rows themselves may have any stride; `z`, `z_prev`, `z_next` and `total` are single rows. No operation waits for the
-    device or reads from it, so that all of them can be captured in a CUDA graph. For that, `numbers` is a tensor too:
-    `lr, momentum, weight_decay, nesterov (0 or 1), alpha, mu`; a graph that is replayed takes the values that it has by
-    then. `finite` says of which learners loss and gradient are finite.
+    The CUDA kernels override them, and are tested against them. `weights`, `momenta`, `gradients` and `corrections` are
+    rows of learners, whose elements lie without gaps while the rows themselves may have any stride; `z`, `z_prev`,
+    `z_next` and `total` are single rows. No operation waits for the device or reads from it, so that all of them can be
+    captured in a CUDA graph. For that, `numbers` is a tensor too: `lr, momentum, weight_decay, nesterov (0 or 1),
+    alpha, mu`; a graph that is replayed takes the values that it has by then. `finite` says of which learners loss and
+    gradient are finite.
 
     Attributes:
         name: in words.
         reason: why these kernels are used although there are faster ones, and the remedy; None: there are not.
+
+    Example:
+        >>> weights, z, total = torch.tensor([[1.0], [3.0]]), torch.zeros(1), torch.empty(1)
+        >>> Kernels().sma_contribute(weights, z, torch.empty(2, 1), total, alpha=0.5)
+        >>> total
+        tensor([2.])
     """
 
-    name: str
-    reason: str | None
+    name = "torch"
+
+    def __init__(self, reason: str | None = None) -> None:
+        self.reason = reason
 
     def launch_once(self) -> None:
         """Launch everything on this thread, which may capture a graph later: a first launch does more than that allows.
 
-        It computes nothing that anybody reads.
+        It computes nothing that anybody reads; PyTorch has its operators ready.
         """
-        ...
 
     def sma_contribute(self, weights: Matrix, z: Row, corrections: Matrix, total: Row, alpha: float) -> None:
         """`C = alpha (W - z)`, `total = sum_j C_j`."""
-        ...
+        with torch.no_grad(), _written(corrections, total) as (c, added):
+            torch.sub(_read(weights), _read(z), out=c)
+            c.mul_(alpha)
+            torch.sum(c, 0, out=added)
 
     def sma_apply(self, weights: Matrix, corrections: Matrix, z: Row, z_prev: Row, total: Row, mu: float) -> None:
         """`W -= C`, `z' = z + total + mu (z - z_prev)`, `z_prev = z`, `z = z'`.
 
         What `total` holds afterwards is not defined.
         """
-        ...
+        with torch.no_grad(), _written(weights, z, z_prev) as (w, central, before):
+            w.sub_(_read(corrections))
+            # What z moves by goes to the place of z_prev, which is not needed any more.
+            torch.sub(central, before, out=before).mul_(mu).add_(_read(total))
+            _advance(central, before)
 
     def sma_center(self, weights: Matrix, z: Row, z_prev: Row, z_next: Row, numbers: Numbers) -> None:
         """`z_next = z + sum_j alpha (w_j - z) + mu (z - z_prev)`; everything else is only read."""
-        ...
+        with torch.no_grad(), _written(z_next) as (following,):
+            w, central, before = _read(weights), _read(z), _read(z_prev)
+            *_, alpha, mu = numbers.to(w.dtype).unbind()
+            total = torch.sub(w, central).sum(0).mul_(alpha)
+            torch.add(central, total.addcmul_(torch.sub(central, before), mu), out=following)
 
     def sgd_row(
         self,
@@ -84,88 +102,6 @@ class Kernels(Protocol):
         that is not starts again from the central model, `z_next` when synchronising and else `z`, with m = 0; its
         gradient is not looked at. `z_next` is not read when not synchronising.
         """
-        ...
-
-    def sgd_round(
-        self,
-        weights: Matrix,
-        momenta: Matrix,
-        gradients: Matrix,
-        z: Row,
-        z_prev: Row,
-        finite: Bool[Tensor, " learners"],
-        numbers: Numbers,
-        synchronise: bool,
-    ) -> None:
-        """A whole round: `sgd_row` for every learner, and the central model when synchronising.
-
-        The weights of a learner that is not finite still take part in the sum of the corrections.
-        """
-        ...
-
-    def sma_round(self, weights: Matrix, z: Row, z_prev: Row, numbers: Numbers) -> None:
-        """`sma_contribute` and `sma_apply` of one device, with `alpha` and `mu` of `numbers`."""
-        ...
-
-    def gather(self, source: Samples, indices: Indices, out: Batch) -> None:
-        """`out[i] = source[indices[i]]`; an index out of range is an error, as in PyTorch."""
-        ...
-
-
-class TorchKernels:
-    """The kernels as operators of PyTorch: for any device and dtype, and what the CUDA kernels are tested against.
-
-    Example:
-        >>> weights, z, total = torch.tensor([[1.0], [3.0]]), torch.zeros(1), torch.empty(1)
-        >>> TorchKernels().sma_contribute(weights, z, torch.empty(2, 1), total, alpha=0.5)
-        >>> total
-        tensor([2.])
-    """
-
-    name = "torch"
-
-    def __init__(self, reason: str | None = None) -> None:
-        self.reason = reason
-
-    def launch_once(self) -> None:
-        """See `Kernels.launch_once`: PyTorch has its operators ready."""
-
-    def sma_contribute(self, weights: Matrix, z: Row, corrections: Matrix, total: Row, alpha: float) -> None:
-        """See `Kernels.sma_contribute`."""
-        with torch.no_grad(), _written(corrections, total) as (c, added):
-            torch.sub(_read(weights), _read(z), out=c)
-            c.mul_(alpha)
-            torch.sum(c, 0, out=added)
-
-    def sma_apply(self, weights: Matrix, corrections: Matrix, z: Row, z_prev: Row, total: Row, mu: float) -> None:
-        """See `Kernels.sma_apply`."""
-        with torch.no_grad(), _written(weights, z, z_prev) as (w, central, before):
-            w.sub_(_read(corrections))
-            # What z moves by goes to the place of z_prev, which is not needed any more.
-            torch.sub(central, before, out=before).mul_(mu).add_(_read(total))
-            _advance(central, before)
-
-    def sma_center(self, weights: Matrix, z: Row, z_prev: Row, z_next: Row, numbers: Numbers) -> None:
-        """See `Kernels.sma_center`."""
-        with torch.no_grad(), _written(z_next) as (following,):
-            w, central, before = _read(weights), _read(z), _read(z_prev)
-            *_, alpha, mu = numbers.to(w.dtype).unbind()
-            total = torch.sub(w, central).sum(0).mul_(alpha)
-            torch.add(central, total.addcmul_(torch.sub(central, before), mu), out=following)
-
-    def sgd_row(
-        self,
-        weights: Row,
-        momentum: Row,
-        gradient: Row,
-        z: Row,
-        z_next: Row,
-        task: TaskNumbers,
-        kept: TaskNumbers,
-        numbers: Numbers,
-        synchronise: bool,
-    ) -> None:
-        """See `Kernels.sgd_row`."""
         with torch.no_grad(), _written(weights, momentum) as (w, m):
             told = task[0] + task[1]
             finite = (told - told) == 0  # infinite minus infinite is no number
@@ -190,7 +126,10 @@ class TorchKernels:
         numbers: Numbers,
         synchronise: bool,
     ) -> None:
-        """See `Kernels.sgd_round`."""
+        """A whole round: `sgd_row` for every learner, and the central model when synchronising.
+
+        The weights of a learner that is not finite still take part in the sum of the corrections.
+        """
         with torch.no_grad(), _written(weights, momenta) as (w, m):
             steps = finite.unsqueeze(1)
             hyper = numbers.to(w.dtype).unbind()
@@ -204,7 +143,7 @@ class TorchKernels:
             torch.where(steps, moved, _read(z), out=w)
 
     def sma_round(self, weights: Matrix, z: Row, z_prev: Row, numbers: Numbers) -> None:
-        """See `Kernels.sma_round`."""
+        """`sma_contribute` and `sma_apply` of one device, with `alpha` and `mu` of `numbers`."""
         with torch.no_grad(), _written(weights, z, z_prev) as (w, central, before):
             *_, alpha, mu = numbers.to(w.dtype).unbind()
             corrections = torch.sub(w, central).mul_(alpha)
@@ -213,7 +152,7 @@ class TorchKernels:
             _advance(central, before)
 
     def gather(self, source: Samples, indices: Indices, out: Batch) -> None:
-        """See `Kernels.gather`."""
+        """`out[i] = source[indices[i]]`; an index out of range is an error, as in PyTorch."""
         with torch.no_grad():
             torch.index_select(source, 0, indices, out=out)
 
@@ -226,7 +165,7 @@ def kernels_for(device: torch.device) -> Kernels:
         'torch'
     """
     if device.type != "cuda":
-        return TorchKernels()
+        return Kernels()
     return _on_cuda(torch.cuda.current_device() if device.index is None else device.index)
 
 
@@ -235,13 +174,12 @@ def _on_cuda(index: int) -> Kernels:
     """One attempt a device: what failed once would fail again, slowly."""
     try:
         adapter = importlib.import_module("bow.devices.cupy_kernels")
-        made = adapter.CupyKernels(torch.device("cuda", index))
-        made.launch_once()  # what fails shall fail here
-        kernels: Kernels = made
+        kernels: Kernels = adapter.CupyKernels(torch.device("cuda", index))
+        kernels.launch_once()  # what fails shall fail here
     except BowError as error:
-        return TorchKernels(str(error))
+        return Kernels(str(error))
     except Exception as error:  # whatever a driver, a compiler or a cache folder comes up with
-        return TorchKernels(
+        return Kernels(
             f"the CUDA kernels cannot be used ({reason(error)}); reinstall CuPy: "
             f"pip install --force-reinstall 'bow-trainer[{cuda_extra()}]'"
         )

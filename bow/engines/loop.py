@@ -317,13 +317,13 @@ class RoundLoop(Loop):
         return outcome
 
     @property
-    def most_turns(self) -> int:  # noqa: D102
+    def most_turns(self) -> int:
         if self.context.log.spans is not None:
             return 1
         return max(1, min(self.runner.most_turns, int(TURNS_S / max(self._round_s, 1e-9))))
 
     @torch.no_grad()
-    def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> list[Turns | None] | None:  # noqa: D102
+    def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> list[Turns | None] | None:
         began = time.perf_counter()
         with out_of_memory_explained(len(self.group), self.group.device, self.settings.offload):
             taken = self.runner.turns(batches, seed_of)

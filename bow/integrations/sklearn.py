@@ -326,7 +326,7 @@ class Regressor(RegressorMixin, MemberEstimator):  # type: ignore[misc]
         """Mean of the members' predictions, in the shape of the targets."""
         return self._shaped(np.asarray(self._each(X).mean(0)))
 
-    def spread(self, X: Any) -> np.ndarray:  # noqa: D102
+    def spread(self, X: Any) -> np.ndarray:
         return self._shaped(super().spread(X))
 
     def _shaped(self, mean: np.ndarray) -> np.ndarray:

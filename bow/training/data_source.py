@@ -70,7 +70,7 @@ class PeekedStream(BatchStream):
         self._first: Deal | None = first
         self._beginning = dict(beginning)
 
-    def deal(self, learners: int, own: range | None = None) -> Deal | None:  # noqa: D102
+    def deal(self, learners: int, own: range | None = None) -> Deal | None:
         first, self._first = self._first, None
         if first is None:
             return self._stream.deal(learners, own)
@@ -82,14 +82,14 @@ class PeekedStream(BatchStream):
             return first._replace(batches=batches)
         return Deal(batches, False, first.num_samples + rest.num_samples, rest.epochs)
 
-    def rounds_left(self, learners: int) -> int | None:  # noqa: D102
+    def rounds_left(self, learners: int) -> int | None:
         batches = self._stream.rounds_left(1)
         return None if batches is None else math.ceil((batches + (self._first is not None)) / learners)
 
-    def state_dict(self) -> dict[str, Any]:  # noqa: D102
+    def state_dict(self) -> dict[str, Any]:
         return self._stream.state_dict() if self._first is None else self._beginning
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: D102
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._first = None
         self._stream.load_state_dict(state)
 

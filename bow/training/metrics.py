@@ -89,7 +89,7 @@ class Accuracy(Metric):
     def __repr__(self) -> str:
         return "Accuracy()" if self.ignore == IGNORED_LABEL else f"Accuracy(ignore={self.ignore})"
 
-    def reset(self) -> None:  # noqa: D102
+    def reset(self) -> None:
         self._correct = 0
         self._count = 0
 
@@ -102,14 +102,14 @@ class Accuracy(Metric):
             and outputs.dim() == targets.dim() + 1
         )
 
-    def update(self, outputs: Any, targets: Any) -> None:  # noqa: D102
+    def update(self, outputs: Any, targets: Any) -> None:
         classes_second = outputs.dim() > 1 and outputs.shape[:1] + outputs.shape[2:] == targets.shape
         predicted = outputs.argmax(1 if classes_second else -1)
         counted = targets != self.ignore
         self._correct += int(((predicted == targets) & counted).sum())
         self._count += int(counted.sum())
 
-    def compute(self) -> float:  # noqa: D102
+    def compute(self) -> float:
         return self._correct / max(self._count, 1)
 
 

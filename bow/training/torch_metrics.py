@@ -22,13 +22,13 @@ class TorchMetric(Metric):
     def __repr__(self) -> str:
         return repr(self._metric)
 
-    def reset(self) -> None:  # noqa: D102
+    def reset(self) -> None:
         self._metric.reset()
 
-    def applies(self, outputs: Any, targets: Any) -> bool:  # noqa: D102
+    def applies(self, outputs: Any, targets: Any) -> bool:
         return isinstance(outputs, Tensor) and isinstance(targets, Tensor)
 
-    def update(self, outputs: Any, targets: Any) -> None:  # noqa: D102
+    def update(self, outputs: Any, targets: Any) -> None:
         try:
             self._metric.to(outputs.device).update(outputs, targets)
         except (TypeError, ValueError, RuntimeError) as error:
@@ -37,7 +37,7 @@ class TorchMetric(Metric):
                 f"{list(targets.shape)} ({reason(error)}); give one that does"
             ) from error
 
-    def compute(self) -> float:  # noqa: D102
+    def compute(self) -> float:
         value: float = self._metric.compute()
         return value
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.gpu.machine import Machine
 from benchmarks.trainings import branch
-from bow.devices import Kernels, TorchKernels
+from bow.devices import Kernels
 from tests.gpu.case import Case, Skipped
 from tests.gpu.trainings import is_fake
 
@@ -96,7 +96,7 @@ def _equal(name: str, dtype: torch.dtype, machine: Machine) -> None:
             ours = _Rows(device, dtype, learners, columns)
             theirs = ours.clone()
             ours.call(machine.kernels, name, numbers, finite, synchronise)
-            theirs.call(TorchKernels(), name, numbers, finite, synchronise)
+            theirs.call(Kernels(), name, numbers, finite, synchronise)
             for row, own in vars(ours).items():
                 if row == "total" and name == "sma_apply":
                     continue  # not defined afterwards
@@ -139,7 +139,7 @@ def _captured(machine: Machine) -> None:
         with device.on(stream):
             graph.replay()
         machine.synchronize()
-        start.call(TorchKernels(), "sgd_round", numbers, finite, True)
+        start.call(Kernels(), "sgd_round", numbers, finite, True)
         machine.synchronize()
         _close(rows.w, start.w, torch.float32, "weights")
         _close(rows.z, start.z, torch.float32, "z")

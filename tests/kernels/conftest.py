@@ -34,10 +34,10 @@ def emulated(emulation: Emulation) -> EmulatedKernels:
 def kernels(request: pytest.FixtureRequest) -> Kernels:
     """Every implementation; the last is the real one, on a machine with a GPU and CuPy."""
     from bow.devices.cupy_kernels import CupyKernels
-    from bow.devices.kernels import TorchKernels
+    from bow.devices.kernels import Kernels
 
     if request.param == "torch":
-        return TorchKernels()
+        return Kernels()
     if request.param == "emulated":
         return request.getfixturevalue("emulated")
     pytest.importorskip("cupy", reason="needs CuPy")

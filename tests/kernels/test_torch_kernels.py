@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import bow
-from bow.devices.kernels import Kernels, TorchKernels
+from bow.devices.kernels import Kernels
 from bow.replicas.matrix import ReplicaMatrix
 from tests.kernels.memory import left_by_task
 
@@ -119,7 +119,7 @@ def test_nothing_is_read_on_the_host() -> None:
     w, m, g = torch.randn(3, 2, 16)
     z, z_prev, z_next = torch.randn(3, 16)
     finite, numbers = torch.tensor([True, False]), torch.rand(6, dtype=torch.float64)
-    kernels = TorchKernels()
+    kernels = Kernels()
     with _Operators() as seen:
         kernels.sgd_round(w, m, g, z, z_prev, finite, numbers, True)
         kernels.sgd_row(w[0], m[0], g[0], z, z_next, torch.ones(2), torch.empty(2), numbers, True)
@@ -136,8 +136,8 @@ def test_narrow_elements_are_computed_in_float32(dtype: torch.dtype) -> None:
     wide = [tensor.float() for tensor in tensors]
     finite = torch.tensor([True, False, True])
     numbers = torch.tensor([0.1, 0.9, 0.01, 1.0, 0.3, 0.5], dtype=torch.float64)
-    TorchKernels().sgd_round(*tensors, finite, numbers, True)
-    TorchKernels().sgd_round(*wide, finite, numbers, True)
+    Kernels().sgd_round(*tensors, finite, numbers, True)
+    Kernels().sgd_round(*wide, finite, numbers, True)
     for tensor, values in zip(tensors[:2] + tensors[3:], wide[:2] + wide[3:], strict=True):
         assert tensor.dtype == dtype
         torch.testing.assert_close(tensor, values.to(dtype), rtol=0, atol=0)
@@ -158,7 +158,7 @@ def test_captured_graph_takes_the_numbers_of_its_replay() -> None:
     from bow.devices.cupy_kernels import CupyKernels
 
     device = torch.device("cuda", 0)
-    for kernels in (CupyKernels(device), TorchKernels()):
+    for kernels in (CupyKernels(device), Kernels()):
         torch.manual_seed(0)
         w, m, g = (torch.randn(3, 1000, device=device) for _ in range(3))
         z, z_prev = torch.randn(1000, device=device), torch.randn(1000, device=device)
