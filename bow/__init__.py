@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from bow.training.config import PerRound as PerRound
     from bow.training.config import Run as Run
     from bow.training.config import Validation as Validation
-    from bow.training.evaluating import evaluate as evaluate
+    from bow.training.evaluation import evaluate as evaluate
     from bow.training.learning_rates import RangeTest as RangeTest
     from bow.training.learning_rates import WarmupCosine as WarmupCosine
     from bow.training.learning_rates import lr_range_test as lr_range_test
@@ -82,7 +82,7 @@ _HOMES = {
     "bow.planning.tiles.planning": ("plan",),
     "bow.training": ("Accuracy", "Callback", "Metric", "Replicas", "Result", "TraceRounds", "train"),
     "bow.training.config": ("PerRound", "Run", "Validation"),
-    "bow.training.evaluating": ("evaluate",),
+    "bow.training.evaluation": ("evaluate",),
     "bow.training.learning_rates": ("RangeTest", "WarmupCosine", "lr_range_test"),
     "bow.training.stopping": ("EarlyStopping",),
     "bow.tuner": ("Tuner",),

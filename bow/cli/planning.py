@@ -12,6 +12,7 @@ from rich.console import Console
 from bow.cli.planning_methods import all_methods, check_used, compared_methods, find, tower_sentences
 from bow.cli.planning_settings import PlanSettings, load, read
 from bow.cli.subject import SIZE, parts
+from bow.data import batch_length
 from bow.errors import BowError, SettingError, disk_reason, reason
 from bow.files import spare_files, write_whole
 from bow.observe.searching import measuring
@@ -33,7 +34,6 @@ from bow.planning.tiles.planning import COSTS, problem_of, topology_of
 from bow.planning.tiles.tile_costs import measured_costs
 from bow.schedule.picture import timeline_svg
 from bow.terminal import say, terminal, terminal_table
-from bow.training.evaluation import batch_length
 from bow.values import given_path
 
 TIMELINE, PICTURE = "timeline.json", "timeline.svg"  # beside the partition in a folder

@@ -15,7 +15,7 @@ from bow.data import DataSplits, evaluation_batches
 from bow.errors import DataError, ModelError, RunDirectoryError, SettingError, disk_reason, reason
 from bow.observe import RunDirectory, read_records
 from bow.observe.text import metric_text
-from bow.training.evaluating import evaluate
+from bow.training.evaluation import evaluate
 from bow.values import given_path
 
 USAGE = """\

@@ -15,4 +15,5 @@ from bow.data.splits import SyntheticSamples as SyntheticSamples
 from bow.data.stream import Batch as Batch
 from bow.data.stream import BatchStream as BatchStream
 from bow.data.stream import Deal as Deal
+from bow.data.stream import batch_length as batch_length
 from bow.data.tensors import Indexed as Indexed

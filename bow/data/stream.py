@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from jaxtyping import Int64
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from bow.errors import DataError, SettingError
 from bow.seeds import derive_seed
@@ -63,6 +64,11 @@ class SampleOrder:
 
 
 Batch: TypeAlias = Any  # a pytree of tensors with the sample dimension first; with `loss=` a pair (inputs, targets)
+
+
+def batch_length(batch: Batch) -> int:
+    """Samples in a batch: the first dimension of its first tensor; 1 where it has none."""
+    return next((len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), 1)
 
 
 class Deal(NamedTuple):

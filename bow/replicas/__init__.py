@@ -12,6 +12,7 @@ from bow.replicas.layout import ParameterLayout as ParameterLayout
 from bow.replicas.layout import Slot as Slot
 from bow.replicas.matrix import ReplicaMatrix as ReplicaMatrix
 from bow.replicas.model import has_lazy_modules as has_lazy_modules
+from bow.replicas.model import in_mode as in_mode
 from bow.replicas.model import num_trainable as num_trainable
 from bow.replicas.model import prepare_template as prepare_template
 from bow.replicas.optimizer import OptimizerFactory as OptimizerFactory

@@ -1,5 +1,6 @@
 """From a user's model to a template that can be replicated, and from the template to its replicas."""
 
+import contextlib
 import copy
 import inspect
 import itertools
@@ -30,6 +31,18 @@ def prepare_template(model: nn.Module | Callable[[], nn.Module], seed: int) -> n
         raise ModelError(f"the model is wrapped in {wrappers.pop()}; pass the plain module, bow replicates it itself")
     refuse_parameter_hooks(template)
     return template
+
+
+@contextlib.contextmanager
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """A model, with all of its modules, is in training or evaluation mode meanwhile."""
+    modes = {module: module.training for module in model.modules()}
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, before in modes.items():
+            module.training = before
 
 
 def has_lazy_modules(model: nn.Module) -> bool:

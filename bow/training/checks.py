@@ -22,7 +22,7 @@ from bow.engines import Batch, Loss, Step, check_loss, choose_engine, own_loss, 
 from bow.engines.config import ROUND_CAPTURED, Engine
 from bow.errors import BowError, DataError, ModelError, ScheduleError, SettingError, reason
 from bow.graph.outside import OutsideTensors
-from bow.replicas import buffer_state, has_lazy_modules, load_buffers
+from bow.replicas import buffer_state, has_lazy_modules, in_mode, load_buffers
 from bow.schedule import OrderedSchedule, Schedule
 from bow.sync import Synchroniser
 from bow.training.metrics import IGNORED_LABEL, Metric, reached
@@ -299,14 +299,12 @@ def check_first_batch(
         return
     device = next((p.device for p in template.parameters()), torch.device("cpu"))
     batch = tree_map_only(Tensor, lambda t: t.to(device, copy=True), batch)  # a step may change it in place
-    modes = {module: module.training for module in template.modules()}
     buffers = {} if has_lazy_modules(template) else buffer_state(template)  # some models count their calls
     attributes = [(vars(module), _shallow(vars(module))) for module in template.modules()]
     trained = {} if has_lazy_modules(template) else {n: p for n, p in template.named_parameters() if p.requires_grad}
     versions = {name: parameter._version for name, parameter in trained.items()}
-    template.eval()
     try:
-        with torch.random.fork_rng(devices=[]):
+        with in_mode(template, False), torch.random.fork_rng(devices=[]):
             with torch.set_grad_enabled(data == "data"):
                 if loss is None:
                     result = step(template, batch)
@@ -328,8 +326,6 @@ def check_first_batch(
             f"({type(error).__name__}: {reason(error)}); check that they fit the data"
         ) from error
     finally:
-        for module, training in modes.items():
-            module.training = training
         load_buffers(template, buffers)
         for now, before in attributes:
             _forget_graphs(now, before)

@@ -5,15 +5,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bow.data import Batch, BatchStream, Deal, open_stream
+from bow.data import Batch, BatchStream, Deal, batch_length, open_stream
 from bow.data.stream import IndexedStream
 from bow.engines import Batches, Stacked
 from bow.engines.eager import batch_of
 from bow.errors import DataError
+from bow.observe.text import learners_text
 from bow.seeds import derive_seed
-from bow.tuner.trial import count_text
 
 TRIALS = 2
 """Tells the seed of the batches of trials from those of training."""
@@ -35,7 +35,7 @@ class DataSource:
         deal = stream.deal(1)
         if deal is None:
             raise DataError("the data gave no batch, got an empty stream; give at least one sample")
-        self.example: Batch = copied(first_batch(deal))
+        self.example: Batch = copied(batch_of(batches_in(deal), 0))
         self.stream: BatchStream = PeekedStream(stream, deal, beginning)
         if isinstance(stream, IndexedStream):
             stream.load_state_dict(beginning)
@@ -44,12 +44,12 @@ class DataSource:
     @property
     def batch_size(self) -> int:
         """Samples of a batch; of the first one, where a loader decides it batch by batch."""
-        return self.stream.batch_size or num_samples(self.example)
+        return self.stream.batch_size or batch_length(self.example)
 
     @property
     def usual_batch(self) -> int | None:
         """The first dimension of all batches but short ones; None where a loader counts something else there."""
-        return self.stream.batch_size if self.stream.batch_size == num_samples(self.example) else None
+        return self.stream.batch_size if self.stream.batch_size == batch_length(self.example) else None
 
     def feed(self) -> "TrialFeed":
         """Batches for trials, which take nothing from the training."""
@@ -100,7 +100,7 @@ class TrialFeed:
     def __init__(self, stream: BatchStream | None, example: Batch) -> None:
         self.stream = stream
         self._example = example
-        self._num_samples = num_samples(example)
+        self._num_samples = batch_length(example)
 
     def deal(self, learners: int) -> tuple[Batches, int]:
         """The batches of a round, and how many samples they have."""
@@ -108,7 +108,7 @@ class TrialFeed:
             return [copied(self._example) for _ in range(learners)], learners * self._num_samples
         deal = self.stream.deal(learners)
         assert deal is not None
-        return Stacked(deal.batches) if deal.stacked else deal.batches, deal.num_samples
+        return batches_in(deal), deal.num_samples
 
 
 def check_round(stream: BatchStream, learners: int) -> None:
@@ -116,7 +116,7 @@ def check_round(stream: BatchStream, learners: int) -> None:
     samples, batch = stream.samples_per_epoch, stream.batch_size
     if samples is not None and batch is not None and samples < batch * learners:
         raise DataError(
-            f"the data have {samples} samples and one round of {count_text(learners)} with batch_size={batch} takes "
+            f"the data have {samples} samples and one round of {learners_text(learners)} with batch_size={batch} takes "
             f"{batch * learners}; use {'fewer learners, ' if learners > 1 else ''}smaller batches or more data"
         )
 
@@ -126,15 +126,9 @@ def copied(batch: Batch) -> Batch:
     return tree_map_only(Tensor, Tensor.clone, batch)
 
 
-def first_batch(deal: Deal) -> Batch:
-    """The first learner's batch."""
-    return tree_map(lambda t: t[0], deal.batches) if deal.stacked else deal.batches[0]
-
-
-def num_samples(batch: Batch) -> int:
-    """Samples in a batch, the first dimension of its first tensor; 1 where it has none."""
-    leaves = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim() > 0)
-    return next(map(len, leaves), 1)
+def batches_in(deal: Deal) -> Batches:
+    """The batches of a round, as engines take them."""
+    return Stacked(deal.batches) if deal.stacked else deal.batches
 
 
 def dealt_again(deals: Sequence[Deal], learners: int) -> list[Deal]:
@@ -147,7 +141,7 @@ def dealt_again(deals: Sequence[Deal], learners: int) -> list[Deal]:
 
 def _dealt(batches: list[Batch], learners: int, epochs: int) -> Deal:
     sit_out = [None] * (learners - len(batches))
-    return Deal([*batches, *sit_out], False, sum(map(num_samples, batches)), epochs)
+    return Deal([*batches, *sit_out], False, sum(map(batch_length, batches)), epochs)
 
 
 def batches_of(deal: Deal) -> list[Batch]:

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from bow.data import Deal
-from bow.engines import Outcome, Stacked
+from bow.engines import Outcome
 from bow.errors import DeviceMemoryError
 from bow.training.agreement import Agreement
 from bow.training.callbacks import Hooks
 from bow.training.context import RunContext
-from bow.training.data_source import dealt_again
+from bow.training.data_source import batches_in, dealt_again
 from bow.training.evaluation import Evaluations
 from bow.training.round_batches import MAX_BYTES_TOGETHER, num_bytes
 from bow.training.run_records import RunRecords
@@ -68,7 +68,7 @@ class Dealing:
         left = list(deals)
         while left:
             before, learners = self._replicas.rounds, self._replicas.learners
-            together = [Stacked(deal.batches) if deal.stacked else deal.batches for deal in left]
+            together = list(map(batches_in, left))
             try:
                 return [*ran, *zip(left, self._replicas.rounds_at_once(together), strict=True)]
             except DeviceMemoryError as error:

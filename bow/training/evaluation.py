@@ -1,4 +1,4 @@
-"""Evaluating the central model: when, and one pass over the validation data."""
+"""Evaluating a model: one pass over the validation data, when a training does so, and `bow.evaluate`."""
 
 import contextlib
 import copy
@@ -10,20 +10,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, IterableDataset
 
-from bow.data import Batch, evaluation_batches, is_in_memory, open_stream
-from bow.engines import LearningConfig, Loss, autocast, loss_of, outputs_of, own_loss
+from bow.data import Batch, batch_length, evaluation_batches, is_in_memory, open_stream
+from bow.engines import Engine, LearningConfig, Loss, Step, autocast, loss_of, outputs_of, own_loss
+from bow.engines.eager import batch_of
 from bow.engines.loop import MAX_ROUNDS_TOGETHER
 from bow.engines.thread_pool import num_threads
-from bow.errors import DataError, SettingError
-from bow.replicas import recalibrate
+from bow.errors import BowError, DataError, ModelError, SettingError, reason
+from bow.replicas import in_mode, recalibrate
 from bow.seeds import derive_seed
 from bow.training.best import BestEvaluation, BestModel
-from bow.training.checks import num_not_finite
+from bow.training.checks import check_objects, check_step, num_not_finite
 from bow.training.context import Learners, RunContext
-from bow.training.metrics import Metric, check_names, reached
+from bow.training.data_source import batches_in
+from bow.training.metrics import Accuracy, Metric, as_metrics, check_names, reached
 from bow.training.replicas import Replicas
 from bow.training.run_records import RunRecords
 
@@ -128,6 +130,59 @@ class Evaluator:
             raise DataError(EMPTY)
         means = {name: total / count for name, total in sums.items()}
         return means | {metric.name: _computed(metric) for metric in applying or []}
+
+
+def evaluate(
+    model: nn.Module,
+    data: Any,
+    metrics: Sequence[Metric] = (Accuracy(),),
+    *,
+    loss: Loss | None = None,
+    step: Step | None = None,
+    batch_size: int | None = None,
+    precision: str | None = None,
+) -> dict[str, float]:
+    """Loss and metrics of a model on data, as a training computes them after every epoch.
+
+    Args:
+        model: in evaluation mode meanwhile; where it is, batches go.
+        data: as for `bow.train`; in order, once.
+        metrics: what it is measured by; those that do not apply are left out.
+        loss: `loss(outputs, targets) -> scalar`, a mean over samples; without it there are metrics alone, and of a
+            model that computes its loss itself, its own.
+        step: instead: what `step(model, batch)` returns.
+        batch_size: samples of a batch; None: 256, or the `DataLoader`'s own.
+        precision: `"bfloat16"` for autocast; None is the model's own dtype.
+
+    Returns:
+        Values by name.
+
+    Raises:
+        BowError: an argument that cannot be carried out; the message names the value and the remedy.
+
+    Example:
+        >>> inputs = torch.eye(3)
+        >>> evaluate(nn.Identity(), (inputs, torch.tensor([0, 1, 0])))
+        {'accuracy': 0.6666666666666666}
+    """
+    if not isinstance(model, nn.Module):
+        raise SettingError(f"model must be a module, got {type(model).__name__}; give result.model")
+    metrics = as_metrics(metrics)
+    check_objects("metrics", metrics, Metric)
+    check_names("a metric", [getattr(metric, "name", None) for metric in metrics])
+    task = LearningConfig(check_step(loss, step), engine=Engine(precision=precision))
+    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    evaluator = Evaluator(data, loss, metrics, batch_size)
+    try:
+        with in_mode(model, False):
+            return evaluator(model, device, task)
+    except BowError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"the model, its loss or a metric fails on the data ({type(error).__name__}: {reason(error)}); check that "
+            "they fit"
+        ) from error
 
 
 class Evaluations:
@@ -257,11 +312,6 @@ def _moving_average(decay: float | None, replicas: Learners) -> "MovingAverage |
     return MovingAverage(replicas, decay)
 
 
-def batch_length(batch: Any) -> int:
-    """Samples in a batch: the first dimension of its first tensor."""
-    return next((len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), 1)
-
-
 def recalibrate_central(replicas: Learners, data: Any, batch_size: int | None, seed: int) -> None:
     """Measure the central model's batch-norm statistics on some batches of training data, drawn at random.
 
@@ -290,7 +340,7 @@ def _some_batches(data: Any, batch_size: int | None, seed: int) -> Iterator[Batc
     stream = open_stream(source, **size, steps=RECALIBRATION_BATCHES if endless else None, seed=seed)
     deals = iter(lambda: stream.deal(1), None)
     for deal in itertools.islice(deals, RECALIBRATION_BATCHES):
-        yield tree_map_only(Tensor, lambda t: t[0], deal.batches) if deal.stacked else deal.batches[0]
+        yield batch_of(batches_in(deal), 0)
 
 
 def _second_loader(loader: DataLoader[Any]) -> DataLoader[Any]:

@@ -11,9 +11,10 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from bow.engines import Loss, Stacked
+from bow.engines import Loss
 from bow.errors import SettingError
 from bow.training.config import PerRound, SchedulerFactory, TrainConfig
+from bow.training.data_source import batches_in
 from bow.training.preparation import prepare
 from bow.values import number, whole
 
@@ -156,7 +157,7 @@ def lr_range_test(
             rate = first * (last / first) ** (index / (rounds - 1))
             for group, share in zip(groups, shares, strict=True):
                 group["lr"] = rate * share
-            value = float(replicas.round(Stacked(deal.batches) if deal.stacked else deal.batches).nanmean())
+            value = float(replicas.round(batches_in(deal)).nanmean())
             rates.append(rate)
             losses.append(value)
             if not math.isfinite(value) or value > WORSE * max(min(losses), 1e-12):

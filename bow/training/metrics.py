@@ -1,13 +1,15 @@
 """What the central model is measured by."""
 
 import abc
+import copy
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bow.errors import SettingError
+from bow.errors import SettingError, reason
 from bow.observe.records import FIELDS
 
 RESERVED = FIELDS | {"loss"}
@@ -113,13 +115,50 @@ class Accuracy(Metric):
         return self._correct / max(self._count, 1)
 
 
+class TorchMetric(Metric):
+    """A metric of torchmetrics, under a name."""
+
+    def __init__(self, name: str, metric: Any) -> None:
+        self.name = name
+        self.higher_is_better = is_higher_better(name, metric.higher_is_better)
+        self._metric = copy.deepcopy(metric)  # those of a collection share what they gather
+
+    def __repr__(self) -> str:
+        return repr(self._metric)
+
+    def reset(self) -> None:
+        self._metric.reset()
+
+    def applies(self, outputs: Any, targets: Any) -> bool:
+        return isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+
+    def update(self, outputs: Any, targets: Any) -> None:
+        try:
+            self._metric.to(outputs.device).update(outputs, targets)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise SettingError(
+                f"the metric {self.name} of torchmetrics does not take outputs {list(outputs.shape)} with targets "
+                f"{list(targets.shape)} ({reason(error)}); give one that does"
+            ) from error
+
+    def compute(self) -> float:
+        value: float = self._metric.compute()
+        return value
+
+
 def as_metrics(metrics: Any) -> Any:
-    """Metrics, of which some may be those of torchmetrics."""
+    """Metrics, with those of torchmetrics wrapped and its collections taken apart."""
     if not isinstance(metrics, Sequence) or not any(isinstance(each, nn.Module) for each in metrics):
         return metrics
-    from bow.training.torch_metrics import wrapped  # which few trainings have
-
-    return wrapped(metrics)
+    found: list[Any] = []
+    for each in metrics:
+        if isinstance(each, nn.ModuleDict):
+            found += [TorchMetric(name, metric) for name, metric in each.items()]
+        elif isinstance(each, nn.Module) and hasattr(each, "higher_is_better"):
+            found.append(TorchMetric(re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", type(each).__name__).lower(), each))
+        else:
+            found.append(each)
+    return found
 
 
 def is_higher_better(metric: str, higher: bool | None) -> bool:

@@ -1,9 +1,8 @@
 """Learners whose operators run in tiles on several devices, as a training wants them."""
 
-import contextlib
 import copy
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +20,7 @@ from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime, cap
 from bow.planning.tiles.agreement import check_agreement
 from bow.planning.tiles.capture import refusal
 from bow.planning.tiles.process_group import wait_for
+from bow.replicas import in_mode
 from bow.schedule import Timeline
 from bow.seeds import derive_seed
 from bow.training.replicas import TimelineRecorder
@@ -59,7 +59,7 @@ def captured_step(replicas_config: ReplicasConfig, batch: Batch) -> CapturedOper
         captured = captured_again(replicas_config, batch)
         name = frozen.changed()
         if name is None and captured.equals(before, model):
-            with _training(model):
+            with in_mode(model, True):
                 check_agreement(captured, model, batch, step)
             return captured
         before = captured
@@ -73,20 +73,8 @@ def _quoted(name: str | None) -> str:
 
 def captured_again(replicas_config: ReplicasConfig, batch: Batch) -> CapturedOperators:
     """The operators of the learners' step as it is now."""
-    with _training(replicas_config.model):
+    with in_mode(replicas_config.model, True):
         return capture_operators(replicas_config.model, batch, step=replicas_config.task.step)
-
-
-@contextlib.contextmanager
-def _training(model: nn.Module) -> Iterator[None]:
-    """Have a model in training mode."""
-    modes = {module: module.training for module in model.modules()}
-    model.train()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 @dataclass(frozen=True)

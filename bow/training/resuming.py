@@ -22,18 +22,6 @@ from bow.training.context import Learners
 from bow.training.data_source import DataSource
 from bow.training.replicas_state import part_of, refusing_damage
 
-RENAMED = {
-    "lr_scheduler": "scheduler",
-    "lr_rounds": "rounds of the scheduler",
-    "lr_interval": "scheduler stepped per",
-    "buffers": "validation.buffers",
-    "ema": "validation.ema",
-    "accumulate": "engine.accumulate",
-    "precision": "engine.precision",
-    "dispatch": "engine.dispatch",
-}
-"""What checkpoints call settings that have another name now."""
-
 
 def learners_to_resume(state: Mapping[str, Any], asked_for: int | None, world: World) -> int:
     """With how many learners this device goes on.
@@ -56,19 +44,19 @@ def trajectory(config: TrainConfig, opened: DataSource, rounds: int | None) -> d
         "loss": config.loss,
         "step": config.step,
         "sync": config.sync,
-        "lr_scheduler": config.scheduler_factory,
-        "lr_interval": "round" if config.is_per_round else "epoch",
-        "precision": config.engine.precision,
+        "scheduler": config.scheduler_factory,
+        "scheduler stepped per": "round" if config.is_per_round else "epoch",
+        "engine.precision": config.engine.precision,
         "clip_norm": config.clip_norm,
-        "buffers": config.validation.buffers,
-        "ema": config.validation.ema,
-        "accumulate": config.engine.accumulate,
+        "validation.buffers": config.validation.buffers,
+        "validation.ema": config.validation.ema,
+        "engine.accumulate": config.engine.accumulate,
         "on_nan": config.on_nan,
-        "dispatch": config.engine.dispatch,
+        "engine.dispatch": config.engine.dispatch,
     }
     values = {name: plain(value) for name, value in compared.items()} | {"batch_size": opened.stream.batch_size}
     if asks_for_rounds(config.scheduler_factory):
-        values["lr_rounds"] = rounds
+        values["rounds of the scheduler"] = rounds
     if isinstance(opened.stream, TensorStream):  # other data may draw what they give from random numbers of their own
         dense = [leaf[0].cpu() for leaf in tree_leaves(opened.example) if leaf.layout == torch.strided]
         sample = b"".join(leaf.resolve_conj().reshape(-1).view(torch.uint8).numpy().tobytes() for leaf in dense)
@@ -123,10 +111,9 @@ def _warn_of_another_trajectory(saved: Mapping[str, Any], given: Mapping[str, An
         if name == "data":
             said = "is given other data than it was started with; it goes on with the new ones"
         else:
-            of_scheduler = name in ("lr_scheduler", "lr_rounds") and keeps_scheduler
+            of_scheduler = name in ("scheduler", "rounds of the scheduler") and keeps_scheduler
             its = "that of its checkpoint" if of_scheduler else "the new one"
-            now = RENAMED.get(name, name)
-            said = f"was started with {now}={saved[name]!r}, got {now}={given[name]!r}; it goes on with {its}"
+            said = f"was started with {name}={saved[name]!r}, got {name}={given[name]!r}; it goes on with {its}"
         warnings.warn(f"the training to be resumed {said}", stacklevel=4)
 
 

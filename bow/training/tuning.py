@@ -16,7 +16,7 @@ from bow.compiling import cache_folder
 from bow.devices import available_cores, threads_loss
 from bow.engines.choice import MIN_ROUNDS_PER_EPOCH
 from bow.errors import SettingError
-from bow.observe.text import duration_text
+from bow.observe.text import duration_text, learners_text
 from bow.runtime.loading import BUILD_S, can_be_built, is_built
 from bow.training.candidates import ENGINES_CPU, MOST_CUDA, Request, lanes, most_tried
 from bow.training.checks import engine_for
@@ -210,8 +210,7 @@ def _by_rule(request: Request, replicas_config: ReplicasConfig, rule: int, why: 
     if request.engine == "auto" and engine == "eager" and replicas_config.on_cpu and can_be_built():
         why += f"; python -m bow.runtime builds what engine graph needs, in {BUILD_S:.0f} s"
     count = max(1, replicas_config.most_learners(engine, rule)) if request.learners == "auto" else request.learners
-    chosen = "1 learner" if count == 1 else f"{count} learners"
-    summary = f"{engine}, {chosen}, by rule of thumb: {why}"
+    summary = f"{engine}, {learners_text(count)}, by rule of thumb: {why}"
     return Tuned(engine, count, None, request.compile, "rule", summary, signals=signals)
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from bow.tuner.trial import Candidate, EngineSetting, ThroughputCurve, TrialResult, count_text
+from bow.observe.text import learners_text
+from bow.tuner.trial import Candidate, EngineSetting, ThroughputCurve, TrialResult
 
 # Noise of one result is taken to be at least this: a handful of measurements can agree by chance
 NOISE_FLOOR = 0.005
@@ -105,7 +106,7 @@ class TrialRecord:
         self.refused.pop(setting, None)
         self._scores.clear()  # every result says something about the noise of all
         self.__dict__.pop("noise", None)
-        learners = count_text(setting.learners)
+        learners = learners_text(setting.learners)
         if result.out_of_memory or result.no_room:
             why = f"{learners} ran out of memory" if result.out_of_memory else f"there is no room for {learners}"
             self.walls[setting.engine] = setting.learners, why

@@ -5,6 +5,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bow.observe.text import learners_text
 from bow.values import whole
 
 ENOUGH_TO_GIVE_UP = 2  # so many repeats are made even where there is no hope
@@ -23,7 +24,7 @@ class EngineSetting:
         whole("threads", self.threads)
 
     def __str__(self) -> str:
-        words = [self.engine, count_text(self.learners)]
+        words = [self.engine, learners_text(self.learners)]
         return ", ".join(words + ([f"{self.threads} threads"] if self.threads > 1 else []))
 
 
@@ -65,11 +66,6 @@ class TrialResult:
     failure: str | None = None  # why nothing was measured, in a few words; None where something was
     out_of_memory: bool = False  # whether that is the reason: a wall for more learners, and for nothing else
     no_room: bool = False  # whether it was refused before it ran, for want of room: a wall as well
-
-
-def count_text(learners: int) -> str:
-    """So many learners, in words."""
-    return "1 learner" if learners == 1 else f"{learners} learners"
 
 
 def doubling(most: int) -> tuple[int, ...]:

@@ -11,8 +11,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 import bow
+from bow.data import batch_length
 from bow.errors import DataError, SettingError
-from bow.training.evaluation import Evaluator, batch_length, recalibrate_central
+from bow.training.evaluation import Evaluator, recalibrate_central
 from tests.grouped import of_replicas
 
 Train = Callable[..., bow.Result]
