@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from bow.devices import StreamDevice, available_cores
+from bow.interruption import Interruption
 from bow.members.cohort import Cohort
 from bow.members.config import SweepConfig
 from bow.members.feed import SharedSamples
@@ -23,7 +24,6 @@ from bow.members.search import Ask
 from bow.members.stopping import Halving
 from bow.training.checkpoint import CheckpointTimer
 from bow.training.evaluation import Evaluator
-from bow.training.interruption import Interruption
 from bow.training.metrics import reached
 
 MOST_ROWS = 16

@@ -20,6 +20,7 @@ from bow.engines.config import Engine
 from bow.engines.thread_pool import num_threads
 from bow.errors import SettingError, reason
 from bow.forking import begin_to_compute
+from bow.interruption import end_as_asked
 from bow.members.config import Dealing, SweepConfig
 from bow.members.feed import SharedSamples
 from bow.members.loop import SweepLoop
@@ -38,7 +39,6 @@ from bow.training.config import PerRound, Run, SchedulerFactory, TrainConfig
 from bow.training.data_source import DataSource, check_round
 from bow.training.description import provenance
 from bow.training.epoch import MOST_LOST
-from bow.training.interruption import end_as_asked
 from bow.training.replicas import DEFAULT_OPTIMIZER
 from bow.training.stopping import directed, names_of_epochs
 from bow.values import whole

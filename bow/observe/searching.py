@@ -2,13 +2,13 @@
 
 import contextlib
 import signal
-import threading
 from collections.abc import Callable, Iterator
-from types import FrameType
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
+
+from bow.interruption import Interruption
 
 
 @contextlib.contextmanager
@@ -18,13 +18,14 @@ def watched(budget_s: float | None, console: Console) -> Iterator[Callable[[floa
     Ctrl-C ends the search, which then keeps the best so far. A second Ctrl-C is a `KeyboardInterrupt`: a search in this
     process keeps its best even so, one in worker processes does not.
     """
-    with _bar("searching", "{task.description}", console) as bar, _interruptible() as is_interrupted:
+    interruption = Interruption([signal.SIGINT])
+    with _bar("searching", "{task.description}", console) as bar, interruption.watched():
         task = bar.add_task("", total=budget_s)
 
         def tell(seconds: float, proposals: int, best_ns: float) -> bool:
             said = f"best {best_ns / 1e6:.3f} ms, {proposals:,} looked at"
             bar.update(task, completed=seconds, description=said)
-            return not is_interrupted()
+            return interruption.signal is None
 
         yield tell
 
@@ -54,24 +55,3 @@ def _bar(what: str, how_far: str, console: Console, auto_refresh: bool = True) -
         disable=not console.is_terminal,
         auto_refresh=auto_refresh,
     )
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed meanwhile; the second one raises `KeyboardInterrupt` as ever."""
-    pressed = threading.Event()
-    is_main = threading.current_thread() is threading.main_thread()
-    before = signal.getsignal(signal.SIGINT) if is_main else None
-    if before is None:  # only the main thread has handlers, and one that is not Python's could not be put back
-        yield pressed.is_set
-        return
-
-    def note(number: int, frame: FrameType | None) -> None:
-        pressed.set()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield pressed.is_set
-    finally:
-        signal.signal(signal.SIGINT, before)

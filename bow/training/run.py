@@ -12,6 +12,7 @@ from bow.data import Deal
 from bow.engines import Outcome
 from bow.engines.restarts import REMEDY
 from bow.errors import DivergenceError, SettingError
+from bow.interruption import Interruption
 from bow.observe import ProgressBar
 from bow.training.agreement import Agreement
 from bow.training.callbacks import Hooks
@@ -20,7 +21,6 @@ from bow.training.context import RunContext
 from bow.training.dealing import Dealing
 from bow.training.epoch import Epoch, mean_loss
 from bow.training.evaluation import Evaluations
-from bow.training.interruption import Interruption
 from bow.training.metrics import check_names
 from bow.training.replicas import Replicas, remember
 from bow.training.result import Result, has_ties, save_results

@@ -22,6 +22,7 @@ from bow.engines.config import Engine
 from bow.errors import RunDirectoryError
 from bow.files import save_text
 from bow.forking import begin_to_compute
+from bow.interruption import end_as_asked
 from bow.observe import ProgressBar, RunDirectory, RunLock
 from bow.replicas import OptimizerFactory
 from bow.sync import Synchroniser
@@ -30,7 +31,6 @@ from bow.training.checkpoint import delete_checkpoints_after, meant, open_checkp
 from bow.training.checks import check_scheduler_lasts, make_scheduler, warn_of_first_come
 from bow.training.config import PerRound, Run, SchedulerFactory, TrainConfig
 from bow.training.context import Learners, Position, RunContext
-from bow.training.interruption import end_as_asked
 from bow.training.moved import refuses_moved
 from bow.training.preparation import Prepared, prepare
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC

@@ -1,9 +1,9 @@
-"""Ctrl-C, SIGTERM, a closed terminal: a training writes a checkpoint and ends; asked again, it ends at once."""
+"""Ctrl-C, SIGTERM, a closed terminal: what is at work ends in its own way; asked again, it ends at once."""
 
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
 
@@ -11,9 +11,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """Remembers the first signal; behind it, signals do again what they did before the training."""
+    """Remembers the first signal; behind it, signals do again what they did before."""
 
-    def __init__(self) -> None:
+    def __init__(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
+        self._signals = signals
         self.signal: int | None = None
         """The signal that has come; None: none has."""
         self._before: dict[int, signal._HANDLER] = {}
@@ -24,7 +25,7 @@ class Interruption:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        for number in SIGNALS:
+        for number in self._signals:
             before = signal.getsignal(number)
             if before not in (signal.SIG_IGN, None):  # rank 0 hears of Ctrl-C for all; None: not Python's to change
                 self._before[number] = before
