@@ -43,11 +43,7 @@ def cache_folder() -> Path:
 
 
 def built(folder: str, name: str, make: Callable[[Path], None]) -> Path:
-    """The file `name` of a folder in the cache; where it is not there yet, `make` writes it.
-
-    One process makes it while others wait for it, and a file appears whole or not at all. What a process has left that
-    died meanwhile, the next one deletes.
-    """
+    """The file `name` of a folder in the cache; where it is not there yet, `make` writes it, in one process."""
     path = cache_folder() / folder / name
     if _is_whole(path) and _held(path):
         with contextlib.suppress(OSError):
@@ -121,10 +117,7 @@ def cached_files() -> list[tuple[float, int, Path]]:
 
 
 def trim_cache(most_bytes: int = MOST_BYTES) -> int:
-    """Delete what has not been used for longest until the rest has so many bytes; returns how many have gone.
-
-    What a process has taken from the cache stays until that process ends.
-    """
+    """Delete what has not been used for longest until the rest has so many bytes; returns how many have gone."""
     files = cached_files()
     held = begun = sum(size for _, size, _ in files)
     for _, size, path in files:

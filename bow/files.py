@@ -19,10 +19,7 @@ DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, Recurs
 
 
 class Expendable:
-    """A text stream whose failures end nothing: when it cannot be written any more, what it is given is dropped.
-
-    Standard output can be a pipe whose reader has gone, a file on a full disk, or closed.
-    """
+    """A text stream whose failures end nothing: when it cannot be written any more, what it is given is dropped."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream

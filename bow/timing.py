@@ -28,18 +28,7 @@ def time_in_turns(
     progress: Callable[[str], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, tuple[float, ...]]:
-    """Seconds of a run, by case and turn.
-
-    All cases have a measurement window before any has the next, every other time in reverse order.
-
-    Args:
-        cases: by name.
-        turns: measurement windows of each case.
-        window_s: seconds of a window; it has one run at least.
-        warm_up: runs of a case before its first window; before others there is one, which wakes its threads.
-        progress: is told which turn it is.
-        clock: seconds that only go up.
-    """
+    """Seconds of a run, by case and turn; every case has a window before any has the next, in changing order."""
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     try:
         for turn in range(turns):

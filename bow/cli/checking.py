@@ -18,10 +18,7 @@ NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true o
 
 
 def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], prefix: str = "") -> None:
-    """Check that a function takes these arguments, by name and, where its annotations are plain, by type.
-
-    What has no signature, as some classes written in C, is not checked.
-    """
+    """Check that a function, if it has a signature, takes these arguments, by name and by plain annotations."""
     try:
         parameters = inspect.signature(function).parameters
     except (ValueError, TypeError):

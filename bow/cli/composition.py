@@ -62,18 +62,14 @@ class Composition:
 
 
 def compose(overrides: Sequence[str]) -> Composition:
-    """Compose the settings of one run.
-
-    A group that the command line chooses comes without what the recipe says about that group: values that suit
-    the recipe's own optimizer mean nothing to another one. For the same reason `scheduler={_target_: NAME, ...}`
-    is the whole scheduler, and nothing of the recipe's stays in it.
-    """
+    """Compose the settings of one run; what is described by its `_target_` as a whole stands alone."""
     with _hydra():
         parsed = _parse(_with_library(overrides))
         _refuse_doubtful(parsed)
         in_parts = [override for override in parsed if not _is_whole(override)]
         config = _compose(in_parts)
         choices = _choices(config)
+        # What a recipe says of a group that was chosen suits its own: values for one optimizer mean nothing to another.
         if foreign := _foreign_to_recipe(parsed, choices):
             about = {*foreign, "hydra"}
             own = [override for override in in_parts if str(override.key_or_group).split(".")[0] in about]

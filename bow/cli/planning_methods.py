@@ -148,11 +148,7 @@ def _placed(problem: Problem, method: str, settings: SearchSettings, console: Co
 
 
 def tower_sentences(problem: Problem) -> Iterator[str]:
-    """What towers take: data parallelism with the weights on a processor, a step in which each accelerator has a batch.
-
-    References:
-        Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 4.4.
-    """
+    """What towers take: data parallelism with the weights on a processor, each accelerator with a batch."""
     from bow.planning.placement.evaluation import SimulatedEvaluator
     from bow.planning.placement.groups import module_groups
     from bow.planning.placement.towers import Towers, towers

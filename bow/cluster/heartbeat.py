@@ -24,10 +24,7 @@ EXIT_STATUS = 75  # of a process that ends since another one hangs: it may be st
 
 
 class Liveness:
-    """Which processes have shown no sign of life for too long: signs and times in, no clock of its own.
-
-    Time in which the listener itself was stopped or got no core hardly counts: it could not listen then.
-    """
+    """Which processes have shown no sign of life for too long: signs and times in, no clock of its own."""
 
     def __init__(self, names: Sequence[int], missed_s: float) -> None:
         self._missed_s = missed_s
@@ -36,7 +33,7 @@ class Liveness:
 
     def update(self, signs: Mapping[int, object], after_s: float) -> None:
         """Take in the current signs of life, `after_s` seconds after the last update."""
-        self._now += min(after_s, self._missed_s / 3)
+        self._now += min(after_s, self._missed_s / 3)  # a listener that was stopped itself could not listen
         for name, sign in signs.items():
             if sign != self._last[name][0]:
                 self._last[name] = sign, self._now
@@ -48,12 +45,7 @@ class Liveness:
 
 
 class Heartbeat:
-    """A thread that writes this process's heartbeat into the store and watches others', after the rendezvous.
-
-    Rank 0 watches all, and all watch rank 0: as many messages as there are processes, and enough, since all end when
-    rank 0 does. A process that is stopped, or whose machine has gone, is noticed within `MISSED_S` and a beat. One on
-    the same machine that computes, or waits for a core or a disk, counts as alive even if its thread cannot beat.
-    """
+    """A thread that writes this process's heartbeat into the store and watches others', after the rendezvous."""
 
     def __init__(
         self,
@@ -66,6 +58,7 @@ class Heartbeat:
         self._connect = connect
         self._rank = rank
         self._remedy = remedy
+        # As many messages as there are processes, and enough, since all end when rank 0 does.
         self._others = [other for other in range(size) if other != rank] if rank == 0 else [0]
         self._on_silence = on_silence or self._end
         self._stop = threading.Event()

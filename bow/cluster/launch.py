@@ -31,10 +31,7 @@ CONSEQUENCE = 3  # exit status of a process that ends since another one has ende
 
 
 class WorkerJob:
-    """A function that worker processes call, pickled into a temporary folder.
-
-    It is pickled before rank 0 reads from the data, which may not begin anew.
-    """
+    """A function that worker processes call, pickled into a temporary folder."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="bow-")
@@ -42,7 +39,7 @@ class WorkerJob:
         try:
             with (self.path / JOB).open("wb") as file:
                 pickle.dump(sys.path, file)
-                cloudpickle.dump(function, file)
+                cloudpickle.dump(function, file)  # with what is defined in the main script or a notebook
         except Exception as error:
             self._folder.cleanup()
             raise SettingError(
@@ -59,11 +56,7 @@ class WorkerJob:
 
 
 class Workers:
-    """The worker processes that rank 0 starts on its own machine.
-
-    Each is a fresh interpreter with the import path of this one. What is defined in the main script or a notebook is
-    sent along, so that the script is not run again and needs no `if __name__ == "__main__"`.
-    """
+    """The worker processes that rank 0 starts on its own machine, fresh interpreters with its import path."""
 
     def __init__(self, size: int, job: WorkerJob, remedy: str = "") -> None:
         try:

@@ -40,13 +40,10 @@ GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux's ioctl
 
 
 def address_towards(host: str, port: int) -> str | None:
-    """This machine's IPv4 address on the way to another; None if there is no way, or it does not leave the machine.
-
-    A name that leads to this machine itself is one that others know it by: then the address is that on the way out.
-    """
+    """This machine's IPv4 address on the way to another; None if there is no way, or it does not leave the machine."""
     address = _source(host, port)
     if address is not None and _is_loopback(address) and host != "localhost" and not _is_loopback(host):
-        address = _source(ELSEWHERE, port)
+        address = _source(ELSEWHERE, port)  # a name of this machine's that others know it by
     return None if address is None or _is_loopback(address) else address
 
 
@@ -107,12 +104,9 @@ POLL_S = 0.05
 
 
 def meet(store: Store, rank: int, size: int, within_s: float, failure: Callable[[], str | None] = lambda: None) -> str:
-    """Wait until all processes have come, and agree on a prefix for keys that is new in this store.
-
-    torchrun keeps its store when it restarts processes, and so do several trainings of one script: keys there may be
-    of earlier ones. Rank 0 publishes the tokens that it finds, and again when one has changed; the others answer only
-    to a list with their own token.
-    """
+    """Wait until all processes have come, and agree on a prefix for keys that is new in this store."""
+    # torchrun keeps its store when it restarts processes, and so do several trainings of one script: keys may be of
+    # earlier ones. Rank 0 publishes the tokens that it finds; the others answer only to a list with their own.
     token, give_up = uuid.uuid4().hex, time.monotonic() + within_s
     store.set(_hello(rank), token)
     called, name = [""] * size, ""

@@ -18,13 +18,10 @@ _UNSIGNED_BYTE = 0x08
 
 
 def read_idx(path: str | Path, num_dimensions: int) -> UInt8[Tensor, "..."]:
-    """Read an IDX file of unsigned bytes, plain or compressed with gzip (a name that ends in .gz).
-
-    An IDX file is two zero bytes, the element type (8: unsigned byte), the number of dimensions, each
-    dimension as a big-endian 32-bit integer, and the elements in row-major order.
-    """
+    """Read an IDX file of unsigned bytes, plain or compressed with gzip (a name that ends in .gz)."""
     path = given_path("path", path)
     content = _read(path)
+    # Two zero bytes, the element type, the number of dimensions; then each as a big-endian integer, and the elements.
     magic = bytes((0, 0, _UNSIGNED_BYTE, num_dimensions))
     if content[:4] != magic:
         raise DataError(

@@ -16,11 +16,7 @@ from bow.seeds import derive_seed
 
 
 class PrivateRandom:
-    """A state of torch's CPU random numbers that is in force only inside `active()`.
-
-    Samplers and augmentations draw from torch's global generator. Under this state they neither see what
-    the rest of the program drew nor disturb it, so that shuffling is the same whatever the model draws.
-    """
+    """A state of torch's CPU random numbers that is in force only inside `active()`."""
 
     def __init__(self, seed: int) -> None:
         self._state = torch.Generator().manual_seed(seed).get_state()
@@ -51,11 +47,7 @@ class MapDataset(Protocol):
 
 
 class DatasetStream(IndexedStream):
-    """A stream over a map-style dataset, read in this process and put together by torch's default collation.
-
-    What the dataset draws from torch's random numbers (augmentation) depends on the seed and the batch's
-    place in the stream only. For worker processes or another collation give bow a `DataLoader`.
-    """
+    """A stream over a map-style dataset, read in this process and put together by torch's default collation."""
 
     def __init__(self, dataset: MapDataset, batch_size: int, epochs: int | None, seed: int) -> None:
         super().__init__(SampleOrder(num_samples(dataset), seed), batch_size, epochs)
@@ -108,14 +100,7 @@ def missing_sample(dataset: Any, error: IndexError) -> DataError:
 
 
 class LoaderStream(BatchStream):
-    """A stream over the batches of a `DataLoader`, which keeps its batch size, workers and collation.
-
-    Rounds cross epoch boundaries, batches do not: the last batch of an epoch is as small as the loader makes it. Of
-    several devices, each reads all batches and keeps its own. Shuffling, and what the dataset draws from torch's
-    random numbers, depend on the seed and the epoch only: generators of the loader and its sampler are seeded anew
-    each epoch, and whatever has a `set_epoch` is told the epoch. Going to a saved position reads that epoch's earlier
-    batches again.
-    """
+    """A stream over the batches of a `DataLoader`, which keeps its batch size, workers and collation."""
 
     def __init__(self, loader: DataLoader[Any], epochs: int | None, seed: int) -> None:
         self.samples_per_epoch = _samples_per_epoch(loader)

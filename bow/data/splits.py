@@ -42,10 +42,7 @@ class DataSplits:
 
 
 def standardize(train: Tensor, validation: Tensor) -> tuple[Tensor, Tensor]:
-    """Scale images `[samples, channels, height, width]` by the mean and deviation of the training images.
-
-    The statistics are one number per channel. Returns float32.
-    """
+    """Images `[samples, channels, height, width]`, by mean and deviation of each channel in training, as float32."""
     train, validation = train.to(torch.float32, copy=True), validation.to(torch.float32, copy=True)
     deviation, mean = torch.std_mean(train, dim=(0, 2, 3), keepdim=True, correction=0)
     return train.sub_(mean).div_(deviation), validation.sub_(mean).div_(deviation)

@@ -15,12 +15,7 @@ from bow.seeds import derive_seed
 
 
 class SampleOrder:
-    """The concatenation, over epochs, of that epoch's permutation of the samples.
-
-    Epoch e is `randperm(num_samples)` from a generator seeded with `derive_seed(seed, e)`: any position can
-    be computed directly, and it depends on neither learners nor batch size. Of the samples `among` which it is, where
-    these are given, the permutation tells which come when.
-    """
+    """The concatenation, over epochs, of that epoch's permutation of the samples."""
 
     def __init__(
         self,
@@ -123,12 +118,7 @@ class BatchStream(abc.ABC):
 
 
 class IndexedStream(BatchStream):
-    """A stream over samples that are reached by index: batches as well as rounds cross epoch boundaries.
-
-    The samples in `SampleOrder` are cut into batches of `batch_size`; every sample is seen exactly once an
-    epoch, and only the very last batch may be smaller. The number of learners may change from one deal to
-    the next.
-    """
+    """A stream over samples that are reached by index: batches as well as rounds cross epoch boundaries."""
 
     samples_per_epoch: int
     batch_size: int

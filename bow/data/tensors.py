@@ -116,10 +116,7 @@ register_pytree_node(Indexed, _flatten, _unflatten, serialized_type_name="bow.da
 
 
 class TensorStream(IndexedStream):
-    """A stream over tensors in memory; full rounds are dealt stacked, with one `index_select` per tensor.
-
-    Samples that reside on a device are dealt by their numbers.
-    """
+    """A stream over tensors in memory; full rounds are dealt stacked, with one `index_select` per tensor."""
 
     def __init__(self, samples: TensorSamples, batch_size: int, epochs: int | None, seed: int) -> None:
         super().__init__(SampleOrder(len(samples), seed, samples.device), batch_size, epochs)

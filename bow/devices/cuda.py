@@ -80,11 +80,7 @@ class CudaGraph(CapturedGraph):
 
 
 class GraphsOfStream:
-    """The graphs that were captured on one stream; they are destroyed together.
-
-    From torch 2.12 on, destroying one frees the workspaces that cuBLAS has on its stream, which the others, of another
-    training perhaps, go on using.
-    """
+    """The graphs that were captured on one stream; they are destroyed together."""
 
     def __init__(self) -> None:
         self._kept: dict[int, Any] = {}
@@ -103,6 +99,7 @@ class GraphsOfStream:
     def drop(self, number: int) -> None:
         """Nobody uses a graph any more."""
         self._in_use.discard(number)
+        # From torch 2.12 on, destroying one frees the workspaces that cuBLAS has on its stream, which others use.
         if not self._in_use:
             self._kept.clear()
             self.reserved = 0

@@ -27,12 +27,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 class CupyKernels(Kernels):
-    """The same as CUDA kernels, for float32, float64 and bfloat16; other dtypes go to PyTorch.
-
-    Everything is compiled and loaded here, before any CUDA graph is captured. A launch is one kernel on the stream that
-    is current in PyTorch, so that it can be captured; only the first launch of a thread asks the driver for more
-    than a capture allows (`launch_once`).
-    """
+    """The same as CUDA kernels, for float32, float64 and bfloat16; other dtypes go to PyTorch."""
 
     name = "cupy"
 
@@ -221,11 +216,7 @@ class _ForeignStream:
 
 
 def source() -> str:
-    """All kernels as one text.
-
-    Headers are pasted in: CuPy's cache of compiled kernels knows a text, and would not see that an included file
-    changed.
-    """
+    """All kernels as one text, headers included: CuPy's cache would not see that an included file changed."""
     folder = Path(next(iter(importlib.import_module("bow.kernels").__path__)))
     lines = [line for name in SOURCES for line in (folder / name).read_text(encoding="utf-8").splitlines()]
     return "\n".join(line for line in lines if not line.startswith('#include "')) + "\n"

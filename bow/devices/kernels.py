@@ -194,12 +194,9 @@ def cuda_extra() -> str:
 def sgd_step(
     w: Tensor, m: Tensor, gradient: Tensor, finite: Tensor, hyper: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Rows and momenta behind a step of SGD, as new memory.
-
-    Where a learner is not finite, its row means nothing, and its momentum is 0. Nothing is multiplied by a flag, since
-    0 * NaN is NaN.
-    """
+    """Rows and momenta behind a step of SGD, as new memory."""
     lr, momentum, weight_decay, nesterov, _, _ = hyper
+    # Nothing is multiplied by a flag: 0 * NaN is NaN. The row of a learner that is not finite means nothing.
     gradient = torch.addcmul(gradient, w, weight_decay)
     velocity = torch.addcmul(gradient, m, momentum)
     step = torch.where(nesterov != 0, torch.addcmul(gradient, velocity, momentum), velocity)

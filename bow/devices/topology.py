@@ -22,11 +22,7 @@ class HardwareThread:
 
 @dataclass(frozen=True)
 class Topology:
-    """The hardware threads of a machine, in ascending order of their numbers.
-
-    Raises:
-        TopologyError: there are none, a number stands there twice, or a core lies in two caches or nodes.
-    """
+    """The hardware threads of a machine, in ascending order of their numbers."""
 
     threads: tuple[HardwareThread, ...]
 
@@ -61,10 +57,7 @@ class Topology:
 
 
 def read_topology(cpus: Path = CPUS, nodes: Path = NODES) -> Topology:
-    """The hardware threads that this process may use, as Linux tells of them.
-
-    What the system does not tell counts as not shared: such a thread is a core with a cache of its own, on node 0.
-    """
+    """The hardware threads that this process may use; what Linux does not tell counts as not shared."""
     near = _nodes(nodes)
     return Topology(
         tuple(

@@ -203,10 +203,7 @@ EPOCH_CLOCK = Clock("epochs", EPOCHS, lambda record: record.get("epoch"))
 
 
 def charts(records: Sequence[Record], settings: Mapping[str, str], longest: float | None = None) -> list[Chart]:
-    """The curves of a run, two in a row: every metric over epochs and over time, throughput, learners, learning rate.
-
-    The unit of time suits `longest` seconds, by default those of the run.
-    """
+    """The curves of a run, two in a row, over epochs and over time in the unit that suits `longest` seconds."""
     time = _time(longest_s(records) if longest is None else longest)
     clocks = (EPOCH_CLOCK, time)
     names = dict.fromkeys(name for record in records if record["kind"] in VALIDATION for name in metrics(record))

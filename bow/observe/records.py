@@ -44,10 +44,8 @@ VALIDATION = ("epoch", "evaluation")  # kinds of records that hold values of the
 
 
 def metrics(record: Record) -> dict[str, float]:
-    """The values that an `epoch`, `evaluation` or `end` record holds of the validation data, by name.
-
-    NaN, which JSON has no word for, was written as null.
-    """
+    """The values that an `epoch`, `evaluation` or `end` record holds of the validation data, by name."""
+    # NaN, which JSON has no word for, was written as null.
     values = {name: math.nan if value is None else value for name, value in record.items() if name not in FIELDS}
     return {name: value for name, value in values.items() if is_number(value) or isinstance(value, float)}
 
@@ -69,12 +67,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def plain(value: Any) -> Any:
-    """The same value from numbers, strings, None, lists and dictionaries only, as JSON and YAML need it.
-
-    Zero-dimensional tensors and arrays become numbers, larger ones their type and shape, numbers that are
-    not finite None, functions and modules their name, `functools.partial` a call as one would write it, and
-    anything else its `str`, or its class where that would be an address in memory.
-    """
+    """The same value from numbers, strings, None, lists and dictionaries only, as JSON and YAML need it."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -146,13 +139,8 @@ def _wrong_field(record: Record) -> str | None:
 
 
 def continuous(records: Sequence[Record]) -> list[Record]:
-    """The records of a run that was interrupted and resumed, as if it had never stopped.
-
-    Every process that worked on the run began with a `start` record. Rounds that were done, lost with the
-    process and done again count once, the last time; and time that began at zero again goes on from where
-    it had been.
-    """
-    kept: list[Record] = []
+    """The records of a run that was interrupted and resumed, as if it had never stopped."""
+    kept: list[Record] = []  # rounds that were done, lost with the process and done again count once, the last time
     for attempt in _attempts(records):
         first = min((record["round"] for record in attempt if "round" in record), default=math.inf)
         kept = [record for record in kept if record["kind"] != "end" and record.get("round", 0) < first]

@@ -29,11 +29,7 @@ DECISION_HEAD = ("engine", "learners", "threads", "samples/s", "lowest", "highes
 
 
 def write_report(run_dir: str | Path) -> Path:
-    """Write `report.html` into a run directory, from its `config.yaml` and `metrics.jsonl`.
-
-    The run need not have finished, and a line that a crash cut off is left out. The page needs no other
-    file and no network.
-    """
+    """Write `report.html` into a run directory, also of a run that goes on; it needs no file and no network."""
     directory = RunDirectory(given_path("the run directory", run_dir, RunDirectoryError))
     return write_page(directory.report_path, "report.html", run=Report.read(directory), decision_head=DECISION_HEAD)
 

@@ -13,11 +13,7 @@ from bow.interruption import Interruption
 
 @contextlib.contextmanager
 def watched(budget_s: float | None, console: Console) -> Iterator[Callable[[float, int, float], bool]]:
-    """A bar with the best time so far; yields a callback that updates it and returns whether to go on.
-
-    Ctrl-C ends the search, which then keeps the best so far. A second Ctrl-C is a `KeyboardInterrupt`: a search in this
-    process keeps its best even so, one in worker processes does not.
-    """
+    """A bar with the best time so far; yields what updates it and returns whether to go on: not after Ctrl-C."""
     interruption = Interruption([signal.SIGINT])
     with _bar("searching", "{task.description}", console) as bar, interruption.watched():
         task = bar.add_task("", total=budget_s)

@@ -22,12 +22,7 @@ def check_policy(policy: str) -> None:
 
 @torch.no_grad()
 def gather_buffers(central: nn.Module, learners: Sequence[nn.Module], policy: BufferPolicy) -> None:
-    """Set the central model's buffers from those of the learners.
-
-    `average` takes the mean of batch-norm statistics; values that are equal in all learners are copied, since
-    the floating-point mean of equal numbers may differ from them. `recalibrate` leaves batch-norm statistics to the
-    function of that name. Counters and all other buffers follow learner 0, as they all do with `first`.
-    """
+    """Set the central model's buffers from those of the learners."""
     averaged = _statistics(central, ("running_mean", "running_var")) if policy == "average" else set()
     kept = _statistics(central, NORM_BUFFERS) if policy == "recalibrate" else set()
     owned = [dict(buffer_slots(learner)) for learner in learners]
@@ -108,7 +103,7 @@ def buffer_slots(model: nn.Module) -> Iterator[tuple[str, tuple[nn.Module, str]]
 
 def _mean(values: list[Tensor]) -> Tensor:
     stacked = torch.stack(values)
-    # Decided where the values are: on a GPU, the host would have to wait for each buffer.
+    # The mean of equal numbers may differ from them. Decided where they are: on a GPU, the host would have to wait.
     return torch.where((stacked == stacked[0]).all(), stacked[0], stacked.mean(dim=0))
 
 

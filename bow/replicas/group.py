@@ -46,13 +46,7 @@ class Learner:
 
 
 class LearnerGroup:
-    """All learners of one device and their central model.
-
-    Attributes:
-        by_device: how many learners each device has.
-        nodes: on which machine each device is.
-        first: the number of this device's first learner among those of all devices.
-    """
+    """All learners of one device and their central model."""
 
     def __init__(
         self,
@@ -234,10 +228,7 @@ class LearnerGroup:
         return exported.eval()
 
     def state(self, own: Collection[str] = ()) -> dict[str, Any] | None:
-        """Everything that the learners of all devices are, as tensors and plain values on the CPU.
-
-        All devices ask for it behind the same round; rank 0 has it then, and the others None.
-        """
+        """What the learners of all devices are, on the CPU, at rank 0; all devices ask behind the same round."""
         learners = [self._state_of(index) for index in range(len(self))]
         kept = {name: on_cpu(tensor) for name, tensor in self.matrix.state.items() if name in own}
         gathered = self.world.gather((learners, kept))
@@ -257,10 +248,7 @@ class LearnerGroup:
 
     @torch.no_grad()
     def load_state(self, state: dict[str, Any] | None, alike: bool = False) -> bool:
-        """Continue from `state()`, of which rank 0 has all and the others are given None.
-
-        The learners that there are take theirs by their numbers; those that the state does not have start from its `z`.
-        """
+        """Continue from `state()`, which rank 0 is given; learners that it does not have start from its `z`."""
         parts = None
         if state is not None:
             left_out = ("learners", "devices")

@@ -91,10 +91,7 @@ def replicate(
     device: torch.device,
     frozen: Mapping[int, nn.Parameter] | None = None,
 ) -> nn.Module:
-    """A copy of the template whose trainable parameters are views of `row`.
-
-    No parameter memory is allocated: the row is the storage. Buffers are the copy's own.
-    """
+    """A copy of the template whose trainable parameters are views of `row`."""
     named = dict(template.named_parameters(remove_duplicate=False))
     memo: dict[int, Any] = {id(named[name]): nn.Parameter(view) for name, view in layout.views(row.detach()).items()}
     memo.update(frozen or {})

@@ -34,10 +34,7 @@ class BestModel:
 
 
 class BestEvaluation:
-    """Keeps the best of the evaluations: by the metric of a rule of `stop`, else the first metric, else the loss.
-
-    What a step returns beside the loss says nothing of which way it is better, and counts where a metric has its name.
-    """
+    """Keeps the best of the evaluations: by the metric of a rule of `stop`, else the first metric, else the loss."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._ways: dict[str, bool | None] = {}  # whether the higher is better, the metric that counts in front

@@ -52,16 +52,13 @@ _UNREADABLE = "not a readable checkpoint"
 
 
 def save_checkpoint(directory: Path, round_index: int, state: dict[str, Any]) -> Path:
-    """Write a checkpoint under a temporary name, rename it, and delete all but the newest.
-
-    NumPy's numbers are written as Python's: `load_checkpoint` reads nothing but tensors and plain values.
-    """
+    """Write a checkpoint under a temporary name, rename it, and delete all but the newest."""
     path = directory / f"round_{round_index:08d}.pt"
     temporary = path.with_suffix(".tmp")
     try:
         directory.mkdir(exist_ok=True)
         with temporary.open("w+b") as file:
-            torch.save(_without_numpy(state), file)
+            torch.save(_without_numpy(state), file)  # tensors and plain values alone are read again
             file.seek(0)
             checksum = _checksum(file)
             file.write(TRAILER + checksum)
@@ -81,10 +78,7 @@ def save_checkpoint(directory: Path, round_index: int, state: dict[str, Any]) ->
 
 
 def open_checkpoint(resume: str | Path | None, run_dir: str | Path | None) -> dict[str, Any] | None:
-    """What the checkpoint holds that `resume` means; None to start from the beginning.
-
-    Where a run directory is meant, and its last checkpoint is damaged, that is the one before it.
-    """
+    """What the checkpoint holds that `resume` means, or the one before a damaged one; None: start anew."""
     found = meant(resume, run_dir)
     for path in reversed(found):
         try:
@@ -307,14 +301,12 @@ class RunCheckpoints:
             self.write(self._dealt_from)
 
     def rounds_failed(self, error: Exception) -> None:
-        """Keep what was trained, if a round that failed by this error has left the learners as they were.
-
-        A user's step that raises has moved the buffers of `eager`; one that is issued, or dealt ahead, still more.
-        """
+        """Keep what was trained, if a round that failed by this error has left the learners as they were."""
         replicas = self._context.replicas
         if isinstance(error, BowError) or not isinstance(replicas, Replicas):
             leaves_nothing = isinstance(error, DeviceMemoryError)
         else:
+            # A step that raises has moved the buffers of `eager`; one that is issued, or dealt ahead, still more.
             moves = replicas.engine != "graph" and any(True for _ in replicas.central.buffers())
             is_fixed = replicas.loop.settings.dispatch == "fixed"
             in_turn = replicas.engine in ("eager", "graph") and replicas.streams is None and is_fixed

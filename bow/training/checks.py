@@ -95,12 +95,10 @@ def check_schedule(engine: Engine) -> Engine:
 
 
 def engine_for(engine: Engine, rounds: int | None, place: torch.device | StreamDevice, is_one: bool = False) -> str:
-    """What runs the engine that was named, or the one for `"auto"`: where tensors are offloaded, one that can.
-
-    The round of a training with one learner is its whole step: one CUDA graph holds it, optimizer and all.
-    """
+    """What runs the engine that was named, or the one for `"auto"`: where tensors are offloaded, one that can."""
     has_streams = isinstance(place, StreamDevice) or place.type == "cuda"
     is_plain = engine.schedule is None and engine.dispatch == "fixed"
+    # The round of one learner is its whole step: one CUDA graph holds it, optimizer and all.
     if engine.name == "graph" and engine.capture == "auto" and is_one and has_streams and is_plain:
         return ROUND_CAPTURED
     if engine.name != "auto":
@@ -243,10 +241,7 @@ def _try_scheduler(factory: Callable[[Optimizer], LRScheduler], optimizer: Optim
 
 
 def choose_devices(devices: int | str | StreamDevice) -> tuple[torch.device | StreamDevice, int | None]:
-    """What this process trains on, and how many devices there are in all; a `StreamDevice` is taken as it is.
-
-    The number is None where it is not asked for: as many as there are processes.
-    """
+    """What this process trains on, and how many devices there are in all; None: as many as processes."""
     if isinstance(devices, StreamDevice):
         return devices, None
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -287,14 +282,10 @@ def check_first_batch(
     data: str = "data",
     most_bad: float,
 ) -> None:
-    """Run one batch through the model: lazy modules get their shapes, and what does not fit shows.
-
-    The model is in evaluation mode meanwhile; its buffers and the caller's random numbers are left alone. A `step`
-    is called only where there are lazy modules, or tensors of others that it may depend on, since it may keep a state
-    of its own.
-    """
+    """Run one batch through the model, without a trace: lazy modules get shapes, and what does not fit shows."""
     check_has_values(batch, data)
     outside = OutsideTensors(step, template)
+    # A step may keep a state of its own, and is called only where that cannot be helped.
     if loss is None and step is not own_loss and not has_lazy_modules(template) and not outside.may_matter:
         return
     device = next((p.device for p in template.parameters()), torch.device("cpu"))
@@ -399,10 +390,7 @@ def _loss_on(template: nn.Module, batch: Batch, loss: Loss, labels: Tensor | Non
 
 
 def check_labels(loss: Loss, outputs: Any, targets: Any) -> None:
-    """Refuse class indices that the model has no output for, where the loss is known to take indices.
-
-    The `ignore_index` of the loss is no class, whatever it is.
-    """
+    """Refuse class indices that the model has no output for, where the loss is known to take indices."""
     dimension, ignored = _classes_of(loss)
     if dimension is None or not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         return

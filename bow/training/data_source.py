@@ -20,11 +20,7 @@ TRIALS = 2
 
 
 class DataSource:
-    """A stream, and the batch that was looked at first.
-
-    Samples that are reached by their number are read again. From a loader, or an iterable that may not begin anew, the
-    batch is kept, and is the first one of the training.
-    """
+    """A stream, and the batch that was looked at first, which a loader's training begins with."""
 
     def __init__(self, data: Any, *, batch_size: int | None, epochs: int, steps: int | None, seed: int) -> None:
         stream = open_stream(data, batch_size=batch_size, epochs=epochs, steps=steps, seed=seed)

@@ -57,14 +57,7 @@ class NotFinite(NamedTuple):
 
 
 class Evaluator:
-    """Computes loss and metrics of the central model on the validation data.
-
-    With `loss=`, the metrics that apply to the outputs are computed and the loss is the mean over samples. With
-    `step=`, loss and metrics are what the step returns, averaged over samples. Of a model that computes its loss
-    itself, metrics are those of its `logits` and the batch's `labels`, where each sample has one. The loss of a batch
-    is taken to be a mean over its samples: each batch counts by its size, so of a sum, or of a mean over something else
-    such as tokens that are not ignored, the value depends on how the data are cut into batches.
-    """
+    """Computes loss and metrics on the validation data, each batch counted by its samples."""
 
     def __init__(self, validation: Any, loss: Loss | None, metrics: Sequence[Metric], batch_size: int | None) -> None:
         self._validation = validation
@@ -313,13 +306,7 @@ def _moving_average(decay: float | None, replicas: Learners) -> "MovingAverage |
 
 
 def recalibrate_central(replicas: Learners, data: Any, batch_size: int | None, seed: int) -> None:
-    """Measure the central model's batch-norm statistics on some batches of training data, drawn at random.
-
-    A `DataLoader` is iterated with its own sampler, which decides whether it shuffles. What is iterated is a second
-    loader over the same dataset with copies of sampler and generators, so that a pass of the training that is under
-    way is not disturbed. Two things are shared all the same: a sampler that cannot be copied, and a dataset, which,
-    if it has a `set_epoch`, is told another epoch until the next pass.
-    """
+    """Measure the central model's batch-norm statistics on some batches of training data, drawn at random."""
     model = replicas.central
 
     def forwards() -> Iterator[None]:
@@ -344,6 +331,7 @@ def _some_batches(data: Any, batch_size: int | None, seed: int) -> Iterator[Batc
 
 
 def _second_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """One with copies of sampler and generators: a pass of the training that is under way is not disturbed."""
     second = copy.copy(loader)
     shared = {id(loader.dataset): loader.dataset}
     vars(second)["_iterator"] = None  # persistent workers stay with the first

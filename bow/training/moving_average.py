@@ -12,14 +12,11 @@ from bow.training.replicas import Replicas
 
 
 class MovingAverage:
-    """The exponential moving average of the central model's weights, which takes their place when they are looked at.
-
-    It is that of `torch.optim.swa_utils.AveragedModel`, in float32 at least: in bfloat16 it would not move. Buffers,
-    such as batch-norm statistics, are the latest.
-    """
+    """The exponential moving average of the central model's weights, which takes their place when it is looked at."""
 
     def __init__(self, replicas: Replicas, decay: float) -> None:
         self._weights = replicas.z
+        # As torch.optim.swa_utils.AveragedModel, in float32 at least: in bfloat16 it would not move.
         self._average = replicas.z.to(torch.promote_types(replicas.z.dtype, torch.float32), copy=True)
         self._move = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
         self._rounds = 0

@@ -101,11 +101,7 @@ class PartitionShares:
 
 
 class PartitionRounds:
-    """The rounds of a learner that several devices compute.
-
-    A batch of another size than the partition's, as the last one of a training may be, is left out. Where devices read
-    by themselves and may have read other batches, the first one's counts.
-    """
+    """The rounds of a learner that several devices compute; a batch of another size is left out."""
 
     period = 1
     num_restarts = 0
@@ -160,10 +156,7 @@ class PartitionRounds:
         return Outcome(loss, loss.isfinite(), [True])
 
     def _for_all(self, batch: Batch) -> Batch:
-        """What all devices of the learner train on: the first one's batch, where they may have read others.
-
-        None: there is no batch, or one of another size.
-        """
+        """What all devices of the learner train on, of which the first one's counts; None: no batch that fits."""
         captured = self._placed.captured
         fits = batch is not None and captured.fits(batch)
         if self._placed.alike or self._group.size == 1:
@@ -184,10 +177,7 @@ class PartitionRounds:
 
 
 class StepCheck:
-    """Captures the step anew where a value in Python has changed that it can reach, and now and then, and compares.
-
-    What changes unseen (a context variable, an iterator) is found by the first process, in `SHARE` of the time.
-    """
+    """Captures the step anew where a value has changed that it reaches, and by rank 0 now and then, and compares."""
 
     def __init__(self, config: ReplicasConfig, placed: Placed, leads: bool) -> None:
         self._config = config

@@ -69,10 +69,7 @@ class Checked:
 def check_speed(
     replicas_config: ReplicasConfig, placed: Placed, batch: Batch, group: ProcessGroup, world: World
 ) -> Checked | None:
-    """Time a strategy beside data parallelism, on copies that leave no trace in the training.
-
-    All processes ask for it. There is nothing to compare with on one device, or where the strategy is data parallelism.
-    """
+    """Time a strategy beside data parallelism, if it is another, on copies; all processes ask for it."""
     captured, strategy = placed.captured, placed.strategy
     data = Partition(captured.graph.hash, data_parallel(captured.graph, RULES, world.size))
     if world.size == 1 or strategy == data:

@@ -24,11 +24,7 @@ from bow.training.replicas_state import part_of, refusing_damage
 
 
 def learners_to_resume(state: Mapping[str, Any], asked_for: int | None, world: World) -> int:
-    """With how many learners this device goes on.
-
-    As many as it had; or an even part of all, where there are other devices than before. Where a number is asked for
-    that the training was not started with, or that is for other devices, it is that.
-    """
+    """With how many learners this device goes on: as asked for, as it had, or an even part with other devices."""
     by_device = state.get("by_device", [state["learners"]])
     if asked_for is not None and (asked_for != state["learners"] or len(by_device) != world.size):
         return asked_for
@@ -36,10 +32,7 @@ def learners_to_resume(state: Mapping[str, Any], asked_for: int | None, world: W
 
 
 def trajectory(config: TrainConfig, opened: DataSource, rounds: int | None) -> dict[str, Any]:
-    """What the weights of a training of so many rounds depend on, as plain values, as far as nothing else compares it.
-
-    These may differ where a training goes on, but not in silence.
-    """
+    """What the weights of a training depend on that nothing else compares, as plain values."""
     compared = {
         "loss": config.loss,
         "step": config.step,

@@ -55,11 +55,7 @@ class RoundBatches:
         return taken
 
     def reside(self, stream: BatchStream) -> bool:
-        """Keep a stream's samples on the device, if they are tensors and take at most a quarter of what is free there.
-
-        Learning tasks then begin by gathering their batches, and nothing is brought from the host. It is refused where
-        learners compute on the host, and for engine `eager`.
-        """
+        """Keep a stream's samples on the device, if they are tensors and take a quarter of what is free at most."""
         if self._streams is None or not self._loop.brings_batches:
             return False
         return stream.reside(self._group.device, self._streams.free_bytes() // DATA_SHARE)

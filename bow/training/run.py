@@ -164,10 +164,7 @@ class TrainingLoop:
         return result
 
     def state(self) -> dict[str, Any] | None:
-        """Everything that a checkpoint holds.
-
-        Where there are several devices, all ask for it behind the same round; rank 0 gets it, and the others None.
-        """
+        """Everything that a checkpoint holds, at rank 0; all devices ask for it behind the same round."""
         if self.round != self.replicas.rounds:
             raise SettingError(
                 f"there is no state of round {self.round}, the learners have run {self.replicas.rounds} rounds as one "

@@ -64,11 +64,7 @@ def _parsed(path: Path, text: str) -> Schedule:
 def engine_with(
     schedule: Schedule | Literal["auto"] | None, engine: Engine, device: torch.device | StreamDevice
 ) -> str:
-    """What carries a schedule out; what was asked for where there is none.
-
-    It is engine `graph` on every device: on a CPU executors are cores, on a GPU they are streams. A GPU is given its
-    operators beforehand, so that priorities become an order there.
-    """
+    """What carries a schedule out, on every device engine `graph`; what was asked for where there is none."""
     if schedule is None:
         return engine.runner
     if isinstance(schedule, DynamicSchedule) and is_cpu(device):

@@ -38,15 +38,12 @@ def compared(replicas_config: ReplicasConfig, batch: Batch, cores: int) -> Compa
 
 
 class Rounds:
-    """Rounds of one learner in engine `graph`, to be timed.
-
-    Learning rates are 0, so that nothing diverges that sees the same batch again and again.
-    """
+    """Rounds of one learner in engine `graph`, to be timed."""
 
     def __init__(self, replicas_config: ReplicasConfig, batch: Batch, schedule: Schedule | None) -> None:
         self._batch = batch
         self._replicas = replicas_config.with_engine(schedule=schedule).build("graph", 1)
-        for group in self._replicas.optimizer.param_groups:
+        for group in self._replicas.optimizer.param_groups:  # nothing diverges that sees one batch again and again
             group["lr"] = 0 * group["lr"]  # a float, or a tensor of the optimizer's
         try:
             self.run()
@@ -71,12 +68,7 @@ class Rounds:
 
 
 def compare_on(device: StreamDevice, replicas_config: ReplicasConfig, batch: Batch) -> Comparison:
-    """Profile a learning task on a device, and time critical path first on several streams against one stream.
-
-    Both run as they would in training, captured, with the learner's optimizer. On one stream that is the learning task
-    as it is without a schedule, whose operators may be larger than those of a step graph (recurrent layers). The
-    caller's random numbers stay as they are.
-    """
+    """Profile a learning task on a device, and time critical path first on several streams against one stream."""
     with _quietly(device):
         step = with_autocast(replicas_config.task.task_step, device.torch_device, replicas_config.task.precision)
         bound = bind_on(device, replicas_config.model, batch, step)
@@ -89,11 +81,7 @@ def compare_on(device: StreamDevice, replicas_config: ReplicasConfig, batch: Bat
 
 
 def timed(replicas_config: ReplicasConfig, batch: Batch, policies: Sequence[Policy], path: CriticalPath) -> Comparison:
-    """Time rounds by each policy in turns; the best one and the one on one stream have more turns of their own.
-
-    Policies that a learner cannot run by are left out; there is nothing to compare them with if that is the one on one
-    stream.
-    """
+    """Time rounds by each policy in turns, and again the best and that on one stream; what cannot run is left out."""
     with contextlib.ExitStack() as stack:
         cases: dict[str, Rounds] = {}
         for policy in policies:

@@ -23,15 +23,7 @@ learners forget where they were: by then, what a drop of the learning rate to a 
 
 
 class Signals:
-    """Estimates statistical efficiency from the gradients of the learners and their distances from `z`.
-
-    Called with a number of learners it says what a sample is worth with so many, 1 being what it is worth with one; as
-    long as nothing is known, everything is worth 1. Repulsion has a formula for SGD with `SMA` and `EASGD` only; with
-    others it is taken to be 0.
-
-    References:
-        `bow.tuner.efficiency`, which derives the estimates.
-    """
+    """What a sample is worth with so many learners, from their gradients and their distances from `z`."""
 
     def __init__(self, batch_size: int, sync: Synchroniser) -> None:
         if sync.timing is Timing.BEFORE_STEP:

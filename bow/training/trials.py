@@ -31,14 +31,7 @@ WARM_UP_S = 0.02
 
 
 class Trials:
-    """Carries out the trials that a `Calibration` asks for.
-
-    Learners of an engine are kept for its next trial, whose number of them is reached by adding and removing; on a GPU,
-    or of a large model, where they would take each other's memory, those of one engine at a time. Nothing of the
-    training is touched: its template is read only, the caller's random numbers are put back, and warnings are kept
-    quiet, since the training repeats those that concern it. Learning rates are 0, so that nothing diverges that a
-    scheduler would have begun more gently.
-    """
+    """Carries out the trials that a `Calibration` asks for; learners of an engine are kept for its next trial."""
 
     def __init__(
         self,
@@ -90,10 +83,7 @@ class Trials:
             return self._stretch(replicas, seconds)
 
     def compile_s(self, setting: EngineSetting) -> float | None:
-        """Seconds that compiling the learning task of engine `graph` may take; None where it cannot be.
-
-        Captures the learning task, if that was not done yet.
-        """
+        """Seconds that compiling the learning task of engine `graph` may take, None: it cannot be."""
         try:
             with self._apart(setting.threads):
                 replicas = self._replicas(setting)

@@ -295,11 +295,7 @@ def without_spinning(tuned: Tuned, replicas_config: ReplicasConfig, say: Callabl
 
 
 def balanced(tuned: Tuned, request: Request, world: World) -> Tuned:
-    """What this device begins with, now that all have found theirs: as many learners as suit their common round.
-
-    Each device has measured by itself. Where all have measured with their number of learners open, they are balanced;
-    where one followed the rule or had it given, each keeps its own.
-    """
+    """What this device begins with: as many learners as suit the common round, where all have measured."""
     batch = request.batch_size
     own = {
         row["learners"]: row["learners"] * batch / row["samples_per_s"] for row in tuned.rows if _is_like(row, tuned)
@@ -329,11 +325,7 @@ def build(tuned: Tuned, replicas_config: ReplicasConfig, rounds: int | None, wor
 
 
 def most_while_training(tuned: Tuned, request: Request, replicas_config: ReplicasConfig, tuner: Tuner) -> int:
-    """As many learners as may come while training; 0 where their number is to stay.
-
-    It stays where it is given or pinned, where the training is too short for measurements, where a change would be
-    compiled for, and where learners run in turn.
-    """
+    """As many learners as may come while training; 0 where their number is to stay."""
     stays = request.learners != "auto" or not tuner.online or tuned.source not in ("calibration", "cache", "checkpoint")
     if stays or tuned.engine == "fused" or (tuned.engine == "eager" and replicas_config.on_cpu):
         return 0

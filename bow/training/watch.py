@@ -9,11 +9,7 @@ from bow.tuner import DeviceTuners, OnlineTuner, Tuner
 
 
 class Watch:
-    """Tells the tuners of all devices of windows of training, and does what they say; all processes hear the same.
-
-    Trials have found the numbers of learners that the training begins with, now or for an earlier training, so that
-    their neighbours are not tried at once.
-    """
+    """Tells the tuners of all devices of windows of training, and does what they say; all processes hear the same."""
 
     def __init__(self, replicas: Replicas, tuner: Tuner, most: Sequence[int], signals: Signals | None = None) -> None:
         self._replicas = replicas

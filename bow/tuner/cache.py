@@ -22,12 +22,7 @@ class CachedChoice:
 
 
 class ChoiceCache:
-    """Keeps choices in a folder, by a description of everything that they depend on.
-
-    That is the model's parameters and buffers by name and shape, the optimizer, the synchroniser, the shapes and dtypes
-    of a batch, precision, processor, number of cores, GPU, and versions. Pins are files of their own, so that a choice
-    that another process stores at the same moment cannot undo one.
-    """
+    """Keeps choices in a folder, by what they depend on; pins are files of their own, which no choice can undo."""
 
     def __init__(self, folder: str | Path) -> None:
         self._cache = JsonCache(folder)

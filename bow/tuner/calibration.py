@@ -80,31 +80,7 @@ def _refused(record: TrialRecord, setting: EngineSetting, why: str) -> DecisionR
 
 
 class Calibration:
-    """Asks for trials, takes in their results, and ends with a choice.
-
-    The search:
-
-    1. every candidate that needs no compilation is measured once, with its fewest learners, those whose trials are
-       expected to be shortest first, while most of the budget is left; the others after 2.;
-    2. from the fastest candidate to the slowest, learners grow while throughput grows by more than `threshold`. A
-       candidate is left when learners did not pay twice in a row or cost throughput, and when diminishing returns leave
-       it no way to reach the best so far;
-    3. a candidate that has to be compiled is tried with the best number of learners so far, or with its `start` where
-       nothing is measured yet, if the time that it is expected to save in the training exceeds what compiling takes;
-       once per engine;
-    4. between the measured numbers of learners around the best, where a better one may be;
-    5. the best and those that are too close to call are measured again, in turn, a few times at most.
-
-    It stops when the budget is used up; no trial begins that is expected to exceed it. The best so far is always the
-    choice: the fewest learners whose score is within the threshold of the highest. A number of learners that ran out of
-    memory or failed, and any above it, is not tried again with the same engine; nor is an engine that never ran.
-
-    Scores are throughput, or with `efficiency` goodput: throughput times what a sample is worth.
-
-    References:
-        Koliousis et al., CROSSBOW: Scaling Deep Learning with Small Batch Sizes on Multi-GPU Servers, 2019.
-        Budea, TensorBow: Supporting Small-Batch Training in TensorFlow, 2019, section 2.1.4.
-    """
+    """Asks for trials, takes in their results, and ends with a choice; docs/design.md describes the search."""
 
     def __init__(
         self,

@@ -7,15 +7,8 @@ from bow.tuner.record import Efficiency, full_efficiency
 
 
 def balance(round_s: Sequence[Mapping[int, float]], efficiency: Efficiency = full_efficiency) -> tuple[int, ...]:
-    """Learners by device, from what each device measured by itself, where all average in every round.
-
-    A round takes as long as its slowest device. For each time that a round may take, every device takes as many
-    learners as it has done with by then; the time with the most samples per second is the best of all combinations.
-
-    References:
-        Koliousis et al., CROSSBOW, 2019, tunes devices that are alike, each for itself.
-    """
-    best: tuple[int, ...] = ()
+    """Learners by device with the most samples per second, a round taking as long as its slowest device."""
+    best: tuple[int, ...] = ()  # for each time that a round may take, every device has as many as it does by then
     most = -1.0
     for limit in sorted({seconds for device in round_s for seconds in device.values()}):
         within = [[count for count, seconds in device.items() if seconds <= limit] for device in round_s]
@@ -29,17 +22,11 @@ def balance(round_s: Sequence[Mapping[int, float]], efficiency: Efficiency = ful
 
 
 class DeviceTuners:
-    """One `OnlineTuner` for each device; devices may differ, and so may their numbers of learners.
-
-    Where devices average in every round, a round takes as long as its slowest device, and a device's own throughput is
-    the wrong measure: a fast one that waits for the others should take more learners although its own learning tasks
-    get no faster, and a slow one fewer although its own throughput falls. So every tuner gets the samples of all
-    devices by the wall clock, and since that number depends on all of them, only one tunes at a time: it keeps the turn
-    until it has settled. When its number of learners has changed, or it has noticed a drift, all others get a turn
-    again. Every rank that is given the same windows makes the same decisions.
-    """
+    """One `OnlineTuner` for each device; one tunes at a time, by the samples of all, until it has settled."""
 
     def __init__(self, tuners: Sequence[OnlineTuner]) -> None:
+        # A device that waits for the others should take learners although its own tasks get no faster, so that each
+        # tuner gets the samples of all; since that number depends on all of them, one tunes at a time.
         self.tuners = tuple(tuners)
         self._turn = 0
         self._others = set(range(1, len(self.tuners)))

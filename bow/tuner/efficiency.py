@@ -47,21 +47,13 @@ class Moments:
 
 
 def moments(mean_square: float, square_of_mean: float, vectors: int) -> Moments:
-    """Unbiased estimates from k independent vectors: gradients of the learners, or their distances from z.
-
-    References:
-        McCandlish et al., appendix A.1, with B_small one learner's batch and B_big that of all.
-    """
+    """Unbiased estimates from k independent vectors: gradients of the learners, or their distances from z."""
     noise = (mean_square - square_of_mean) * vectors / (vectors - 1)
     return Moments(signal=square_of_mean - noise / vectors, noise=noise)
 
 
 class RunningMoments:
-    """Moments averaged over rounds, the newest counting most.
-
-    Numerator and denominator of the noise scale are averaged apart: their ratio in a single round is far too noisy, and
-    the mean of ratios is biased. A round counts by its degrees of freedom, learners - 1.
-    """
+    """Moments averaged over rounds, the newest counting most, and each by its degrees of freedom."""
 
     def __init__(self, memory: float = 100.0) -> None:
         self._decay = math.exp(-1 / memory)
@@ -71,6 +63,7 @@ class RunningMoments:
         """Take in a round, as in `moments`; one with values that are not finite, or with one learner, says nothing."""
         if vectors < 2 or not (math.isfinite(mean_square) and math.isfinite(square_of_mean)):
             return
+        # Numerator and denominator of the noise scale apart: a mean of ratios is biased, and far too noisy.
         found, weight = moments(mean_square, square_of_mean, vectors), vectors - 1
         self._weight = self._decay * self._weight + weight
         self._signal = self._decay * self._signal + weight * found.signal

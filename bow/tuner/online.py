@@ -172,30 +172,7 @@ _Rule: TypeAlias = Generator[TunerDecision, MeasurementWindow, _Result]
 
 
 class OnlineTuner:
-    """CROSSBOW's rule, made robust: a learner is added if throughput then rises by more than a threshold.
-
-    The paper's rule compares two windows, adds a learner as long as throughput rises, and removes one when it falls.
-    Here every number of learners is probed for several windows, of which the first is left out, and medians are
-    compared with what is known of their noise:
-
-    * up: one learner more is kept if throughput exceeds the present one by more than `threshold`. Where there are many,
-      one more is too little to be seen, so that up to a quarter of them are added, one by one, before giving up. What
-      did not pay is taken back, and tried again after a back-off that doubles with each failure;
-    * down: one learner fewer is kept if throughput falls by less than a third of `threshold`, and not below the best
-      that is known by more than `threshold`; in doubt, fewer. The gap between the two thresholds keeps it from going to
-      and fro;
-    * between attempts it watches: when the median of recent windows has left what it was by more than `DRIFT`, both
-      directions are tried again, and drifts are not looked at for a while, which doubles while they keep coming;
-    * a number of learners that ran out of memory is a wall: neither it nor more are ever tried again;
-    * there are never two changes without a window in between, and no attempt begins behind `MOST_CHANGES` changes in
-      `SPAN` windows.
-
-    Back-offs count windows, so that nothing here needs a clock. Each device has its own tuner; see `DeviceTuners`.
-
-    References:
-        Koliousis et al., CROSSBOW: Scaling Deep Learning with Small Batch Sizes on Multi-GPU Servers, 2019.
-        Budea, TensorBow: Supporting Small-Batch Training in TensorFlow, 2019, section 2.1.4.
-    """
+    """CROSSBOW's rule, made robust: docs/design.md describes it. Nothing here has a clock: back-offs count windows."""
 
     def __init__(
         self,

@@ -50,10 +50,7 @@ def estimate(rates: Sequence[float], noise: float) -> LogEstimate:
 
 
 def noise_of(groups: Iterable[Sequence[float]]) -> float:
-    """The standard deviation of the logarithm of one result.
-
-    It is the median of differences between neighbours: neither outliers nor a slow drift raise it.
-    """
+    """The standard deviation of the logarithm of one result, of which neither outliers nor a slow drift make much."""
     return noise_from([step for group in groups for step in steps_of(group)])
 
 
@@ -134,10 +131,7 @@ class TrialRecord:
 
     @property
     def measured(self) -> list[EngineSetting]:
-        """Settings that ran and may be chosen, in the order of their first trials.
-
-        One that failed in a later trial, or has as many learners as ran out of memory since, is not among them.
-        """
+        """Settings that ran and may be chosen, in the order of their first trials."""
         return [setting for setting, trials in self.trials.items() if self._is_sound(setting, trials)]
 
     def rates(self, setting: EngineSetting) -> list[float]:

@@ -148,7 +148,7 @@ _Search: TypeAlias = Generator[Trial, TrialResult, _Result]
 
 
 class Search:
-    """The search of `Calibration`, in the order of its docstring."""
+    """The search of `Calibration`, which docs/design.md describes."""
 
     def __init__(
         self, candidates: Sequence[Candidate], record: TrialRecord, budget: TrialBudget, threshold: float

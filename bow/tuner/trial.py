@@ -100,12 +100,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class ThroughputCurve:
-    """Throughput of a candidate by learners, as far as it is measured.
-
-    Diminishing returns bound what is not: each doubling grows throughput by no more than the one before, and between
-    two counts it lies below the extended neighbouring secants. The first learner is left out of that where there are
-    others: with the second one averaging begins, which is a cost of its own.
-    """
+    """Throughput of a candidate by learners, as far as it is measured; diminishing returns bound what is not."""
 
     points: tuple[tuple[int, float], ...]  # (learners, throughput), ascending, at least one
 
@@ -115,7 +110,7 @@ class ThroughputCurve:
         if learners <= last:
             return rate
         exponent = 1.0
-        if len(self.points) > 1 and (before := self.points[-2])[0] > 1:
+        if len(self.points) > 1 and (before := self.points[-2])[0] > 1:  # with the second averaging begins, at a cost
             exponent = min(max(_log_slope(before, (last, rate)), 0.0), 1.0)
         return rate * math.exp(exponent * math.log(learners / last))
 
