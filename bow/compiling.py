@@ -30,7 +30,6 @@ NO_COMPILER = "none"
 
 
 def cache_folder() -> Path:
-    """Where compiled code is kept."""
     given, general = os.environ.get(CACHE), os.environ.get("XDG_CACHE_HOME")
     if given:
         return Path(given)
@@ -136,7 +135,6 @@ def source_hash(*parts: str) -> str:
 
 
 def compile_cpp(what: str, arguments: Sequence[str]) -> None:
-    """Run the C++ compiler."""
     command = [*compiler(what), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

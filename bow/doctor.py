@@ -99,7 +99,6 @@ class EngineCheck:
 
 
 def check_engines(machine: MachineInfo) -> list[EngineCheck]:
-    """Check every engine against what this machine has."""
     lacking = "" if machine.compiler else "a C++ compiler; install g++, or set CXX"
     fused = f"not compiled: torch.compile needs {lacking}" if lacking else "compiled"
     native = "on the CPU, one executor per learner"
@@ -155,7 +154,6 @@ class Library:
 
     @property
     def remedy(self) -> str:
-        """How to get it."""
         return REMEDIES.get(self.name, f"pip install {self.name}")
 
 

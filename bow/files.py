@@ -26,7 +26,6 @@ class Expendable:
         self.error: Exception | None = None
 
     def write(self, text: str) -> int:
-        """Write what can be written."""
         if self._stream is not None and self.error is None:
             try:
                 self._stream.write(text)
@@ -37,7 +36,6 @@ class Expendable:
         return len(text)
 
     def flush(self) -> None:
-        """Write what is held back, if that can be written."""
         if self._stream is not None and self.error is None:
             try:
                 self._stream.flush()
@@ -115,7 +113,6 @@ class JsonFormat:
         return {"format": self.name, "version": self.version, **fields}
 
     def dumps(self, fields: Mapping[str, Any], indent: int | None = None) -> str:
-        """The fields as JSON."""
         return json.dumps(self.fields(fields), indent=indent)
 
     def loads(self, text: str, make: Callable[[dict[str, Any]], T]) -> T:

@@ -89,7 +89,6 @@ class Workers:
             raise SettingError(f"process {rank} of {size} cannot be started ({reason(error)}); use fewer") from error
 
     def connect(self) -> Store:
-        """A further connection to the store."""
         return TCPStore(HOST, self.store.port, is_master=False)
 
     def kill(self, rank: int, why: str) -> None:

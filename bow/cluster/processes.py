@@ -27,7 +27,6 @@ Bucket: TypeAlias = float | Literal["variable"] | None  # MiB of which sums are 
 
 
 def check_bucket(bucket_mb: object) -> None:
-    """Refuse a size of buckets that is none."""
     if bucket_mb is not None and bucket_mb != "variable":
         number("bucket_mb", bucket_mb, above=0, also='"variable", or None for one AllReduce')
 

@@ -48,7 +48,6 @@ def address_towards(host: str, port: int) -> str | None:
 
 
 def is_ours(host: str) -> bool:
-    """Whether a name or address leads to this machine."""
     try:
         with socket.create_server((socket.gethostbyname(host), 0)):
             return True
@@ -157,7 +156,6 @@ def is_member() -> bool:
 
 
 def is_leader() -> bool:
-    """Whether this process is rank 0, or alone."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank() == 0
     return not is_member() or _number("RANK", 0) == 0
@@ -170,7 +168,6 @@ def job_name() -> str | None:
 
 
 def was_restarted() -> bool:
-    """Whether torchrun has started this process again, since one had ended."""
     return is_member() and _number("TORCHELASTIC_RESTART_COUNT", 0) > 0
 
 
@@ -199,7 +196,6 @@ def join(
 def start(
     size: int, device: torch.device, job: WorkerJob, bucket_mb: Bucket = None, *, remedy: str = ""
 ) -> Iterator[World]:
-    """Start worker processes on this machine and be rank 0 of them."""
     workers = Workers(size, job, remedy)
     in_peace = False
     world: Processes | None = None

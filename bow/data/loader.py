@@ -64,7 +64,6 @@ class DatasetStream(IndexedStream):
 
 
 def num_samples(dataset: MapDataset) -> int:
-    """Samples in a dataset."""
     try:
         count = len(dataset)
     except TypeError as error:
@@ -200,7 +199,6 @@ def _shielded(given: Callable[[int], None] | None, worker: int) -> None:
 
 
 def count_samples(batch: Batch) -> int:
-    """Samples in a batch: the first dimension of its first tensor."""
     for leaf in tree_leaves(batch):
         if isinstance(leaf, torch.Tensor) and leaf.dim() > 0:
             return len(leaf)
@@ -211,7 +209,6 @@ def count_samples(batch: Batch) -> int:
 
 
 def is_iterable(data: object) -> bool:
-    """Whether the samples can only be reached one after another."""
     return isinstance(data.dataset if isinstance(data, DataLoader) else data, IterableDataset)
 
 

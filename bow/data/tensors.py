@@ -22,21 +22,17 @@ class TensorSamples:
         self.device: torch.device = leaves[0].device
 
     def __len__(self) -> int:
-        """Number of samples."""
         return len(self._leaves[0])
 
     @property
     def leaves(self) -> list[Tensor]:
-        """The tensors, in the order of the pytree's leaves."""
         return self._leaves
 
     @property
     def nbytes(self) -> int:
-        """What they take."""
         return sum(leaf.nbytes for leaf in self._leaves)
 
     def to(self, device: torch.device) -> "TensorSamples":
-        """The same samples on a device."""
         return TensorSamples(self.map(lambda leaf: leaf.to(device)))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Any:
@@ -44,11 +40,9 @@ class TensorSamples:
         return self._tree([function(leaf) for leaf in self._leaves])
 
     def gather(self, indices: Tensor) -> Batch:
-        """The samples at these indices, as tensors `[len(indices), ...]`."""
         return self.map(lambda leaf: leaf.index_select(0, indices))
 
     def gather_stacked(self, indices: Tensor, learners: int) -> Batch:
-        """The samples at these indices, as tensors `[learners, len(indices) // learners, ...]`."""
         shape = (learners, len(indices) // learners)
         return self.map(lambda leaf: leaf.index_select(0, indices).view(*shape, *leaf.shape[1:]))
 

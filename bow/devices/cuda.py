@@ -37,11 +37,9 @@ class CudaEvent(Event):
         self.raw: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def synchronize(self) -> None:
-        """Block the host until the device has got there."""
         self.raw.synchronize()
 
     def query(self) -> bool:
-        """Whether the device has got there."""
         return bool(self.raw.query())
 
 
@@ -53,12 +51,10 @@ class CudaStream(Stream):
         self.raw = raw
 
     def wait(self, event: Event) -> None:
-        """Order what comes behind the event."""
         assert isinstance(event, CudaEvent)
         self.raw.wait_event(event.raw)
 
     def record(self, event: Event) -> None:
-        """Put the event behind what has been issued."""
         assert isinstance(event, CudaEvent)
         event.raw.record(self.raw)
 
@@ -71,7 +67,6 @@ class CudaGraph(CapturedGraph):
         self._dropped = weakref.finalize(self, of_stream.drop, of_stream.keep(self.raw))
 
     def replay(self) -> None:
-        """Launch it on the current stream."""
         self.raw.replay()
 
     def reset(self) -> None:
@@ -97,7 +92,6 @@ class GraphsOfStream:
         return self._last
 
     def drop(self, number: int) -> None:
-        """Nobody uses a graph any more."""
         self._in_use.discard(number)
         # From torch 2.12 on, destroying one frees the workspaces that cuBLAS has on its stream, which others use.
         if not self._in_use:
@@ -146,11 +140,9 @@ class CudaDevice(StreamDevice):
         )
 
     def caller(self) -> Stream:
-        """The stream that is current in the calling thread."""
         return CudaStream("caller", torch.cuda.current_stream(self.torch_device))
 
     def on(self, stream: Stream) -> contextlib.AbstractContextManager[Any]:
-        """Make a stream the current one."""
         assert isinstance(stream, CudaStream)
         if _cuda._cuda_getDevice() != self._index:
             context: contextlib.AbstractContextManager[Any] = torch.cuda.stream(stream.raw)
@@ -158,12 +150,10 @@ class CudaDevice(StreamDevice):
         return _On(self._index, stream.raw)
 
     def issuing(self) -> contextlib.AbstractContextManager[Any]:
-        """Make this the current device."""
         context: contextlib.AbstractContextManager[Any] = torch.cuda.device(self._index)
         return context
 
     def event(self, name: str) -> Event:
-        """Make an event."""
         return CudaEvent(name)
 
     @contextlib.contextmanager
@@ -217,7 +207,6 @@ class CudaDevice(StreamDevice):
 
     @contextlib.contextmanager
     def without_waiting(self) -> Iterator[None]:
-        """Have torch raise where an operator would make the host wait."""
         before = torch.cuda.get_sync_debug_mode()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says that this is a prototype
@@ -228,12 +217,10 @@ class CudaDevice(StreamDevice):
             torch.cuda.set_sync_debug_mode(before)
 
     def generator(self) -> torch.Generator:
-        """Make a generator on the device."""
         return torch.Generator(self.torch_device)
 
     @contextlib.contextmanager
     def drawing_from(self, generator: torch.Generator) -> Iterator[None]:
-        """Put the generator's state in the place of the default generator's."""
         with self._state_of(generator):
             yield
 
@@ -252,19 +239,15 @@ class CudaDevice(StreamDevice):
                 default.graphsafe_set_state(own)
 
     def is_host(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies in the memory of the host."""
         return tensor.device.type == "cpu"
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Page-locked host memory."""
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def write_host(self, target: Tensor, source: Tensor) -> None:
-        """Copy on the host."""
         target.copy_(source)
 
     def read_host(self, pinned: Tensor) -> list[Any]:
-        """Read on the host."""
         values: list[Any] = pinned.tolist()
         return values
 
@@ -280,7 +263,6 @@ class CudaDevice(StreamDevice):
         return int(free + max(0, kept - of_graphs))
 
     def used_bytes(self) -> int:
-        """What torch's allocator has given out."""
         return int(torch.cuda.memory_allocated(self._index))
 
     def cores(self) -> tuple[int, ...]:

@@ -223,7 +223,6 @@ def source() -> str:
 
 
 def compile_options(code: str) -> tuple[str, ...]:
-    """What NVRTC is told besides what CuPy adds."""
     return ("-std=c++17", f"-DBOW_SRC_SHA={hashlib.sha256(code.encode()).hexdigest()[:16]}")
 
 

@@ -243,5 +243,4 @@ def _written(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def _read(tensor: Tensor) -> Tensor:
-    """A tensor to compute with."""
     return tensor if tensor.dtype.itemsize >= 4 else tensor.float()

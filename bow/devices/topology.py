@@ -43,11 +43,9 @@ class Topology:
 
     @property
     def cores(self) -> tuple[int, ...]:
-        """The physical cores, in ascending order."""
         return tuple(sorted({thread.core for thread in self.threads}))
 
     def threads_of(self, core: int) -> tuple[int, ...]:
-        """The numbers of a physical core's hardware threads."""
         return tuple(thread.number for thread in self.threads if thread.core == core)
 
     def sharing(self, core: int) -> tuple[int, ...]:
@@ -79,7 +77,6 @@ def _shared_cache(cpu: Path, number: int) -> int:
 
 
 def _nodes(folder: Path) -> dict[int, int]:
-    """By hardware thread: its NUMA node."""
     return {
         number: int(node.name.removeprefix("node"))
         for node in folder.glob("node[0-9]*")

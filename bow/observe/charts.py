@@ -78,7 +78,6 @@ class Chart:
 
     @property
     def points(self) -> list[Point]:
-        """The points of all series."""
         return [point for series in self.series for point in series.points]
 
     @property
@@ -268,7 +267,6 @@ def _points(records: Iterable[Record], clock: Clock, kinds: Sequence[str], name:
 
 
 def longest_s(records: Sequence[Record]) -> float:
-    """How long a run has been trained."""
     return max((record.get("time_s") or 0.0 for record in records), default=0.0)
 
 

@@ -26,5 +26,4 @@ class NotebookBar:
         self._handle.update(self._html(f"<pre>{share}<progress{where}></progress> {html.escape(text)}</pre>"))
 
     def stop(self) -> None:
-        """Take it away."""
         self._handle.update(self._html(""))

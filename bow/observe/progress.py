@@ -37,7 +37,6 @@ class ProgressBar:
         self._events: Counter[str] = Counter()
 
     def update(self, record: Record) -> None:
-        """Show a record."""
         if not self.enabled:
             return
         if record["kind"] == "start":

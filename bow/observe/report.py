@@ -44,7 +44,6 @@ def write_page(path: Path, template: str, **values: Any) -> Path:
 
 
 def now_text() -> str:
-    """Date and time in minutes."""
     return f"{datetime.datetime.now():%Y-%m-%d %H:%M}"
 
 
@@ -66,7 +65,6 @@ class Report:
 
     @classmethod
     def read(cls, directory: RunDirectory) -> "Report":
-        """Read a run directory."""
         if not directory.path.is_dir():
             raise RunDirectoryError(f"{directory.path} is not a directory; name one that bow train made")
         records = continuous(read_records(directory.metrics_path)) if directory.metrics_path.is_file() else []
@@ -96,7 +94,6 @@ class Report:
 
     @property
     def state(self) -> str:
-        """Whether training came to its end."""
         last = [record for record in self.records if record["kind"] == "start" or record.get("event") == INTERRUPTED]
         if last and last[-1]["kind"] != "start":
             return "interrupted"
@@ -104,7 +101,6 @@ class Report:
 
     @property
     def written(self) -> str:
-        """When the page was made."""
         return now_text()
 
     @property
@@ -138,7 +134,6 @@ class Report:
 
     @property
     def tiles(self) -> list[ResultTile]:
-        """The results."""
         tiles = [self._metric_tile(name, value) for name, value in self._final_metrics().items()]
         if not tiles and (losses := self._final_losses or self.of("rounds", "loss")):
             tiles = [ResultTile(metric_text("loss", losses[-1]), "training loss", "there are no validation data")]

@@ -63,7 +63,6 @@ class RunLock(contextlib.AbstractContextManager["RunLock"]):
                 self._path.unlink()
 
     def __exit__(self, *_: Any) -> None:
-        """Let others in."""
         self.remove()
         if self._descriptor in _held:
             _held.remove(self._descriptor)

@@ -30,7 +30,6 @@ def is_share(name: str) -> bool:
 
 
 def rate_text(value: float | None) -> str:
-    """A throughput."""
     if value is None or not math.isfinite(value):
         return f"{MISSING} samples/s"
     return f"{value:,.0f} samples/s" if value >= 10 else f"{value:.1f} samples/s"
@@ -52,5 +51,4 @@ def duration_text(seconds: float) -> str:
 
 
 def learners_text(learners: float) -> str:
-    """A number of learners."""
     return "1 learner" if learners == 1 else f"{learners:g} learners"

@@ -105,7 +105,6 @@ class WandbLogger:
 
 
 def run_dir_of(record: Record) -> Path:
-    """The run directory that the first record names."""
     return Path(record.get("run_dir") or ".")
 
 

@@ -14,7 +14,6 @@ NORM_BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def check_policy(policy: str) -> None:
-    """Refuse a policy that does not exist."""
     policies = get_args(BufferPolicy)
     if policy not in policies:
         raise SettingError(f"buffers must be one of {', '.join(policies)}, got {policy!r}")
@@ -79,7 +78,6 @@ def buffer_state(module: nn.Module) -> dict[str, Tensor]:
 
 
 def load_buffers(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Set the buffers that `buffer_state` saved."""
     for name, (owner, key) in buffer_slots(module):
         if name in state:
             _assign(owner, key, state[name])

@@ -147,7 +147,6 @@ class LearnerGroup:
         return self._central
 
     def gather_buffers(self) -> None:
-        """Bring the central model's buffers up to date."""
         if self.learners:
             gather_buffers(self._central, self._modules(), self.buffer_policy)
 
@@ -188,7 +187,6 @@ class LearnerGroup:
         self.optimizer.add_learner()
 
     def remove(self) -> None:
-        """Remove the last learner."""
         if len(self.learners) == 1:
             raise SettingError("learners must be at least 1: the only learner cannot be removed")
         self.learners.pop()
@@ -301,5 +299,4 @@ class LearnerGroup:
 
 
 def on_cpu(tensor: Tensor) -> Tensor:
-    """A copy of its own."""
     return tensor.detach().to("cpu", copy=True)

@@ -28,7 +28,6 @@ class Slot:
 
     @property
     def numel(self) -> int:
-        """Number of elements."""
         return self.shape.numel()
 
     def view(self, piece: Tensor) -> Tensor:

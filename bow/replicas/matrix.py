@@ -75,11 +75,9 @@ class ReplicaMatrix:
         return self._weights.data[learner].requires_grad_()
 
     def weights_of(self, learner: int) -> Float[Tensor, " parameters"]:
-        """A learner's weights."""
         return self._weights.data[learner]
 
     def gradient_of(self, learner: int) -> Float[Tensor, " parameters"]:
-        """A learner's gradient."""
         return self._gradients.data[learner]
 
     def _set_learners(self, learners: int) -> None:

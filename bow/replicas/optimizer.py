@@ -135,7 +135,6 @@ class OptimizerRows:
 
     @property
     def settings(self) -> list[dict[str, Any]]:
-        """The hyper-parameters of every group."""
         return [{k: copy.deepcopy(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
 
     def state_of(self, learner: int) -> list[dict[str, Any]]:

@@ -74,7 +74,6 @@ class AccessLog:
         return self.clocks[HOST]
 
     def clock(self, actor: str) -> Clock:
-        """An actor's clock."""
         return self.clocks.setdefault(actor, {})
 
     def knows(self, tensor: Tensor) -> bool:
@@ -87,7 +86,6 @@ class AccessLog:
         self.allocate(HOST, [tensor])
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        """Whether it is."""
         return key_of(tensor) in self._pinned
 
     def used_bytes(self) -> int:

@@ -33,7 +33,6 @@ class Access:
     end: int  # the byte behind the last one
 
     def conflicts(self, other: "Access") -> bool:
-        """Whether the order of the two matters."""
         return (self.writes or other.writes) and self.begin < other.end and other.begin < self.end
 
     def covered_by(self, clock: Clock) -> bool:

@@ -74,12 +74,10 @@ class FakeStream(Stream):
         self._device = device
 
     def wait(self, event: Event) -> None:
-        """Take in the event's clock."""
         assert isinstance(event, FakeEvent)
         self._device._stream_waits(self.name, event)
 
     def record(self, event: Event) -> None:
-        """Give the event this stream's clock."""
         assert isinstance(event, FakeEvent)
         self._device._record(self.name, event)
 
@@ -116,7 +114,6 @@ class FakeGraph(CapturedGraph):
         self._device = device
 
     def replay(self) -> None:
-        """Run it on the current stream."""
         device = self._device
         with device.lock, _unseen():
             stream = device.actor()
@@ -158,7 +155,6 @@ class FakeGraph(CapturedGraph):
             kept.copy_(new)
 
     def reset(self) -> None:
-        """Forget it."""
         self.steps = []
 
 
@@ -233,12 +229,10 @@ class FakeDevice(StreamDevice):
         return FakeStream(name, self)
 
     def caller(self) -> Stream:
-        """The stream that is current in the calling thread."""
         return FakeStream(self.actor(), self)
 
     @contextlib.contextmanager
     def on(self, stream: Stream) -> Iterator[None]:
-        """Make a stream the current one."""
         before = self.actor()
         self._current.name = stream.name
         try:
@@ -260,7 +254,6 @@ class FakeDevice(StreamDevice):
             self._current.seen = False
 
     def event(self, name: str) -> Event:
-        """Make an event."""
         return FakeEvent(name, self)
 
     @contextlib.contextmanager
@@ -289,7 +282,6 @@ class FakeDevice(StreamDevice):
 
     @contextlib.contextmanager
     def without_waiting(self) -> Iterator[None]:
-        """Raise where the host would wait."""
         self._current.must_not_wait = True
         try:
             yield
@@ -297,12 +289,10 @@ class FakeDevice(StreamDevice):
             self._current.must_not_wait = False
 
     def generator(self) -> torch.Generator:
-        """Make a generator."""
         return torch.Generator()
 
     @contextlib.contextmanager
     def drawing_from(self, generator: torch.Generator) -> Iterator[None]:
-        """Lend the generator's state to the default one."""
         default = torch.default_generator
         state = default.get_state()
         default.set_state(generator.get_state())
@@ -317,20 +307,17 @@ class FakeDevice(StreamDevice):
         return not self.log.knows(tensor)
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Memory that the host writes and reads."""
         made = torch.empty(tuple(shape), dtype=dtype)
         self.log.pin(made)
         return made
 
     def write_host(self, target: Tensor, source: Tensor) -> None:
-        """The host writes pinned memory."""
         assert self.log.is_pinned(target)
         with self.lock, _unseen():
             self.log.tick(HOST, "host write", [], [target])
             target.copy_(source)
 
     def read_host(self, pinned: Tensor) -> list[Any]:
-        """The host reads pinned memory."""
         assert self.log.is_pinned(pinned)
         with self.lock, _unseen():
             self.log.tick(HOST, "host read", [pinned], [])
@@ -338,23 +325,19 @@ class FakeDevice(StreamDevice):
         return values
 
     def upload(self, target: Tensor, values: Sequence[float]) -> None:
-        """Write a tensor in the order of the current stream."""
         with _unseen():
             source = torch.tensor(values, dtype=target.dtype)
         self.log.allocate(self.actor(), [source])
         target.copy_(source)
 
     def free_bytes(self) -> int:
-        """What it pretends to have left."""
         return self._memory_bytes - self.used_bytes()
 
     def used_bytes(self) -> int:
-        """What the allocations that it has seen and that are still there take."""
         with self.lock:
             return self.log.used_bytes()
 
     def cores(self) -> tuple[int, ...]:
-        """All cores."""
         return available_cores()
 
     # What it sees
@@ -388,7 +371,6 @@ class FakeDevice(StreamDevice):
     # Streams and events
 
     def actor(self) -> str:
-        """The stream that is current in the calling thread."""
         return getattr(self._current, "name", CALLER)
 
     def left_out(self, waiting: str, event: FakeEvent) -> bool:

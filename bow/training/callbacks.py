@@ -128,11 +128,9 @@ class Hooks:
         self._methods = {h: [getattr(c, h) for c in callbacks if _has(c, h)] for h in HOOKS}
 
     def listen(self, hook: str) -> bool:
-        """Whether any callback has this hook."""
         return bool(self._methods[hook])
 
     def call(self, hook: str, *arguments: Any) -> None:
-        """Call `hook` of every callback, in their order."""
         for method in self._methods[hook]:
             method(*arguments)
 

@@ -51,7 +51,6 @@ class Request:
 
     @property
     def is_open(self) -> bool:
-        """Whether anything is left open."""
         return self.engine == "auto" or self.learners == "auto"
 
 

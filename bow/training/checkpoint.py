@@ -148,7 +148,6 @@ def delete_checkpoints(directory: Path, keep: int = 0) -> None:
 
 
 def newest_round(directory: Path) -> int | None:
-    """The round of the newest checkpoint; None where there is none."""
     found = _checkpoints(directory)
     return _round_of(found[-1]) if found else None
 
@@ -238,11 +237,9 @@ class CheckpointTimer:
         self._due_s = now_s + max(LEAST_S, num_bytes / BYTES_PER_S / SHARE)
 
     def is_due(self, now_s: float) -> bool:
-        """Whether it is time."""
         return now_s >= self._due_s
 
     def wrote(self, began_s: float, ended_s: float) -> None:
-        """A checkpoint was written, or could not be."""
         self._due_s = ended_s + max(LEAST_S, (ended_s - began_s) / SHARE)
 
 
@@ -260,7 +257,6 @@ class RunCheckpoints:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time for an automatic one."""
         return self._context.config.run.checkpoint_every == "auto" and self._timer.is_due(time.perf_counter())
 
     def after_round(self, before: int) -> None:
@@ -270,7 +266,6 @@ class RunCheckpoints:
             self.pause_and_write()
 
     def pause_and_write(self) -> None:
-        """Write one while training time stands still."""
         self._position.meter.pause()
         self.write()
         self._position.meter.resume()

@@ -30,7 +30,6 @@ from bow.values import number, parameter_names, processes, whole
 
 
 def check_learners(learners: Any) -> int:
-    """The number of learners as a plain integer."""
     return whole("learners", learners, also='"auto"')
 
 
@@ -128,7 +127,6 @@ def resolve_device(device: str | torch.device) -> torch.device:
 
 
 def check_evaluate_every(every: float, stream: BatchStream) -> None:
-    """Refuse evaluations within epochs of data that have none."""
     if every < 1 and stream.samples_per_epoch is None:
         raise SettingError(
             f"validation.every={every} needs data whose length is known; give a Dataset or tensors, or leave it out"
@@ -146,7 +144,6 @@ def warn_of_first_come(dispatch: str, sync: Synchroniser, learners: int) -> None
 
 
 def check_target(target: Mapping[str, float] | None, validation: object, metrics: Sequence[Metric] | None) -> None:
-    """Refuse a target that cannot be reached."""
     if not target:
         return
     if not isinstance(target, Mapping):
@@ -361,7 +358,6 @@ def _check_finite(batch: Batch, loss: float, data: str, most_bad: float) -> None
 
 
 def num_not_finite(batch: Batch) -> int:
-    """How many values in a batch are NaN or infinite."""
     return sum(int(_not_finite(leaf).sum()) for leaf in _floats(batch))
 
 

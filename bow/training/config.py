@@ -215,22 +215,18 @@ class TrainConfig:
 
     @property
     def num_learners(self) -> int | Literal["auto"]:
-        """The number of learners of a device, or `"auto"`."""
         return self.learners.learners if isinstance(self.learners, Tuner) else self.learners
 
     @property
     def tuner(self) -> Tuner | None:
-        """What finds engine and number of learners, if it was given."""
         return self.learners if isinstance(self.learners, Tuner) else None
 
     @property
     def is_per_round(self) -> bool:
-        """Whether the learning-rate scheduler is stepped after every round."""
         return isinstance(self.scheduler, PerRound)
 
     @property
     def scheduler_factory(self) -> SchedulerFactory | None:
-        """Makes the learning-rate scheduler."""
         return self.scheduler.factory if isinstance(self.scheduler, PerRound) else self.scheduler
 
     @property
@@ -240,7 +236,6 @@ class TrainConfig:
 
     @property
     def task(self) -> LearningConfig:
-        """What learning tasks have in common."""
         return LearningConfig(
             self.step_or_loss,
             clip_norm=self.clip_norm,

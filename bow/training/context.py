@@ -32,11 +32,9 @@ class Meter:
     _started: float = field(default_factory=time.perf_counter)
 
     def resume(self) -> None:
-        """Start counting time."""
         self._started = time.perf_counter()
 
     def pause(self) -> None:
-        """Stop counting time."""
         self.seconds += time.perf_counter() - self._started
 
     @property
@@ -82,15 +80,12 @@ class Position:
         return round(self.samples / self.samples_per_epoch, 4) if self.samples_per_epoch else float(self.epoch)
 
     def start(self) -> None:
-        """The first round begins."""
         self.began = time.perf_counter()
 
     def state(self) -> dict[str, Any]:
-        """For checkpoints."""
         return {name: getattr(self, name) for name in ("round", "samples", "epoch", "elapsed_s", "history")}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Count on from `state()`."""
         self.round, self.samples, self.epoch = state["round"], state["samples"], state["epoch"]
         self.history[:] = state["history"]
         self.elapsed_before = state["elapsed_s"]
@@ -118,20 +113,16 @@ class RunContext:
 
     @property
     def world(self) -> World:
-        """The processes of the training."""
         return self.replicas.world
 
     @property
     def target(self) -> Mapping[str, float]:
-        """Values of the validation data at which the training ends."""
         return dict(self.config.validation.target or {})
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
-        """What the central model is measured by besides the loss."""
         return {metric.name: metric for metric in self.config.validation.metrics}
 
     @property
     def num_restarts(self) -> int:
-        """How often learners of all devices diverged and started again."""
         return int(self.world.sum_numbers([self.replicas.loop.num_restarts])[0])

@@ -108,7 +108,6 @@ class TrialFeed:
 
 
 def check_round(stream: BatchStream, learners: int) -> None:
-    """Refuse data that do not fill one round."""
     samples, batch = stream.samples_per_epoch, stream.batch_size
     if samples is not None and batch is not None and samples < batch * learners:
         raise DataError(
@@ -118,7 +117,6 @@ def check_round(stream: BatchStream, learners: int) -> None:
 
 
 def copied(batch: Batch) -> Batch:
-    """A batch in memory of its own."""
     return tree_map_only(Tensor, Tensor.clone, batch)
 
 

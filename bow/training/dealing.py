@@ -37,12 +37,10 @@ class Dealing:
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps that were asked for have been made."""
         steps = self._context.config.steps
         return steps is not None and self._position.round >= steps
 
     def rounds_left(self) -> int | None:
-        """How many rounds the training still has, if that is known."""
         steps = self._context.config.steps
         if steps is not None:
             return max(steps - self._position.round, 0)

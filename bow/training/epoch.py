@@ -24,16 +24,13 @@ class Epoch:
         self._restarts_before = 0
 
     def add(self, outcome: Outcome) -> None:
-        """Count a round."""
         self._losses.append(outcome.losses)
         self._tasks += sum(outcome.active)
 
     def mean_loss(self) -> float:
-        """Over all learning tasks of all devices."""
         return mean_loss(self._losses, self._replicas.world)
 
     def end(self) -> None:
-        """Begin the next one."""
         self._losses = []
 
     def check_divergence(self, on_nan: OnNan, has_ended: bool) -> None:

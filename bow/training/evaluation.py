@@ -80,7 +80,6 @@ class Evaluator:
         return made
 
     def first_batch(self) -> Any:
-        """The first batch of the validation data."""
         for batch in evaluation_batches(self._validation, self._batch_size):
             return batch
         raise DataError(EMPTY)
@@ -219,7 +218,6 @@ class Evaluations:
 
     @property
     def is_due(self) -> bool:
-        """Whether an evaluation within the epoch is due."""
         return self._shares() > self._shares_done
 
     def rounds_left(self) -> int:
@@ -234,7 +232,6 @@ class Evaluations:
         return max(1, math.ceil(left / (batch * context.replicas.group.num_all)))
 
     def within_epoch(self) -> None:
-        """Evaluate, and record it."""
         values = self.evaluate()
         self._records.log(
             {"kind": "evaluation", "epoch": self._position.epochs, **self._records.place, **values},
@@ -255,7 +252,6 @@ class Evaluations:
         return values
 
     def check_target(self, values: Mapping[str, float]) -> None:
-        """See whether the target is reached by now."""
         target, position = self._context.target, self._position
         missing = [name for name in target if name not in values]
         if missing:

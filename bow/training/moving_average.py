@@ -42,7 +42,6 @@ class MovingAverage:
 
     @property
     def state(self) -> dict[str, Any]:
-        """For checkpoints."""
         return {"average": self._average.cpu(), "rounds": self._rounds}
 
     def load(self, state: Mapping[str, Tensor | int] | None) -> None:

@@ -72,7 +72,6 @@ def _quoted(name: str | None) -> str:
 
 
 def captured_again(replicas_config: ReplicasConfig, batch: Batch) -> CapturedOperators:
-    """The operators of the learners' step as it is now."""
     with in_mode(replicas_config.model, True):
         return capture_operators(replicas_config.model, batch, step=replicas_config.task.step)
 
@@ -91,12 +90,10 @@ class PartitionShares:
 
     @property
     def num_all(self) -> int:
-        """Number of learners on all devices."""
         return self.group.learners
 
     @property
     def own(self) -> range:
-        """The number of this device's learner."""
         return range(self.group.learner, self.group.learner + 1)
 
 
@@ -121,7 +118,6 @@ class PartitionRounds:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether the loss is not finite any more."""
         return self.last is not None and bool((~self.last.finite).any())
 
     def run(self, batches: Sequence[Any]) -> list[Outcome]:
@@ -251,7 +247,6 @@ class PartitionLearners:
 
     @property
     def rounds(self) -> int:
-        """Completed rounds."""
         return self.loop.count
 
     def rounds_at_once(self, batches: Sequence[Any]) -> list[Outcome]:

@@ -55,7 +55,6 @@ class Checked:
 
     @property
     def summary(self) -> str:
-        """Both times in a sentence."""
         return f"{1e3 * self.batch_s:.1f} ms a batch, data parallelism {1e3 * self.data_s:.1f} ms"
 
     def save(self, folder: Path) -> None:

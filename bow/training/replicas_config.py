@@ -34,11 +34,9 @@ class ReplicasConfig:
 
     @functools.cached_property
     def on_cpu(self) -> bool:
-        """Whether learners compute on the host."""
         return is_cpu(self.device)
 
     def with_engine(self, **changes: object) -> "ReplicasConfig":
-        """The same with other settings of the engine."""
         engine = dataclasses.replace(self.task.engine, **changes)  # type: ignore[arg-type]
         return dataclasses.replace(self, task=dataclasses.replace(self.task, engine=engine))
 
@@ -51,7 +49,6 @@ class ReplicasConfig:
         expected_rounds: int | None = None,
         world: World | None = None,
     ) -> Replicas:
-        """Make learners."""
         task = self.task
         if self.moving_average:
             self._budget(engine).check(learners)  # `Replicas` knows nothing of it

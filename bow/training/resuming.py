@@ -93,7 +93,6 @@ def optimizer_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def scheduler_type(scheduler: LRScheduler | None) -> str | None:
-    """The name of its class."""
     return None if scheduler is None else type(scheduler).__name__
 
 

@@ -94,5 +94,4 @@ class RoundBatches:
 
 
 def num_bytes(batches: Any) -> int:
-    """Bytes of the tensors of any pytree."""
     return sum(leaf.nbytes for leaf in tree_leaves(batches) if isinstance(leaf, Tensor))

@@ -99,7 +99,6 @@ class TrainingLoop:
 
     @property
     def way_on(self) -> str:
-        """How to go on with a training that has not ended, in a sentence."""
         return self._checkpoints.way_on
 
     def stop(self) -> None:

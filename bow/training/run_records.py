@@ -40,7 +40,6 @@ class RunRecords:
         self._last = (0.0, context.position.samples)
 
     def log(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Give a record to all loggers."""
         record = {"kind": record["kind"], "time_s": self._position.elapsed_s, **record}
         for logger in self._loggers:
             logger.log(record)
@@ -80,7 +79,6 @@ class RunRecords:
             self.log(context.tuned.record)
 
     def round_ended(self, outcome: Outcome) -> None:
-        """Remember the losses for the next record."""
         self._losses.append(outcome.losses)
 
     def rounds(self) -> None:
@@ -97,7 +95,6 @@ class RunRecords:
         self.log({"kind": "rounds", "epoch": self._position.epochs, **self.place, "loss": loss, "samples_per_s": rate})
 
     def end(self, best_round: int | None) -> None:
-        """The training has ended."""
         position = self._position
         last = position.history[-1] if position.history else {}
         known = {"kind", "time_s", "epoch", "round", "samples", "train_loss", "samples_per_s", "learners", "lr"}
@@ -116,13 +113,11 @@ class RunRecords:
         )
 
     def close(self) -> None:
-        """End all loggers."""
         for logger in self._loggers:
             logger.close()
 
     @property
     def place(self) -> dict[str, Any]:
-        """Round, samples, learners and learning rate."""
         lr = float(self._replicas.optimizer.param_groups[0]["lr"])
         counted = {"round": self._position.round, "samples": self._position.samples}
         return {**counted, "learners": self._replicas.learners, "lr": lr}

@@ -63,7 +63,6 @@ class Rounds:
         """Nothing of it is at work."""
 
     def close(self) -> None:
-        """Let go of the learner."""
         self._replicas.close()
 
 

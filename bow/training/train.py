@@ -268,7 +268,6 @@ class MadeLearners:
 
 
 def _made_learners(prepared: Prepared, state: dict[str, Any] | None, world: World, shown: ProgressBar) -> MadeLearners:
-    """Make the learners of this process."""
     config, replicas_config, opened = prepared.config, prepared.replicas_config, prepared.opened
     request = make_request(
         prepared.engine,
@@ -318,7 +317,6 @@ def _world(prepared: Prepared) -> contextlib.AbstractContextManager[World]:
 
 
 def run_worker(config: TrainConfig, prepare_process: Callable[[], None] | None = None) -> None:
-    """Train in a process that another one has started."""
     if prepare_process is not None:
         prepare_process()
     run_training(config)

@@ -95,7 +95,6 @@ class Trials:
             return None
 
     def close(self) -> None:
-        """Let go of all learners."""
         for replicas in self._made.values():
             replicas.close()
         self._made.clear()

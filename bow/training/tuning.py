@@ -68,12 +68,10 @@ class Tuned:
 
     @property
     def setting(self) -> dict[str, Any]:
-        """For checkpoints."""
         return {"engine": self.engine, "threads": self.threads, "compile": self.compile, "source": self.source}
 
     @property
     def record(self) -> dict[str, Any]:
-        """For loggers."""
         chosen = {"engine": self.engine, "learners": self.learners}
         how = {"threads": self.threads, "compile": self.compile, "calibration_s": self.seconds}
         why = {"source": self.source, "summary": self.summary, "rows": self.rows}
@@ -242,7 +240,6 @@ def part_of_training(request: Request, devices: int) -> Request:
 
 
 def check_tuner(tuner: Tuner | None, request: Request) -> Tuner:
-    """The user's tuner, or one with the defaults."""
     if tuner is None:
         return Tuner()
     if not request.is_open:

@@ -34,7 +34,6 @@ class DeviceTuners:
 
     @property
     def turn(self) -> int:
-        """The device that tunes at present."""
         return self._turn
 
     @property

@@ -63,7 +63,6 @@ class BackOff:
         self.reset()
 
     def reset(self) -> None:
-        """No failures so far."""
         self._began = self._until = 0
         self._next = FIRST_BACK_OFF
 
@@ -78,7 +77,6 @@ class BackOff:
             self.reset()
 
     def is_over(self, now: int) -> bool:
-        """Whether it may be tried again."""
         return now >= self._until
 
 
@@ -93,7 +91,6 @@ class Probe:
     rates: list[float] = field(default_factory=list)
 
     def last(self, count: int) -> "Probe":
-        """The newest windows of it."""
         return Probe(self.learners, self.rates[-count:])
 
     def after(self, earlier: "Probe", most: int) -> "Probe":
@@ -117,7 +114,6 @@ class ProbeScores:
         probe.rates.append(rate)
 
     def remember(self, probe: Probe) -> None:
-        """Update the best score."""
         self.best = max(self.best, self.score(probe).log)
 
     def forget(self) -> None:
@@ -142,7 +138,6 @@ class ProbeScores:
         return math.log(more / over) + self.log_efficiency(more) - self.log_efficiency(over)
 
     def log_efficiency(self, learners: int) -> float:
-        """Logarithm of what a sample is worth."""
         return log_efficiency(self._efficiency, learners)
 
 
@@ -339,7 +334,6 @@ class OnlineTuner:
         return True
 
     def _may_attempt(self, direction: Step) -> bool:
-        """Whether an attempt may begin now."""
         if not self._is_pending(direction):
             return False
         recent = sum(change.window > self.num_windows - SPAN for change in self.changes[-MOST_CHANGES:])

@@ -94,7 +94,6 @@ class TrialRecord:
         self._scores: dict[EngineSetting, LogEstimate] = {}
 
     def add(self, result: TrialResult) -> None:
-        """Add the result of a trial."""
         setting = result.setting
         worked_before = any(known.engine == setting.engine and self.rates(known) for known in self.trials)
         self.trials.setdefault(setting, []).append(result)
@@ -135,7 +134,6 @@ class TrialRecord:
         return [setting for setting, trials in self.trials.items() if self._is_sound(setting, trials)]
 
     def rates(self, setting: EngineSetting) -> list[float]:
-        """All repeats of a setting, in order."""
         return [rate for result in self.trials.get(setting, ()) for rate in result.rates]
 
     def score(self, setting: EngineSetting) -> LogEstimate:

@@ -58,7 +58,6 @@ class TrialBudget:
 
     @property
     def trial_s(self) -> float:
-        """How long a trial measures."""
         return min(max(TRIAL_SHARE * self._measuring_s, SHORTEST_TRIAL_S), LONGEST_TRIAL_S)
 
     def note(self, result: TrialResult, trial: Trial) -> None:

@@ -94,7 +94,6 @@ class Candidate:
     expected_gain: float = 1.2
 
     def at(self, learners: int) -> EngineSetting:
-        """The setting with so many learners."""
         return EngineSetting(self.engine, learners, self.threads)
 
 
