@@ -38,7 +38,7 @@ from benchmarks.micro_operators import (
 )
 from benchmarks.schedule_cases import pairs, shape
 from bow.devices import available_cores, core_sets
-from bow.devices.topology import Topology, read_topology
+from bow.devices.cores import HardwareThread, hardware_threads
 from bow.schedule.profiler.measuring import numbers_of_threads
 
 PARTS = ("threads", "pinned", "together")
@@ -67,7 +67,7 @@ def measure(config: Config) -> dict[str, Any]:
     parts: Mapping[str, Callable[[], Any]] = {
         "threads": lambda: by_threads(config, cores),
         "pinned": lambda: pinned(config, cores),
-        "together": lambda: together(config, read_topology()),
+        "together": lambda: together(config, hardware_threads()),
     }
     torch.manual_seed(0)
     return {"cores": cores, **{part: parts[part]() for part in config.parts}}
@@ -159,16 +159,16 @@ def _compared(rates: Mapping[str, Sequence[float]], named: str) -> dict[str, Any
     return found
 
 
-def together(config: Config, topology: Topology) -> dict[str, Any]:
+def together(config: Config, threads: Sequence[HardwareThread]) -> dict[str, Any]:
     """Both backward passes of every convolution of the paper: one after another, and at once in two ways."""
 
     def one(kind: str, pixels: int, channels: int) -> Call:
         return convolution(kind, config.samples, pixels, channels)
 
-    seats = ways(topology)
+    seats, cores = ways(threads), len({thread.core for thread in threads})
     return {
-        "hardware_threads": len(topology.threads) // len(topology.cores),
-        "cores": len(topology.cores),
+        "hardware_threads": len(threads) // cores,
+        "cores": cores,
         "sizes": [
             pair_of(one(BY_FILTER, *size), one(BY_INPUT, *size), seats, config)
             for size in dict.fromkeys((row.size, row.channels) for row in TABLE_II)
@@ -176,13 +176,14 @@ def together(config: Config, topology: Topology) -> dict[str, Any]:
     }
 
 
-def ways(topology: Topology) -> dict[str, list[Seat]]:
+def ways(threads: Sequence[HardwareThread]) -> dict[str, list[Seat]]:
     """Executors for two operators: one for both; two on all cores; two on half of the cores each.
 
     Where cores have a second hardware thread, the second of two executors on all cores has these.
     """
-    first = tuple(topology.threads_of(core)[0] for core in topology.cores)
-    second = tuple(topology.threads_of(core)[-1] for core in topology.cores)
+    cores = sorted({thread.core for thread in threads})
+    numbers = [[thread.number for thread in threads if thread.core == core] for core in cores]
+    first, second = tuple(own[0] for own in numbers), tuple(own[-1] for own in numbers)
     count, half = len(first), len(first) // 2
     found = {
         ONE_AFTER_ANOTHER: [Seat(first, count)],

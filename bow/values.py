@@ -25,7 +25,6 @@ def whole(
     words: str = "",
     also: str = "",
     remedy: str = "",
-    refusal: type[BowError] = SettingError,
 ) -> int:
     """A whole number as an `int`; those of NumPy count, and whatever else has `__index__`.
 
@@ -43,7 +42,7 @@ def whole(
     if not words and given is not None and given > most:
         words = f"a whole number from {least} to {'2**63 - 1' if most == LARGEST else most}"
     words = words or f"a whole number of at least {least}"
-    raise refusal(_refusal(name, words, also, value if given is None else given, remedy))
+    raise SettingError(_refusal(name, words, also, value if given is None else given, remedy))
 
 
 def processes(name: str, value: Any, cores: int, also: str = "") -> int:
@@ -72,7 +71,6 @@ def number(
     most: float | None = None,
     also: str = "",
     remedy: str = "",
-    refusal: type[BowError] = SettingError,
 ) -> float:
     """A finite number within bounds; those of NumPy count.
 
@@ -85,10 +83,10 @@ def number(
     words = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
     if not is_finite(value):
         of = "of " if least is not None else ""
-        raise refusal(_refusal(name, f"a finite number {of}{words}".rstrip(), also, value, remedy))
+        raise SettingError(_refusal(name, f"a finite number {of}{words}".rstrip(), also, value, remedy))
     fits = (above is None or value > above) and (least is None or value >= least)
     if not (fits and (below is None or value < below) and (most is None or value <= most)):
-        raise refusal(_refusal(name, words, also, value, remedy))
+        raise SettingError(_refusal(name, words, also, value, remedy))
     return value if isinstance(value, int) else float(value)
 
 

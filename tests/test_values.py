@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bow.errors import DataError, SettingError
+from bow.errors import SettingError
 from bow.values import given_path, is_finite, number, processes, whole
 
 
@@ -33,8 +33,8 @@ def test_what_is_no_whole_number_within_the_bounds_is_refused(value: Any) -> Non
 
 
 def test_a_refusal_names_type_and_range_and_is_short() -> None:
-    with pytest.raises(DataError, match=r"at least 1, got '4' of type str$"):
-        whole("k", "4", refusal=DataError)
+    with pytest.raises(SettingError, match=r"at least 1, got '4' of type str$"):
+        whole("k", "4")
     with pytest.raises(SettingError, match=r"from 2 to 8, got 9$"):
         whole("k", 9, least=2, most=8)
     with pytest.raises(SettingError) as caught:

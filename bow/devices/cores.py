@@ -4,6 +4,7 @@ import math
 import os
 import platform
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from bow.errors import SettingError
@@ -117,11 +118,42 @@ def physical_first(cores: Sequence[int]) -> list[int]:
 
 def siblings_of(core: int) -> tuple[int, ...]:
     """The hardware threads of the physical core that this one belongs to, itself included."""
+    return _read_cores(_TOPOLOGY / f"cpu{core}" / "topology" / "thread_siblings_list", core)
+
+
+@dataclass(frozen=True)
+class HardwareThread:
+    """What the system calls a CPU."""
+
+    number: int  # by which the system knows it
+    core: int  # the physical core that it belongs to, by the lowest number there
+    cache: int  # the largest cache that it shares with others, by the lowest number there
+
+
+def hardware_threads() -> tuple[HardwareThread, ...]:
+    """Those that this process may use; what Linux does not tell counts as not shared."""
+    return tuple(HardwareThread(each, min(siblings_of(each)), _shared_cache(each)) for each in available_cores())
+
+
+def _shared_cache(number: int) -> int:
+    """The lowest number of those that share the largest cache; of levels that are shared alike, it is the same."""
+    indices = (_TOPOLOGY / f"cpu{number}").glob("cache/index*")
+    found = [(_level(index), min(_read_cores(index / "shared_cpu_list", number))) for index in indices]
+    return max(found, default=(0, number))[1]
+
+
+def _level(index: Path) -> int:
     try:
-        text = (_TOPOLOGY / f"cpu{core}" / "topology" / "thread_siblings_list").read_text(encoding="ascii")
-        return parse_cores(text)
+        return int((index / "level").read_text(encoding="ascii"))
     except (OSError, ValueError):
-        return (core,)
+        return 0
+
+
+def _read_cores(path: Path, otherwise: int) -> tuple[int, ...]:
+    try:
+        return parse_cores(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return (otherwise,)
 
 
 def parse_cores(text: str) -> tuple[int, ...]:

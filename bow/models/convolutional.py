@@ -15,11 +15,7 @@ Kernel: TypeAlias = int | tuple[int, int]  # height and width in pixels, or one 
 
 
 class ConvNorm(nn.Module):
-    """A convolution without bias, batch norm and ReLU.
-
-    References:
-        Ioffe, Szegedy: Batch normalization, 2015.
-    """
+    """A convolution without bias, batch norm and ReLU."""
 
     def __init__(
         self,
@@ -80,8 +76,6 @@ class AlexNet(nn.Module):
     References:
         Krizhevsky, Sutskever, Hinton: ImageNet classification with deep convolutional neural networks, 2012.
         Krizhevsky: One weird trick for parallelizing convolutional neural networks, 2014.
-        Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network
-        training, 2019, section III-B.
     """
 
     def __init__(self, classes: int = 10, channels: int = 3, width: float = 0.125, dropout: float = 0.0) -> None:
@@ -135,7 +129,6 @@ class GoogLeNet(nn.Module):
 
     References:
         Szegedy et al.: Going deeper with convolutions, 2015.
-        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, table 1c.
     """
 
     def __init__(self, classes: int = 10, channels: int = 3, width: float = 0.25, dropout: float = 0.0) -> None:
@@ -201,8 +194,6 @@ class InceptionV3(nn.Module):
 
     References:
         Szegedy, Vanhoucke, Ioffe, Shlens, Wojna: Rethinking the Inception architecture for computer vision, 2016.
-        Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network
-        training, 2019, section IV.
     """
 
     def __init__(self, classes: int = 10, channels: int = 3, width: float = 0.125, dropout: float = 0.0) -> None:
@@ -320,7 +311,6 @@ class PathNet(nn.Module):
 
     References:
         Fernando et al.: PathNet: Evolution channels gradient descent in super neural networks, 2017.
-        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, table 1b.
     """
 
     def __init__(

@@ -39,8 +39,6 @@ class DCGAN(nn.Module):
         Goodfellow et al.: Generative adversarial nets, 2014.
         Radford, Metz, Chintala: Unsupervised representation learning with deep convolutional generative adversarial
         networks, 2015.
-        Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network
-        training, 2019, section IV.
     """
 
     def __init__(self, channels: int = 1, size: int = 28, width: int = 8, latent: int = 100) -> None:

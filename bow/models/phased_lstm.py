@@ -23,7 +23,6 @@ class PhasedLSTM(nn.Module):
     References:
         Neil, Pfeiffer, Liu: Phased LSTM: Accelerating recurrent network training for long or event-based sequences,
         2016.
-        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, table 1a.
     """
 
     def __init__(
@@ -59,10 +58,6 @@ class PhasedLSTMCell(nn.Module):
     mixed with the last ones: `c_t = k c'_t + (1 - k) c_{t-1}`, `h_t = k h'_t + (1 - k) h_{t-1}`. Period `\tau`, phase
     shift `s` and open ratio `r` are learned for every unit. The leak `\alpha` is 0 in evaluation. As in TensorFlow,
     there are no peephole connections.
-
-    References:
-        Neil, Pfeiffer, Liu: Phased LSTM: Accelerating recurrent network training for long or event-based sequences,
-        2016, section 2.
     """
 
     def __init__(

@@ -64,7 +64,6 @@ class UnrolledLSTM(nn.Module):
 
     References:
         Hochreiter, Schmidhuber: Long short-term memory, 1997.
-        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 7.3.
     """
 
     def __init__(self, features: int, hidden: int, layers: int) -> None:
@@ -102,8 +101,6 @@ class RNNLanguageModel(nn.Module):
 
     References:
         Zaremba, Sutskever, Vinyals: Recurrent neural network regularization, 2014.
-        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, table 1a.
-        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, table 3.
     """
 
     def __init__(self, vocabulary: int, hidden: int = 64, layers: int = 2) -> None:
@@ -129,7 +126,6 @@ class RNNTextClassifier(nn.Module):
 
     References:
         Kim: Convolutional neural networks for sentence classification, 2014 (the task).
-        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, table 3, section 8.1.
     """
 
     def __init__(self, vocabulary: int, classes: int = 2, hidden: int = 64, layers: int = 4) -> None:
@@ -155,7 +151,6 @@ class Translator(nn.Module):
     References:
         Bahdanau, Cho, Bengio: Neural machine translation by jointly learning to align and translate, 2014.
         Wu et al.: Google's neural machine translation system, 2016.
-        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 8.1, figure 14.
     """
 
     def __init__(self, source_vocabulary: int, target_vocabulary: int, hidden: int = 64, layers: int = 2) -> None:
@@ -188,10 +183,6 @@ class AdditiveAttention(nn.Module):
 
     `a = softmax_s(v^T \tanh(W q + k_s))`, `context = \sum_s a_s value_s`, with keys `k_s = U value_s + b` that are
     made once for all queries.
-
-    References:
-        Bahdanau, Cho, Bengio: Neural machine translation by jointly learning to align and translate, 2014,
-        appendix A.1.2.
     """
 
     def __init__(self, hidden: int) -> None:

@@ -91,9 +91,6 @@ class BottleneckResNet(nn.Module):
 
     References:
         He, Zhang, Ren, Sun: Deep residual learning for image recognition, 2016, table 1.
-        Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network
-        training, 2019, section IV.
-        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, table 3.
     """
 
     def __init__(

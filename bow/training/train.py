@@ -153,30 +153,7 @@ def train(
     References:
         Budea, TensorBow: Supporting Small-Batch Training in TensorFlow, 2019.
     """
-    return run_training(
-        TrainConfig(
-            model=model,
-            data=data,
-            loss=loss,
-            step=step,
-            optimizer=optimizer,
-            scheduler=scheduler,
-            batch_size=batch_size,
-            epochs=epochs,
-            steps=steps,
-            stop=stop,  # type: ignore[arg-type]
-            learners=learners,
-            sync=sync,
-            engine=engine,  # type: ignore[arg-type]
-            devices=devices,  # type: ignore[arg-type]
-            clip_norm=clip_norm,
-            on_nan=on_nan,
-            validation=validation,
-            run=run,  # type: ignore[arg-type]
-            callbacks=callbacks,
-            seed=seed,
-        )
-    )
+    return run_training(TrainConfig(**locals()))  # which are the arguments here, and nothing else
 
 
 def run_training(config: TrainConfig) -> Result:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bow.devices import available_cores, physical_first
-from bow.devices.topology import read_topology
+from bow.devices.cores import hardware_threads
 from bow.schedule import FirstComeSchedule, OrderedSchedule, PrioritySchedule, Schedule, Timeline
 from bow.schedule.profiler.measuring import REPEATS, BoundStep, measure_schedule
 from bow.schedule.profiler.operator_times import Profile
@@ -168,7 +168,7 @@ def shared_by_neighbours(cores: int) -> tuple[int, ...] | None:
     Times are measured on neighbouring cores, so that threads of an operator shall share caches when it runs, too.
     """
     places = physical_first(available_cores())[:cores]
-    threads = {thread.number: thread for thread in read_topology().threads}
+    threads = {thread.number: thread for thread in hardware_threads()}
     caches = tuple(threads[place].cache for place in places)
     each_a_core = len({threads[place].core for place in places}) == cores
     in_pairs = caches[::2] == caches[1::2] and len(set(caches)) == cores // 2 > 1

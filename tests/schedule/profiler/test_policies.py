@@ -9,7 +9,7 @@ from runtime.test_local import assert_same
 from schedule.profiler.steps import branches, made_up
 
 from bow.devices import available_cores
-from bow.devices.topology import Topology
+from bow.devices.cores import HardwareThread
 from bow.runtime.local import LocalRuntime
 from bow.schedule import OrderedSchedule, Schedule, Timeline
 from bow.schedule.profiler import Policy, make_policies, policies
@@ -130,8 +130,8 @@ def test_nothing_is_simulated_faster_than_the_critical_path_or_slower_than_one_e
 @pytest.mark.parametrize(
     ("topology", "cores", "caches"),
     [
-        (manycore(tiles=3, threads_per_core=1), 6, (0, 0, 1, 1, 2, 2)),
-        (manycore(tiles=3, threads_per_core=1), 4, (0, 0, 1, 1)),
+        (manycore(tiles=3, threads_per_core=1), 6, (0, 0, 2, 2, 4, 4)),
+        (manycore(tiles=3, threads_per_core=1), 4, (0, 0, 2, 2)),
         (manycore(tiles=3, threads_per_core=1), 3, None),  # the third has no neighbour
         (manycore(tiles=1, threads_per_core=1), 2, None),  # no choice
         (manycore(tiles=3, threads_per_core=2), 12, None),  # pairs of hardware threads, too
@@ -139,10 +139,10 @@ def test_nothing_is_simulated_faster_than_the_critical_path_or_slower_than_one_e
     ],
 )
 def test_where_neighbours_share_a_cache_the_strategies_know(
-    topology: Topology, cores: int, caches: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+    topology: tuple[HardwareThread, ...], cores: int, caches: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    numbers = tuple(thread.number for thread in topology.threads)
-    monkeypatch.setattr(policies, "read_topology", lambda: topology)
+    numbers = tuple(thread.number for thread in topology)
+    monkeypatch.setattr(policies, "hardware_threads", lambda: topology)
     monkeypatch.setattr(policies, "available_cores", lambda: numbers)
     monkeypatch.setattr(policies, "physical_first", list)
     assert shared_by_neighbours(cores) == caches
