@@ -139,7 +139,6 @@ REQUIRED = {
 }
 OPTIONAL = {"tensorboard": "logger=tensorboard", "cupy": "CUDA kernels"}
 ALIASES = {"cupy": ("cupy-cuda13x", "cupy-cuda12x", "cupy")}
-EXCLUSIVE = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
 REMEDIES = {"tensorboard": "pip install 'bow-trainer[tensorboard]'", "cupy": "pip install 'bow-trainer[cu13]'"}
 
 
@@ -160,13 +159,6 @@ class Library:
 def find_libraries() -> list[Library]:
     """All libraries that bow uses, without importing one of them."""
     return [Library(name, purpose, version(name), name in REQUIRED) for name, purpose in (REQUIRED | OPTIONAL).items()]
-
-
-def problems() -> list[str]:
-    """What is wrong with the installed libraries together."""
-    if not all(map(version, EXCLUSIVE)):
-        return []
-    return [f"{' and '.join(EXCLUSIVE)} are both installed and overwrite each other's files; uninstall one of them"]
 
 
 def version(name: str) -> str | None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from bow import doctor
-from bow.doctor import check_engines, find_libraries, inspect_machine, problems
+from bow.devices.cupy_kernels import library_clash
+from bow.doctor import check_engines, find_libraries, inspect_machine
 
 
 def test_machine_is_described() -> None:
@@ -80,7 +81,14 @@ def test_missing_library_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_versions_of_nccl_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "version", lambda name: "2.27" if name == "nvidia-nccl-cu13" else None)
-    assert problems() == []
-    monkeypatch.setattr(doctor, "version", lambda name: "2.27")
-    assert "nvidia-nccl-cu12 and nvidia-nccl-cu13" in problems()[0]
+    there = {"nvidia-nccl-cu13": "2.27"}
+
+    def version(name: str) -> str:
+        if name not in there:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return there[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert library_clash() is None
+    there["nvidia-nccl-cu12"] = "2.27"
+    assert "nvidia-nccl-cu12 and nvidia-nccl-cu13" in str(library_clash())

@@ -10,8 +10,9 @@ from rich.text import Text
 
 from bow.cli.advice import advice
 from bow.compiling import MOST_BYTES, cache_folder, cached_files, trim_cache
+from bow.devices.cupy_kernels import library_clash
 from bow.devices.memory import free_bytes
-from bow.doctor import MachineInfo, check_engines, find_libraries, inspect_machine, problems
+from bow.doctor import MachineInfo, check_engines, find_libraries, inspect_machine
 from bow.engines.memory import MemoryNeed, bytes_text, predict_memory, saved_bytes
 from bow.errors import BowError
 from bow.terminal import say, terminal, terminal_table
@@ -41,7 +42,7 @@ def run(words: Sequence[str]) -> int:
     console.print(
         _machine_table(machine), "", _engine_table(machine), "", _library_table(), "", _learner_table(machine)
     )
-    for problem in [machine.gpu_problem, *problems()]:
+    for problem in (machine.gpu_problem, library_clash()):
         if problem:
             console.print(Text(f"\n{problem}", "yellow"))
     if words:

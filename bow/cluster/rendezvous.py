@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import json
 import os
@@ -71,10 +72,6 @@ def _is_loopback(address: str) -> bool:
 
 def interface_of(address: str) -> str | None:
     """The network interface whose first IPv4 address this is; None where there is none, or it cannot be found out."""
-    try:
-        import fcntl
-    except ImportError:
-        return None
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):  # it has none

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -33,23 +33,10 @@ class PrivateRandom:
             torch.set_rng_state(outside)
 
 
-@runtime_checkable
-class MapDataset(Protocol):
-    """What `torch.utils.data.Dataset` promises, with a length; other classes with these methods do too."""
-
-    def __len__(self) -> int:
-        """Number of samples."""
-        ...
-
-    def __getitem__(self, index: int, /) -> Any:
-        """One sample."""
-        ...
-
-
 class DatasetStream(IndexedStream):
     """A stream over a map-style dataset, read in this process and put together by torch's default collation."""
 
-    def __init__(self, dataset: MapDataset, batch_size: int, epochs: int | None, seed: int) -> None:
+    def __init__(self, dataset: Any, batch_size: int, epochs: int | None, seed: int) -> None:
         super().__init__(SampleOrder(num_samples(dataset), seed), batch_size, epochs)
         self._dataset = dataset
 
@@ -63,7 +50,7 @@ class DatasetStream(IndexedStream):
             return read_batch(self._dataset, indices)
 
 
-def num_samples(dataset: MapDataset) -> int:
+def num_samples(dataset: Any) -> int:
     try:
         count = len(dataset)
     except TypeError as error:
@@ -75,7 +62,7 @@ def num_samples(dataset: MapDataset) -> int:
     return count
 
 
-def read_batch(dataset: MapDataset, indices: list[int]) -> Batch:
+def read_batch(dataset: Any, indices: list[int]) -> Batch:
     """Read samples, all at once where the dataset can (`__getitems__`), and collate them."""
     read_all = getattr(dataset, "__getitems__", None)
     try:

@@ -227,11 +227,8 @@ def compile_options(code: str) -> tuple[str, ...]:
 
 
 def _import_cupy() -> Any:
-    both = [name for name in ("nvidia-nccl-cu12", "nvidia-nccl-cu13") if _is_installed(name)]
-    if len(both) == 2:
-        raise RuntimeUnavailableError(
-            f"{' and '.join(both)} are both installed and overwrite each other's files; uninstall one of them"
-        )
+    if (clash := library_clash()) is not None:
+        raise RuntimeUnavailableError(clash)
     remedy = f"pip install 'bow-trainer[{cuda_extra()}]'"
     try:
         import cupy
@@ -244,9 +241,11 @@ def _import_cupy() -> Any:
     return cupy
 
 
-def _is_installed(distribution: str) -> bool:
+def library_clash() -> str | None:
+    """Which installed libraries overwrite each other's files, and the remedy; None: none do."""
+    both = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
     try:
-        importlib.metadata.version(distribution)
+        list(map(importlib.metadata.version, both))
     except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+        return None
+    return f"{' and '.join(both)} are both installed and overwrite each other's files; uninstall one of them"

@@ -23,7 +23,7 @@ from bow.engines.config import ROUND_CAPTURED, Engine
 from bow.errors import BowError, DataError, ModelError, ScheduleError, SettingError, reason
 from bow.graph.outside import OutsideTensors
 from bow.replicas import buffer_state, has_lazy_modules, in_mode, load_buffers
-from bow.schedule import OrderedSchedule, Schedule
+from bow.schedule import DynamicSchedule
 from bow.sync import Synchroniser
 from bow.training.metrics import IGNORED_LABEL, Metric, reached
 from bow.values import number, parameter_names, processes, whole
@@ -72,25 +72,24 @@ def check_sync(sync: object) -> None:
         raise SettingError(f"sync must be a synchroniser such as bow.SMA(), got {sync!r}")
 
 
-def check_schedule(engine: Engine) -> Engine:
-    """The engine, if it carries out the schedule that was given."""
-    schedule = engine.schedule
-    if schedule is None:
-        return engine
-    if not isinstance(schedule, Schedule):
-        raise SettingError(
-            f"schedule must be a bow.Schedule in bow.Replicas, got {schedule!r}; read a file with "
-            "bow.Schedule.from_json, or use bow.train"
-        )
-    if engine.runner != "graph":
-        raise SettingError(
-            f'a schedule is carried out by engine="graph", got engine={engine.runner!r}; name that engine'
-        )
-    if not isinstance(schedule, OrderedSchedule):
+def check_schedule(schedule: object, engine: Engine, on_cpu: bool, runners: Sequence[str] = ("graph",)) -> None:
+    """Refuse a schedule that a training does not carry out; a GPU does every kind, given operators beforehand."""
+    if on_cpu and isinstance(schedule, DynamicSchedule):
         raise ScheduleError(
-            "a training's schedule needs an order for every executor, got one that decides while it runs"
+            "a training's schedule needs an order for every executor, got one that decides while it runs; "
+            "bow schedule compare writes one with an order"
         )
-    return engine
+    if engine.runner not in runners:
+        raise SettingError(
+            f'a schedule is carried out by engine="graph", got engine={engine.runner!r}; name that engine, or leave '
+            "the schedule out"
+        )
+    if engine.dispatch != "fixed":
+        raise SettingError(f'a schedule needs dispatch="fixed", got {engine.dispatch!r}; leave one of them out')
+    if engine.compile:
+        raise SettingError(
+            "a compiled learning task is one operator, so that no schedule applies; leave one of them out"
+        )
 
 
 def engine_for(engine: Engine, rounds: int | None, place: torch.device | StreamDevice, is_one: bool = False) -> str:

@@ -70,9 +70,10 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
     check_round(stream, rule)
     most_bad = 1.0 if config.on_nan == "continue" else MOST_LOST
     check_first_batch(template, opened.example, config.loss, step, all_labels(config.data), most_bad=most_bad)
-    evaluator = _evaluator(config)
-    if evaluator is not None:
-        batch, labels = evaluator.first_batch(), all_labels(config.validation.data)
+    validation, evaluator = config.validation, None
+    if validation.data is not None:
+        evaluator = Evaluator(validation.data, config.loss, validation.metrics, validation.batch_size)
+        batch, labels = evaluator.first_batch(), all_labels(validation.data)
         check_first_batch(template, batch, config.loss, step, labels, data="validation", most_bad=MOST_LOST)
     replicas_config = ReplicasConfig(
         model=template,
@@ -80,9 +81,9 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
         optimizer=config.optimizer,
         sync=config.sync,
         device=device,
-        buffers=config.validation.buffers,
+        buffers=validation.buffers,
         example=None if config.step is not None else opened.example,
-        moving_average=config.validation.ema is not None,
+        moving_average=validation.ema is not None,
     )
     placed = None
     if partition is not None:
@@ -109,10 +110,3 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
         rule=rule,
         placed=placed,
     )
-
-
-def _evaluator(config: TrainConfig) -> Evaluator | None:
-    validation = config.validation
-    if validation.data is None:
-        return None
-    return Evaluator(validation.data, config.loss, validation.metrics, validation.batch_size)

@@ -30,7 +30,7 @@ from bow.engines.offload import check_offload
 from bow.errors import ModelError, SettingError
 from bow.forking import begin_to_compute
 from bow.replicas import BufferPolicy, LearnerGroup, OptimizerFactory, copy_buffers, prepare_template
-from bow.schedule import Timeline
+from bow.schedule import Schedule, Timeline
 from bow.sync import SMA, Synchroniser
 from bow.training.checks import (
     check_embeddings,
@@ -155,7 +155,7 @@ class Replicas(nn.Module):
             seed=seed,
             batch_size=None if batch_size is None else whole("batch_size", batch_size),
             rounds=expected_rounds,
-            engine=check_schedule(engine),
+            engine=engine,
         )
         template = prepare_template(model, seed)
         check_embeddings(template)
@@ -170,6 +170,13 @@ class Replicas(nn.Module):
         place = self.device if streams is None else streams
         chosen = engine_for(engine, expected_rounds, place, is_one=count == 1 and world.is_one)
         check_device(chosen, streams is not None)
+        if engine.schedule is not None:
+            if not isinstance(engine.schedule, Schedule):
+                raise SettingError(
+                    f"schedule must be a bow.Schedule in bow.Replicas, got {engine.schedule!r}; read a file with "
+                    "bow.Schedule.from_json, or use bow.train"
+                )
+            check_schedule(engine.schedule, engine, on_cpu=streams is None)
         check_offload(settings.offload, chosen, streams=streams is not None)
         parts = engine.accumulate
         memory = MemoryBudget(

@@ -13,8 +13,9 @@ from bow.engines import Batch
 from bow.engines.config import Engine
 from bow.engines.memory import is_cpu
 from bow.errors import BowError, ScheduleError, SettingError, reason
-from bow.schedule import DynamicSchedule, Schedule
+from bow.schedule import Schedule
 from bow.schedule.schedule import FORMAT
+from bow.training.checks import check_schedule
 from bow.training.replicas_config import ReplicasConfig
 from bow.values import given_path
 
@@ -67,21 +68,7 @@ def engine_with(
     """What carries a schedule out, on every device engine `graph`; what was asked for where there is none."""
     if schedule is None:
         return engine.runner
-    if isinstance(schedule, DynamicSchedule) and is_cpu(device):
-        raise ScheduleError(
-            "a training's schedule needs an order for every executor, got one that decides while it runs; "
-            "bow schedule compare writes one with an order"
-        )
-    if engine.runner not in ("auto", "graph"):
-        raise SettingError(
-            f'a schedule is carried out by engine="graph", got engine={engine.runner!r}; leave one of them out'
-        )
-    if engine.dispatch != "fixed":
-        raise SettingError(f'a schedule needs dispatch="fixed", got {engine.dispatch!r}; leave one of them out')
-    if engine.compile:
-        raise SettingError(
-            "a compiled learning task is one operator, so that no schedule applies; leave one of them out"
-        )
+    check_schedule(schedule, engine, is_cpu(device), ("auto", "graph"))
     return "graph" if isinstance(schedule, Schedule) else engine.runner
 
 

@@ -19,7 +19,7 @@ from bow.engines import step_from_loss
 from bow.engines.config import Engine
 from bow.errors import BowError, ScheduleError, SettingError
 from bow.runtime.local import operators_of
-from bow.schedule import OrderedSchedule, PrioritySchedule, Schedule, Timeline
+from bow.schedule import FirstComeSchedule, OrderedSchedule, PrioritySchedule, Schedule, Timeline
 from bow.schedule.profiler import Policy
 from bow.testing import FakeDevice
 from bow.training import schedule_search as module
@@ -105,6 +105,17 @@ def test_a_training_by_a_schedule_is_that_without(
     torch.testing.assert_close(*weights, rtol=0, atol=1e-10)
     assert results[1].engine == "graph"
     assert any("stream 2" in name for name in device.launches)
+
+
+@pytest.mark.parametrize("kind", [PrioritySchedule, FirstComeSchedule])
+def test_a_gpu_trains_by_a_schedule_that_has_no_order(
+    train: Train, data: tuple[Tensor, Tensor], kind: type[Schedule]
+) -> None:
+    settings = {"priority": tuple(range(len(turned().order[0]) * 2))} if kind is PrioritySchedule else {}
+    device = FakeDevice()
+    result = train(branches(), data, engine="graph", devices=device, epochs=1, schedule=kind((1, 1), **settings))
+    assert result.engine == "graph"
+    assert any("stream 1" in name for name in device.launches)
 
 
 @pytest.mark.parametrize(
