@@ -24,7 +24,6 @@ def time_in_turns(
     *,
     turns: int,
     window_s: float,
-    warm_up: int = WARM_UP,
     progress: Callable[[str], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, tuple[float, ...]]:
@@ -35,7 +34,7 @@ def time_in_turns(
             if progress is not None:
                 progress(f"turn {turn + 1} of {turns}, {len(cases)} take part")
             for name in cases if turn % 2 == 0 else reversed(list(cases)):
-                for _ in range(1 if seconds[name] else warm_up):
+                for _ in range(1 if seconds[name] else WARM_UP):
                     cases[name].run()
                 seconds[name].append(time_window(cases[name].run, window_s, clock))
                 cases[name].rest()

@@ -42,7 +42,7 @@ from bow.training.checks import (
     resolve_device,
 )
 from bow.training.moved import refuses_moved
-from bow.training.replicas_state import ReplicasState
+from bow.training.replicas_state import load_state, read_state
 from bow.training.round_batches import RoundBatches
 from bow.values import whole, whole_seed
 
@@ -349,7 +349,7 @@ class Replicas(nn.Module):
         Where there are several devices, all ask for it behind the same round. Rank 0 then has it, with the learners of
         all, and the others None.
         """
-        return ReplicasState(self.group, self.loop).read()
+        return read_state(self.group, self.loop)
 
     def load_training_state(self, state: Mapping[str, Any] | None, learners: int | None = None) -> None:
         """Continue from `training_state()`.
@@ -368,7 +368,7 @@ class Replicas(nn.Module):
                 or it is damaged.
         """
         learners = None if learners is None else whole("learners", learners)
-        ReplicasState(self.group, self.loop).load(state, learners)
+        load_state(self.group, self.loop, state, learners)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """The central model's state, which loads into the plain model."""

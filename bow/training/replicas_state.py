@@ -28,68 +28,63 @@ def refusing_damage() -> Iterator[None]:
         raise CheckpointError(f"the state to go on from is damaged ({reason(error)}); {RESUME_REMEDY}") from error
 
 
-class ReplicasState:
-    """Reads and writes the state of learners; all devices do both behind the same round."""
-
-    def __init__(self, group: LearnerGroup, loop: Loop) -> None:
-        self._group = group
-        self._loop = loop
-
-    def read(self) -> dict[str, Any] | None:
-        """Everything that is needed to go on exactly, at rank 0; None elsewhere."""
-        group, loop = self._group, self._loop
-        loop.catch_up()
-        restarts = int(group.world.sum_numbers([loop.num_restarts])[0])
-        rows = group.state(loop.sync.own_state)
-        if rows is None:
-            return None
-        return {
-            **self._identity(),
-            "round": loop.round_index,
-            "restarts": restarts,
-            "drop": vars(loop.context.restarts.drop).copy(),
-            "group": rows,
-        }
-
-    @refusing_damage()
-    def load(self, state: Mapping[str, Any] | None, learners: int | None) -> None:
-        """Go on from what rank 0 is given, with so many learners here; None: as many as it had, or its part of them."""
-        group, loop, world = self._group, self._loop, self._group.world
-        problem = None if state is None else self._mismatch(state)
-        outline = world.broadcast({} if state is None or problem else _outline(state))
-        if problem or not outline:
-            raise CheckpointError(problem or "the state that rank 0 was given does not fit; its message says why")
-        loop.catch_up()
-        loop.resize(part_of(outline["by_device"], world) if learners is None else learners)
-        alike = loop.sync.timing is Timing.BEFORE_STEP
-        if not group.load_state(None if state is None else state["group"], alike):
-            loop.sync.start_own(group.matrix)
-        loop.resume(outline["round"], outline["restarts"] if world.leads else 0, outline["drop"])
-
-    def _identity(self) -> dict[str, Any]:
-        """What must be the same where a state is loaded; `alpha`, the learning rate and the like may differ."""
-        layout = self._group.layout
-        return {
-            "version": STATE_VERSION,
-            "parameters": layout.num_parameters,
-            "model": [[f"{slot.names[0]} {list(slot.shape)}" for slot in slots] for slots in layout.group_slots],
-            "optimizer": type(self._group.optimizer.optimizer).__name__,
-            "sync": self._loop.sync.kind,
-        }
-
-    def _mismatch(self, state: Any) -> str | None:
-        """Why a state cannot be loaded here, in a sentence; None where it can."""
-        if not isinstance(state, Mapping):
-            return f"a state to go on from must be what training_state() gave, got {type(state).__name__}"
-        if "strategy" in state:
-            return "the checkpoint is of a training by a partition of bow.plan; resume with that partition"
-        for part, own in self._identity().items():
-            if state.get(part) != own:
-                return (
-                    f"the state was made with {part} {state.get(part)!r}, this training has {own!r}; "
-                    f"resume with the same {part}"
-                )
+def read_state(group: LearnerGroup, loop: Loop) -> dict[str, Any] | None:
+    """Everything that is needed to go on exactly, at rank 0; None elsewhere."""
+    loop.catch_up()
+    restarts = int(group.world.sum_numbers([loop.num_restarts])[0])
+    rows = group.state(loop.sync.own_state)
+    if rows is None:
         return None
+    return {
+        **_identity(group, loop),
+        "round": loop.round_index,
+        "restarts": restarts,
+        "drop": vars(loop.context.restarts.drop).copy(),
+        "group": rows,
+    }
+
+
+@refusing_damage()
+def load_state(group: LearnerGroup, loop: Loop, state: Mapping[str, Any] | None, learners: int | None) -> None:
+    """Go on from what rank 0 is given, with so many learners here; None: as many as it had, or its part of them."""
+    world = group.world
+    problem = None if state is None else _mismatch(state, _identity(group, loop))
+    outline = world.broadcast({} if state is None or problem else _outline(state))
+    if problem or not outline:
+        raise CheckpointError(problem or "the state that rank 0 was given does not fit; its message says why")
+    loop.catch_up()
+    loop.resize(part_of(outline["by_device"], world) if learners is None else learners)
+    alike = loop.sync.timing is Timing.BEFORE_STEP
+    if not group.load_state(None if state is None else state["group"], alike):
+        loop.sync.start_own(group.matrix)
+    loop.resume(outline["round"], outline["restarts"] if world.leads else 0, outline["drop"])
+
+
+def _identity(group: LearnerGroup, loop: Loop) -> dict[str, Any]:
+    """What must be the same where a state is loaded; `alpha`, the learning rate and the like may differ."""
+    layout = group.layout
+    return {
+        "version": STATE_VERSION,
+        "parameters": layout.num_parameters,
+        "model": [[f"{slot.names[0]} {list(slot.shape)}" for slot in slots] for slots in layout.group_slots],
+        "optimizer": type(group.optimizer.optimizer).__name__,
+        "sync": loop.sync.kind,
+    }
+
+
+def _mismatch(state: Any, identity: Mapping[str, Any]) -> str | None:
+    """Why a state cannot be loaded here, in a sentence; None where it can."""
+    if not isinstance(state, Mapping):
+        return f"a state to go on from must be what training_state() gave, got {type(state).__name__}"
+    if "strategy" in state:
+        return "the checkpoint is of a training by a partition of bow.plan; resume with that partition"
+    for part, own in identity.items():
+        if state.get(part) != own:
+            return (
+                f"the state was made with {part} {state.get(part)!r}, this training has {own!r}; "
+                f"resume with the same {part}"
+            )
+    return None
 
 
 def _outline(state: Mapping[str, Any]) -> dict[str, Any]:
