@@ -17,10 +17,7 @@ from bow.disk_cache import PIN
 from bow.errors import RuntimeUnavailableError, disk_reason
 from bow.files import write_whole
 
-CACHE = "BOW_CACHE"
-"""Environment variable: the folder in which compiled code is kept, `~/.cache/bow` by default."""
-
-
+CACHE = "BOW_CACHE"  # environment variable: the folder in which compiled code is kept, `~/.cache/bow` by default
 MOST_BYTES = 2 * 2**30
 """The size of the cache, behind whatever is compiled anew: what has not been used for longest goes first."""
 

@@ -13,8 +13,7 @@ from bow.files import cached_json, write_whole
 
 T = TypeVar("T")
 
-PIN = ".pin"
-"""The suffix of what users have fixed, which is deleted by them alone."""
+PIN = ".pin"  # the suffix of what users have fixed, which is deleted by them alone
 
 
 class JsonCache:

@@ -14,15 +14,12 @@ if TYPE_CHECKING:
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
-LOG_WIDTH = 160
-"""Columns where there is no terminal, so that a table in a log is whole."""
-
+LOG_WIDTH = 160  # columns where there is no terminal, so that a table in a log is whole
 ROOM = 24  # an explanation that has fewer columns beside its name goes below it
 COLUMNS = re.compile(r"(?P<name>\s*\S.*?\s{2,})(?P<text>\S.*)")
 COMMENT = re.compile(r"(?P<name>[^#]*)(?P<text># .*)")
 
-HEAD_WIDTH = 8
-"""Columns that the name of a column of numbers has; a longer one goes on below."""
+HEAD_WIDTH = 8  # columns that the name of a column of numbers has; a longer one goes on below
 
 
 def terminal_table(

@@ -5,8 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-WARM_UP = 3
-"""Runs before anything is timed: the first ones compile, start threads and fill caches."""
+WARM_UP = 3  # runs before anything is timed: the first ones compile, start threads and fill caches
 
 
 class TimedCase(Protocol):

@@ -23,13 +23,10 @@ from bow.training.metrics import Accuracy
 from bow.values import whole, whole_seed
 
 AUTO = "auto"
-LAUNCHER = "launcher"
-"""What starts the processes; no argument of `bow.train`."""
-SWEEP = "sweep"
-"""How the runs of a sweep go; no argument of `bow.train`."""
+LAUNCHER = "launcher"  # what starts the processes; no argument of `bow.train`
+SWEEP = "sweep"  # how the runs of a sweep go; no argument of `bow.train`
 SWEEPS = ("side_by_side", "one_by_one")
-MEMBERS_OWN = ("seed", "optimizer", "scheduler", "batch_size")
-"""What the members of a sweep may differ in."""
+MEMBERS_OWN = ("seed", "optimizer", "scheduler", "batch_size")  # what the members of a sweep may differ in
 WHOLE = ("batch_size", "epochs", "steps")
 SECTIONS: dict[str, type] = {"engine": Engine, "devices": Devices, "validation": Validation, "run": Run}
 METRICS: dict[str, Callable[[], Any]] = {"accuracy": Accuracy}

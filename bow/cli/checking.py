@@ -179,9 +179,7 @@ def _argument(value: Any, key: str) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-Reader: TypeAlias = tuple[Callable[[str], Any], str]
-"""Makes a value of a word, and says what the value must be."""
-
+Reader: TypeAlias = tuple[Callable[[str], Any], str]  # makes a value of a word, and says what the value must be
 FLAG: Reader = ({"true": True, "false": False}.__getitem__, "true or false")
 COUNT: Reader = (int, "a whole number")
 NAME: Reader = (str, "a name")

@@ -34,18 +34,16 @@ from bow.values import given_path
 
 CONFIG = "config"
 SEARCH_PATH = "hydra.searchpath"
-MANY = ("logger",)
-"""Groups of which several options can be chosen at once."""
+MANY = ("logger",)  # groups of which several options can be chosen at once
 MISTAKES = (HydraException, OmegaConfBaseException, ValueError)
 """What hydra raises when it cannot carry out what the user wrote."""
+# Sections whose first field can be given alone
 SHORT = {"run": "run.path", "devices": "devices.count", "validation": "validation.data"}
 SECTIONS = ("engine.", "devices.", "validation.", "run.")
 TARGETS = "validation.target."
-"""Sections whose first field can be given alone."""
 _LIBRARY = re.compile(r"^model=(timm|torchvision|hf):([^,]+)$")
 """A model of another library, whose settings are known there."""
-_HOME = re.compile(r"^([^=]+)=(~[^'\"\[{,]*)$")
-"""A path in somebody's home directory, which hydra takes in quotes only."""
+_HOME = re.compile(r"^([^=]+)=(~[^'\"\[{,]*)$")  # a path in somebody's home directory, which hydra takes in quotes only
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,7 @@ from bow.values import processes, whole
 
 FAILED = 1
 
-HOSTS = "is_host"
-"""Whether an agent is where all meet; without it torch compares names."""
-
+HOSTS = "is_host"  # whether an agent is where all meet; without it torch compares names
 MOST_PORTS = 65535
 
 

@@ -12,8 +12,7 @@ from bow.errors import SettingError
 from bow.planning.tiles.tile_costs import OPTIMIZER
 from bow.replicas import OptimizerFactory
 
-SIZE = "tiny"
-"""Of a network where none is given."""
+SIZE = "tiny"  # of a network where none is given
 
 
 class Parts(NamedTuple):

@@ -52,8 +52,7 @@ usage: bow train [NAME=VALUE ...] [-m] [--show] [--config FILE]
 -h, --help       this text
 """
 CONFIG = "--config"
-PARTITION = "partition"
-"""Key of a run's settings for the file of a partition, which bow plan train was given."""
+PARTITION = "partition"  # key of a run's settings for the file of a partition, which bow plan train was given
 
 
 def run(words: Sequence[str], partition: str | None = None, checks: bool = True) -> int:

@@ -12,8 +12,7 @@ from bow.observe.weights_and_biases import run_config, run_dir_of
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-MOST_PARAMETERS, MOST_CHARACTERS = 100, 6000
-"""That MLflow takes at once, and of a value."""
+MOST_PARAMETERS, MOST_CHARACTERS = 100, 6000  # that MLflow takes at once, and of a value
 
 
 class MlflowLogger:

@@ -32,8 +32,7 @@ SPARE_BYTES = 2**30
 may come, within so many bytes. Elsewhere, and beyond that, there is room for twice the learners, or for as many as
 there is memory for."""
 
-ROWS_PER_SPARE = 3
-"""Weights, gradient, and the correction for which a synchroniser may ask."""
+ROWS_PER_SPARE = 3  # weights, gradient, and the correction for which a synchroniser may ask
 
 
 class Learner:

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from bow.errors import OptimizerError
 
-ALIGNMENT = 16
-"""Rows are padded to a multiple of this many elements, so that every row starts on a 64-byte boundary."""
+ALIGNMENT = 16  # rows are padded to a multiple of this many elements, so that every row starts on a 64-byte boundary
 
 
 @dataclass(frozen=True)

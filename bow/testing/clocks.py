@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-Clock: TypeAlias = dict[str, int]
-"""By actor: how much of its work is over."""
+Clock: TypeAlias = dict[str, int]  # by actor: how much of its work is over
 
 
 def merge(clock: Clock, other: Clock) -> None:

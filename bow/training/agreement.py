@@ -4,9 +4,7 @@ from typing import NamedTuple
 
 from bow.cluster import World
 
-EVERY_S = 0.25
-"""Seconds between two exchanges, about."""
-
+EVERY_S = 0.25  # seconds between two exchanges, about
 MOST_ROUNDS = 1000
 
 

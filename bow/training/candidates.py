@@ -23,13 +23,9 @@ ENGINES_CUDA: tuple[str, ...] = ("graph", "graph+round", "streams", "fused", "ea
 MOST_PER_CORE = 4
 """Learners per core at most: what they bring beyond one a core is that fewer rounds have less overhead."""
 
-MOST_CPU, MOST_CUDA = 8, 64
-"""At least so many are looked at on a CPU, at most on a GPU, if they pay."""
-
+MOST_CPU, MOST_CUDA = 8, 64  # at least so many are looked at on a CPU, at most on a GPU, if they pay
 FUSED_COMPILE_S = 12.0
-COMPILE_S = 20.0
-"""What compiling a learning task by `torch.compile` takes, roughly."""
-
+COMPILE_S = 20.0  # what compiling a learning task by `torch.compile` takes, roughly
 FUSED_GAIN = 1.2
 """What the fused engine is expected to bring for models of up to `FUSED_PARAMETERS`; nothing for larger ones."""
 

@@ -23,9 +23,7 @@ from bow.training.replicas import Replicas
 from bow.training.replicas_state import RESUME_REMEDY
 from bow.training.run_records import RunRecords
 
-KEEP = 2
-"""Checkpoints that are kept; older ones are deleted."""
-
+KEEP = 2  # checkpoints that are kept; older ones are deleted
 DIRECTORY = "checkpoints"
 
 TRAILER = b"bow sha256 "
@@ -211,14 +209,9 @@ def _without_numpy(value: Any) -> Any:
     return type(value)(map(_without_numpy, value)) if type(value) in (list, tuple) else value
 
 
-SHARE = 0.01
-"""Automatic checkpoints take at most this part of the time."""
-
-LEAST_S = 60.0
-"""Seconds between two of them, at least; a training that is shorter writes none."""
-
-BYTES_PER_S = 200e6
-"""What the first checkpoint is expected to be written at; those behind it are timed."""
+SHARE = 0.01  # automatic checkpoints take at most this part of the time
+LEAST_S = 60.0  # seconds between two of them, at least; a training that is shorter writes none
+BYTES_PER_S = 200e6  # what the first checkpoint is expected to be written at; those behind it are timed
 
 
 class CheckpointTimer:

@@ -15,8 +15,7 @@ from bow.errors import DataError
 from bow.observe.text import learners_text
 from bow.seeds import derive_seed
 
-TRIALS = 2
-"""Tells the seed of the batches of trials from those of training."""
+TRIALS = 2  # tells the seed of the batches of trials from those of training
 
 
 class DataSource:

@@ -10,8 +10,7 @@ from bow.errors import DivergenceError
 from bow.training.context import Learners
 from bow.training.metrics import mean_of
 
-MOST_LOST = 0.5
-"""The largest part of an epoch's steps that may come to nothing."""
+MOST_LOST = 0.5  # the largest part of an epoch's steps that may come to nothing
 
 
 class Epoch:

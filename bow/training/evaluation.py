@@ -32,13 +32,10 @@ from bow.training.run_records import RunRecords
 if TYPE_CHECKING:
     from bow.training.moving_average import MovingAverage
 
-RECALIBRATION_BATCHES = 50
-"""Batches of training data on which batch-norm statistics are measured anew."""
-
+RECALIBRATION_BATCHES = 50  # batches of training data on which batch-norm statistics are measured anew
 EMPTY = "the validation data gave no batch, got an empty stream; give at least one sample, in every pass"
 
-RECALIBRATION = 1
-"""Tells the seed of recalibration's batches from those of training."""
+RECALIBRATION = 1  # tells the seed of recalibration's batches from those of training
 
 
 class NotFinite(NamedTuple):

@@ -18,11 +18,8 @@ from bow.training.data_source import batches_in
 from bow.training.preparation import prepare
 from bow.values import number, whole
 
-WORSE = 4.0
-"""A loss so many times the best one ends a range test."""
-
-SMOOTHING = 0.8
-"""How much of the smoothed loss is that of the round before."""
+WORSE = 4.0  # a loss so many times the best one ends a range test
+SMOOTHING = 0.8  # how much of the smoothed loss is that of the round before
 
 
 @dataclass(frozen=True)

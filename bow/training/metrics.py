@@ -12,11 +12,8 @@ from torch import Tensor, nn
 from bow.errors import SettingError, reason
 from bow.observe.records import FIELDS
 
-RESERVED = FIELDS | {"loss"}
-"""Names in records that are bow's own."""
-
-IGNORED_LABEL = -100
-"""The target that torch's cross entropy ignores by default."""
+RESERVED = FIELDS | {"loss"}  # names in records that are bow's own
+IGNORED_LABEL = -100  # the target that torch's cross entropy ignores by default
 
 
 def check_names(what: str, names: Iterable[object]) -> None:

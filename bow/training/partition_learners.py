@@ -30,14 +30,9 @@ STATE_VERSION = "placed strategy 1"
 
 REMEDY = "keep what changes in the batch"
 
-SHARE = 0.01
-"""So much of the time the first process captures the step anew, to see whether it is the same."""
-
-FIRST_CHECK_S = 60
-"""When it does so first."""
-
-LEFT_OUT = "batch left out"
-"""The event of a batch of another size than those that the strategy is for."""
+SHARE = 0.01  # so much of the time the first process captures the step anew, to see whether it is the same
+FIRST_CHECK_S = 60  # when it does so first
+LEFT_OUT = "batch left out"  # the event of a batch of another size than those that the strategy is for
 
 
 @dataclass(frozen=True)

@@ -35,9 +35,7 @@ from bow.values import processes
 
 WARM_UP = 2
 TURNS = 7
-STEPS = 2
-"""Each of the two strategies has so many turns of so many steps."""
-
+STEPS = 2  # each of the two strategies has so many turns of so many steps
 MARGIN = 1.05
 """A strategy is slower that takes more than so many times what data parallelism takes: runs differ by as much."""
 

@@ -18,11 +18,8 @@ from bow.graph.outside import OutsideTensors
 from bow.replicas import LearnerGroup
 from bow.training.checks import check_has_values, check_stacked
 
-DATA_SHARE = 4
-"""Samples stay on a device if they take at most this part of the memory that learners leave."""
-
-MAX_BYTES_TOGETHER = 2**28
-"""Bytes of batches after which no more rounds are dealt to be run as one."""
+DATA_SHARE = 4  # samples stay on a device if they take at most this part of the memory that learners leave
+MAX_BYTES_TOGETHER = 2**28  # bytes of batches after which no more rounds are dealt to be run as one
 
 
 class RoundBatches:

@@ -15,9 +15,7 @@ from bow.training.context import RunContext
 from bow.training.description import provenance
 from bow.training.metrics import mean_of
 
-RECORD_INTERVAL_S = 0.5
-"""Seconds of training between two records of kind `rounds`."""
-
+RECORD_INTERVAL_S = 0.5  # seconds of training between two records of kind `rounds`
 TOLD = ("learner restarted", "engine changed")
 """Events of which engines warn, each kind once; rank 0 warns of those of other devices."""
 

@@ -21,8 +21,7 @@ from bow.values import given_path
 
 AUTO: Literal["auto"] = "auto"
 
-PARTITION_FORMAT = "bow partition"
-"""Of the files of `bow plan`."""
+PARTITION_FORMAT = "bow partition"  # of the files of `bow plan`
 
 
 def read_schedule(schedule: object) -> Schedule | Literal["auto"] | None:

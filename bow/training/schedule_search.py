@@ -21,8 +21,7 @@ from bow.timing import time_in_turns
 from bow.training.replicas_config import ReplicasConfig
 
 TURNS = 10
-WINDOW_S = 0.05
-"""Rounds by a policy last so long in each of its turns."""
+WINDOW_S = 0.05  # rounds by a policy last so long in each of its turns
 
 
 def compared(replicas_config: ReplicasConfig, batch: Batch, cores: int) -> Comparison:

@@ -54,16 +54,9 @@ from bow.tuner import Tuner
 if TYPE_CHECKING:
     from bow.training.stopping import StopRule
 
-ENDING_S = 60.0
-"""Seconds for a training that torchrun starts again to wait until the processes before it have gone."""
-
-REMEDY = 'go on with resume="auto"'
-"""What helps where another process of a training has gone."""
-
-JOB = ".torchrun"
-"""File of a run directory with the name of torchrun's job, if it was one."""
-
-
+ENDING_S = 60.0  # seconds for a training that torchrun starts again to wait until the processes before it have gone
+REMEDY = 'go on with resume="auto"'  # what helps where another process of a training has gone
+JOB = ".torchrun"  # file of a run directory with the name of torchrun's job, if it was one
 INSTEAD: ContextVar[Callable[[TrainConfig], Result] | None] = ContextVar("INSTEAD", default=None)
 """What takes trainings over that are called for, to run several side by side."""
 

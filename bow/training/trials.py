@@ -17,17 +17,12 @@ from bow.training.replicas_config import ReplicasConfig
 from bow.training.signals import Signals
 from bow.tuner import EngineSetting, Trial, TrialResult
 
-COMPILED = "+compiled"
-"""Behind the name of an engine that is asked to compile the learning task."""
-
+COMPILED = "+compiled"  # behind the name of an engine that is asked to compile the learning task
 MOST_HELD_BYTES = 2**28
 """Learners of several engines are kept for further trials as long as their weights and gradients take less."""
 
-PROBE_S = 0.05
-"""A probe lasts so long at least, behind a first round."""
-
-WARM_UP_S = 0.02
-"""What comes before a measurement at least, behind a first round, which captures and allocates."""
+PROBE_S = 0.05  # a probe lasts so long at least, behind a first round
+WARM_UP_S = 0.02  # what comes before a measurement at least, behind a first round, which captures and allocates
 
 
 class Trials:

@@ -28,24 +28,14 @@ from bow.training.signals import Signals
 from bow.training.trials import COMPILED, PROBE_S, Trials, split
 from bow.tuner import CachedChoice, Calibration, ChoiceCache, EngineSetting, Tuner, balance
 
-FEWEST_ROUNDS = 100
-"""A training of fewer rounds is not measured at all."""
-
-LEAST_BUDGET_S = 1.0
-"""With less than this nothing can be compared."""
-
+FEWEST_ROUNDS = 100  # a training of fewer rounds is not measured at all
+LEAST_BUDGET_S = 1.0  # with less than this nothing can be compared
 PLANNED = 0.5
 """This part of the user's share is planned for: compiling can take longer than expected, and the training less."""
 
-MOST_BUDGET_S = 120.0
-"""No calibration takes longer, however long the training."""
-
-UNKNOWN_BUDGET_S = 10.0
-"""The budget where it is unknown how long the training will be."""
-
-SPINNING_LOSS = 3.0
-"""Where several threads take so many times as long as one, whatever turn is looked at, one is used."""
-
+MOST_BUDGET_S = 120.0  # no calibration takes longer, however long the training
+UNKNOWN_BUDGET_S = 10.0  # the budget where it is unknown how long the training will be
+SPINNING_LOSS = 3.0  # where several threads take so many times as long as one, whatever turn is looked at, one is used
 Source: TypeAlias = Literal["given", "rule", "checkpoint", "pinned", "cache", "calibration"]
 
 
