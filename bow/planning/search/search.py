@@ -185,11 +185,13 @@ class Found:
 
     @property
     def evaluated(self) -> int:
+        """How many partitions were simulated."""
         parts = (part for chain in self.chains for part in (chain.walk, chain.descent) if part is not None)
         return sum(part.evaluated for part in parts)
 
     @property
     def chain(self) -> Chain:
+        """The walk that found the partition."""
         return best_chain(self.chains)
 
     @property
