@@ -105,6 +105,7 @@ class StepGraph:
         return sum(operator.bytes_moved for operator in self.operators)
 
     def count(self) -> Counter[str]:
+        """How many operators there are of each kind."""
         return Counter(operator.kind for operator in self.operators)
 
     def to_json(self) -> str:

@@ -94,6 +94,7 @@ class Schedule(ABC):
                 raise ScheduleError(f"threads must be at least 1, got {threads} for executor {executor}")
 
     def to_json(self) -> str:
+        """What `from_json` reads."""
         (kind,) = (name for name, kind in _KINDS.items() if type(self) is kind)
         return FORMAT.dumps({"kind": kind, **dataclasses.asdict(self)})
 

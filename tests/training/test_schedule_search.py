@@ -111,7 +111,7 @@ def test_a_training_by_a_schedule_is_that_without(
 def test_a_gpu_trains_by_a_schedule_that_has_no_order(
     train: Train, data: tuple[Tensor, Tensor], kind: type[Schedule]
 ) -> None:
-    settings = {"priority": tuple(range(len(turned().order[0]) * 2))} if kind is PrioritySchedule else {}
+    settings = {"priority": tuple(range(sum(map(len, turned().order))))} if kind is PrioritySchedule else {}
     device = FakeDevice()
     result = train(branches(), data, engine="graph", devices=device, epochs=1, schedule=kind((1, 1), **settings))
     assert result.engine == "graph"
