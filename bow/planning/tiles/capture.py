@@ -26,9 +26,10 @@ from bow.graph.refusal import refused as _refused
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.rules import RULES
 from bow.planning.rules.rule import Rules
-from bow.planning.tiles.encoding import function
 from bow.planning.tiles.graph_builder import Constant, GraphBuilder, Maker, TensorRef, Value, Weight, with_samples
-from bow.planning.tiles.translations import TRANSLATIONS, Exported, Result, exported_call, pointwise
+from bow.planning.tiles.operators import TRANSLATIONS
+from bow.planning.tiles.operators.exported import Exported, Result, exported_call, function
+from bow.planning.tiles.operators.losses import pointwise
 
 _INSTEAD = "train without a partition"
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from bow.planning.problem.box import Box, sizes, whole
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.tiles.calls import SummedCall, call_of
 from bow.planning.tiles.communication import PointToPoint, SpanRecorder, add_up, rows_of_all
 from bow.planning.tiles.device_state import DeviceBuffers, DeviceWeights
+from bow.planning.tiles.operators.calls import SummedCall, call_of
 from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.program import Fetch, LocalProgram, TensorPart, TileProgram, TileTask
 from bow.planning.tiles.regions import Sums, put_together, region

@@ -15,7 +15,7 @@ from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Split, tiles_of
 from bow.planning.rules.mapped import places
 from bow.planning.rules.rule import Rules
-from bow.planning.tiles.calls.tile import Tile, tile_of
+from bow.planning.tiles.operators.calls import Tile, tile_of
 
 K = TypeVar("K")
 

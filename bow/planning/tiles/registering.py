@@ -15,13 +15,10 @@ from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 from bow.planning.rules import RULES
 from bow.planning.rules.mapped import places
 from bow.planning.rules.rule import Rule, Rules
-from bow.planning.tiles.calls import CALLS, Call, LocalCall, Outputs, SummedCall
-from bow.planning.tiles.calls.layers import call_by_name
-from bow.planning.tiles.calls.tile import tile_of
-from bow.planning.tiles.encoding import function
 from bow.planning.tiles.graph_builder import GraphBuilder, TensorRef, Value, Weight
+from bow.planning.tiles.operators.calls import CALLS, Call, LocalCall, Outputs, SummedCall, call_by_name, tile_of
+from bow.planning.tiles.operators.exported import exported_call, function
 from bow.planning.tiles.regions import region
-from bow.planning.tiles.translations import exported_call
 
 MOST_PARTS = 4
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}

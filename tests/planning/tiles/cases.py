@@ -13,11 +13,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from bow.planning.problem.box import whole
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.rules.mapped import places
-from bow.planning.tiles.calls import Operands, Outputs
-from bow.planning.tiles.calls.tile import Tile
 from bow.planning.tiles.graph_builder import GraphBuilder, TensorRef, Weight
+from bow.planning.tiles.operators.calls import Operands, Outputs, Tile
+from bow.planning.tiles.operators.exported import TRANSLATIONS, exported_call
+from bow.planning.tiles.operators.losses import pointwise
 from bow.planning.tiles.regions import region
-from bow.planning.tiles.translations import TRANSLATIONS, exported_call, pointwise
 
 aten: Any = torch.ops.aten
 

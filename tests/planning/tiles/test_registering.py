@@ -18,8 +18,7 @@ from bow.planning.rules.mapped import Along, MappedRule, Shapes, Side, Whole
 from bow.planning.rules.rule import Rules
 from bow.planning.rules.views import PointwiseRule
 from bow.planning.tiles import ProcessGroup, register_rule, registered_rules, registering, take_over_rules
-from bow.planning.tiles.calls import CALLS, Operands, Outputs
-from bow.planning.tiles.calls.tile import Tile
+from bow.planning.tiles.operators.calls import CALLS, Operands, Outputs, Tile
 from tests.planning.tiles.equality import TOLERANCE, Task, by_pytorch, by_tiles, difference, task
 
 KIND = "bow_tests.weighted.default"

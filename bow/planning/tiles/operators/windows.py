@@ -1,8 +1,9 @@
-"""Convolution and pooling of tiles: the halo is given, what lies outside of the image is padded here."""
+"""Convolution and pooling: the halo is given to tiles, what lies outside of the image is padded here."""
 
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,9 +12,67 @@ from torch import Tensor
 from bow.planning.problem.box import Box
 from bow.planning.rules.layers import windows
 from bow.planning.rules.mapped import SlidingWindow
-from bow.planning.tiles.calls.tile import Operands, Outputs, Tile, padded, required
+from bow.planning.tiles.graph_builder import GraphBuilder
+from bow.planning.tiles.operators.calls import Operands, Outputs, Tile, computes, padded, required
+from bow.planning.tiles.operators.exported import Exported, Result, present, repeated, translates
 
 
+@translates("conv1d", "conv2d", "conv3d")
+def _convolution(builder: GraphBuilder, exported: Exported) -> Result:
+    images, weight, bias = exported["input"], exported["weight"], exported["bias"]
+    kernel = builder.shape(weight)[2:]
+    rank = len(kernel)
+    if len(builder.shape(images)) != rank + 2:
+        return None
+    dilation, stride = repeated(exported["dilation"], rank), repeated(exported["stride"], rank)
+    padding: Any = exported["padding"]
+    if padding == "valid":
+        padding = 0
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        if any(each % 2 for each in total):
+            return None
+        padding = [each // 2 for each in total]
+    attributes = {
+        "stride": stride,
+        "padding": repeated(padding, rank),
+        "dilation": dilation,
+        "groups": exported["groups"],
+    }
+    flops = 2 * exported.size * math.prod(builder.shape(weight)[1:])
+    return builder.add(f"conv{rank}d", present(images, weight, bias), exported.outputs, attributes, flops)
+
+
+@translates("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d")
+def _pooling(builder: GraphBuilder, exported: Exported) -> Result:
+    images, kind = exported["self"], exported.name
+    rank = int(kind[-2])
+    if len(builder.shape(images)) != rank + 2:
+        return None
+    kernel = repeated(exported["kernel_size"], rank)
+    attributes: dict[str, Any] = {
+        "kernel": kernel,
+        "stride": repeated(exported["stride"] or kernel, rank),
+        "padding": repeated(exported["padding"], rank),
+        "dilation": repeated(exported.arguments.get("dilation", 1), rank),
+    }
+    if kind.startswith("avg"):
+        attributes["count_padding"] = exported["count_include_pad"]
+        attributes["divisor"] = exported.arguments.get("divisor_override")
+    return builder.add(kind, [images], exported.outputs, attributes, exported.size * math.prod(kernel))
+
+
+@translates(*(f"adaptive_{what}_pool{rank}d" for what in ("max", "avg") for rank in (1, 2, 3)))
+def _adaptive_pooling(builder: GraphBuilder, exported: Exported) -> Result:
+    images, kind = exported["self"], exported.name
+    shape = builder.shape(images)
+    if len(shape) != int(kind[-2]) + 2:
+        return None
+    # Where the maxima lie is a second output, which a tile would count from its own corner.
+    return builder.add(kind, [images], exported.outputs[:1], flops=math.prod(shape))
+
+
+@computes(*(f"conv{n}d" for n in (1, 2, 3)))
 def convolution(tile: Tile, operands: Operands, seed: int) -> Outputs:
     images, weight, *biases = required(operands)
     bias = biases[0] if biases else None
@@ -36,6 +95,7 @@ def convolution(tile: Tile, operands: Operands, seed: int) -> Outputs:
     return (torch.cat(parts, dim=1),)
 
 
+@computes(*(f"max_pool{n}d" for n in (1, 2, 3)))
 def max_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """The largest of each window."""
     (images,) = required(operands)
@@ -44,6 +104,7 @@ def max_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
     return (getattr(F, tile.kind)(whole, attributes["kernel"], attributes["stride"], padding, attributes["dilation"]),)
 
 
+@computes(*(f"avg_pool{n}d" for n in (1, 2, 3)))
 def avg_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
     (images,) = required(operands)
     attributes, sides = tile.attributes, _pooling_windows(tile)
@@ -60,6 +121,7 @@ def avg_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
     return (means * (elements / wanted),)
 
 
+@computes(*(f"adaptive_max_pool{n}d" for n in (1, 2, 3)))
 def adaptive_max_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
     (images,) = required(operands)
     pool = getattr(F, tile.kind)
@@ -73,6 +135,7 @@ def adaptive_max_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
     return (torch.cat([part.flatten(2) for part in parts], dim=2).reshape(tile.sizes),)
 
 
+@computes(*(f"adaptive_avg_pool{n}d" for n in (1, 2, 3)))
 def adaptive_avg_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
     (images,) = required(operands)
     if _is_regular(tile):

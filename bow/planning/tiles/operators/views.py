@@ -1,12 +1,27 @@
-"""Translations of what puts elements elsewhere, and of recurrent layers, which become a cell for each step."""
+"""What puts elements elsewhere: reshaping, permuting, cutting, joining, padding."""
 
 import itertools
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
 
+import torch
+from torch import Tensor
+
+from bow.planning.problem.box import Box, volume
+from bow.planning.rules.mapped import Shape
+from bow.planning.rules.views import Segment, segments
 from bow.planning.tiles.graph_builder import GraphBuilder, TensorRef, Value, Weight
-from bow.planning.tiles.translations.layers import dropped
-from bow.planning.tiles.translations.table import Exported, Result, axis, present, translates
+from bow.planning.tiles.operators.calls import (
+    CALLS,
+    LocalCall,
+    Operands,
+    Outputs,
+    Tile,
+    computes,
+    padded,
+    plain,
+    required,
+)
+from bow.planning.tiles.operators.exported import Exported, Result, axis, translates
 
 
 @translates(
@@ -144,76 +159,79 @@ def as_tensor(builder: GraphBuilder, tensor: Value) -> Value:
     return builder.called(tensor, "aten.alias.default") if isinstance(tensor, Weight) else tensor
 
 
-_GATES = 4
-_CELL_FLOPS = 30  # Sigmoids, hyperbolic tangents, and what combines them, of each unit
+def joined(function: Callable[..., Tensor]) -> LocalCall:
+    """What there is of the operands, behind each other or side by side."""
 
-_State: TypeAlias = tuple[Value, Value]  # The hidden and the cell state, which a cell hands on to the next step
+    def call(tile: Tile, operands: Operands, seed: int) -> Outputs:
+        return (function([operand for operand in operands if operand is not None], dim=tile.attributes["dim"]),)
 
-
-@translates("lstm_cell")
-def _lstm_cell(builder: GraphBuilder, exported: Exported) -> Result:
-    hidden, cell = exported["hx"]
-    weights = present(*(exported[name] for name in ("w_ih", "w_hh", "b_ih", "b_hh")))
-    if not _are_weights(weights):
-        return None
-    return _stepped(builder, exported["input"], (hidden, cell), weights)
+    return call
 
 
-@translates("lstm")
-def _lstm(builder: GraphBuilder, exported: Exported) -> Result:
-    if exported.function != "aten.lstm.input":  # packed sequences
-        return None
-    inputs, (hidden, cell), parameters = exported["input"], exported["hx"], exported["params"]
-    directions = 1 + exported["bidirectional"]
-    per_cell = len(parameters) // (exported["num_layers"] * directions)
-    cells = [parameters[at : at + per_cell] for at in range(0, len(parameters), per_cell)]
-    if len(builder.shape(inputs)) != 3 or per_cell != 2 + 2 * exported["has_biases"] or not _are_weights(parameters):
-        return None
-    time = int(exported["batch_first"])
-    base, last = builder.name, list[_State]()
-    builder.name = f"{base}.step"
-    steps: list[Value] = [selected(builder, inputs, time, step) for step in range(builder.shape(inputs)[time])]
-    for number, weights in enumerate(cells):
-        layer, is_backwards = divmod(number, directions)
-        name = f"{base}.{layer}{'.reverse' if is_backwards else ''}"
-        builder.name = f"{name}.start"
-        if not is_backwards:
-            if layer and exported["train"] and exported["dropout"]:
-                steps = [dropped(builder, step, exported["dropout"]) for step in steps]
-            outputs: list[list[Value]] = []
-        state: _State = selected(builder, hidden, 0, number), selected(builder, cell, 0, number)
-        builder.name = name
-        made = []
-        for step in steps[::-1] if is_backwards else steps:
-            state = _stepped(builder, step, state, weights)
-            made.append(state[0])
-        last.append(state)
-        outputs.append(made[::-1] if is_backwards else made)
-        if len(outputs) == directions:
-            steps = [
-                each[0] if directions == 1 else concatenated(builder, each, 1) for each in zip(*outputs, strict=True)
-            ]
-    builder.name = base
-    ends = [stacked(builder, values, 0) for values in zip(*last, strict=True)]
-    return stacked(builder, steps, time), *ends
+CALLS |= {"concat": joined(torch.cat), "stack": joined(torch.stack), "permute": plain(torch.permute, "dims")}
 
 
-def _stepped(builder: GraphBuilder, inputs: Value, state: _State, weights: Sequence[Value]) -> _State:
-    """The states behind a step."""
-    shape = samples, units = builder.shape(state[1])
-    views = [_by_gate(builder, weight) for weight in weights]
-    outputs = [(shape, builder.dtype(state[1]))] * 2
-    flops = samples * units * (2 * _GATES * (builder.shape(inputs)[1] + units) + _CELL_FLOPS)
-    hidden, cell = builder.add("lstm_cell", [inputs, *state, *views], outputs, flops=flops)
-    return hidden, cell
+@computes("pad")
+def pad(tile: Tile, operands: Operands, seed: int) -> Outputs:
+    """A part of a tensor with a constant around it."""
+    (tensor,) = required(operands)
+    fetched = tile.operands[0]
+    assert fetched is not None
+    amounts = []
+    for (start, end), (first, last), before in zip(fetched, tile.box, tile.attributes["before"], strict=True):
+        amounts.append((start + before - first, last - end - before))  # below 0: elements that are cut off
+    return (padded(tensor, amounts, tile.attributes["value"]),)
 
 
-def _by_gate(builder: GraphBuilder, weight: Value) -> Weight:
-    """A weight with its gates in a dimension of their own."""
-    assert isinstance(weight, Weight)
-    rows, *rest = builder.shape(Weight(weight.name))
-    return Weight(weight.name, (_GATES, rows // _GATES, *rest))
+@computes("expand")
+def expand(tile: Tile, operands: Operands, seed: int) -> Outputs:
+    (tensor,) = required(operands)
+    return (tensor.expand(tile.sizes),)
 
 
-def _are_weights(parameters: Sequence[Value]) -> bool:
-    return all(isinstance(parameter, Weight) for parameter in parameters)
+@computes("slice")
+def cut(tile: Tile, operands: Operands, seed: int) -> Outputs:
+    (tensor,) = required(operands)
+    dim = tile.attributes["dim"]
+    return (tensor[(slice(None),) * dim + (slice(None, None, tile.attributes["step"]),)],)
+
+
+@computes("select")
+def select(tile: Tile, operands: Operands, seed: int) -> Outputs:
+    (tensor,) = required(operands)
+    return (tensor.select(tile.attributes["dim"], 0),)
+
+
+@computes("reshape")
+def reshape(tile: Tile, operands: Operands, seed: int) -> Outputs:
+    """A part of a tensor in another shape; of the box that it is given, some elements may be left out."""
+    (tensor,) = required(operands)
+    fetched = tile.operands[0]
+    assert fetched is not None
+    if volume(fetched) != volume(tile.box):
+        (shape,) = tile.shapes.operands
+        for number, segment in enumerate(segments(shape, tile.shapes.output)):
+            tensor = (
+                tensor.flatten(number, number + segment.operand[1] - segment.operand[0] - 1)
+                if (segment.operand[1] > segment.operand[0])
+                else tensor.unsqueeze(number)
+            )
+            chosen = _chosen(segment, shape, fetched, tile.shapes.output, tile.box)
+            if len(chosen) != tensor.shape[number]:
+                tensor = tensor.index_select(number, chosen.to(tensor.device))
+    return (tensor.reshape(tile.sizes),)
+
+
+def _chosen(segment: Segment, operand: Shape, fetched: Box, output: Shape, box: Box) -> Tensor:
+    """Which elements of what was fetched of a segment belong to the tile, both counted row by row."""
+    of_operand, of_output = slice(*segment.operand), slice(*segment.output)
+    held, wanted = _flat(operand[of_operand], fetched[of_operand]), _flat(output[of_output], box[of_output])
+    return torch.searchsorted(held, wanted)
+
+
+def _flat(sizes: Shape, box: Box) -> Tensor:
+    """The numbers of a box's elements, counted row by row in the whole."""
+    numbers = torch.zeros(1, dtype=torch.int64)
+    for size, (start, end) in zip(sizes, box, strict=True):
+        numbers = (numbers.unsqueeze(1) * size + torch.arange(start, end)).flatten()
+    return numbers

@@ -1,10 +1,11 @@
-"""A tile: a part of an operator, and the interface of what computes it."""
+"""Tiles, which are parts of operators, and the interface of what computes them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from bow.planning.problem.box import Box, sizes, whole
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 from bow.planning.rules.mapped import Shapes, places, shapes_of
 from bow.planning.rules.rule import Rule
+from bow.planning.tiles.operators.exported import decoded, function
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,45 @@ class SummedCall:
 
 
 Call: TypeAlias = LocalCall | SummedCall
+
+C = TypeVar("C", bound=LocalCall)
+
+CALLS: dict[str, Call] = {}  # by kind; operators of other kinds are whole, and called by their name
+
+
+def computes(*kinds: str) -> Callable[[C], C]:
+    """Put a function into the table."""
+
+    def register(call: C) -> C:
+        CALLS.update(dict.fromkeys(kinds, call))
+        return call
+
+    return register
+
+
+def call_of(kind: str) -> Call:
+    return CALLS.get(kind, call_by_name)
+
+
+@computes("pointwise", "reduction")
+def call_by_name(tile: Tile, operands: Operands, seed: int) -> Outputs:
+    """Whatever operator the attributes name, called with the parts in the place of the whole."""
+    # Attributes: `function`, `arguments` and `keywords`, as `encoded` writes them.
+    attributes = tile.attributes
+    device = next((operand.device for operand in operands if operand is not None), torch.device("cpu"))
+    arguments = decoded(attributes["arguments"], operands, device)
+    keywords = {name: decoded(value, operands, device) for name, value in attributes["keywords"].items()}
+    made: Any = function(attributes["function"])(*arguments, **keywords)
+    return (made,) if isinstance(made, Tensor) else tuple(made)
+
+
+def plain(function: Callable[..., Tensor], *names: str) -> LocalCall:
+    """A function of the operands, which are all there, and of some attributes behind them."""
+
+    def call(tile: Tile, operands: Operands, seed: int) -> Outputs:
+        return (function(*required(operands), *(tile.attributes[name] for name in names)),)
+
+    return call
 
 
 def required(operands: Operands) -> list[Tensor]:

@@ -1,0 +1,9 @@
+"""Operators by family: from those that PyTorch exports to those that are split, and what computes tiles of these."""
+
+from bow.planning.tiles.operators import layers as layers
+from bow.planning.tiles.operators import losses as losses
+from bow.planning.tiles.operators import norms as norms
+from bow.planning.tiles.operators import recurrent as recurrent
+from bow.planning.tiles.operators import views as views
+from bow.planning.tiles.operators import windows as windows
+from bow.planning.tiles.operators.exported import TRANSLATIONS as TRANSLATIONS

@@ -1,0 +1,114 @@
+"""Products, attention, embeddings, softmax and dropout."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from bow.planning.tiles.graph_builder import GraphBuilder, TensorRef, Value
+from bow.planning.tiles.operators.calls import CALLS, Operands, Outputs, Tile, computes, plain, required
+from bow.planning.tiles.operators.exported import Exported, Result, axis, present, translates
+
+SOFTMAX_FLOPS = 5  # operations an element
+
+
+@translates("linear")
+def _linear(builder: GraphBuilder, exported: Exported) -> Result:
+    inputs, weight, bias = exported["input"], exported["weight"], exported["bias"]
+    flops = 2 * exported.size * builder.shape(weight)[1]
+    return builder.add("linear", present(inputs, weight, bias), exported.outputs, flops=flops)
+
+
+@translates("matmul", "bmm", "mm")
+def _matmul(builder: GraphBuilder, exported: Exported) -> Result:
+    left, right = exported.operands
+    inner = builder.shape(left)[-1:]
+    if min(len(builder.shape(left)), len(builder.shape(right))) < 2 or len(exported.arguments) > 2:
+        return None
+    return builder.add("matmul", [left, right], exported.outputs, flops=2 * exported.size * math.prod(inner))
+
+
+@translates("scaled_dot_product_attention")
+def _attention(builder: GraphBuilder, exported: Exported) -> Result:
+    queries, keys, values = (exported[name] for name in ("query", "key", "value"))
+    if exported["dropout_p"] or exported["enable_gqa"]:
+        return None
+    size = builder.shape(queries)[-1]
+    flops = 2 * exported.size * builder.shape(keys)[-2]
+    flops += flops * size // builder.shape(values)[-1]
+    operands = present(queries, keys, values, exported["attn_mask"])
+    attributes = {"causal": exported["is_causal"], "scale": exported["scale"]}
+    return builder.add("attention", operands, exported.outputs, attributes, flops)
+
+
+@translates("embedding")
+def _embedding(builder: GraphBuilder, exported: Exported) -> Result:
+    if exported["scale_grad_by_freq"] or exported["sparse"]:
+        return None
+    padding = exported["padding_idx"]
+    attributes = {"padding_idx": None if padding < 0 else padding}
+    return builder.add("embedding", [exported["indices"], exported["weight"]], exported.outputs, attributes)
+
+
+@translates("softmax", "log_softmax")
+def _softmax(builder: GraphBuilder, exported: Exported) -> Result:
+    scores, kind = exported["self"], exported.name
+    if builder.dtype(scores) != exported.outputs[0][1]:
+        return None
+    attributes = {"dim": axis(exported["dim"], len(exported.shape))}
+    return builder.add(kind, [scores], exported.outputs, attributes, SOFTMAX_FLOPS * exported.size)
+
+
+@translates("dropout", "feature_dropout")
+def _dropout(builder: GraphBuilder, exported: Exported) -> Result:
+    samples: Value = exported["input"]
+    if not exported["train"] or not exported["p"]:
+        return samples
+    return dropped(builder, samples, exported["p"], "feature" in exported.function)
+
+
+def dropped(builder: GraphBuilder, samples: Value, p: float, of_channels: bool = False) -> TensorRef:
+    """The tensor with some elements dropped."""
+    shape, attributes = builder.shape(samples), {"p": p, "of_channels": of_channels}
+    return builder.make("dropout", [samples], shape, attributes, 2 * math.prod(shape))
+
+
+CALLS |= {
+    "linear": plain(F.linear),
+    "matmul": plain(torch.matmul),
+    "embedding": plain(F.embedding, "padding_idx"),
+    "softmax": plain(torch.softmax, "dim"),
+    "log_softmax": plain(torch.log_softmax, "dim"),
+}
+
+
+@computes("attention")
+def attention(tile: Tile, operands: Operands, seed: int) -> Outputs:
+    """Attention of some queries to all keys."""
+    queries, keys, values, *masks = required(operands)
+    mask = masks[0] if masks else None
+    scale = tile.attributes["scale"]
+    if tile.attributes["causal"]:
+        first, end = tile.box[-2]
+        rows = torch.arange(first, end, device=queries.device).unsqueeze(1)
+        mask = torch.arange(keys.shape[-2], device=queries.device) <= rows
+    if scale is None:
+        scale = 1 / math.sqrt(queries.shape[-1])
+    return (F.scaled_dot_product_attention(queries, keys, values, mask, scale=scale),)
+
+
+@computes("dropout")
+def dropout(tile: Tile, operands: Operands, seed: int) -> Outputs:
+    """Some elements are dropped, and which does not depend on how the tensor is cut."""
+    # The mask of the whole tensor is drawn from the seed, and the tile's part of it used.
+    (samples,) = required(operands)
+    probability = tile.attributes["p"]
+    generator = torch.Generator(samples.device).manual_seed(seed)
+    shape = list(tile.shapes.output)
+    part = tuple(slice(*side) for side in tile.box)
+    if tile.attributes["of_channels"]:  # a channel is dropped as a whole
+        shape[2:] = [1] * len(shape[2:])
+        part = part[:2]
+    # In float32 whatever the model computes in: the same elements are dropped in every precision.
+    drawn = torch.rand(shape, generator=generator, device=samples.device)[part]
+    return (samples * ((drawn >= probability).to(samples.dtype) / max(1 - probability, 1e-38)),)
