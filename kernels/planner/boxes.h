@@ -9,7 +9,7 @@
 
 namespace bow::planner {
 
-// A number of 64 bits for some numbers. bow/planning/simulator/tasks.py has the same function: they have to agree.
+// A number of 64 bits for some numbers. bow/planning/simulator/step_model.py has the same function: they have to agree.
 class Code {
  public:
   void add(int64_t number) {

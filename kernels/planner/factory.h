@@ -19,7 +19,7 @@ class Factory {
         num_operators_(model.learners * model.num_operators()),
         num_groups_(model.learners * model.num_groups()) {}
 
-  // Rank, tile and device: bow/planning/simulator/tasks.py has the same ranks.
+  // Rank, tile and device: bow/planning/simulator/step_model.py has the same ranks.
   uint64_t order(Kind kind, int owner, int tile, int device) const {
     return rank(kind, owner) << 32 | static_cast<uint64_t>(tile) << 16 | static_cast<uint64_t>(device);
   }
