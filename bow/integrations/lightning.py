@@ -16,7 +16,7 @@ from bow.errors import SettingError, reason
 from bow.training import Result
 from bow.training import train as train_model
 from bow.training.config import PerRound, Validation
-from bow.training.stopping import EarlyStopping
+from bow.training.stopping import EarlyStopping, value_of
 
 PACKAGES = ("lightning", "pytorch_lightning")
 OWN = ("model", "loss", "step", "optimizer", "scheduler")
@@ -49,9 +49,9 @@ def train(
 
     Its `training_step` is what learning tasks compute, its `validation_step` what the central model is evaluated by,
     and its `configure_optimizers` makes optimizer and learning-rate scheduler, whose interval `"step"` is a round. What
-    `self.log` is told in `validation_step` is in records and in `result.metrics`; what it is told in `training_step` is
-    in `trainer.callback_metrics`, as its mean over the epoch's rounds, where there are callbacks. With one learner the
-    weights are those of Lightning's `Trainer`.
+    `self.log` is told is in records and in `result.metrics`: in `validation_step` by its name, in `training_step` as
+    `train_...`, its mean over the samples of the epoch, with `on_step=True` too. With one learner weights and means are
+    those of Lightning's `Trainer`.
 
     Callbacks of Lightning are called at the ends of rounds (`on_train_batch_end`, without the batch), epochs and
     training, with the central model and a trainer that has `current_epoch`, `global_step`, `max_epochs`,
@@ -127,8 +127,10 @@ def train(
 class Logging:
     """What a module that is trained has in the place of Lightning's methods that ask its trainer."""
 
-    def log(self, name: str, value: Any, *_: Any, **__: Any) -> None:
+    def log(self, name: str, value: Any, *_: Any, reduce_fx: Any = "mean", **__: Any) -> None:
         """Keep what a step says."""
+        if reduce_fx not in ("mean", torch.mean):
+            raise SettingError(f"{name!r} is logged with reduce_fx={reduce_fx!r}, and epochs have means; leave it out")
         if (logged := vars(self).get(LOGGED)) is None:
             raise SettingError(
                 f"{name!r} is logged outside of training_step and validation_step; log it in one of them"
@@ -140,10 +142,10 @@ class Logging:
             )
         logged[name] = value
 
-    def log_dict(self, dictionary: Mapping[str, Any], *_: Any, **__: Any) -> None:
+    def log_dict(self, dictionary: Mapping[str, Any], *given: Any, **settings: Any) -> None:
         """The same of several values."""
         for name, value in dictionary.items():
-            self.log(name, value)
+            self.log(name, value, *given, **settings)
 
     @property
     def current_epoch(self) -> int:
@@ -365,7 +367,6 @@ class Hooked:
 
     def __init__(self, callbacks: Sequence[Any], epochs: int) -> None:
         self._callbacks, self._trainer = callbacks, TrainerView(epochs)
-        self._sums: defaultdict[str, list[Tensor]] = defaultdict(list)
         for each in callbacks:
             base = _base(each, "Callback")
             assert base is not None
@@ -391,23 +392,21 @@ class Hooked:
 
     def on_round_end(self, run: Any) -> None:
         """After every round."""
-        last, trainer = run.replicas.last, self._trainer
-        for name, values in last.metrics.items():
-            self._sums[name].append(values)
-        trainer.global_step = run.round
-        self._call(run, "on_train_batch_end", {"loss": last.losses.nanmean()}, None, run.round - 1)
+        self._trainer.global_step = run.round
+        self._call(run, "on_train_batch_end", {"loss": run.replicas.last.losses.nanmean()}, None, run.round - 1)
         self._heed(run)
 
     def on_epoch_end(self, run: Any, record: Mapping[str, Any]) -> None:
         """After every epoch's evaluation."""
         from bow.observe.records import metrics
 
-        trainer = self._trainer
-        logged = {name: torch.cat(values).nanmean() for name, values in self._sums.items()}
-        self._sums.clear()
-        values = {name: torch.tensor(value) for name, value in metrics(record).items()}
-        trainer.callback_metrics.update(logged | values | {"train_loss": torch.tensor(record["train_loss"])})
-        for hook in ("on_validation_epoch_end", "on_validation_end") if values else ():
+        trainer, values = self._trainer, metrics(record)
+        of_training = {name for name in values if name.startswith("train")}
+        logged = {name: value_of(record, name) for name in run.replicas.last.metrics}  # by the names of the module
+        known = logged | {name: value for name, value in values.items() if name not in of_training}
+        for name, value in {**known, "train_loss": record["train_loss"]}.items():
+            trainer.callback_metrics[name] = torch.tensor(value)
+        for hook in ("on_validation_epoch_end", "on_validation_end") if values.keys() - of_training else ():
             self._call(run, hook)
         self._call(run, "on_train_epoch_end")
         self._heed(run)

@@ -133,7 +133,8 @@ def _epoch_parts(record: Record, epochs: float | None) -> list[tuple[int, str]]:
     if "train_loss" in record:
         shown.append((0, f"train loss {metric_text('loss', record['train_loss'])}"))
     for name, value in metrics(record).items():
-        shown.append((0, f"{'validation loss' if name == 'loss' else name} {metric_text(name, value)}"))
+        words = "validation loss" if name == "loss" else name
+        shown.append((4 if name.startswith("train_") else 0, f"{words} {metric_text(name, value)}"))
     if is_number(record.get("samples_per_s")):
         shown.append((2, rate_text(record["samples_per_s"])))
     return [*shown, (3, learners_text(record["learners"])), (1, duration_text(record["time_s"]))]

@@ -7,7 +7,7 @@ A record has a `kind` and the `time_s` since training began. The kinds, and what
 | `start` | once | `learners`, `engine`, `batch_size`, `epochs`, `steps`, `rounds`, `samples_per_epoch`, `device`, `sync`, `model`, `parameters`, `run_dir`, and what it came of: `began`, `command`, `commit`, `versions`, `machine` |
 | `calibration` | once, where engine or learners were left open | `source` (`calibration`, `cache`, `pinned`, `rule` or `checkpoint`), `engine`, `learners`, `summary`, `rows` (the decision table: a mapping for each setting) |
 | `rounds` | every so often | `round`, `epoch`, `samples`, `loss`, `samples_per_s`, `learners`, `lr` |
-| `epoch` | once an epoch | `epoch`, `round`, `samples`, `train_loss`, `samples_per_s`, `learners`, `lr`; of the validation data `loss` and each metric by its name |
+| `epoch` | once an epoch | `epoch`, `round`, `samples`, `train_loss`, `samples_per_s`, `learners`, `lr`; of the validation data `loss` and each metric by its name, of what a step returned in training the mean as `train_...` |
 | `evaluation` | within an epoch, with `validation.every` below 1 | `epoch`, `round`, `samples`, `learners`, `lr`; of the validation data `loss` and each metric by its name |
 | `event` | when it happens | `round`, `event`, `message` |
 | `end` | once | `round`, `samples`, `seconds`, `samples_per_s`, `time_to_target_s`, `learner_restarts`, `best_round` (of the best evaluation), and the last value of each metric; of a member of a sweep that ended early `stopped` |
@@ -44,7 +44,7 @@ VALIDATION = ("epoch", "evaluation")  # kinds of records that hold values of the
 
 
 def metrics(record: Record) -> dict[str, float]:
-    """The values that an `epoch`, `evaluation` or `end` record holds of the validation data, by name."""
+    """The values that an `epoch`, `evaluation` or `end` record holds of validation data and of a step, by name."""
     # NaN, which JSON has no word for, was written as null.
     values = {name: math.nan if value is None else value for name, value in record.items() if name not in FIELDS}
     return {name: value for name, value in values.items() if is_number(value) or isinstance(value, float)}
@@ -56,7 +56,9 @@ def scalars(record: Record) -> dict[str, float]:
         return {}
     part = "validation" if record["kind"] in VALIDATION else "train"
     named = {"train/epoch_loss": record.get("train_loss")}
-    named |= {f"{part}/{name}": value for name, value in metrics(record).items()}
+    for name, value in metrics(record).items():
+        of_training = name.startswith("train_")
+        named[f"train/{name.removeprefix('train_')}" if of_training else f"{part}/{name}"] = value
     named |= {f"run/{name}": record.get(name) for name in ("epoch", "samples", *SPEED)}
     return {name: value for name, value in named.items() if is_number(value)}
 
@@ -136,25 +138,3 @@ def _wrong_field(record: Record) -> str | None:
         if not is_right:
             return name
     return None
-
-
-def continuous(records: Sequence[Record]) -> list[Record]:
-    """The records of a run that was interrupted and resumed, as if it had never stopped."""
-    kept: list[Record] = []  # rounds that were done, lost with the process and done again count once, the last time
-    for attempt in _attempts(records):
-        first = min((record["round"] for record in attempt if "round" in record), default=math.inf)
-        kept = [record for record in kept if record["kind"] != "end" and record.get("round", 0) < first]
-        reached = max((record.get("time_s", 0.0) for record in kept), default=0.0)
-        began = min((record.get("time_s", 0.0) for record in attempt[1:]), default=reached)
-        offset = reached if began < reached else 0.0
-        kept += [{**record, "time_s": max(reached, record.get("time_s", 0.0) + offset)} for record in attempt]
-    return kept
-
-
-def _attempts(records: Sequence[Record]) -> list[list[Record]]:
-    attempts: list[list[Record]] = []
-    for record in records:
-        if not attempts or record["kind"] == "start":
-            attempts.append([])
-        attempts[-1].append(record)
-    return attempts

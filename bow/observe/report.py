@@ -3,8 +3,9 @@
 import datetime
 import functools
 import importlib.resources
+import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from bow.errors import RunDirectoryError, disk_reason
 from bow.files import write_whole
 from bow.observe.charts import Chart, charts
-from bow.observe.records import POSITION, SYNTHETIC, Record, continuous, is_number, metrics, read_records
+from bow.observe.records import POSITION, SYNTHETIC, Record, is_number, metrics, read_records
 from bow.observe.run_directory import RunDirectory
 from bow.observe.text import count_text, duration_text, is_share, metric_text, rate_text
 from bow.values import given_path
@@ -208,7 +209,7 @@ class Report:
     def _final_metrics(self) -> dict[str, float]:
         ends = [metrics(record) for record in self.records if record["kind"] in ("epoch", "end")]
         values = next((values for values in reversed(ends) if values), {})
-        return dict(sorted(values.items(), key=lambda item: not is_share(item[0])))
+        return dict(sorted(values.items(), key=lambda item: (item[0].startswith("train_"), not is_share(item[0]))))
 
     @property
     def _final_losses(self) -> list[float | None]:
@@ -313,3 +314,25 @@ def _template(name: str) -> "Template":
         lstrip_blocks=True,
     )
     return environment.get_template(name)
+
+
+def continuous(records: Sequence[Record]) -> list[Record]:
+    """The records of a run that was interrupted and resumed, as if it had never stopped."""
+    kept: list[Record] = []  # rounds that were done, lost with the process and done again count once, the last time
+    for attempt in _attempts(records):
+        first = min((record["round"] for record in attempt if "round" in record), default=math.inf)
+        kept = [record for record in kept if record["kind"] != "end" and record.get("round", 0) < first]
+        reached = max((record.get("time_s", 0.0) for record in kept), default=0.0)
+        began = min((record.get("time_s", 0.0) for record in attempt[1:]), default=reached)
+        offset = reached if began < reached else 0.0
+        kept += [{**record, "time_s": max(reached, record.get("time_s", 0.0) + offset)} for record in attempt]
+    return kept
+
+
+def _attempts(records: Sequence[Record]) -> list[list[Record]]:
+    attempts: list[list[Record]] = []
+    for record in records:
+        if not attempts or record["kind"] == "start":
+            attempts.append([])
+        attempts[-1].append(record)
+    return attempts

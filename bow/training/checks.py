@@ -195,6 +195,14 @@ def make_scheduler(
     return scheduler
 
 
+def step_scheduler(scheduler: LRScheduler | None, loss: float) -> None:
+    """What a training does behind an epoch or a round."""
+    if isinstance(scheduler, ReduceLROnPlateau):
+        scheduler.step(loss)
+    elif scheduler is not None:
+        scheduler.step()
+
+
 def asks_for_rounds(factory: Callable[..., Any] | None) -> bool:
     """Whether it has a parameter for the number of rounds, which nobody has filled in."""
     return "rounds" in parameter_names(factory) and "rounds" not in getattr(factory, "keywords", ())

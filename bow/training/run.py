@@ -17,6 +17,7 @@ from bow.observe import ProgressBar
 from bow.training.agreement import Agreement
 from bow.training.callbacks import Hooks
 from bow.training.checkpoint import RunCheckpoints, newest_round
+from bow.training.checks import step_scheduler
 from bow.training.context import RunContext
 from bow.training.dealing import Dealing
 from bow.training.epoch import Epoch, mean_loss
@@ -28,6 +29,7 @@ from bow.training.resuming import scheduler_type
 from bow.training.run_records import RunRecords
 
 if TYPE_CHECKING:
+    from bow.training.step_values import StepValues
     from bow.training.watch import Watch
 
 WARMUP_ROUNDS = 20
@@ -56,6 +58,7 @@ class TrainingLoop:
         self._world = context.world
         self._records = RunRecords(context, progress)
         self._epoch = Epoch(context.replicas)
+        self._step_values = _step_values(context)
         self._evaluations = Evaluations(context, self._records)
         self._checkpoints = RunCheckpoints(context, self._records, self.state)
         self._agreement = Agreement(context.world)
@@ -172,6 +175,7 @@ class TrainingLoop:
         context = self._context
         replicas = self.replicas.training_state()
         epoch_losses = self._epoch.state()
+        step_values = None if self._step_values is None else self._step_values.state()
         if replicas is None or epoch_losses is None:
             return None
         return {
@@ -188,12 +192,15 @@ class TrainingLoop:
             **self.position.state(),
             **self._evaluations.state,
             "epoch_losses": epoch_losses,
+            "step_values": step_values,
         }
 
     def load_state(self, state: Mapping[str, Any], epoch_losses: Tensor | None) -> None:
         """Count on from `state()`; `restore` has put the learners there."""
         self.position.load(state)
         self._epoch.load(epoch_losses)
+        if self._step_values is not None:
+            self._step_values.load(state.get("step_values") or {})
         self._evaluations.load(state)
         self._ask_rules()
 
@@ -292,6 +299,8 @@ class TrainingLoop:
             check_names("a value of the step", outcome.metrics)
         position.meter.samples += deal.num_samples
         self._epoch.add(outcome)
+        if self._step_values is not None:
+            self._step_values.add(outcome, deal.num_samples)
         self._records.round_ended(outcome)
         if self._evaluations.average is not None:
             self._evaluations.average.round_ended()
@@ -299,7 +308,7 @@ class TrainingLoop:
         self._hooks.call("on_round_end", self)
         if self._context.config.is_per_round:
             needs_loss = isinstance(self._scheduler, ReduceLROnPlateau)
-            self._step_scheduler(mean_loss([outcome.losses], self._world) if needs_loss else math.nan)
+            step_scheduler(self._scheduler, mean_loss([outcome.losses], self._world) if needs_loss else math.nan)
 
     def _end_epoch(self, epochs: float) -> None:
         """Evaluate, tell everybody, and step the scheduler."""
@@ -312,20 +321,15 @@ class TrainingLoop:
             "samples_per_s": self.position.meter.throughput,
         }
         values = self._evaluations.evaluate()
-        self.history.append(self._records.log(record | values))
+        of_training = {} if self._step_values is None else self._step_values.take()
+        self.history.append(self._records.log(record | values | (of_training | values)))
         self._epoch.check_divergence(self._context.config.on_nan, self._has_ended)
         self._evaluations.check_target(values)
         self._hooks.call("on_epoch_end", self, self.history[-1])
         if not self._context.config.is_per_round:
-            self._step_scheduler(values.get("loss", record["train_loss"]))
+            step_scheduler(self._scheduler, values.get("loss", record["train_loss"]))
         self._epoch.end()
         self._ask_rules()
-
-    def _step_scheduler(self, loss: float) -> None:
-        if isinstance(self._scheduler, ReduceLROnPlateau):
-            self._scheduler.step(loss)
-        elif self._scheduler is not None:
-            self._scheduler.step()
 
     def _agree(self) -> None:
         """Hear whether the training ends behind this round, and whether a checkpoint is due."""
@@ -354,3 +358,11 @@ class TrainingLoop:
         replicas = self.replicas
         if isinstance(replicas, Replicas) and (report := replicas.memory.report(replicas.learners)):
             self._records.event("memory", report)
+
+
+def _step_values(context: RunContext) -> "StepValues | None":
+    if context.config.step is None:
+        return None
+    from bow.training.step_values import StepValues  # which few trainings have
+
+    return StepValues(context.replicas)

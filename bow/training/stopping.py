@@ -32,8 +32,8 @@ class StopRule(Protocol):
 
 
 def value_of(record: Mapping[str, Any], metric: str) -> float:
-    """A value of an epoch's record; without validation data, the loss is that of training."""
-    value = record.get(metric, record.get("train_loss") if metric == "loss" else None)
+    """A value of an epoch's record; where the validation data give none, that of training."""
+    value = record.get(metric, record.get(f"train_{metric}"))
     if value is None:
         raise _unknown(metric, [name for name in record if name not in ("epoch", "round", "samples", "lr", "seconds")])
     return float(value)

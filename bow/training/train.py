@@ -95,9 +95,9 @@ def train(
             `DataLoader` (keeps its own batch size and workers), or an `IterableDataset` (needs `steps`).
         loss: `loss(outputs, targets) -> scalar`, a mean over samples: the central model's loss on the validation data
             is the mean over its batches, each counted by its samples.
-        step: instead of `loss`: `step(model, batch) -> loss`, or `(loss, {name: scalar})`; batch is any pytree. With
-            neither, batches are dictionaries and the loss is the model's own, `model(**batch).loss`, as in Hugging
-            Face's models.
+        step: instead of `loss`: `step(model, batch) -> loss`, or `(loss, {name: scalar})`, whose means are in the
+            records of epochs as `train_...`; batch is any pytree. With neither, batches are dictionaries and the loss
+            is the model's own, `model(**batch).loss`, as in Hugging Face's models.
         optimizer: makes a `torch.optim` optimizer from an iterable of parameters; a function whose first parameter is
             called `named...` gets pairs `(name, parameter)`, as in `lambda named: ...`, for groups by name.
         scheduler: makes a `torch.optim.lr_scheduler` from the optimizer, stepped after every epoch; `bow.PerRound(...)`

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import bow
 from benchmarks.models import let_torchvision_be_imported
 from bow.errors import SettingError
+from bow.observe import read_records
 
 let_torchvision_be_imported()  # which Lightning imports where it is there
 pytest.importorskip("lightning")
@@ -120,6 +121,31 @@ def test_one_learner_is_what_lightnings_trainer_comes_to(
         torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
     assert result.metrics["val_loss"] == pytest.approx(float(trainer.callback_metrics["val_loss"]), rel=1e-5)
     assert result.metrics["loss"] == result.metrics["val_loss"]
+    assert result.metrics["train_acc"] == pytest.approx(float(trainer.callback_metrics["train_acc"]), rel=1e-5)
+
+
+def test_what_training_steps_log_is_the_mean_that_lightning_has(pl: Any, kinds: Any, tmp_path: Path) -> None:
+    net, _ = kinds
+
+    def training_step(self: Any, batch: Any) -> Tensor:
+        inputs, targets = batch
+        outputs = self(inputs)
+        self.log("acc", (outputs.argmax(1) == targets).float().mean(), on_step=True, on_epoch=True)
+        self.log("largest", outputs.max(), on_epoch=True)
+        return cross_entropy(outputs, targets)
+
+    made, data = type("Logging", (net,), {"training_step": training_step}), DataLoader(TensorDataset(INPUTS, LABELS), 7)
+    result = trained(made(), data, tmp_path, validation=loader())
+    module = made()
+    trainer = by_lightning(pl, module, data)  # whose last batch has three samples, which count as three
+    for name in ("acc", "largest"):
+        assert result.metrics[f"train_{name}"] == pytest.approx(float(trainer.callback_metrics[name]), rel=1e-5)
+    records = read_records(result.run_dir / "metrics.jsonl")
+    assert [each["train_acc"] for each in records if each["kind"] == "epoch"] == [
+        e["train_acc"] for e in result.history
+    ]
+    stop = pl.callbacks.EarlyStopping("acc", min_delta=10.0, patience=1, mode="max")
+    assert trained(made(), data, tmp_path / "b", validation=loader(), callbacks=[stop], epochs=9).stopped == "patience"
 
 
 def test_learners_side_by_side_learn(kinds: Any, tmp_path: Path) -> None:
@@ -185,6 +211,7 @@ def changed(net: Any, **methods: Any) -> Any:
             {"validation_step": lambda self, batch: self.log_dict({"b_loss": 1.0, "a_loss": 2.0})},
             "validation_step logs b_loss, a_loss and none as val_loss",
         ),
+        ({"training_step": lambda self, batch: self.log("a", 1.0, reduce_fx="sum")}, "logged with reduce_fx='sum'"),
         ({"configure_optimizers": lambda self: [torch.optim.SGD(self.parameters()) for _ in "ab"]}, "gives 2 optimi"),
         ({"configure_optimizers": lambda self: self.trainer.max_steps}, "configure_optimizers fails"),
     ],

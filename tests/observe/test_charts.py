@@ -3,7 +3,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from bow.observe.charts import MAX_POINTS, ORANGE, Chart, ChartAxis, Series, charts, thin
-from bow.observe.records import continuous
+from bow.observe.report import continuous
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from bow.observe.records import continuous, metrics, plain, read_records, scalars
+from bow.observe.records import metrics, plain, read_records, scalars
+from bow.observe.report import continuous
 
 
 class NoText:

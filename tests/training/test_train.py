@@ -185,11 +185,57 @@ def test_a_step_takes_any_pytree_and_its_metrics_are_recorded(
 
     samples = {"inputs": (data[0],), "labels": data[1], "weights": torch.ones(48)}
     result = train(model, samples, step=step, validation=samples, epochs=5)
-    assert set(result.metrics) == {"loss", "mistakes"}
+    assert set(result.metrics) == {"loss", "mistakes", "train_mistakes"}
     with torch.no_grad():
         mistakes = (result.model(data[0]).argmax(1) != data[1]).float().mean()
     assert result.metrics["mistakes"] == pytest.approx(float(mistakes))
     assert result.metrics["mistakes"] < 0.2
+
+
+def mean_and_size(model: nn.Module, batch: list[Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    inputs, targets = batch
+    outputs = model(inputs)
+    return cross_entropy(outputs, targets), {
+        "confidence": outputs.softmax(1).max(1).values.mean(),
+        "train_first": outputs[0, 0],
+    }
+
+
+class Reading:
+    """Writes down what each round's steps returned, and ends a training behind some round."""
+
+    def __init__(self, last: int | None = None) -> None:
+        self.values: list[list[float]] = []
+        self.last = last
+
+    def on_round_end(self, run: Any) -> None:
+        self.values.append(run.replicas.last.metrics["confidence"].tolist())
+        if run.round == self.last:
+            run.stop()
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+def test_values_of_a_step_are_recorded_as_means_over_the_samples_of_an_epoch(
+    engine: Any, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    loader = DataLoader(TensorDataset(*data), batch_size=9)  # of 48 samples, whose last batch has three
+    given: dict[str, Any] = {"step": mean_and_size, "engine": engine, "learners": 2, "epochs": 2}
+    whole, first = Reading(), Reading(last=2)
+
+    def trained(name: str, reading: Reading, **run: Any) -> bow.Result:
+        run = bow.Run(tmp_path / name, progress=False, checkpoint_every=2, **run)
+        return bow.train(model, loader, run=run, callbacks=[reading], **given)
+
+    result = trained("whole", whole)
+    sizes = torch.tensor([[9.0, 9], [9, 9], [6, 6]])  # the batches of a round count alike
+    for epoch, rounds in enumerate((whole.values[:3], whole.values[3:])):
+        expected = float((torch.tensor(rounds) * sizes).sum()) / 48
+        assert result.history[epoch]["train_confidence"] == pytest.approx(expected)
+        assert "train_first" in result.history[epoch]
+    trained("parts", first)
+    again = trained("parts", Reading(), resume="auto")
+    for name in ("train_confidence", "train_first", "train_loss"):
+        assert [each[name] for each in again.history] == [each[name] for each in result.history]
 
 
 def test_a_model_may_be_given_as_a_function(
