@@ -69,8 +69,8 @@ def _best(directory: RunDirectory) -> Path:
     ends = [record for record in records if record["kind"] == "end"]
     if not ends or ends[-1].get("best_round") is None or ends[-1]["best_round"] != ends[-1].get("round"):
         raise RunDirectoryError(
-            f"{directory.path} has no best model ({directory.best_path.name}): members of a sweep, and trainings "
-            "without validation data, keep the last one; use model=last"
+            f"{directory.path} has no best model ({directory.best_path.name}): trainings without validation data "
+            "keep the last one; use model=last"
         )
     return directory.model_path
 

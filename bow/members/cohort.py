@@ -58,8 +58,8 @@ class Cohort:
         self._samples = samples
         streams = device if isinstance(device, StreamDevice) else None
         self.device = device.torch_device if isinstance(device, StreamDevice) else device
-        template = prepare_template(config.model_of(variant), variant.seed)
-        self.group = MemberGroup(template, variant.make_optimizer(train.optimizer), rows, self.device)
+        template = prepare_template(config.of(variant).model, variant.seed)
+        self.group = MemberGroup(template, config.of(variant).optimizer, rows, self.device)
         self._python = python_state(self.group.learners[0].module)
         task = LearningConfig(
             train.step_or_loss,
@@ -102,8 +102,8 @@ class Cohort:
     def place(self, row: int, progress: Progress) -> None:
         """Put a member on a row, where it begins or goes on."""
         train, variant, group = self._config.train, progress.member.variant, self.group
-        model = prepare_template(self._config.model_of(variant), variant.seed)
-        group.place(row, model, variant.make_optimizer(train.optimizer), variant.seed)
+        model = prepare_template(self._config.of(variant).model, variant.seed)
+        group.place(row, model, self._config.of(variant).optimizer, variant.seed)
         if progress.state is not None:
             self._samples.dealt()  # it goes on somewhere else than those that begin
         stream = self._samples.open(self._config, variant)
@@ -112,7 +112,7 @@ class Cohort:
         if progress.state is not None:
             self._samples.dealt()
         optimizer = group.optimizer.by_learner[row]
-        factory = self._config.scheduler_of(variant)
+        factory = self._config.of(variant).scheduler_factory
         progress.scheduler = make_scheduler(factory, optimizer, rounds)
         progress.losses = []
         if progress.state is not None:
@@ -163,7 +163,7 @@ class Cohort:
             return 1  # what is begun or goes on next may depend on who has ended by now
         for row, progress in enumerate(self.rows):
             if progress is not None:
-                if self._config.is_per_round(progress.member.variant):
+                if self._config.of(progress.member.variant).is_per_round:
                     return 1
                 most = int(min(most, self._ends[row] - progress.round))
         return int(min(most, self.feed.most_turns(), self.loop.most_turns))
@@ -219,10 +219,13 @@ class Cohort:
         """Whether the weights of a row's member are."""
         return bool(torch.isfinite(self.group.matrix.weights_of(row).sum()))
 
-    def samples_per_epoch(self, row: int) -> int | None:
-        """Of a row's member."""
-        stream = self.feed.streams[row]
-        return None if stream is None else stream.samples_per_epoch
+    def epochs(self, row: int) -> float:
+        """Passes of a row's member over its data, where their length is known."""
+        progress, stream = self.rows[row], self.feed.streams[row]
+        assert progress is not None
+        assert stream is not None
+        per_epoch = stream.samples_per_epoch
+        return round(progress.samples / per_epoch, 4) if per_epoch else float(progress.epoch)
 
     def mean_loss(self, progress: Progress) -> float:
         """Over the rounds since the last epoch's end, which are forgotten."""
@@ -235,11 +238,11 @@ class Cohort:
         return float(progress.losses[-1][-1]) if isinstance(progress.scheduler, ReduceLROnPlateau) else math.nan
 
     def evaluate(self, rows: Sequence[tuple[int, Evaluator | None]]) -> list[dict[str, float]]:
-        """The values of the members on these rows; several at the same time where their data are in memory."""
+        """The values of the members on these rows, whose best are kept; several at once where data are in memory."""
         self.loop.catch_up()
         places = min(len(rows), len(available_cores())) if self.device.type == "cpu" else 1
         if places == 1 or any(each is None or not each.is_in_memory for _, each in rows):
-            return [{} if each is None else self._evaluate(self.group.central_of(row), each) for row, each in rows]
+            return [{} if each is None else self._evaluate(row, each) for row, each in rows]
         while len(self._shown) < places:
             self._shown.append(self.group.new_central())
         free = queue.SimpleQueue[nn.Module]()
@@ -250,15 +253,27 @@ class Cohort:
             model = free.get()
             try:
                 with num_threads(1):  # a thread has its own number
-                    return self._evaluate(self.group.central_of(row, model), evaluator.copy())
+                    return self._evaluate(row, evaluator.copy(), model)
             finally:
                 free.put(model)
 
         with ThreadPoolExecutor(places) as pool:
             return list(pool.map(evaluate, *zip(*rows, strict=True)))
 
-    def _evaluate(self, model: nn.Module, evaluate: Evaluator) -> dict[str, float]:
-        return evaluate(model, self.device, self._task)
+    def _evaluate(self, row: int, evaluate: Evaluator, model: nn.Module | None = None) -> dict[str, float]:
+        progress, model = self.rows[row], self.group.central_of(row, model)
+        assert progress is not None
+        values, best = evaluate(model, self.device, self._task), self._config.best_of(progress)
+        best.look(values, progress.round, self.epochs(row), model)
+        progress.best = best.state
+        return values
+
+    def export(self, row: int) -> None:
+        """Give the member of a row its model, and the one that was its best."""
+        progress = self.rows[row]
+        assert progress is not None
+        progress.member.model = self.group.export_of(row)
+        progress.member.best = self._config.best_of(progress).model(progress.member.model, progress.round)
 
     def _check_python_state(self) -> None:
         """Behind the first round: what a module keeps in Python cannot be given to the next member of a row."""
@@ -269,14 +284,6 @@ class Cohort:
                 f"the model changes {names[0]} in Python while it trains, which the next member on its row would find "
                 f"so; keep it in a buffer, or use at_once={self._config.num_members} without halving"
             )
-
-    def step_scheduler(self, progress: Progress, loss: float) -> None:
-        """What a training does behind an epoch or a round."""
-        scheduler = progress.scheduler
-        if isinstance(scheduler, ReduceLROnPlateau):
-            scheduler.step(loss)
-        elif scheduler is not None:
-            scheduler.step()
 
     def lr(self, row: int) -> float:
         """The learning rate of a row's member."""

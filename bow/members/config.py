@@ -1,17 +1,19 @@
 """The settings of a sweep."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import dataclasses
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from torch import nn
-
+from bow.members.member import Progress
 from bow.members.search import MemberSearch
 from bow.members.stopping import Halving, Stop
 from bow.members.variant import Variant
 from bow.replicas import kind_of
-from bow.training.config import PerRound, SchedulerFactory, TrainConfig
+from bow.training.best import BestEvaluation
+from bow.training.config import TrainConfig
+from bow.training.stopping import StopRule
 
 Dealing = Literal["own", "shared"]
 """Whether every member has an order of the data of its own, or all see the same batches."""
@@ -26,12 +28,14 @@ class SweepConfig:
     search: MemberSearch | None = None  # proposes those behind the first
     at_once: int | Literal["auto"] = "auto"
     batches: Dealing = "own"
+    cluster: Literal["ray"] | None = None
     stop: Sequence[Stop] = ()
     has_report: bool = True
     jobs: Mapping[str, TrainConfig] = field(default_factory=dict)  # by name, the training that a member stands for
     usual_batches: dict[Hashable, int | None] = field(
         default_factory=dict
     )  # by kind, the samples of all but short ones
+    _own: dict[str | None, TrainConfig] = field(default_factory=dict, init=False)  # by name, what members are
     go_on: str = "go on with bow.sweep(..., run=bow.Run('{path}', resume='auto'))"  # said of one that was interrupted
 
     @property
@@ -40,40 +44,43 @@ class SweepConfig:
         return len(self.variants)
 
     @property
+    def has_learners(self) -> bool:
+        """Whether each of its members has several."""
+        return self.train.num_learners not in (1, "auto")
+
+    @property
     def halving(self) -> Halving | None:
         """The rule by which the worse part of members ends."""
         return next((rule for rule in self.stop if isinstance(rule, Halving)), None)
 
+    @property
+    def rules(self) -> list[StopRule]:
+        """Those by which a training alone would end, too."""
+        return [rule for rule in self.stop if not isinstance(rule, Halving)]
+
     def kind_of(self, variant: Variant) -> Hashable:
         """Variants of one kind share a matrix: they have models alike, batches of one size, and step in one way."""
-        optimizer = kind_of(variant.make_optimizer(self.train.optimizer))
-        return repr(sorted(variant.model.items())), variant.batch_size, optimizer
+        return repr(sorted(variant.model.items())), variant.batch_size, kind_of(self.of(variant).optimizer)
 
-    def batch_size_of(self, variant: Variant) -> int | None:
-        """Samples of a member's batches."""
-        return self.train.batch_size if variant.batch_size is None else variant.batch_size
+    def of(self, variant: Variant) -> TrainConfig:
+        """The training that a member is."""
+        if variant.name not in self._own:
+            job = self.jobs.get(variant.name or "")
+            self._own[variant.name] = dataclasses.replace(
+                self.train,
+                model=variant.make_model(self.train.model) if job is None else job.model,
+                optimizer=variant.make_optimizer(self.train.optimizer),
+                scheduler=self.train.scheduler if variant.scheduler is None else variant.scheduler,
+                batch_size=self.train.batch_size if variant.batch_size is None else variant.batch_size,
+                seed=variant.seed,
+            )
+        return self._own[variant.name]
 
-    def model_of(self, variant: Variant) -> nn.Module | Callable[[], nn.Module]:
-        """A member's model, or what makes it."""
-        job = self.jobs.get(variant.name or "")
-        return variant.make_model(self.train.model) if job is None else job.model
+    def best_of(self, progress: Progress) -> BestEvaluation:
+        """The best evaluation of a member so far."""
+        return BestEvaluation(self.rules, self.train.validation.metrics, progress.best)
 
     def run_dir_of(self, variant: Variant) -> Path | None:
         """The directory that a member's own training named."""
         job = self.jobs.get(variant.name or "")
         return None if job is None or job.run.path is None else Path(job.run.path)
-
-    def order_seed(self, variant: Variant) -> int:
-        """The seed of the order in which a member sees its data."""
-        return self.train.seed if self.batches == "shared" else variant.seed
-
-    def scheduler_of(self, variant: Variant) -> SchedulerFactory | None:
-        """A member's learning-rate scheduler."""
-        own = variant.scheduler
-        if own is None:
-            return self.train.scheduler_factory
-        return own.factory if isinstance(own, PerRound) else own
-
-    def is_per_round(self, variant: Variant) -> bool:
-        """Whether that is stepped after every round."""
-        return isinstance(variant.scheduler, PerRound) if variant.scheduler is not None else self.train.is_per_round

@@ -110,7 +110,7 @@ class SharedSamples:
         """The stream of a member that begins."""
         if config.batches == "own":
             return self._open(config, variant)
-        key = (id(variant.train_on), config.batch_size_of(variant))
+        key = (id(variant.train_on), config.of(variant).batch_size)
         if key not in self._beginning:
             self._beginning[key] = self._open(config, variant)
         return self._beginning[key]
@@ -124,10 +124,10 @@ class SharedSamples:
         stream = open_member(
             self._data,
             None if variant.train_on is None else torch.as_tensor(variant.train_on),
-            batch_size=config.batch_size_of(variant),
+            batch_size=config.of(variant).batch_size,
             epochs=train.epochs,
             steps=train.steps,
-            seed=config.order_seed(variant),
+            seed=train.seed if config.batches == "shared" else variant.seed,
         )
         if isinstance(stream, TensorStream):
             self._first = self._first or stream

@@ -1,12 +1,15 @@
 """The rows of a device as models of their own: each with its weights, buffers, frozen parameters and optimizer."""
 
 import copy
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import cloudpickle
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_flatten
 
 from bow.errors import ModelError, SettingError
 from bow.replicas import LearnerGroup, OptimizerFactory, buffer_state, copy_buffers, load_buffers
@@ -176,7 +179,7 @@ class MemberGroup(LearnerGroup):
             )
         fixed = fixed_values(model)
         for name in fixed.keys() | self._fixed.keys():
-            if not is_equal(fixed.get(name), self._fixed.get(name)):
+            if not is_same(fixed.get(name), self._fixed.get(name)):
                 raise ModelError(
                     f"the model's function makes models that differ in {name}, which members share; keep a tensor in a "
                     "buffer, and give what changes other values as Variant(model={...})"
@@ -193,8 +196,21 @@ def fixed_values(model: nn.Module) -> dict[str, Any]:
     }
 
 
-def is_equal(one: Any, other: Any) -> bool:
-    """Whether two such values are."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.dtype == other.dtype and one.shape == other.shape and bool(((one == other) | (one != one)).all())
-    return type(one) is type(other) and (one == other or one != one)
+def is_same(one: Any, other: Any) -> bool:
+    """Whether two values are one, or alike."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if dataclasses.is_dataclass(one) and not isinstance(one, type):
+        return all(is_same(getattr(one, each.name), getattr(other, each.name)) for each in dataclasses.fields(one))
+    if isinstance(one, (tuple, list, Mapping)):
+        (leaves, kind), (others, other_kind) = tree_flatten(one), tree_flatten(other)
+        return kind == other_kind and all(is_same(a, b) for a, b in zip(leaves, others, strict=True))
+    if isinstance(one, Tensor):
+        alike = one.shape == other.shape and one.dtype == other.dtype
+        return alike and bool(((one == other) | ((one != one) & (other != other))).all())
+    try:
+        return bool(one == other) or cloudpickle.dumps(one) == cloudpickle.dumps(other)
+    except Exception:  # whatever cannot be pickled is not known to be alike
+        return False

@@ -13,11 +13,11 @@ import cloudpickle
 import numpy
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten
 
 from bow.cluster import is_member
 from bow.errors import DivergenceError
 from bow.members.config import SweepConfig
+from bow.members.group import is_same
 from bow.members.member import Member
 from bow.members.result import Sweep
 from bow.members.sweep import run_sweep
@@ -60,7 +60,7 @@ def why_alone(configs: Sequence[TrainConfig], goes_on: bool = False) -> str | No
             return why
     first = configs[0]
     for name in ALIKE:
-        if not all(_same(getattr(first, name), getattr(other, name)) for other in configs[1:]):
+        if not all(is_same(getattr(first, name), getattr(other, name)) for other in configs[1:]):
             return f"they differ in {name}"
     if not all(config.model is first.model for config in configs):
         kinds = {_structure(config) for config in configs}
@@ -74,7 +74,7 @@ def as_members(configs: Sequence[TrainConfig], run: Run, go_on: str) -> SweepCon
     first = configs[0]
     base, settings = _optimizers(configs)
     schedulers = [config.scheduler for config in configs]
-    shared = all(_same(each, schedulers[0]) for each in schedulers)
+    shared = all(is_same(each, schedulers[0]) for each in schedulers)
     sizes = {config.batch_size for config in configs}
     variants = [
         Variant(
@@ -245,6 +245,7 @@ def _outcome(sweep: Sweep, member: Member) -> Outcome:
         run_dir=path.parent,
         seconds=last["time_s"],
         model_path=path if path.exists() else None,
+        best=member.best,
         stopped=member.stopped,
         interrupted_by=sweep.interrupted_by,
     )
@@ -284,34 +285,11 @@ def _structure(config: TrainConfig) -> bytes:
     return bytes(cloudpickle.dumps(copy.deepcopy(model).to("meta")))
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Whether two values are one, or alike."""
-    if one is other:
-        return True
-    if type(one) is not type(other):
-        return False
-    if dataclasses.is_dataclass(one) and not isinstance(one, type):
-        return all(_same(getattr(one, each.name), getattr(other, each.name)) for each in dataclasses.fields(one))
-    if isinstance(one, (tuple, list, Mapping)):
-        (leaves, kind), (others, other_kind) = tree_flatten(one), tree_flatten(other)
-        return kind == other_kind and all(_same(a, b) for a, b in zip(leaves, others, strict=True))
-    if isinstance(one, Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype and _same_values(one, other)
-    try:
-        return bool(one == other) or cloudpickle.dumps(one) == cloudpickle.dumps(other)
-    except Exception:  # whatever cannot be pickled is not known to be alike
-        return False
-
-
-def _same_values(one: Tensor, other: Tensor) -> bool:
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
-
-
 def _optimizers(configs: Sequence[TrainConfig]) -> tuple[Any, list[Mapping[str, Any] | None]]:
     """A factory for all, and by training the settings in which it differs; None: it has a factory of its own."""
     factories = [config.optimizer for config in configs]
     first = factories[0]
-    if all(_same(each, first) for each in factories):
+    if all(is_same(each, first) for each in factories):
         return first, [{}] * len(factories)
     partials = [each for each in factories if isinstance(each, functools.partial)]
     names = {name for each in partials for name in each.keywords}
@@ -321,6 +299,6 @@ def _optimizers(configs: Sequence[TrainConfig]) -> tuple[Any, list[Mapping[str, 
     if not is_plain:
         return first, [None] * len(factories)
     differing = [
-        n for n in partials[0].keywords if any(not _same(e.keywords[n], partials[0].keywords[n]) for e in partials)
+        n for n in partials[0].keywords if any(not is_same(e.keywords[n], partials[0].keywords[n]) for e in partials)
     ]
     return first, [{name: each.keywords[name] for name in differing} for each in partials]

@@ -21,8 +21,8 @@ from bow.members.progress import SweepProgress
 from bow.members.rungs import Rungs
 from bow.members.saving import SweepDirectory
 from bow.members.search import Ask
-from bow.members.stopping import Halving
 from bow.training.checkpoint import CheckpointTimer
+from bow.training.checks import step_scheduler
 from bow.training.evaluation import Evaluator
 from bow.training.metrics import reached
 
@@ -107,7 +107,7 @@ class SweepLoop:
             self._progress.begin([*self._queue, *self._paused])
             with self._interruption.watched():
                 while (self._queue or self._decide()) and self.interrupted_by is None:
-                    self._train(self._open())
+                    self._train()
         finally:
             self._close_cohort()
             self._progress.close()
@@ -152,9 +152,9 @@ class SweepLoop:
             return self._config.train.steps
         return self._samples.open(self._config, progress.member.variant).rounds_left(1)
 
-    def _train(self, cohort: Cohort) -> None:
-        """Train until no member of the kind waits or trains, or the sweep is asked to end."""
-        began = time.perf_counter()
+    def _train(self) -> None:
+        """Train the first member that waits and all of its kind, or until the sweep is asked to end."""
+        cohort, began = self._open(), time.perf_counter()
         while True:
             self._fill(cohort)
             if all(row is None for row in cohort.rows):
@@ -178,16 +178,16 @@ class SweepLoop:
         while (row := cohort.free_row()) is not None:
             index = next((i for i, each in enumerate(self._queue) if each.kind == self._cohort_kind), None)
             if index is None:
-                if not self._propose(cohort):
+                if not self._propose(cohort.num_taken, len(cohort.rows)):
                     return
                 continue
             progress = self._queue[index]
             del self._queue[index]
             cohort.place(row, progress)
 
-    def _propose(self, cohort: Cohort) -> bool:
+    def _propose(self, training: int, rows: int) -> bool:
         """Ask the search for a member, unless as many train or wait as there are rows; whether there is one."""
-        if self._ask is None or len(self._queue) + cohort.num_taken >= len(cohort.rows):
+        if self._ask is None or len(self._queue) + training >= rows:
             return False
         progress = self._ask()
         if progress is None:
@@ -208,16 +208,14 @@ class SweepLoop:
             if not is_finite:
                 self._end(cohort, row, "diverged")
                 continue
-            if epochs is not None and self._config.is_per_round(progress.member.variant):
-                cohort.step_scheduler(progress, cohort.last_loss(progress))
+            if epochs is not None and self._config.of(progress.member.variant).is_per_round:
+                step_scheduler(progress.scheduler, cohort.last_loss(progress))
             is_over = epochs is None or cohort.is_over(row, progress)
             if epochs is not None and epochs > progress.epoch:
                 progress.epoch = epochs
                 ended.append((row, progress, epochs, is_over))
             elif is_over:
-                per_epoch = cohort.samples_per_epoch(row)
-                share = round(progress.samples / per_epoch, 4) if per_epoch else float(progress.epoch)
-                ended.append((row, progress, share, is_over))
+                ended.append((row, progress, cohort.epochs(row), is_over))
         for row, *_ in ended:
             if not cohort.is_finite(row):  # a device with streams does not look at weights behind a step
                 self._end(cohort, row, "diverged")
@@ -246,8 +244,8 @@ class SweepLoop:
             }
             member.history.append(record)
             self._directory.log_member(member, cohort.engine)
-            if not self._config.is_per_round(member.variant):
-                cohort.step_scheduler(progress, record.get("loss", record["train_loss"]))
+            if not self._config.of(member.variant).is_per_round:
+                step_scheduler(progress.scheduler, record.get("loss", record["train_loss"]))
         if (why := self._why_over(progress)) is not None or is_over:
             self._end(cohort, row, why)
         elif self._rungs is not None and progress.epoch >= progress.rung:
@@ -258,20 +256,19 @@ class SweepLoop:
         metrics = {metric.name: metric for metric in validation.metrics}
         if reached(progress.member.history[-1], validation.target or {}, metrics):
             return "target"
-        for rule in self._config.stop:
-            if not isinstance(rule, Halving) and (why := rule.why_over(progress.member)) is not None:
+        for rule in self._config.rules:
+            if (why := rule.why_over(progress.member)) is not None:
                 return why
         return None
 
     def _end(self, cohort: Cohort, row: int, why: str | None) -> None:
         """A member has ended: its model is exported and written, and its row is free."""
-        progress = cohort.rows[row]
-        assert progress is not None
-        member = progress.member
-        member.stopped = why
         cohort.loop.catch_up()
-        member.model = cohort.group.export_of(row)
-        cohort.take(row)
+        cohort.export(row)
+        self._ended(cohort.take(row), why)
+
+    def _ended(self, progress: Progress, why: str | None) -> None:
+        progress.member.stopped = why
         if self._rungs is not None:
             self._rungs.note(progress.member, progress.rung)
         self._count(progress)
@@ -279,9 +276,11 @@ class SweepLoop:
     def _pause(self, cohort: Cohort, row: int, progress: Progress) -> None:
         """A member waits at a rung until it is known who goes on."""
         progress.state = cohort.state_of(row)
-        progress.member.model = cohort.group.export_of(row)
-        cohort.take(row)
-        self._directory.save_member(progress.member, cohort.engine)
+        cohort.export(row)
+        self._wait_at_rung(cohort.take(row))
+
+    def _wait_at_rung(self, progress: Progress) -> None:
+        self._directory.save_member(progress.member, self.engine)
         assert self._rungs is not None
         self._queue.extendleft(self._rungs.pause(progress))
 
@@ -340,7 +339,7 @@ class SweepLoop:
         """Take members off their rows that have not ended."""
         for row, progress in enumerate(cohort.rows):
             if progress is not None:
-                progress.member.model = cohort.group.export_of(row)
+                cohort.export(row)
                 self._queue.append(cohort.take(row))
 
 

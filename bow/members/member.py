@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from bow.members.variant import Variant
+from bow.training.best import BestModel
 
 
 class Member:
@@ -21,6 +22,8 @@ class Member:
         name: what it is called.
         model: its model, a plain module in evaluation mode, on the CPU; None where it never got a row; of a member
             that diverged, the model as it was then, whose weights or buffers need not be finite.
+        best: the model as it was at its best evaluation, as `result.best` of `bow.train` has it; also in
+            `best.safetensors` of its folder, where it is not the last. None where no evaluation had a value.
         history: one record per epoch: `train_loss`, `lr`, and the values of the validation data.
         stopped: why it ended before its time: `"diverged"`, `"patience"`, `"halving"`, `"target"`, `"interrupted"`, or
             what a rule of the user's said (`"pruned"`: by Optuna); None: it did not.
@@ -33,6 +36,7 @@ class Member:
         self.variant = variant
         self.name: str = variant.name
         self.model: nn.Module | None = None
+        self.best: BestModel | None = None
         self.history: list[dict[str, Any]] = []
         self.stopped: str | None = None
         self.run_dir = run_dir
@@ -69,8 +73,8 @@ class Progress:
     round: int = 0
     samples: int = 0
     epoch: int = 0
-    seconds: float = 0.0  # on a row
     rung: int = 0  # epochs at which it is compared with others next; 0: never
     state: Mapping[str, Any] | None = None  # what it takes to go on, while it is on no row
+    best: dict[str, Any] = field(default_factory=dict)  # its best evaluation so far, as `BestEvaluation` keeps it
     scheduler: LRScheduler | None = None
     losses: list[Tensor] | None = None  # of the epoch's rounds

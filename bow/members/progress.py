@@ -130,8 +130,9 @@ class SweepProgress(ProgressBar):
     def _expected(self, member: Member) -> float | None:
         train, variant = self._config.train, member.variant
         if train.steps is not None:
-            size = self._config.batch_size_of(variant) or self._batch_size
-            return None if size is None or self._config.halving else float(train.steps * size)
+            size = self._config.of(variant).batch_size or self._batch_size
+            learners = train.num_learners if self._config.has_learners else 1
+            return None if size is None or self._config.halving else float(train.steps * size * learners)
         per_epoch = self._per_epoch if variant.train_on is None else len(variant.train_on)
         return None if per_epoch is None else float(per_epoch * train.epochs)
 

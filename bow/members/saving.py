@@ -1,15 +1,18 @@
 """What a sweep leaves behind: a folder for each member, a table of all, checkpoints to go on from."""
 
+import copy
 import functools
 import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_model
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
@@ -21,8 +24,9 @@ from bow.members.config import SweepConfig
 from bow.members.member import Member, Progress
 from bow.observe import JsonLinesLogger, Logger, Record, RunDirectory, SafeLogger
 from bow.observe.records import plain
+from bow.training.best import BestModel
 from bow.training.checkpoint import load_checkpoint, meant, save_checkpoint
-from bow.training.result import save_central
+from bow.training.result import save_central, save_whole
 
 MEMBERS = "members"
 """Folder of a sweep with those of its members."""
@@ -96,6 +100,13 @@ class SweepDirectory:
         save_text("the records of a member", own.metrics_path, lines, RunDirectoryError)
         if member.model is not None:
             save_central(member.model, own)
+        own.best_path.unlink(missing_ok=True)
+        if member.best is not None and member.best.model is not member.model:
+            try:
+                save_whole(member.best.model, own.best_path)
+            except (OSError, SafetensorError) as error:
+                problem = disk_reason(error)
+                warnings.warn(f"{own.best_path} cannot be written ({problem}); the last model is there", stacklevel=2)
 
     def log_member(self, member: Member, engine: str, *, has_ended: bool = False) -> None:
         """Give what is new of a member to the loggers that are its own."""
@@ -121,9 +132,9 @@ class SweepDirectory:
         start = {
             "kind": "start",
             "time_s": 0.0,
-            "learners": 1,
+            "learners": self._config.train.num_learners,
             "engine": engine,
-            "batch_size": self._config.batch_size_of(member.variant),
+            "batch_size": self._config.of(member.variant).batch_size,
             "epochs": None if self._config.train.steps is not None else self._config.train.epochs,
             "steps": self._config.train.steps,
             **({} if member.model is None else {"model": type(member.model).__name__}),
@@ -131,7 +142,8 @@ class SweepDirectory:
             "run_dir": str(member.run_dir),
         }
         end = {"seconds": last.get("time_s"), "round": last.get("round"), "samples": last.get("samples")}
-        known = {name: value for name, value in {**end, "stopped": member.stopped}.items() if value is not None}
+        end |= {"best_round": None if member.best is None else member.best.round, "stopped": member.stopped}
+        known = {name: value for name, value in end.items() if value is not None}
         return [start, *member.history, {"kind": "end", **known, **member.metrics}]
 
     def log(self, record: Record) -> None:
@@ -176,11 +188,13 @@ class SweepDirectory:
                     "round": progress.round,
                     "samples": progress.samples,
                     "epoch": progress.epoch,
-                    "seconds": progress.seconds,
                     "rung": progress.rung,
                     "state": None if progress.state is None else dict(progress.state),
+                    "best": progress.best,
                 }
-            states.append({"name": member.name, "history": member.history, "stopped": member.stopped, "at": at})
+            best = {} if member.best is None else {**vars(member.best), "model": None}  # which is in its folder
+            own = {"history": member.history, "stopped": member.stopped, "best": best}
+            states.append({"name": member.name, **own, "at": at})
         order = [each.member.name for each in waiting]  # in which they are given rows
         state = {
             "members": states,
@@ -204,13 +218,13 @@ class SweepDirectory:
             )
         return state
 
-    def load_model(self, member: Member, template: nn.Module) -> nn.Module | None:
-        """The model of a member that has ended."""
-        path = RunDirectory(member.run_dir).model_path
-        if not path.exists():
-            return None
-        load_model(template, str(path))
-        return template.eval()
+    def load_models(self, member: Member, template: nn.Module, best: Mapping[str, Any]) -> None:
+        """Give a member the models of its folder; `best` is what a checkpoint says of the best one."""
+        own = RunDirectory(member.run_dir)
+        member.model = _loaded(own.model_path, template)
+        model = _loaded(own.best_path, template) or member.model
+        if best and model is not None:
+            member.best = BestModel(**{**best, "model": model})
 
     @functools.cached_property
     def _kinds(self) -> list[str]:
@@ -218,6 +232,7 @@ class SweepDirectory:
         train = self._config.train
         common = {
             "batch_size": train.batch_size,
+            "learners": train.num_learners,
             "epochs": train.epochs,
             "steps": train.steps,
             "precision": train.engine.precision,
@@ -239,6 +254,14 @@ class SweepDirectory:
             for variant in self._config.variants
         ]
         return [json.dumps(plain(common), sort_keys=True), *own]
+
+
+def _loaded(path: Path, template: nn.Module) -> nn.Module | None:
+    if not path.exists():
+        return None
+    model = copy.deepcopy(template)
+    load_model(model, str(path))
+    return model.eval()
 
 
 def digest_of(data: Any) -> str | None:

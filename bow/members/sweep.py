@@ -6,6 +6,7 @@ import functools
 import signal
 import warnings
 from collections.abc import Hashable, Iterable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,8 +57,10 @@ def sweep(
     batch_size: int | None = None,
     epochs: int = 1,
     steps: int | None = None,
+    learners: int = 1,
     at_once: int | Literal["auto"] = "auto",
     batches: Dealing = "own",
+    cluster: Literal["ray"] | None = None,
     stop: Stop | Sequence[Stop] | None = None,
     engine: EngineName | Engine = "auto",
     devices: int | Literal["auto", "cpu", "cuda"] | StreamDevice | Devices = "auto",
@@ -87,9 +90,13 @@ def sweep(
         batch_size: samples of a member's batch; None: 16, or the `DataLoader`'s own.
         epochs: passes of every member over its data.
         steps: rounds of every member; when given, `epochs` is not looked at.
+        learners: of each member, which they average as `bow.train` does; with more than one, members train one after
+            another, and each becomes what `bow.train(learners=...)` makes of its settings, with its threads.
         at_once: how many members train side by side; the others wait for a row. Changes no result.
         batches: `"own"`: members see the data in orders of their own; `"shared"`: all in the order of `seed`, and
             batches that a `Dataset` has to decode are read once for all.
+        cluster: `"ray"`: train on the machines of a Ray cluster (`pip install "bow-trainer[ray]"`), the one that
+            `ray.init` has joined, else this machine; `at_once` members on each. Changes no result.
         stop: `bow.EarlyStopping`, `bow.Halving`, an object of yours with a method `why_over(member)` that is asked
             after every epoch (`bow.members.StopRule`), or a list of them.
         engine: as for `bow.train`; `"auto"` is `graph`.
@@ -126,7 +133,7 @@ def sweep(
         batch_size=batch_size,
         epochs=epochs,
         steps=steps,
-        learners=1,
+        learners=whole("learners", learners),
         engine=engine,  # type: ignore[arg-type]
         devices=devices,  # type: ignore[arg-type]
         clip_norm=clip_norm,
@@ -142,6 +149,7 @@ def sweep(
             search=search,
             at_once=at_once if at_once == "auto" else whole("at_once", at_once, also='"auto"'),
             batches=batches,
+            cluster=cluster,
             stop=check_stop(stop),
         )
     )
@@ -156,14 +164,15 @@ def run_sweep(config: SweepConfig) -> Sweep:
     if count not in (None, 1):
         raise SettingError(f"devices={count}: a sweep trains on one device; use devices=1")
     with contextlib.ExitStack() as at_the_end:
-        at_the_end.enter_context(num_threads(1))  # of all members alike, whatever trains beside them
+        if not config.has_learners:
+            at_the_end.enter_context(num_threads(1))  # of all members alike, whatever trains beside them
         lock = at_the_end.enter_context(RunLock())
         directory = _directory(config, lock)
         at_the_end.callback(directory.close)
         members, waiting, elapsed_s, num_rounds = _members(config, directory)
         progress = SweepProgress(config, members, enabled=train.run.progress)
         ask = None if config.search is None else functools.partial(_ask, config, members, directory.path)
-        loop = SweepLoop(config, members, waiting, device, directory, progress, elapsed_s, num_rounds, ask)
+        loop = _loop_of(config)(config, members, waiting, device, directory, progress, elapsed_s, num_rounds, ask)
         directory.log(_start(config, device, directory))
         loop.go()
         if config.search is not None:
@@ -190,6 +199,19 @@ def run_sweep(config: SweepConfig) -> Sweep:
         metrics=train.validation.metrics,
         interrupted_by=None if number is None else signal.Signals(number),
     )
+
+
+def _loop_of(config: SweepConfig) -> type[SweepLoop]:
+    """What trains the members."""
+    if config.cluster is not None:
+        from bow.members.on_ray import RayLoop
+
+        return RayLoop
+    if not config.has_learners:
+        return SweepLoop
+    from bow.members.trainings import TrainingsLoop  # which few sweeps need
+
+    return TrainingsLoop
 
 
 def _first_of(search: MemberSearch, run: Run) -> list[Variant]:
@@ -240,7 +262,21 @@ def _checked(config: SweepConfig) -> SweepConfig:
     for logger in train.run.loggers:
         if not isinstance(logger, GroupLogger):
             raise SettingError(f"loggers of a sweep need a method for_member(name, group), which {logger!r} has not")
-    if train.engine.name == "fused":
+    if config.has_learners and (config.batches == "shared" or config.at_once not in ("auto", 1)):
+        raise SettingError(
+            f"members of {train.num_learners} learners train one after another, each in the order of its seed, got "
+            f"at_once={config.at_once!r} and batches={config.batches!r}; leave them out, or use learners=1"
+        )
+    if config.cluster not in (None, "ray"):
+        raise SettingError(f'cluster must be "ray" or None, got {config.cluster!r}')
+    if config.cluster is not None and find_spec("ray") is None:
+        raise SettingError('cluster="ray" needs Ray, which is not installed; pip install "bow-trainer[ray]"')
+    if config.cluster is not None and (config.search is not None or config.halving is not None):
+        raise SettingError(
+            "members on a cluster are not compared while they train, and stop has bow.Halving, or variants is a "
+            "search; use bow.EarlyStopping and a list of variants, or leave out cluster"
+        )
+    if train.engine.name == "fused" and not config.has_learners:
         raise SettingError(
             'engine="fused" computes all rows in one task, whose random numbers members would share; use engine="graph"'
         )
@@ -273,13 +309,13 @@ def _try_first_batches(config: SweepConfig) -> None:
         kind = config.kind_of(variant)
         is_new = kind not in templates
         if is_new:
-            templates[kind] = prepare_template(config.model_of(variant), variant.seed)
+            templates[kind] = prepare_template(config.of(variant).model, variant.seed)
         stream = SharedSamples(train.data).open(config, variant)
         check_round(stream, 1)
         if is_new:
             opened = DataSource(
                 train.data,
-                batch_size=config.batch_size_of(variant),
+                batch_size=config.of(variant).batch_size,
                 epochs=train.epochs,
                 steps=train.steps,
                 seed=variant.seed,
@@ -287,8 +323,8 @@ def _try_first_batches(config: SweepConfig) -> None:
             config.usual_batches[kind] = opened.usual_batch
             labels, step = all_labels(train.data), train.step_or_loss
             check_first_batch(templates[kind], opened.example, train.loss, step, labels, most_bad=MOST_LOST)
-        optimizer = make_optimizer(variant.make_optimizer(train.optimizer), templates[kind])
-        make_scheduler(config.scheduler_of(variant), optimizer, train.steps or stream.rounds_left(1))
+        optimizer = make_optimizer(config.of(variant).optimizer, templates[kind])
+        make_scheduler(config.of(variant).scheduler_factory, optimizer, train.steps or stream.rounds_left(1))
 
 
 def _directory(config: SweepConfig, lock: RunLock) -> SweepDirectory:
@@ -330,12 +366,14 @@ def _listed(config: SweepConfig) -> list[dict[str, Any]]:
 def _start(config: SweepConfig, device: torch.device | StreamDevice, directory: SweepDirectory) -> Record:
     """The record of a sweep's start."""
     train, first = config.train, config.variants[0]
-    model = prepare_template(config.model_of(first), first.seed)
+    model = prepare_template(config.of(first).model, first.seed)
     return {
         "kind": "start",
         "time_s": 0.0,
         "members": config.num_members,
-        "batch_size": config.batch_size_of(first),
+        **({"learners": train.num_learners} if config.has_learners else {}),
+        **({"cluster": config.cluster} if config.cluster else {}),
+        "batch_size": config.of(first).batch_size,
         "epochs": None if train.steps is not None else train.epochs,
         "steps": train.steps,
         "device": str(device.torch_device if isinstance(device, StreamDevice) else device),
@@ -377,8 +415,8 @@ def _members(config: SweepConfig, directory: SweepDirectory) -> tuple[list[Membe
         each = saved[member.name]
         member.history = list(each["history"])
         member.stopped = each["stopped"]
-        template = prepare_template(config.model_of(member.variant), member.variant.seed)
-        member.model = directory.load_model(member, template)
+        template = prepare_template(config.of(member.variant).model, member.variant.seed)
+        directory.load_models(member, template, each["best"])
         if at := each["at"]:
             waiting[member.name] = Progress(member, config.kind_of(member.variant), **at)
     return members, [waiting[name] for name in state["waiting"]], float(state["elapsed_s"]), state["round"]

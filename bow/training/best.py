@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from bow.replicas import buffer_state, load_buffers
-from bow.training.config import TrainConfig
-from bow.training.metrics import is_higher_better
+from bow.training.metrics import Metric, is_higher_better
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,15 +35,14 @@ class BestModel:
 class BestEvaluation:
     """Keeps the best of the evaluations: by the metric of a rule of `stop`, else the first metric, else the loss."""
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, rules: Iterable[Any], metrics: Iterable[Metric], state: dict[str, Any] | None = None) -> None:
         self._ways: dict[str, bool | None] = {}  # whether the higher is better, the metric that counts in front
-        rules: Sequence[Any] = config.stop or ()
         for rule in rules:
             if hasattr(rule, "higher_is_better"):
                 self._ways.setdefault(rule.metric, rule.higher_is_better)
-        for metric in config.validation.metrics:
+        for metric in metrics:
             self._ways.setdefault(metric.name, metric.higher_is_better)
-        self.state: dict[str, Any] = {}
+        self.state = state or {}
 
     def look(self, values: Mapping[str, float], round_index: int, epoch: float, model: nn.Module) -> None:
         """Keep this evaluation if it is better than all before."""

@@ -183,7 +183,7 @@ class Evaluations:
         self._records = records
         self._last: dict[str, Any] = {"round": -1, "time_s": 0.0, "values": {}}
         self._shares_done = 0
-        self._best = BestEvaluation(context.config)
+        self._best = BestEvaluation(context.config.stop or (), context.config.validation.metrics)
         self.average = _moving_average(context.config.validation.ema, context.replicas)
 
     @property

@@ -42,7 +42,7 @@ class Result:
         calibration_s: seconds that trials took before the first round, to find engine and number of learners.
         best: the model as it was at the best evaluation, by the metric of `stop=`, else the first metric of the
             validation data, else its loss; also in `best.safetensors`, where it is not the last. None where no
-            evaluation had a value, and of trainings that ran side by side, which keep the last one.
+            evaluation had a value.
         stopped: why a rule of `stop=` ended the training, such as `"patience"`; None: none did.
         interrupted_by: the signal that the training was asked to end by, with `on_interrupt="return"`.
         num_restarts: how often a learner diverged and started again from z.
@@ -66,7 +66,7 @@ class Result:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The last epoch's values of the validation data, by name."""
+        """The last epoch's values of the validation data, by name; what `step` returned in training as `train_...`."""
         from bow.observe.records import metrics
 
         return metrics(self.history[-1]) if self.history else {}
@@ -105,7 +105,7 @@ def save_results(
     elif deletes:
         delete_checkpoints(directory.checkpoints)
     if best is not None:
-        records.attempt(lambda: _save_whole(best, directory.best_path), "best model", "the last one is there")
+        records.attempt(lambda: save_whole(best, directory.best_path), "best model", "the last one is there")
     else:
         directory.best_path.unlink(missing_ok=True)
     report = records.attempt(lambda: _report(directory), "report", "bow report writes it anew")
@@ -122,13 +122,13 @@ def save_central(model: nn.Module, directory: RunDirectory) -> Path | None:
     """Save a model in its run directory, else in the current directory, else in a temporary one."""
     wanted = directory.model_path
     try:
-        _save_whole(model, wanted, directory.config_path)
+        save_whole(model, wanted, directory.config_path)
         return wanted
     except (OSError, SafetensorError) as error:
         problem = f"the model cannot be written to {wanted} ({disk_reason(error)})"
     for path in spare_files(directory.path.name, wanted.suffix):
         try:
-            _save_whole(model, path)
+            save_whole(model, path)
         except (OSError, SafetensorError):
             continue
         warnings.warn(f"{problem}; it is in {path} instead", stacklevel=3)
@@ -137,7 +137,7 @@ def save_central(model: nn.Module, directory: RunDirectory) -> Path | None:
     return None
 
 
-def _save_whole(model: nn.Module, path: Path, like: Path | None = None) -> Path:
+def save_whole(model: nn.Module, path: Path, like: Path | None = None) -> Path:
     """Write it under another name and rename it; those who may read `like` may read it, too."""
     part = path.with_name(f"{path.name}.tmp")
     try:

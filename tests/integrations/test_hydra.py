@@ -39,7 +39,8 @@ def main(cfg):
     )
     job = HydraConfig.get()
     told = {"lr": cfg.lr, "seed": cfg.seed, "number": job.job.num, "own": job.overrides.task, "cwd": os.getcwd(),
-            "mark": os.environ["MARK"], "loss": result.metrics["loss"], "weights": float(model[0].weight.sum())}
+            "mark": os.environ["MARK"], "loss": result.metrics["loss"], "weights": float(model[0].weight.sum()),
+            "best": [result.best.round, result.best.metrics["loss"], float(result.best.model[0].weight.sum())]}
     with open(sys.argv[0] + ".told", "a") as file:
         file.write(json.dumps({**told, "own": list(told["own"])}) + "\\n")
     return result.metrics["loss"]

@@ -80,17 +80,18 @@ def swept(path: Path, model: Any, data: Any, variants: list[bow.Variant], **sett
     return bow.sweep(model, data, F.cross_entropy, variants=variants, run=bow.Run(path, progress=False), **given)
 
 
-def alone(path: Path, model: Any, data: Any, variant: bow.Variant, engine: str, **settings: Any) -> bow.Result:
-    given = {"epochs": 2, "batch_size": variant.batch_size or 16, "validation": data, **settings}
+def alone(
+    path: Path, model: Any, data: Any, variant: bow.Variant, engine: str, threads: int | None = 1, **settings: Any
+) -> bow.Result:
+    given = {"epochs": 2, "batch_size": variant.batch_size or 16, "validation": data, "learners": 1, **settings}
     factory = variant.make_optimizer(given.pop("optimizer", SGD))
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads or before)
     try:
         return bow.train(
             variant.make_model(model),
             data,
             F.cross_entropy,
-            learners=1,
             seed=variant.seed,
             optimizer=factory,
             engine=engine,
@@ -111,6 +112,20 @@ def assert_same(member: Member, other: Any) -> None:
     for mine, its in zip(member.history, other.history, strict=True):
         for name in ("epoch", "round", "samples", "train_loss", "loss", "accuracy"):
             assert mine[name] == its[name], name
+    assert_best(member, other)
+
+
+def assert_best(member: Member, other: Any) -> None:
+    assert (member.best is None) == (other.best is None)
+    if member.best is None:
+        return
+    for name in ("metric", "metrics", "round", "epoch"):
+        assert getattr(member.best, name) == getattr(other.best, name), name
+    assert (member.best.model is member.model) == (other.best.model is other.model)
+    ours, theirs = member.best.model.state_dict(), other.best.model.state_dict()
+    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+    path = member.run_dir / "best.safetensors"
+    assert path.exists() == (member.best.model is not member.model)
 
 
 VARIANTS = [

@@ -1,0 +1,116 @@
+"""Members of several learners: each is a training of `bow.train`, and one comes after another."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bow.errors import DivergenceError
+from bow.members.loop import SweepLoop, held_out
+from bow.members.member import Progress
+from bow.observe import RunDirectory
+from bow.training.checkpoint import delete_checkpoints, newest_round, save_checkpoint
+from bow.training.config import TrainConfig
+from bow.training.result import Result
+from bow.training.run import TrainingLoop
+from bow.training.train import run_training
+
+RUNG, INTERRUPTED = "rung", "interrupted"
+"""Why a training ends that may go on."""
+
+
+class TrainingsLoop(SweepLoop):
+    """A sweep whose members' learners fill the machine, so that one member trains at a time."""
+
+    def _train(self) -> None:
+        """Train the first member that waits, up to its next rung."""
+        began, progress = time.perf_counter(), self._queue.popleft()
+        member, before = progress.member, progress.round
+        try:
+            result = run_training(self._config_of(progress))
+        except DivergenceError:
+            self._ended(progress, "diverged")
+        else:
+            self.engine, self.at_once = result.engine, 1
+            member.model, member.best = result.model, result.best
+            if result.interrupted_by is not None:
+                self._interruption.signal = result.interrupted_by
+            is_over = result.stopped is not None or self._has_all_rounds(progress)
+            if result.stopped == RUNG:
+                self._wait_at_rung(progress)
+            elif result.stopped == INTERRUPTED or (result.interrupted_by is not None and not is_over):
+                self._queue.appendleft(progress)
+            else:
+                self._ended(progress, result.stopped)
+        self._num_rounds += progress.round - before
+        self._train_s += time.perf_counter() - began
+        if self._config.search is not None:
+            self._propose(0, 1)
+        else:
+            waiting = [*self._queue, *self._paused]
+            self._directory.save_checkpoint(self._num_rounds, waiting, self._members, self.elapsed_s)
+
+    def _config_of(self, progress: Progress) -> TrainConfig:
+        """The training that a member is."""
+        variant, own = progress.member.variant, RunDirectory(progress.member.run_dir)
+        train, part = self._config.of(variant), _Part(self._config.rules, lambda run: self._epoch_ended(progress, run))
+        validation = train.validation
+        if variant.validate_on is not None:
+            validation = dataclasses.replace(validation, data=held_out(train.data, variant.validate_on))
+        if newest_round(own.checkpoints) is None:
+            own.model_path.unlink(missing_ok=True)  # of a training that had ended when the sweep was killed
+        return dataclasses.replace(
+            train,
+            data=train.data if variant.train_on is None else held_out(train.data, variant.train_on),
+            engine=dataclasses.replace(train.engine, name="graph") if train.engine.name == "auto" else train.engine,
+            validation=validation,
+            stop=(part,),
+            callbacks=(part,),
+            run=dataclasses.replace(
+                train.run, path=own.path, resume="auto", on_interrupt="return", loggers=(), progress=False
+            ),
+        )
+
+    def _epoch_ended(self, progress: Progress, run: TrainingLoop) -> str | None:
+        """Take over what a training has recorded; why it ends, if it does."""
+        if run.interrupted_by is not None:  # within an epoch, which is completed when it goes on
+            return None
+        member, later = progress.member, self.elapsed_s - run.position.elapsed_s
+        known = {record["round"]: record for record in member.history}
+        member.history = [
+            known.get(each["round"]) or {**each, "time_s": each["time_s"] + later} for each in run.history
+        ]
+        progress.round, progress.samples, progress.epoch = run.round, run.samples, run.epoch
+        self.engine = run.replicas.engine
+        self._directory.log_member(member, self.engine)
+        if self._progress.is_due:
+            self._progress.show([progress], [*self._queue, *self._paused])
+        if (why := self._why_over(progress)) is not None or self._has_all_rounds(progress):
+            return why
+        if self.interrupted_by is not None:  # before or behind the training's own rounds
+            return INTERRUPTED
+        return RUNG if 0 < progress.rung <= progress.epoch else None
+
+    def _has_all_rounds(self, progress: Progress) -> bool:
+        steps, epochs = self._config.train.steps, self._config.train.epochs
+        return progress.epoch >= epochs if steps is None else progress.round >= steps
+
+    def _count(self, progress: Progress) -> None:
+        if not isinstance(self._config.train.run.checkpoint_every, int):  # then those at rungs are not to be kept
+            delete_checkpoints(RunDirectory(progress.member.run_dir).checkpoints)
+        super()._count(progress)
+
+
+class _Part:
+    """A member's training up to its next rung, for `bow.train`: a rule of `stop=`, and a callback."""
+
+    def __init__(self, rules: Sequence[Any], why_over: Callable[[Any], str | None]) -> None:
+        self.why_over = why_over
+        for rule in reversed(rules):
+            if hasattr(rule, "higher_is_better"):  # what `result.best` is the best by
+                self.metric, self.higher_is_better = rule.metric, rule.higher_is_better
+
+    def on_train_end(self, run: TrainingLoop, result: Result) -> None:
+        """Write what it takes to go on."""
+        if result.stopped in (RUNG, INTERRUPTED) and (state := run.state()) is not None:
+            save_checkpoint(RunDirectory(run.run_dir).checkpoints, run.round, state)

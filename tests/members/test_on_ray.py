@@ -1,0 +1,109 @@
+"""Members on Ray's local cluster of several machines, one of which is killed while it trains some of them."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from members.test_equality import FLAT, LABELS, mlp, swept
+
+import bow
+from bow.errors import SettingError
+from bow.members.on_ray import _workers
+
+HAS_RAY = importlib.util.find_spec("ray") is not None
+
+SCRIPT = """
+import functools, sys, threading, time
+from pathlib import Path
+import ray, torch
+from ray.cluster_utils import Cluster
+from torch.nn.functional import cross_entropy
+import bow
+
+class Slow(torch.nn.Linear):
+    def forward(self, inputs):
+        if self.training and {slow}:
+            time.sleep(0.02)
+        return super().forward(inputs)
+
+generator = torch.Generator().manual_seed(0)
+data = torch.randn(150, 6, generator=generator), torch.randint(0, 3, (150,), generator=generator)
+folder = Path(sys.argv[1])
+
+def trained(name, **given):
+    run = bow.Run(folder / name, checkpoint_every=5, progress=False)
+    return bow.sweep(
+        lambda: torch.nn.Sequential(Slow(6, 3), torch.nn.Dropout(0.1)), data, cross_entropy, epochs=6, engine="eager",
+        variants=bow.grid(seed=range(3), lr=[0.05, 0.01]), validation=data, at_once=2, run=run, **given,
+    )
+
+def kill():
+    while not (begun := list((folder / "ray").glob("parts/*/checkpoints/round_*.pt"))):
+        time.sleep(0.02)
+    worker = (begun[0].parents[1] / ".lock").read_text().split()[0]
+    parent = int(Path(f"/proc/{{worker}}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    (node,) = [each for each in nodes if each.all_processes["raylet"][0].process.pid == parent]
+    cluster.remove_node(node, allow_graceful=False)
+    killed.append(begun[0].parents[1])
+
+expected, killed = trained("alone"), []
+cluster = Cluster(initialize_head=True, head_node_args={{"num_cpus": 0}})
+nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+ray.init(address=cluster.address, log_to_driver=False)
+killer = threading.Thread(target=kill)
+killer.start()
+result = trained("ray", cluster="ray")
+killer.join()
+assert len(killed) == 1
+assert not (folder / "ray" / "parts").exists()
+for member, other in zip(result.members, expected.members, strict=True):
+    for model, its in ((member.model, other.model), (member.best.model, other.best.model)):
+        assert all(torch.equal(value, its.state_dict()[name]) for name, value in model.state_dict().items())
+    for mine, its in zip(member.history, other.history, strict=True):
+        assert all(mine[name] == its[name] for name in ("epoch", "round", "samples", "train_loss", "loss", "accuracy"))
+    assert (member.run_dir / "model.safetensors").exists()
+assert (result.engine, result.at_once, result.report_path is not None) == ("eager", 2, True)
+print("all the same")
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+def test_a_machine_that_dies_changes_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT.format(slow="ray.is_initialized()"))
+    settings = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
+    given: dict[str, Any] = {"env": settings, "capture_output": True, "text": True, "timeout": 280}
+    ended = subprocess.run([sys.executable, str(script), str(tmp_path)], check=False, **given)
+    assert "all the same" in ended.stdout, ended.stdout[-3000:] + ended.stderr[-6000:]
+
+
+@pytest.mark.skipif(HAS_RAY, reason="ray is installed")
+def test_without_ray_it_says_how_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"bow-trainer\[ray\]"):
+        swept(tmp_path / "sweep", mlp, (FLAT, LABELS), [bow.Variant()], cluster="ray")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"cluster": "slurm"}, "cluster must be"), ({"cluster": "ray", "stop": bow.Halving()}, "not compared|needs Ray")],
+)
+def test_what_a_cluster_cannot_is_refused(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=said):
+        swept(tmp_path / "sweep", mlp, (FLAT, LABELS), [bow.Variant()], **settings)
+
+
+def test_a_worker_is_a_gpu_or_the_cores_of_the_smallest_machine() -> None:
+    machines = [{"CPU": 4.0}, {"CPU": 9.0}, {"CPU": 0.0}]
+    nodes = [{"Alive": True, "Resources": each} for each in machines] + [{"Alive": False, "Resources": {"CPU": 1.0}}]
+    assert _workers(nodes, "auto") == (3, {"num_cpus": 4})
+    gpus = [{"Alive": True, "Resources": {"CPU": 4.0, "GPU": 2.0}}]
+    assert _workers(gpus, "auto") == (2, {"num_gpus": 1})
+    assert _workers(gpus, "cpu") == (1, {"num_cpus": 4})
+    with pytest.raises(SettingError, match="no machine"):
+        _workers(nodes[2:], "auto")
