@@ -149,8 +149,7 @@ NORMS = frozenset({"batch_norm", "frozen_batch_norm", "layer_norm"})
 ROLES: Mapping[str, tuple[str, ...]] = {
     "attention": ("attention", "attention.*", "mix"),
     "softmax": ("output",),
-}
-"""By role: patterns of the names of operators of which each call is a group: a step of attention, a prediction."""
+}  # by role: patterns of the names of operators of which each call is a group: a step of attention, a prediction
 
 _CALL = re.compile(r"(.*?)(?:@(\d+))?")
 

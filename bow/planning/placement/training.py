@@ -47,8 +47,7 @@ class LearningSettings:
         return self.entropy * max(1.0, self.least_entropy / max(nats, LEAST_NATS))
 
 
-FAILING_FACTOR = 10.0
-"""Failing counts as so many times the slowest placement of the first that fit."""
+FAILING_FACTOR = 10.0  # failing counts as so many times the slowest placement of the first that fit
 
 
 @dataclass
@@ -243,8 +242,7 @@ class PolicyProgress:
     batch: SampledPlacements  # the newest placements
 
 
-Watch: TypeAlias = Callable[[PolicyProgress], bool | None]
-"""Called after each update; False ends the training."""
+Watch: TypeAlias = Callable[[PolicyProgress], bool | None]  # called after each update; False ends the training
 
 
 @dataclass

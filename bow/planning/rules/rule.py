@@ -25,8 +25,7 @@ class Rule(ABC):
 
     kind: str
 
-    is_view: bool = False
-    """Whether the operator computes nothing: it looks at what is there in another way."""
+    is_view: bool = False  # whether the operator computes nothing: it looks at what is there in another way
 
     @abstractmethod
     def dimensions(self, operator: PlanOperator, graph: OperatorGraph) -> tuple[Dimension, ...]:

@@ -129,8 +129,7 @@ BASELINES: Mapping[str, Callable[[Problem], Partition]] = {
     "model": lambda problem: model_parallel(problem.graph, problem.costs, problem.topology.num_devices),
     "expert": lambda problem: expert(problem.graph, problem.rules, problem.topology),
     "optcnn": lambda problem: optcnn(problem.graph, problem.rules, problem.topology, problem.costs).splits,
-}
-"""Partitions that need no search, by name: of one learner with all devices of the problem."""
+}  # partitions that need no search, by name: of one learner with all devices of the problem
 
 
 def baseline(problem: Problem, name: str) -> Partition:

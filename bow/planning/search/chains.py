@@ -260,7 +260,7 @@ def run_in_processes(
     finally:
         for worker in workers:
             worker.end()
-    if status:
+    if status and goes_on:  # one that was to end very early may have been ended by Ctrl-C itself
         raise ScheduleError(f"a process of the search ended with status {status}; see what it printed")
     return sorted(chains, key=lambda chain: chain.start.number)
 

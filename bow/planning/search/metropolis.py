@@ -5,7 +5,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from bow.errors import SettingError
@@ -95,16 +95,9 @@ class Walk:
             Improvement(self.seconds + best.seconds, self.proposals + best.proposals, best.makespan_ns)
             for best in other.bests[1:]
         )
-        return Walk(
-            other.splits,
-            (*self.bests, *later),
-            self.proposals + other.proposals,
-            self.evaluated + other.evaluated,
-            self.accepted + other.accepted,
-            self.refused + other.refused,
-            self.seconds + other.seconds,
-            other.ending,
-        )
+        counted = ("proposals", "evaluated", "accepted", "refused", "seconds")
+        sums = {name: getattr(self, name) + getattr(other, name) for name in counted}
+        return replace(other, bests=(*self.bests, *later), **sums)
 
 
 class _Course:

@@ -133,17 +133,11 @@ def create_simulator(library: ctypes.CDLL, model: StepModel, update_ns: Any, alg
     return library.simulator(builder, update_ns, algorithm)
 
 
-def groups_of(model: StepModel, operator: int) -> list[int]:
-    """The groups of weights that an operator reads, by number."""
-    return [number for number, group in enumerate(model.weight_groups) if operator in group.readers]
-
-
 class NativeTilings:
     """Tells the compiled simulator about tilings when they are first needed."""
 
     def __init__(self, library: ctypes.CDLL, handle: Any, model: StepModel) -> None:
         self._library, self._handle, self._model = library, handle, model
-        self._groups = [groups_of(model, index) for index in range(len(model.graph.operators))]
         self._lists: dict[tuple[Box | None, ...], int] = {}
         self._known_parts: dict[tuple[int, tuple[int, ...], int, tuple[int, ...]], list[int]] = {}
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
@@ -175,7 +169,7 @@ class NativeTilings:
                 len(tiling.sum_bytes),
                 ints(tiling.sums),
                 longs(tiling.sum_bytes),
-                len(self._groups[operator]),
+                len(self._model.groups_read[operator]),
                 ints(self._parts(operator, tiling)),
             )
         )
@@ -183,7 +177,7 @@ class NativeTilings:
     def _parts(self, operator: int, tiling: Tiling) -> Iterable[int]:
         """By group, by tile: the number of what the tile reads of the group's weights."""
         names = self._model.graph.operators[operator].weights
-        for group in self._groups[operator]:
+        for group in self._model.groups_read[operator]:
             places = tuple(names.index(name) for name in self._model.weight_groups[group].weights)
             key = group, places, self._model.tilings.alike[operator], tiling.degrees
             if key not in self._known_parts:
@@ -224,7 +218,7 @@ def _describe(library: ctypes.CDLL, model: StepModel, builder: Any) -> None:
         library.add_group(builder, len(weights), ranks, sizes, group.trainable)
     for index, operator in enumerate(graph.operators):
         inputs, outputs = (ints(positions[number] for number in of) for of in (operator.inputs, operator.outputs))
-        groups = ints(groups_of(model, index))
+        groups = ints(model.groups_read[index])
         has_backward = model.has_backward[index]
         library.add_operator(builder, len(inputs), inputs, len(outputs), outputs, len(groups), groups, has_backward)
 

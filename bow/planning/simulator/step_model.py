@@ -226,6 +226,15 @@ class StepModel:
             found.append(trains or any(found[makers[tensor][0]] for tensor in made if tensor in makers))
         return tuple(found)
 
+    @cached_property
+    def groups_read(self) -> tuple[list[int], ...]:
+        """By operator: the groups of weights that it reads, by number."""
+        found: tuple[list[int], ...] = tuple([] for _ in self.graph.operators)
+        for number, group in enumerate(self.weight_groups):
+            for reader in group.readers:
+                found[reader].append(number)
+        return found
+
     def flows(self, tensor: int) -> bool:
         """Whether a gradient goes back through a tensor that an operator makes."""
         return self.graph.tensors[tensor].differentiable and self.has_backward[self.graph.makers[tensor][0]]

@@ -50,8 +50,7 @@ class _OperatorTasks:
     devices: tuple[int, ...]
     forward: list[int] = field(default_factory=list)
     backward: list[int] = field(default_factory=list)
-    made: list[int] = field(default_factory=list)
-    """By tile: the task after which what it made may leave."""
+    made: list[int] = field(default_factory=list)  # by tile: the task after which what it made may leave
     gradients: list[int] = field(default_factory=list)
     """By tile: the task after which the gradients of what it read may leave."""
 
