@@ -19,7 +19,7 @@ import torch
 from benchmarks import harness
 from benchmarks.harness import quartiles, setting
 from benchmarks.harness.pictures import COLORS, GREY, picture
-from benchmarks.predicted_cases import NETWORKS, Timed, draw_strategies, spans_ms, time_strategies
+from benchmarks.predicted_cases import NETWORKS, PAPERS, Timed, draw_strategies, spans_ms, time_strategies
 from benchmarks.tile_times import mean_times, median_times
 from bow.cluster import World
 from bow.devices import available_cores
@@ -52,7 +52,7 @@ RIGHT = 0.95  # Of such pairs
 class Config(harness.Config):
     """Settings of the experiment."""
 
-    networks: tuple[str, ...] = setting(tuple(NETWORKS), "that are trained", choices=tuple(NETWORKS), quick=("rnnlm",))
+    networks: tuple[str, ...] = setting(tuple(PAPERS), "that are trained", choices=tuple(NETWORKS), quick=("rnnlm",))
     random: int = setting(4, "strategies drawn at random", quick=1, least=0)
     mixed: int = setting(8, "strategies of which a part of the operators is drawn at random", quick=0, least=0)
     proposals: int = setting(300, "that the search looks at", quick=10)

@@ -11,9 +11,11 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from benchmarks.random_networks import RANDOM
 from bow.engines import step_from_loss
 from bow.errors import BowError
 from bow.models.networks import NETWORKS as SIZES
+from bow.models.networks import Network
 from bow.planning.problem.partition import Partition, Split
 from bow.planning.search.baselines import BASELINES, baseline
 from bow.planning.search.metropolis import SearchSettings
@@ -34,9 +36,13 @@ class PredictedNetwork:
     samples: int  # of a batch: several times the small form's, so that operators take longer than their messages
 
     @property
+    def _network(self) -> Network:
+        return RANDOM[self.name] if self.name in RANDOM else SIZES[self.name]
+
+    @property
     def title(self) -> str:
         """For people."""
-        return SIZES[self.name].title
+        return self._network.title
 
     @property
     def optimizer(self) -> OptimizerFactory:
@@ -45,16 +51,17 @@ class PredictedNetwork:
 
     def captured(self) -> tuple[CapturedOperators, nn.Module, Any]:
         """Its step, the model and a batch."""
-        network = SIZES[self.name]
+        network = self._network
         torch.manual_seed(0)
         model, batch = network.build("tiny"), network.batch("tiny", samples=self.samples)
         return capture_operators(model, batch, step=step_from_loss(network.loss)), model, batch
 
 
+PAPERS = {"alexnet": 64, "inception": 16, "rnnlm": 128, "nmt": 96}  # samples of a batch
+
 # By name
 NETWORKS: Mapping[str, PredictedNetwork] = {
-    name: PredictedNetwork(name, samples)
-    for name, samples in {"alexnet": 64, "inception": 16, "rnnlm": 128, "nmt": 96}.items()
+    name: PredictedNetwork(name, samples) for name, samples in {**PAPERS, **dict.fromkeys(RANDOM, 64)}.items()
 }
 
 
