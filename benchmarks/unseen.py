@@ -1,9 +1,9 @@
 """Networks of random structure, which nothing was tuned to: how good schedules and predictions are there.
 
-`schedule`: bow measures the operators of each and chooses a policy as `bow schedule compare` does. The choice then takes
-turns with PyTorch and the native runtime, one operator after another, with every number of threads; it is slower where
-the whole interval for the median of its ratio to the best of these is below 1. `predicted`: what the planner predicts
-that steps take on two processes, as in `python -m benchmarks predicted`.
+`schedule`: bow measures the operators of each and chooses a policy as `bow schedule compare` does. The choice then
+takes turns with PyTorch and the native runtime, one operator after another, with every number of threads; it is slower
+where the whole interval for the median of its ratio to the best of these is below 1. `predicted`: what the planner
+predicts that steps take on two processes, as in `python -m benchmarks predicted`.
 """
 
 import time
