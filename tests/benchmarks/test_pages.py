@@ -16,7 +16,7 @@ from benchmarks.harness import render
 from bow.errors import SettingError
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-OF_PLACEMENT = ("placement_real", "placement_small")
+OF_PLACEMENT = ("placement_real", "placement_small", "placement_ablation")
 PAGES = {path.stem: path.stem for path in RESULTS.glob("*.json")} | dict.fromkeys(OF_PLACEMENT, "placement")
 
 
