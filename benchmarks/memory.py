@@ -99,11 +99,11 @@ def allocations(graph: StepGraph) -> list[Allocation]:
         for value in operator.reads:
             if value in memory:
                 ends[memory[value]] = place
-        for value in operator.results:
-            if value is not None and not operator.is_view:
-                memory[value], begins[value], ends[value] = value, place, place
-            elif value is not None and operator.reads[0] in memory:
-                memory[value] = memory[operator.reads[0]]
+        for made in (result for result in operator.results if result is not None):
+            if not operator.is_view:
+                memory[made], begins[made], ends[made] = made, place, place
+            elif operator.reads[0] in memory:
+                memory[made] = memory[operator.reads[0]]
     ends |= {memory[value]: len(operators) for value in graph.results if value in memory}
     return [
         Allocation(begins[value], ends[value], -(-graph.values[value].num_bytes // ALIGNMENT) * ALIGNMENT)
@@ -119,14 +119,16 @@ def planned(allocations: Sequence[Allocation]) -> int:
     """
     placed: list[tuple[int, Allocation]] = []  # by offset
     for each in sorted(allocations, key=lambda one: -one.bytes):
-        best, gap, reach = None, None, 0
+        best: int | None = None
+        gap: int | None = None
+        reach = 0
         for offset, other in placed:
             if each.meets(other):
                 room = offset - reach
                 if room >= each.bytes and (gap is None or room < gap):
                     best, gap = reach, room
                 reach = max(reach, offset + other.bytes)
-        placed.append((reach if best is None else best, each))
+        placed.append((best if best is not None else reach, each))
         placed.sort(key=lambda pair: pair[0])
     return max((offset + each.bytes for offset, each in placed), default=0)
 

@@ -219,6 +219,10 @@ class Job : public Work {
     if (MaxPool::is(handle)) {
       return add(std::make_unique<MaxPool>(handle, std::move(parsed), std::move(reads), std::move(makes), false), group);
     }
+    if (RecurrentLayer::is(handle)) {
+      return add(
+          std::make_unique<RecurrentLayer>(handle, std::move(parsed), std::move(reads), std::move(makes), false), group);
+    }
     if (random_index == kNone) {
       return add(
           std::make_unique<Operator>(handle, std::move(parsed), std::move(reads), std::move(makes), is_view), group);

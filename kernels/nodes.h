@@ -8,6 +8,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/inductor/aoti_runner/model_container_runner_cpu.h>
 
 #include <algorithm>
@@ -334,6 +335,19 @@ class MaxPool : public Operator {
         *place = static_cast<int32_t>(y * columns.size + x);
       }
     }
+  }
+};
+
+// A recurrent layer of oneDNN's, which keeps what its backward pass needs only where gradients are enabled.
+class RecurrentLayer : public Operator {
+ public:
+  using Operator::Operator;
+
+  static bool is(const c10::OperatorHandle& handle) { return handle.operator_name().name == "aten::mkldnn_rnn_layer"; }
+
+  void run(Slots& slots) override {
+    const c10::AutoGradMode enabled(true);
+    Operator::run(slots);
   }
 };
 

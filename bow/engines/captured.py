@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 import bow.graph
 from bow.compiling import cache_folder
@@ -20,6 +20,7 @@ from bow.engines.outcome import LearningConfig
 from bow.engines.task import Batch, Step, autocast
 from bow.errors import CaptureError, DataError, GraphError, RuntimeUnavailableError, reason
 from bow.graph import Operator, StepGraph, capture
+from bow.graph.kinds import has_recurrent_layer
 from bow.replicas import LearnerGroup
 from bow.runtime.loading import content_hash
 from bow.runtime.region import Region, compile_region, is_compiled
@@ -183,6 +184,7 @@ class CapturedTasks(CaptureCache[CapturedTask]):
         self._tell = tell
         self._traced_step = with_autocast(settings.task_step, group.device, settings.precision)
         self._kept = KeptGraphs()
+        self._compilable: Callable[[], StepGraph] | None = None
 
     @property
     def any_compiled(self) -> bool:
@@ -195,9 +197,10 @@ class CapturedTasks(CaptureCache[CapturedTask]):
         task = next(iter(self._captured.values()), None)
         if task is None:
             return None
-        if is_compiled(task.graph):
+        graph = self._unrolled(task.graph)
+        if is_compiled(graph):
             return 0.0
-        count = len(task.graph.operators)
+        count = len(graph.operators)
         return COMPILE_S + COMPILE_OPERATOR_S * min(count, MOST_DIFFERENT) + COMPILE_REPEATED_S * count
 
     def by_learner(
@@ -232,28 +235,49 @@ class CapturedTasks(CaptureCache[CapturedTask]):
         return True
 
     def _capture(self, batch: Batch, compiles: bool, frozen: FrozenValues) -> CapturedTask:
+        """The learning task for a batch; recurrent layers are unrolled where that is compiled or has a schedule."""
+        settings = self._settings
+        has_schedule = settings.schedule is not None
+        graph = self._graph(batch, frozen, unrolled=has_schedule or (compiles and settings.compile))
+        changed_buffers(graph)
+        if not compiles or has_schedule:  # a region is one operator
+            return CapturedTask(graph, None)
+        self._compilable = functools.partial(self._graph, _like(batch), frozen, unrolled=True)
+        if settings.compile or compiling_pays(graph, settings.rounds):
+            unrolled = self._unrolled(graph)
+            try:
+                return CapturedTask(unrolled, compile_region(unrolled))
+            except RuntimeUnavailableError as error:
+                self._tell(f"the learning task is not compiled ({reason(error)}); it runs operator by operator")
+        return CapturedTask(graph, None)
+
+    def _unrolled(self, graph: StepGraph) -> StepGraph:
+        """What is compiled where a graph is not."""
+        if self._compilable is None or not any(map(has_recurrent_layer, graph.operators)):
+            return graph
+        return self._compilable()
+
+    def _graph(self, batch: Batch, frozen: FrozenValues, *, unrolled: bool) -> StepGraph:
         """The step graph for a batch, as an earlier training has captured it or captured now."""
         model = self._group.learners[0].module
-        settings = self._settings.precision, self._settings.engine.accumulate
+        settings = self._settings.precision, self._settings.engine.accumulate, unrolled
         key = self._kept.key(model, (shape_of(batch), *settings), frozen)
         graph = self._kept.find(key)
         if graph is None:
-            graph = capture(model, batch, step=self._traced_step)
+            graph = capture(model, batch, step=self._traced_step, unrolled=unrolled)
             if frozen.changed() is None and not graph.constants:  # which may be tensors that nobody has come across
                 self._kept.store(key, graph)
-        changed_buffers(graph)
-        return CapturedTask(graph, self._region(graph) if compiles else None)
+        return graph
 
-    def _region(self, graph: StepGraph) -> Region | None:
-        if self._settings.schedule is not None:  # a region is one operator
-            return None
-        if not (self._settings.compile or compiling_pays(graph, self._settings.rounds)):
-            return None
-        try:
-            return compile_region(graph)
-        except RuntimeUnavailableError as error:
-            self._tell(f"the learning task is not compiled ({reason(error)}); it runs operator by operator")
-            return None
+
+def _like(batch: Batch) -> Batch:
+    """Tensors like those of a batch, which are never written to and so take no memory."""
+
+    def like(tensor: Tensor) -> Tensor:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+    made: Batch = tree_map_only(Tensor, like, batch)
+    return made
 
 
 def shape_of(batch: Batch) -> Shape:

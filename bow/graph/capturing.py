@@ -24,14 +24,13 @@ def capture(
     *,
     step: Step | None = None,
     optimizer: OptimizerFactory | None = None,
+    unrolled: bool = True,
 ) -> StepGraph:
     """Capture the whole training step of one learner as ATen operators.
 
     The step runs once on tensors without values: nothing is computed, and the model is not changed. It is captured in
-    the mode that the model is in (train or eval), for the shapes of this batch. Recurrent layers are captured as the
-    matrix products of each step in time; compare them with eager PyTorch under
-    `torch.backends.mkldnn.flags(enabled=False)`. Flags of torch are changed meanwhile: do not capture while other
-    threads compute.
+    the mode that the model is in (train or eval), for the shapes of this batch. Flags of torch are changed meanwhile:
+    do not capture while other threads compute.
 
     Args:
         model: the model; its parameters, buffers and everything in Python stay as they are.
@@ -40,6 +39,9 @@ def capture(
         step: instead of `loss`: `step(model, batch) -> loss`, or `(loss, {name: scalar})`.
         optimizer: makes an optimizer from the parameters, such as `functools.partial(torch.optim.SGD, lr=0.1)`; the
             graph gets one update operator for each parameter group. None leaves updates out.
+        unrolled: recurrent layers as the matrix products of each step in time, of which several can run side by side;
+            compare them with eager PyTorch under `torch.backends.mkldnn.flags(enabled=False)`. False: an LSTM's layers
+            as one operator each where eager PyTorch has oneDNN compute them so (float32 on a CPU), equal bit for bit.
 
     Raises:
         CaptureError: the step depends on values in Python (`.item()`, an `if` on a tensor), makes shapes from
@@ -66,7 +68,7 @@ def capture(
     names = list(batch_tensors(batch))
     learning_step = LearningStep(model, _chosen_step(loss, step))
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
-    trace = _trace(learning_step, parameters, buffers, batch)
+    trace = _trace(learning_step, parameters, buffers, batch, unrolled)
     graph = _assembled(trace, list(parameters), list(buffers), names, str(next(iter(parameters.values())).device))
     return graph if optimizer is None else _with_updates(graph, optimizer, model)
 
@@ -81,16 +83,16 @@ def _chosen_step(loss: Callable[[Any, Any], Tensor] | None, step: Step | None) -
 
 
 def _trace(
-    step: LearningStep, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
+    step: LearningStep, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any, unrolled: bool
 ) -> tracing.Trace:
     """Trace a step and make sure that a graph can repeat it."""
     before = python_state(step.model)
     with python_random_kept():  # of a step that is refused, eager draws the same numbers as without an attempt
-        trace = tracing.trace(step, parameters, buffers, batch)
+        trace = tracing.trace(step, parameters, buffers, batch, unrolled)
         refuse_changes(_name(step), before, python_state(step.model))
     if trace.custom_functions:  # what they may change is known only now, so they run once more
         before = python_state(step.model, trace.custom_functions)
-        again = tracing.trace(step, parameters, buffers, batch)
+        again = tracing.trace(step, parameters, buffers, batch, unrolled)
         refuse_changes(_name(step), before, python_state(step.model, trace.custom_functions))
         if [str(node.target) for node in trace.nodes] != [str(node.target) for node in again.nodes]:
             raise refusal(_name(step), "runs different operators each time")

@@ -223,7 +223,9 @@ def run_operator(operator: Operator, live: dict[int, Tensor], graph: "StepGraph"
     arguments = map_refs(tensor, operator.arguments)
     keywords = {name: map_refs(tensor, value) for name, value in operator.keywords.items()}
     try:
-        made = kinds.kernel_of(operator.kind)(*arguments, **keywords)
+        # oneDNN's layer keeps what its backward pass needs only where gradients are enabled; no tensor here needs one.
+        with torch.enable_grad() if kinds.has_recurrent_layer(operator) else contextlib.nullcontext():
+            made = kinds.kernel_of(operator.kind)(*arguments, **keywords)
     except Exception as error:
         raise failure(operator, graph, error) from error
     for value, result in zip(operator.results, _flat(made), strict=True):

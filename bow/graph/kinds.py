@@ -1,6 +1,7 @@
 """What a kind of operator is (a view, random, a mere copy), and what an operator costs whatever it runs on."""
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -66,6 +67,11 @@ def writes(kind: str) -> bool:
     return not is_update(kind) and bool(kernel_of(kind)._schema.is_mutable)
 
 
+def has_recurrent_layer(operator: Operator) -> bool:
+    """Whether the operator is a whole layer of oneDNN's, forward or backward."""
+    return operator.kind.startswith("aten.mkldnn_rnn_layer")
+
+
 def moves_only(kind: str) -> bool:
     """Whether the operator copies or fills without computing."""
     return kind.split(".")[1] in _MOVING
@@ -79,6 +85,13 @@ def flops(operator: Operator, values: Mapping[int, TensorSpec]) -> int:
     """
     if operator.is_view or kinds.is_update(operator.kind):
         return 0
+    if has_recurrent_layer(operator):
+        products = (
+            2
+            * math.prod(values[operator.reads[0]].shape[:-1])
+            * sum(values[weight].numel for weight in operator.reads[1:3])
+        )
+        return products if operator.phase == "forward" else 2 * products
     formula = flop_registry.get(kinds.kernel_of(operator.kind).overloadpacket)
     if formula is not None and (counted := _by_formula(formula, operator, values)):
         return counted

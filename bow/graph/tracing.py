@@ -31,7 +31,6 @@ _ORIGIN = "bow_origin"
 _aten: Any = torch.ops.aten
 
 _UNHOLDABLE = {
-    _aten.mkldnn_rnn_layer.default,
     _aten.cudnn_batch_norm.default,
     _aten.miopen_batch_norm.default,
     _aten._cudnn_rnn.default,
@@ -75,7 +74,9 @@ def check_version() -> None:
         warnings.warn(f"capture has been tried up to torch 2.13, this is {torch.__version__}", stacklevel=3)
 
 
-def trace(step: LearningStep, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any) -> Trace:
+def trace(
+    step: LearningStep, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any, unrolled: bool
+) -> Trace:
     """Trace a step; no tensor is read or written."""
     mode = FakeTensorMode(allow_fallback_kernels=True, allow_non_fake_inputs=True)
     inputs = tree_map_only(
@@ -88,7 +89,7 @@ def trace(step: LearningStep, parameters: Mapping[str, Tensor], buffers: Mapping
         return recorder.run(*tree_unflatten(leaves, spec))
 
     try:
-        with quiet(), _own_kernels(step), torch.autograd.set_multithreading_enabled(False):
+        with quiet(), _own_kernels(step, unrolled), torch.autograd.set_multithreading_enabled(False):
             recorded = make_fx(run, tracing_mode="fake")(*flat)
             for node in recorded.graph.nodes:
                 _check_repeatable(node, type(step.model).__name__)
@@ -304,14 +305,15 @@ def _module_paths(model: nn.Module, marker: _Marker) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _own_kernels(step: nn.Module) -> Iterator[None]:
-    """Keep torch from handing whole layers to a library in a way that no graph can hold.
+def _own_kernels(step: nn.Module, unrolled: bool) -> Iterator[None]:
+    """Keep torch from handing whole layers to a library in a way that no graph can hold, or is not to.
 
-    oneDNN's recurrent layer keeps a workspace, so recurrent layers become matrix products. cuDNN's batch norm writes
-    the running statistics without saying so; torch's own is taken. Convolutions choose their library when they run.
+    oneDNN's recurrent layers become matrix products where they are `unrolled`. cuDNN's batch norm writes the running
+    statistics without saying so; torch's own is taken. Convolutions choose their library when they run.
     """
     onednn, cudnn = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
-    torch._C._set_mkldnn_enabled(onednn and not any(isinstance(module, nn.RNNBase) for module in step.modules()))
+    products = unrolled and any(isinstance(module, nn.RNNBase) for module in step.modules())
+    torch._C._set_mkldnn_enabled(onednn and not products)
     torch._C._set_cudnn_enabled(False)
     try:
         yield

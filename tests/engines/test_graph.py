@@ -30,6 +30,7 @@ from bow.engines.graph_round import GraphRound
 from bow.engines.live_check import LiveCheck
 from bow.engines.restarts import Restarts
 from bow.errors import GraphError, RuntimeUnavailableError
+from bow.models import LSTMLanguageModel, sequence_cross_entropy
 from bow.replicas.optimizer import OptimizerRows
 from tests.engines.pairs import TOLERANCE, Pair
 from tests.forked import FORKED
@@ -765,3 +766,24 @@ print("ended")
 def test_replicas_that_are_forgotten_after_an_error_do_not_hang() -> None:
     done = subprocess.run([*FORKED, "-c", FORGOTTEN], capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.split() == ["True", "ended"]
+
+
+@pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_an_lstm_is_eagers_bit_for_bit_and_compiled_to_rounding(compile: bool) -> None:
+    def trained(engine: bow.Engine) -> bow.Replicas:
+        torch.manual_seed(0)
+        model = LSTMLanguageModel(20, 16, 32, layers=2)
+        optimizer = functools.partial(torch.optim.RMSprop, lr=0.01)  # which torch's own code steps in both
+        replicas = bow.Replicas(model, sequence_cross_entropy, optimizer=optimizer, learners=2, engine=engine)
+        for _ in range(6):
+            replicas.round([(torch.randint(20, (3, 8)), torch.randint(20, (3, 8))) for _ in range(2)])
+        return replicas
+
+    own, eager = trained(bow.Engine("graph", compile=compile)), trained(bow.Engine("eager"))
+    assert own.engine == ("graph (compiled)" if compile else "graph")
+    for one, other in zip(own.central.parameters(), eager.central.parameters(), strict=True):
+        if compile:
+            torch.testing.assert_close(one, other)
+        else:
+            assert torch.equal(one, other)
+    own.close()

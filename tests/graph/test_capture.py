@@ -10,7 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bow
+from bow.engines.random import NumbersOfGraph
+from bow.engines.thread_pool import num_threads
 from bow.graph import StepGraph, kinds
+from bow.runtime.local import LocalRuntime
 from tests.graph.cases import PAPER_MODELS, Eager, assert_equal, captured, onednn, state
 
 
@@ -242,3 +245,62 @@ def test_operators_name_the_parameters_that_they_read_through_views() -> None:
     _, graph = captured("resnet32")
     (norm,) = [o for o in graph.operators if "batch_norm_legit" in o.kind and o.module == "norm"]
     assert norm.parameters == ("norm.weight", "norm.bias")
+
+
+LSTMS = {
+    "two layers": lambda: nn.LSTM(6, 8, num_layers=2, batch_first=True),
+    "dropout, both directions": lambda: nn.LSTM(6, 8, num_layers=2, dropout=0.5, bidirectional=True, batch_first=True),
+    "time first, no bias": lambda: nn.LSTM(6, 8, bias=False),
+    "GRU, not oneDNN's": lambda: nn.GRU(6, 8, batch_first=True),
+    "projections, not oneDNN's": lambda: nn.LSTM(6, 8, proj_size=4, batch_first=True),
+    "float64, not oneDNN's": lambda: nn.LSTM(6, 8, batch_first=True).double(),
+}
+
+
+class Sequences(nn.Module):
+    """What a recurrent layer makes of sequences."""
+
+    def __init__(self, layer: nn.RNNBase) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs, last = self.layer(inputs)
+        return outputs.mean() + sum(part.sin().mean() for part in (last if isinstance(last, tuple) else (last,)))
+
+
+@pytest.mark.parametrize("native", [False, True], ids=["in Python", "native"])
+@pytest.mark.parametrize("name", LSTMS)
+def test_an_lstm_that_is_not_unrolled_is_eagers_bit_for_bit(name: str, native: bool) -> None:
+    torch.manual_seed(0)
+    model = Sequences(LSTMS[name]())
+    batch = torch.randn(5, 4, 6, dtype=next(model.parameters()).dtype)
+
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        return model(batch)
+
+    graph = bow.capture(model, batch, step=step, unrolled=False)
+    is_library = "not oneDNN's" not in name and torch.backends.mkldnn.is_available()
+    assert any(map(kinds.has_recurrent_layer, graph.operators)) == is_library
+    assert not any(map(kinds.has_recurrent_layer, bow.capture(model, batch, step=step).operators))
+    graph = StepGraph.from_json(graph.to_json())
+    parameters, buffers = state(model)
+    with LocalRuntime(graph, use_native=native) as runtime, num_threads(1):
+        for seed in range(2):
+            outputs = runtime.run(parameters, buffers, batch, seed=seed)
+            draws = [operator.index for operator in graph.operators if operator.is_random]
+            with NumbersOfGraph(seed, draws):
+                expected = Eager.step(model, lambda learner: learner(batch))
+            if isinstance(model.layer, nn.GRU):  # whose gradients eager adds up in another order
+                torch.testing.assert_close(outputs.gradients, expected.gradients)
+            else:
+                assert_equal(outputs, expected)
+
+
+def test_a_recurrent_layer_counts_the_products_that_it_unrolls_to() -> None:
+    model, batch = Sequences(nn.LSTM(64, 64, num_layers=2)), torch.randn(5, 4, 64)
+    whole, unrolled = (
+        bow.capture(model, batch, step=lambda model, batch: model(batch), unrolled=unrolled).flops
+        for unrolled in (False, True)
+    )
+    assert whole == pytest.approx(unrolled, rel=0.15)  # the gradient of the input is in the whole layer
