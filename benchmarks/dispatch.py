@@ -33,7 +33,7 @@ BURN = "import os; os.sched_setaffinity(0, {%d})\nwhile True: pass"
 class Config(harness.Config):
     """Settings of the experiment."""
 
-    learners: tuple[int, ...] = setting((2, 4), "numbers of learners")
+    learners: tuple[int, ...] = setting((2, 4), "numbers of learners", quick=(2,))
     every: tuple[int, ...] = setting((1, 4, 16, 64), "rounds from one synchronisation task to the next", quick=(4,))
     machines: tuple[str, ...] = setting((IDLE, BUSY), "what else runs", choices=(IDLE, BUSY), quick=(IDLE,))
     batch_size: int = setting(16, "sequences of a batch", quick=2)

@@ -242,7 +242,9 @@ class CapturedTasks(CaptureCache[CapturedTask]):
         changed_buffers(graph)
         if not compiles or has_schedule:  # a region is one operator
             return CapturedTask(graph, None)
-        self._compilable = functools.partial(self._graph, _like(batch), frozen, unrolled=True)
+        self._compilable = functools.partial(
+            self._graph, tree_map_only(Tensor, torch.empty_like, batch), frozen, unrolled=True
+        )
         if settings.compile or compiling_pays(graph, settings.rounds):
             unrolled = self._unrolled(graph)
             try:
@@ -268,16 +270,6 @@ class CapturedTasks(CaptureCache[CapturedTask]):
             if frozen.changed() is None and not graph.constants:  # which may be tensors that nobody has come across
                 self._kept.store(key, graph)
         return graph
-
-
-def _like(batch: Batch) -> Batch:
-    """Tensors like those of a batch, which are never written to and so take no memory."""
-
-    def like(tensor: Tensor) -> Tensor:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-
-    made: Batch = tree_map_only(Tensor, like, batch)
-    return made
 
 
 def shape_of(batch: Batch) -> Shape:

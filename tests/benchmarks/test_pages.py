@@ -17,7 +17,9 @@ from bow.errors import SettingError
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 OF_PLACEMENT = ("placement_real", "placement_small", "placement_ablation")
-PAGES = {path.stem: path.stem for path in RESULTS.glob("*.json")} | dict.fromkeys(OF_PLACEMENT, "placement")
+PAGES = {path.stem: path.stem for path in RESULTS.glob("*.json")} | {
+    name: "placement" for name in OF_PLACEMENT if (RESULTS / f"{name}.json").is_file()
+}
 
 
 def rendered(name: str) -> str:
