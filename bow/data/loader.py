@@ -106,6 +106,12 @@ class LoaderStream(BatchStream):
         num_samples = sum(count_samples(batch) for batch in batches if batch is not None)
         return Deal(batches if own is None else batches[own.start : own.stop], False, num_samples, self._epoch)
 
+    def peek(self) -> Batch:
+        if self._pass is None:
+            self._begin()
+        count_samples(self._next)
+        return self._next
+
     def rounds_left(self, learners: int) -> int | None:
         num_batches = _length(self._loader, self._loader)
         if self._epochs is None or num_batches is None:
@@ -129,15 +135,19 @@ class LoaderStream(BatchStream):
                 "DataLoader no longer has; resume with the same data and batch size"
             )
 
+    def _begin(self) -> None:
+        self._pass = one_pass(self._loader, self._seed, self._epoch)
+        self._next = next(self._pass, None)
+        if self._next is None:
+            raise DataError("the DataLoader yields no batches; give it more samples or drop_last=False")
+
     def _take(self) -> Batch | None:
         # The batch after it is read at once: only then is it known whether the epoch is complete.
         if self._pass is None:
             if self._epoch == self._epochs:
                 return None
-            self._pass = one_pass(self._loader, self._seed, self._epoch)
-            self._next = next(self._pass, None)
-            if self._next is None:
-                raise DataError("the DataLoader yields no batches; give it more samples or drop_last=False")
+            self._begin()
+        assert self._pass is not None
         batch, self._next = self._next, next(self._pass, None)
         self._batches_of_epoch += 1
         if self._next is None:

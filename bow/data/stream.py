@@ -101,6 +101,10 @@ class BatchStream(abc.ABC):
         """
 
     @abc.abstractmethod
+    def peek(self) -> Batch:
+        """The batch that comes next, which is dealt all the same."""
+
+    @abc.abstractmethod
     def rounds_left(self, learners: int) -> int | None:
         """Rounds until the stream ends with that many learners; None if it is endless or unknown."""
 
@@ -151,6 +155,9 @@ class IndexedStream(BatchStream):
             batches, stacked = self._short_round(own), False
         self._position += count
         return Deal(batches, stacked, count, self._position // self.samples_per_epoch)
+
+    def peek(self) -> Batch:
+        return self.batch(self._position, int(min(self.batch_size, self._end - self._position)))
 
     def full_batches_left(self) -> float:
         """Batches before the last one, if that is smaller; infinite where the stream does not end."""

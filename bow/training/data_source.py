@@ -1,7 +1,6 @@
 """A training's data, of which one batch has been looked at before it is known how many learners there will be."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -19,22 +18,14 @@ TRIALS = 2  # tells the seed of the batches of trials from those of training
 
 
 class DataSource:
-    """A stream, and the batch that was looked at first, which a loader's training begins with."""
+    """A stream, and its first batch."""
 
     def __init__(self, data: Any, *, batch_size: int | None, epochs: int, steps: int | None, seed: int) -> None:
-        stream = open_stream(data, batch_size=batch_size, epochs=epochs, steps=steps, seed=seed)
-        check_round(stream, 1)
+        self.stream = open_stream(data, batch_size=batch_size, epochs=epochs, steps=steps, seed=seed)
+        check_round(self.stream, 1)
         self._data = data
         self._seed = seed
-        beginning = stream.state_dict()
-        deal = stream.deal(1)
-        if deal is None:
-            raise DataError("the data gave no batch, got an empty stream; give at least one sample")
-        self.example: Batch = copied(batch_of(batches_in(deal), 0))
-        self.stream: BatchStream = PeekedStream(stream, deal, beginning)
-        if isinstance(stream, IndexedStream):
-            stream.load_state_dict(beginning)
-            self.stream = stream
+        self.example: Batch = copied(self.stream.peek())
 
     @property
     def batch_size(self) -> int:
@@ -53,40 +44,6 @@ class DataSource:
         seed = derive_seed(self._seed, TRIALS)
         endless = open_stream(self._data, batch_size=self.stream.batch_size, steps=1, seed=seed)
         return TrialFeed(endless, self.example)
-
-
-class PeekedStream(BatchStream):
-    """A stream whose first batch has been taken from it, and comes first all the same."""
-
-    def __init__(self, stream: BatchStream, first: Deal, beginning: Mapping[str, Any]) -> None:
-        self.samples_per_epoch = stream.samples_per_epoch
-        self.batch_size = stream.batch_size
-        self._stream = stream
-        self._first: Deal | None = first
-        self._beginning = dict(beginning)
-
-    def deal(self, learners: int, own: range | None = None) -> Deal | None:
-        first, self._first = self._first, None
-        if first is None:
-            return self._stream.deal(learners, own)
-        rest = self._stream.deal(learners - 1) if learners > 1 else None
-        batches = [*first.batches, *([None] * (learners - 1) if rest is None else rest.batches)]
-        if own is not None:
-            batches = batches[own.start : own.stop]
-        if rest is None:
-            return first._replace(batches=batches)
-        return Deal(batches, False, first.num_samples + rest.num_samples, rest.epochs)
-
-    def rounds_left(self, learners: int) -> int | None:
-        batches = self._stream.rounds_left(1)
-        return None if batches is None else math.ceil((batches + (self._first is not None)) / learners)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self._stream.state_dict() if self._first is None else self._beginning
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._first = None
-        self._stream.load_state_dict(state)
 
 
 class TrialFeed:

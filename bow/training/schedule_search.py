@@ -2,8 +2,7 @@
 
 import contextlib
 import dataclasses
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -19,6 +18,7 @@ from bow.schedule.profiler.measuring import measure, numbers_of_threads
 from bow.schedule.scheduler import CriticalPath, critical_path
 from bow.timing import time_in_turns
 from bow.training.replicas_config import ReplicasConfig
+from bow.training.trials import stand_still, without_a_trace
 
 TURNS = 10
 WINDOW_S = 0.05  # rounds by a policy last so long in each of its turns
@@ -42,8 +42,7 @@ class Rounds:
     def __init__(self, replicas_config: ReplicasConfig, batch: Batch, schedule: Schedule | None) -> None:
         self._batch = batch
         self._replicas = replicas_config.with_engine(schedule=schedule).build("graph", 1)
-        for group in self._replicas.optimizer.param_groups:  # nothing diverges that sees one batch again and again
-            group["lr"] = 0 * group["lr"]  # a float, or a tensor of the optimizer's
+        stand_still(self._replicas)
         try:
             self.run()
             refusal = [event.message for event in self._replicas.loop.take_events() if event.event == "engine changed"]
@@ -67,7 +66,7 @@ class Rounds:
 
 def compare_on(device: StreamDevice, replicas_config: ReplicasConfig, batch: Batch) -> Comparison:
     """Profile a learning task on a device, and time critical path first on several streams against one stream."""
-    with _quietly(device):
+    with without_a_trace(device):
         step = with_autocast(replicas_config.task.task_step, device.torch_device, replicas_config.task.precision)
         bound = bind_on(device, replicas_config.model, batch, step)
         profile = measure_on(device, bound)
@@ -94,12 +93,3 @@ def timed(replicas_config: ReplicasConfig, batch: Batch, policies: Sequence[Poli
         found = Comparison(ran, time_in_turns(cases, turns=TURNS, window_s=WINDOW_S), path)
         finalists = {policy.name: cases[policy.name] for policy in (found.best_sequential, found.best)}
         return dataclasses.replace(found, again=time_in_turns(finalists, turns=2 * TURNS, window_s=WINDOW_S))
-
-
-@contextlib.contextmanager
-def _quietly(device: StreamDevice) -> Iterator[None]:
-    """Without a trace: warnings are the training's to make, and random numbers the caller's."""
-    place = device.torch_device
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
-        warnings.simplefilter("ignore")
-        yield

@@ -121,7 +121,7 @@ class Trials:
                 replicas = None
         if replicas is None:
             replicas = self._blueprint.build(engine, setting.learners, compile=compiles)
-            _stand_still(replicas)
+            stand_still(replicas)
             self._made[key] = replicas
             if self._feed.stream is not None:
                 replicas.batches.reside(self._feed.stream)
@@ -158,22 +158,24 @@ class Trials:
 
     @contextlib.contextmanager
     def _apart(self, threads: int) -> Iterator[None]:
-        """Leave no traces: torch's threads, all random numbers and warnings are the caller's."""
-        place = self._blueprint.device
-        device = place.torch_device if isinstance(place, StreamDevice) else place
         before = torch.get_num_threads()
-        with (
-            warnings.catch_warnings(),
-            python_random_kept(),
-            torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
-        ):
-            warnings.simplefilter("ignore")
+        with without_a_trace(self._blueprint.device):
             if self._blueprint.on_cpu:
                 torch.set_num_threads(threads)
             try:
                 yield
             finally:
                 torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def without_a_trace(place: torch.device | StreamDevice) -> Iterator[None]:
+    """Warnings are the training's to make, and all random numbers the caller's."""
+    device = place.torch_device if isinstance(place, StreamDevice) else place
+    generators = [device] if device.type == "cuda" else []
+    with warnings.catch_warnings(), python_random_kept(), torch.random.fork_rng(devices=generators):
+        warnings.simplefilter("ignore")
+        yield
 
 
 def split(name: str) -> tuple[str, bool]:
@@ -194,7 +196,8 @@ def runs_as(replicas: Replicas, engine: str, compiles: bool) -> bool:
     return description == engine
 
 
-def _stand_still(replicas: Replicas) -> None:
+def stand_still(replicas: Replicas) -> None:
+    """Set learning rates to 0, so that nothing diverges that sees samples again and again."""
     for group in replicas.optimizer.param_groups:
         if "lr" in group:
             group["lr"] = 0 * group["lr"]  # a float, or a tensor of the optimizer's
