@@ -20,7 +20,6 @@ machines in which they differ. Their curves are in one page (compare.html).
 
 
 def run(words: Sequence[str]) -> int:
-    """Carry out `bow compare`; `words` are what stands behind it."""
     out = given_path("out", [*(word[4:] for word in words if word.startswith("out=")), "compare.html"][0])
     paths = [given_path("the run directory", word, RunDirectoryError) for word in words if not word.startswith("out=")]
     if len(paths) < 2:

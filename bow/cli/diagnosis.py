@@ -33,7 +33,6 @@ GOOD, BAD, UNSURE = Text("yes", "green"), Text("no", "red"), Text("no", "yellow"
 
 
 def run(words: Sequence[str]) -> int:
-    """Carry out `bow doctor`; `words` are what stands behind it."""
     if list(words) == [CLEAR]:
         say(f"{bytes_text(trim_cache(0))} deleted from {cache_folder()}")
         return 0

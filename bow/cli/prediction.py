@@ -34,7 +34,6 @@ VALIDATION = "validation"
 
 
 def run(words: Sequence[str]) -> int:
-    """Carry out `bow predict`; `words` are what stands behind it."""
     pairs = [word.split("=", 1) for word in words if word.split("=", 1)[0] in OPTIONS and "=" in word]
     options = {**OPTIONS, **dict(pairs)}
     given = [word for word in words if word.split("=", 1) not in pairs]

@@ -18,7 +18,6 @@ In the directory of a sweep, the report is of all its members.
 
 
 def run(words: Sequence[str]) -> int:
-    """Carry out `bow report`; `words` are what stands behind it."""
     if len(words) != 1:
         raise SettingError(f"bow report takes one run directory, got {len(words)}; write bow report RUN_DIR")
     directory = RunDirectory(given_path("the run directory", words[0], RunDirectoryError))

@@ -26,7 +26,6 @@ LONGEST_NAME = 30  # that is not cut where other columns have no room
 
 
 def run(words: Sequence[str]) -> int:
-    """Carry out `bow runs`; `words` are what stands behind it."""
     if len(words) > 1:
         raise SettingError(f"bow runs takes one folder, got {len(words)}; write bow runs DIR")
     folder = given_path("the folder of runs", words[0] if words else "runs", RunDirectoryError)

@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from bow.cli.checking import FLAG, NAME, Reader, read_words, suggestion
 from bow.cli.subject import parts
 from bow.devices import available_cores
 from bow.errors import RuntimeUnavailableError, SettingError, disk_reason
+from bow.files import save_text
 from bow.runtime.loading import is_available, native
 from bow.schedule import OrderedSchedule, Timeline
 from bow.schedule.picture import co_running, co_running_by_part, mean_co_running, side_by_side, timeline_svg
@@ -76,7 +77,6 @@ class ScheduleSettings:
 
 
 def run(words: Sequence[str]) -> int:
-    """Carry out `bow schedule`; `words` are what stands behind it."""
     if not words:
         print(folded(USAGE), end="")
         return 0
@@ -96,7 +96,7 @@ def run(words: Sequence[str]) -> int:
         cache=not settings.fresh,
         progress=lambda text: console.print(f"measuring {text}"),
     )
-    _write(settings.out / "profile.json", profile.to_json())
+    save_text("the profile", settings.out / "profile.json", profile.to_json())
     ACTIONS[action](console, step, profile, settings)
     console.print(f"files: {settings.out}")
     return 0
@@ -146,11 +146,11 @@ def _compare(console: Console, step: BoundStep, profile: Profile, settings: Sche
     fixed = _for_training(found)
     file = settings.out / "strategy.json"
     if fixed is None:
-        with _writing(file):
-            file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            file.unlink()
         console.print("no strategy for training: operators run one after another fastest")
     else:
-        _write(file, fixed.schedule.to_json())
+        save_text("the strategy", file, fixed.schedule.to_json())
         console.print(f"for training: {fixed.name}: bow train engine=graph engine.schedule={file}")
 
 
@@ -171,24 +171,8 @@ def _for_training(found: Comparison) -> Policy | None:
 
 def _write_timeline(out: Path, title: str, **timelines: Timeline) -> None:
     timeline = side_by_side(**timelines)
-    _write(out / "timeline.json", json.dumps(timeline.to_chrome()))
-    _write(out / "timeline.svg", timeline_svg(timeline, title))
-
-
-def _write(file: Path, text: str) -> None:
-    with _writing(file):
-        file.write_text(text, encoding="utf-8")
-
-
-@contextlib.contextmanager
-def _writing(file: Path) -> Iterator[None]:
-    """Say in a sentence why a file cannot be written."""
-    try:
-        yield
-    except OSError as error:
-        raise SettingError(
-            f"{file} cannot be written ({disk_reason(error)}); give another folder with out=..."
-        ) from error
+    save_text("the timeline", out / "timeline.json", json.dumps(timeline.to_chrome()))
+    save_text("its picture", out / "timeline.svg", timeline_svg(timeline, title))
 
 
 def _check_runtime(action: str) -> None:

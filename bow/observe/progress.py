@@ -1,8 +1,10 @@
 """The progress bar of a training."""
 
+import html
 import sys
+import time
 from collections import Counter
-from typing import TYPE_CHECKING, TextIO, cast
+from typing import Any, TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
@@ -13,10 +15,9 @@ from bow.observe.records import POSITION, VALIDATION, Record, is_number, metrics
 from bow.observe.text import count_text, duration_text, learners_text, metric_text, rate_text
 from bow.terminal import fitted_by_rank, wrapped
 
-if TYPE_CHECKING:
-    from bow.observe.notebook import NotebookBar
-
 REMEMBERED = (*POSITION, "samples_per_s", "learners")  # fields that the bar shows in a way of their own
+
+EVERY_S = 0.2  # between two pictures of the bar in a notebook
 
 SHOWN_EVENTS = 5  # so many events of one name are shown; the others are in the records only
 
@@ -67,8 +68,6 @@ class ProgressBar:
     def _begin(self, record: Record) -> None:
         self._start = record
         if self._console.is_jupyter and self._bar is None:
-            from bow.observe.notebook import NotebookBar
-
             self._bar = NotebookBar(_position(record, {})[1])
         if not self._console.is_terminal or self._bar is not None:
             return
@@ -97,6 +96,28 @@ class ProgressBar:
             return None
         more = " (further ones are not shown here)" if self._events[name] == SHOWN_EVENTS else ""
         return f"{record.get('message') or name}{more}"
+
+
+class NotebookBar:
+    """What `ProgressBar` uses of rich's bar, which a notebook shows with an extension only."""
+
+    def __init__(self, total: float | None) -> None:
+        from IPython.display import HTML, DisplayHandle
+
+        self._html, self._handle, self._total, self._shown_at = HTML, DisplayHandle(), total, 0.0
+        self._handle.display(HTML("<progress></progress>"))
+
+    def update(self, task: Any, *, completed: float, text: str) -> None:
+        """Draw it, a few times a second."""
+        if time.perf_counter() - self._shown_at < EVERY_S:
+            return
+        self._shown_at = time.perf_counter()
+        where = f' value="{completed:g}" max="{self._total:g}"' if self._total else ""
+        share = f"{100 * completed / self._total:3.0f} % " if self._total else ""
+        self._handle.update(self._html(f"<pre>{share}<progress{where}></progress> {html.escape(text)}</pre>"))
+
+    def stop(self) -> None:
+        self._handle.update(self._html(""))
 
 
 def _latest(record: Record) -> dict[str, float]:

@@ -99,7 +99,6 @@ class RunContext:
     replicas: Learners
     stream: BatchStream
     position: Position
-    is_synthetic: bool  # whether the data are made up
     keeps_checkpoints: bool  # whether they stay when the training has ended; "auto" deletes its own
     evaluate: "Evaluator | None"
     directory: RunDirectory

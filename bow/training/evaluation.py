@@ -6,7 +6,7 @@ import itertools
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,16 +21,13 @@ from bow.engines.thread_pool import num_threads
 from bow.errors import BowError, DataError, ModelError, SettingError, reason
 from bow.replicas import in_mode, recalibrate
 from bow.seeds import derive_seed
-from bow.training.best import BestEvaluation, BestModel
+from bow.training.best import BestEvaluation, BestModel, MovingAverage
 from bow.training.checks import check_objects, check_step, num_not_finite
 from bow.training.context import Learners, RunContext
 from bow.training.data_source import batches_in
 from bow.training.metrics import Accuracy, Metric, as_metrics, check_names, reached
 from bow.training.replicas import Replicas
 from bow.training.run_records import RunRecords
-
-if TYPE_CHECKING:
-    from bow.training.moving_average import MovingAverage
 
 RECALIBRATION_BATCHES = 50  # batches of training data on which batch-norm statistics are measured anew
 EMPTY = "the validation data gave no batch, got an empty stream; give at least one sample, in every pass"
@@ -184,7 +181,10 @@ class Evaluations:
         self._last: dict[str, Any] = {"round": -1, "time_s": 0.0, "values": {}}
         self._shares_done = 0
         self._best = BestEvaluation(context.config.stop or (), context.config.validation.metrics)
-        self.average = _moving_average(context.config.validation.ema, context.replicas)
+        decay, replicas = context.config.validation.ema, context.replicas
+        self.average: MovingAverage | None = None
+        if decay is not None and isinstance(replicas, Replicas):
+            self.average = MovingAverage(replicas, decay)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -288,14 +288,6 @@ class Evaluations:
         if every >= 1 or per_epoch is None or self._context.evaluate is None:
             return 0
         return int(self._position.samples / (every * per_epoch) + 1e-9)
-
-
-def _moving_average(decay: float | None, replicas: Learners) -> "MovingAverage | None":
-    if decay is None or not isinstance(replicas, Replicas):
-        return None
-    from bow.training.moving_average import MovingAverage  # which few trainings have
-
-    return MovingAverage(replicas, decay)
 
 
 def recalibrate_central(replicas: Learners, data: Any, batch_size: int | None, seed: int) -> None:

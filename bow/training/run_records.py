@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from bow.data import SyntheticSamples
 from bow.engines import Outcome
 from bow.errors import reason
 from bow.observe import JsonLinesLogger, ProgressBar, SafeLogger
@@ -71,7 +72,7 @@ class RunRecords:
                 **provenance(),
             }
         )
-        if context.is_synthetic:
+        if isinstance(config.data, SyntheticSamples):
             self.event(SYNTHETIC, "the data are synthetic: what is reached says nothing about real ones")
         if context.tuned.source != "given":
             self.log(context.tuned.record)

@@ -15,7 +15,7 @@ from torch import nn
 
 from bow.cluster import WorkerJob, World, is_leader, is_member, job_name, join, start, was_restarted
 from bow.cluster.config import Devices
-from bow.data import BatchStream, SyntheticSamples
+from bow.data import BatchStream
 from bow.devices import StreamDevice
 from bow.engines import EngineName, Loss, OnNan, Step
 from bow.engines.config import Engine
@@ -199,7 +199,6 @@ def run_training(config: TrainConfig) -> Result:
             replicas=replicas,
             stream=stream,
             position=Position(stream.samples_per_epoch),
-            is_synthetic=isinstance(config.data, SyntheticSamples),
             keeps_checkpoints=is_manual or (goes_on and state is not None and not state.get("automatic")),
             evaluate=prepared.evaluator,
             directory=directory,

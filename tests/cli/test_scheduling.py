@@ -230,7 +230,7 @@ def test_a_file_that_cannot_be_written_is_named(
     (folder / "there" / name).mkdir(parents=True)
     assert main(["schedule", action, "network=lstm", "out=there"]) == 2
     said = capsys.readouterr().err
-    assert f"there/{name} cannot be written (Is a directory); give another folder" in said
+    assert f"cannot be written to 'there/{name}' (Is a directory); give another file" in said
     assert said.count("\n") == 1
 
 

@@ -90,7 +90,7 @@ def test_in_a_notebook_a_bar_is_drawn_in_one_place_and_goes(records, monkeypatch
     names = types.SimpleNamespace(HTML=str, DisplayHandle=lambda: handle, display=lambda *_, **__: None)
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(display=names))
     monkeypatch.setitem(sys.modules, "IPython.display", names)
-    monkeypatch.setattr("bow.observe.notebook.EVERY_S", 0.0)
+    monkeypatch.setattr("bow.observe.progress.EVERY_S", 0.0)
     progress = ProgressBar(console=Console(force_jupyter=True))
     for record in records(3):
         progress.update(record)
