@@ -127,7 +127,6 @@ def trim_cache(most_bytes: int = MOST_BYTES) -> int:
 
 
 def source_hash(*parts: str) -> str:
-    """A name for what these texts, compiled on this processor with this compiler, become."""
     return hashlib.sha256("\0".join((instruction_set(), compiler_version(), *parts)).encode()).hexdigest()[:24]
 
 
@@ -154,7 +153,6 @@ def compiler(what: str) -> list[str]:
 
 
 def compiler_version() -> str:
-    """What the C++ compiler calls itself; `NO_COMPILER` where there is none."""
     try:
         command = [*compiler("it"), "--version"]
     except RuntimeUnavailableError:
@@ -164,7 +162,6 @@ def compiler_version() -> str:
 
 @functools.cache
 def instruction_set() -> str:
-    """What code for this processor alone depends on."""
     described = platform.machine()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

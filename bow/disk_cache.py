@@ -49,7 +49,6 @@ class JsonCache:
         return found
 
     def store(self, key: Any, value: Any, suffix: str = "") -> None:
-        """Keep a value; raises `OSError` where the folder cannot be written."""
         content = {"version": self.version, "key": _plain(key), "value": value}
         write_whole(self.path(key, suffix), json.dumps(content, indent=1) + "\n")
 

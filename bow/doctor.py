@@ -157,12 +157,10 @@ class Library:
 
 
 def find_libraries() -> list[Library]:
-    """All libraries that bow uses, without importing one of them."""
     return [Library(name, purpose, version(name), name in REQUIRED) for name, purpose in (REQUIRED | OPTIONAL).items()]
 
 
 def version(name: str) -> str | None:
-    """The installed version of a distribution, or None."""
     for alias in ALIASES.get(name, (name,)):
         try:
             return importlib.metadata.version(alias)

@@ -68,7 +68,6 @@ def spare_files(stem: str, suffix: str) -> Iterator[Path]:
 
 
 def save_text(what: str, path: str | Path, text: str, refusal: type[BowError] = SettingError) -> None:
-    """Write a file that a user has named."""
     file = given_path(f"the file for {what}", path, refusal)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -53,7 +53,6 @@ FAILURES = (DivergenceError, DeviceMemoryError, ClusterError)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         _open_closed_streams()
@@ -79,7 +78,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _status(words: list[str]) -> int:
-    """Carry out the command line; a mistake is one sentence."""
     try:
         return _run(words)
     except BowError as error:

@@ -35,7 +35,6 @@ STAT = Path("/proc/stat")
 
 
 def advice(machine: MachineInfo) -> Iterator[str]:
-    """A line for each thing to do."""
     if machine.compiler is None:
         yield "install g++, or set CXX: engines graph and fused need it (the gain cannot be measured without)"
     elif not loading.is_built():

@@ -83,7 +83,6 @@ def model_and_data(composition: Composition) -> tuple[Callable[[], nn.Module], D
 
 
 def loss_or_step(composition: Composition, splits: DataSplits) -> dict[str, Any]:
-    """What composed settings train by."""
     loss, step = composition.settings["loss"], composition.settings["step"]
     return {
         "loss": None if step else _loss(loss, splits),
@@ -199,7 +198,6 @@ def _stop(settings: Any) -> Any:
 
 
 def metrics_of(settings: Any) -> tuple[Any, ...]:
-    """The metrics of a list of names and descriptions."""
     if not isinstance(settings, list | tuple | None):
         raise SettingError(
             f"validation.metrics must be a list, got {shown(settings)}; write validation.metrics=[{shown(settings)}]"

@@ -165,7 +165,6 @@ def called(function: Callable[..., Any], key: str, *arguments: Any) -> Any:
 
 
 def all_made(settings: Any, key: str) -> tuple[Any, ...]:
-    """The objects of a list, or of the values of a mapping."""
     if isinstance(settings, Mapping):
         return tuple(made(value, f"{key}.{name}") for name, value in settings.items())
     if not isinstance(settings, Iterable) or isinstance(settings, str):

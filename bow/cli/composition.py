@@ -55,7 +55,6 @@ class Composition:
     overrides: tuple[str, ...]
 
     def given(self, key: str) -> bool:
-        """Whether the command line set this key itself."""
         return any(override.lstrip("+~").split("=")[0] == key for override in self.overrides)
 
 
@@ -131,7 +130,6 @@ def sweep(overrides: Sequence[str]) -> list[list[str]]:
 
 
 def options() -> dict[str, list[str]]:
-    """The options of every group."""
     with _hydra():
         return {group: _options(group) for group in _groups()}
 
@@ -191,7 +189,6 @@ def _parse_one(override: str) -> Override:
 
 
 def _refuse_moved(override: str, key: str) -> None:
-    """Refuse keys that have another name now."""
     name = key.lstrip("+~").split(".")[0]
     if name in MOVED and name != "tuner":
         raise SettingError(f"{override} sets {name}, which is {MOVED[name][1]} now")

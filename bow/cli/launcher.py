@@ -25,7 +25,6 @@ MOST_PORTS = 65535
 
 
 def launch(settings: Mapping[str, Any], overrides: Sequence[str], command: Sequence[str]) -> int:
-    """Have an agent run a command of bow in each process, and wait for it."""
     config = agent_settings(settings)
     own = ("launcher", "devices=", "devices.count=") if isinstance(settings["devices"]["count"], int) else ("launcher",)
     words = ["-u", "-m", "bow", *command, *(word for word in overrides if not word.startswith(own))]
@@ -55,7 +54,6 @@ def launch(settings: Mapping[str, Any], overrides: Sequence[str], command: Seque
 
 
 def agent_settings(settings: Mapping[str, Any]) -> LaunchConfig:
-    """What torchrun is told."""
     own = settings["launcher"]
     if settings["run"]["path"] is None:
         raise SettingError(

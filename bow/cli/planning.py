@@ -141,7 +141,6 @@ def _problem(console: Console, settings: PlanSettings, topology: DeviceTopology,
 
 
 def _subject(settings: PlanSettings, batch: Any, topology: DeviceTopology) -> str:
-    """What is planned for, in a line."""
     network = f"network={settings.network} size={settings.size or SIZE}"
     what = network if settings.network else " ".join(settings.others) or "the default recipe"
     return (
@@ -282,7 +281,6 @@ def _lines(problem: Problem, explanation: Explanation) -> Iterator[str]:
 
 
 def _others(problem: Problem, explanation: Explanation, each: OperatorExplanation) -> Iterator[str]:
-    """The best other choices of an operator, the best first."""
     for choice in each.others:
         devices = shortened([problem.topology.devices[device].name for device in choice.split.devices])
         cost = "does not fit"
@@ -292,7 +290,6 @@ def _others(problem: Problem, explanation: Explanation, each: OperatorExplanatio
 
 
 def _summary(partition: Partition, result: SimulationResult) -> str:
-    """What a step by a partition takes, in a sentence."""
     learners = "" if partition.learners == 1 else f", {partition.learners} learners with a batch each"
     return (
         f"a step: {result.makespan_ns / 1e6:.3f} ms{learners}; {result.communication_bytes / 1e6:.2f} MB sent, "

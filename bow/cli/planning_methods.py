@@ -68,7 +68,6 @@ def check_method(name: str) -> None:
 
 
 def check_used(method: str, settings: SearchSettings, workers: int = 0) -> None:
-    """Refuse settings that mean nothing to a method."""
     if workers and ALIASES.get(method, method) != "learned":
         raise SettingError(
             f"workers={workers} is for method=learned, and method={method} trains no policy; leave it out, or take "

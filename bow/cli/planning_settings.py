@@ -52,7 +52,6 @@ class PlanSettings:
 
     @property
     def has_subject(self) -> bool:
-        """Whether it was said what is planned for."""
         return bool(self.network or self.others)
 
 

@@ -98,7 +98,6 @@ def _read(path: Path, model: nn.Module) -> Tensor:
 
 
 def _measured(model: nn.Module, composition: Composition, splits: DataSplits) -> dict[str, float]:
-    """What the run's training would have measured."""
     metrics = metrics_of(composition.settings["validation"]["metrics"])
     return evaluate(model, splits.validation, metrics, **loss_or_step(composition, splits))
 

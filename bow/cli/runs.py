@@ -65,7 +65,6 @@ def _row(directory: RunDirectory) -> list[str]:
 
 
 def _is_in_use(directory: RunDirectory) -> bool:
-    """Whether a training has its lock."""
     try:
         with (directory.path / LOCK).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -79,6 +78,5 @@ def _name(directory: RunDirectory) -> str:
 
 
 def _began(directory: RunDirectory) -> str:
-    """When its settings were written."""
     path: Path = directory.config_path if directory.config_path.exists() else directory.path
     return f"{datetime.datetime.fromtimestamp(path.stat().st_mtime):%Y-%m-%d %H:%M}"

@@ -196,7 +196,6 @@ def _named(policies: Sequence[Policy], name: str) -> Policy:
 
 
 def _warn(action: str, settings: ScheduleSettings) -> None:
-    """Say which settings have no effect."""
     unused = [("policy", "run")] if settings.policy and action != "run" else []
     unused += [("turns", "compare")] if settings.turns != ScheduleSettings.turns and action != "compare" else []
     for name, used_by in unused:

@@ -25,7 +25,6 @@ class Parts(NamedTuple):
 
 
 def parts(network: str, size: str, others: Sequence[str]) -> Parts:
-    """What is to be scheduled or planned."""
     if not network and size:
         raise SettingError(f"size={size} is of a network; give network=NAME too, or leave it out")
     if network and others:

@@ -100,7 +100,6 @@ def _train(composition: Composition) -> tuple["Result", int]:
 
 
 def _config_file(words: Sequence[str]) -> tuple[list[str], str | None]:
-    """The words without `--config FILE`, and the file."""
     words = [part for word in words for part in (word.split("=", 1) if word.startswith(f"{CONFIG}=") else [word])]
     if CONFIG not in words:
         return words, None

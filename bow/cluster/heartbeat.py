@@ -106,7 +106,6 @@ class Heartbeat:
 
 
 def advice(remedy: str) -> str:
-    """What to do where another process has gone."""
     return "look at its output" + (f", and {remedy}" if remedy else "")
 
 

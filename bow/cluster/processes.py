@@ -32,7 +32,6 @@ def check_bucket(bucket_mb: object) -> None:
 
 
 def backend_for(device: torch.device) -> str:
-    """NCCL for what lies on GPUs, Gloo for all else."""
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 

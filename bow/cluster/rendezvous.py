@@ -137,7 +137,6 @@ def _hello(rank: int) -> str:
 
 
 def _read(store: Store, key: str) -> str:
-    """The value of a key; empty where it is not set."""
     return store.get(key).decode() if store.check([key]) else ""
 
 

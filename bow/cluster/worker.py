@@ -16,7 +16,6 @@ FAILED = 2
 
 
 def main(folder: Path, rank: str) -> int:
-    """Call the job; returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; rank 0 tells the others what to do
     threading.Thread(target=_end_with_rank_0, name="bow rank 0", daemon=True).start()
     warnings.simplefilter("ignore")  # rank 0 gives the same warnings

@@ -53,7 +53,6 @@ class World:
         return None
 
     def sum_numbers(self, values: Sequence[float]) -> list[float]:
-        """Add numbers up over all processes."""
         return list(values)
 
     def all_gather(self, value: T) -> list[T]:
@@ -101,5 +100,4 @@ class TrialWorld(World):
 
     @property
     def is_one(self) -> bool:
-        """Never."""
         return False

@@ -78,7 +78,6 @@ def as_dictionary(batch: Batch) -> Batch:
 
 
 def missing_sample(dataset: Any, error: IndexError) -> DataError:
-    """What to raise where a data set raises `IndexError` for a sample that it should have."""
     return DataError(
         f"the data set {type(dataset).__name__} says that it has {len(dataset)} samples, and raises IndexError "
         f"({reason(error)}) for one of them; correct its __len__ or __getitem__"
@@ -158,7 +157,6 @@ class LoaderStream(BatchStream):
 
 
 def one_pass(loader: DataLoader[Any], seed: int, epoch: int) -> Iterator[Batch]:
-    """The batches of one epoch, read under random numbers of their own."""
     epoch_seed = derive_seed(seed, epoch)
     _tell_epoch(loader, epoch, epoch_seed)
     random = PrivateRandom(epoch_seed)

@@ -201,6 +201,5 @@ class IndexedStream(BatchStream):
 
 
 def check_seed(saved: int, seed: int) -> None:
-    """Refuse to go on in an order of another seed."""
     if saved != seed:
         raise SettingError(f"the checkpoint was made with seed={saved}, got seed={seed}; resume with seed={saved}")

@@ -36,7 +36,6 @@ class TensorSamples:
         return TensorSamples(self.map(lambda leaf: leaf.to(device)))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Any:
-        """What a function makes of every tensor, as a pytree."""
         return self._tree([function(leaf) for leaf in self._leaves])
 
     def gather(self, indices: Tensor) -> Batch:
@@ -125,7 +124,6 @@ class TensorStream(IndexedStream):
         return some
 
     def coming(self, batches: int) -> Int64[Tensor, " samples"]:
-        """The numbers of the samples of the next full batches."""
         return self.order.indices(self._position, batches * self.batch_size)
 
     def reside(self, device: torch.device, room_bytes: int) -> bool:

@@ -131,7 +131,6 @@ class HardwareThread:
 
 
 def hardware_threads() -> tuple[HardwareThread, ...]:
-    """Those that this process may use; what Linux does not tell counts as not shared."""
     return tuple(HardwareThread(each, min(siblings_of(each)), _shared_cache(each)) for each in available_cores())
 
 

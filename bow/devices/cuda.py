@@ -85,7 +85,6 @@ class GraphsOfStream:
         """What their memory pools take, which nobody else can use."""
 
     def keep(self, raw: Any) -> int:
-        """Keep a graph, under the number that is returned."""
         self._last += 1
         self._kept[self._last] = raw
         self._in_use.add(self._last)
@@ -202,7 +201,6 @@ class CudaDevice(StreamDevice):
                 getattr(_cuda, end)(self._index, pool)
 
     def prepare_captures(self) -> None:
-        """Collect garbage: old graphs in it give their memory back now, and not while others are captured."""
         gc.collect()
 
     @contextlib.contextmanager

@@ -25,7 +25,6 @@ PATIENCE_S = 20
 
 
 def gpu_uuid(device: torch.device | int) -> str:
-    """What a GPU is called, whatever its number is in a process."""
     return str(torch.cuda.get_device_properties(device).uuid)
 
 

@@ -13,7 +13,6 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_bytes(place: torch.device | StreamDevice) -> int:
-    """Memory that a training could take, in bytes."""
     if isinstance(place, StreamDevice):
         return place.free_bytes()
     return cuda_device(place).free_bytes() if place.type == "cuda" else host_memory()[1]

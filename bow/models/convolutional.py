@@ -42,7 +42,6 @@ class Branches(nn.ModuleList):
     """
 
     def forward(self, images: Tensor) -> Tensor:
-        """The outputs of all branches, in their order, concatenated along the channels."""
         return torch.cat([branch(images) for branch in self], dim=1)
 
 

@@ -97,7 +97,6 @@ class PhasedLSTMCell(nn.Module):
 
 
 def _unrolled(cell: nn.Module, inputs: Iterable[Tensor], times: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The outputs of a layer, step by step."""
     state: State | None = None
     for step, moment in zip(inputs, times, strict=True):
         state = cell(step, moment, state)

@@ -88,7 +88,6 @@ class UnrolledLSTM(nn.Module):
 
 
 def check_layers(layers: int) -> None:
-    """Refuse a network without layers."""
     if layers < 1:
         raise SettingError(f"layers must be at least 1, got {layers}")
 

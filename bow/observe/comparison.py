@@ -30,13 +30,11 @@ class RunComparison:
 
     @cached_property
     def results(self) -> list[list[str]]:
-        """What came out: a row for each value, with a cell for each run."""
         names = dict.fromkeys(name for report in self.reports for name in report.summary)
         return [[name, *(report.summary.get(name, "") for report in self.reports)] for name in names]
 
     @cached_property
     def differences(self) -> list[list[str]]:
-        """Settings, versions and the like in which they differ."""
         known = [
             {**report.settings, **{name: str(report.start.get(name, "")) for name in PROVENANCE}}
             for report in self.reports

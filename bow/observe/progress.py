@@ -108,7 +108,6 @@ class NotebookBar:
         self._handle.display(HTML("<progress></progress>"))
 
     def update(self, task: Any, *, completed: float, text: str) -> None:
-        """Draw it, a few times a second."""
         if time.perf_counter() - self._shown_at < EVERY_S:
             return
         self._shown_at = time.perf_counter()

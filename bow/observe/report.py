@@ -77,12 +77,10 @@ class Report:
 
     @cached_property
     def start(self) -> Record:
-        """The record of the start; empty where it is lost."""
         return next((record for record in self.records if record["kind"] == "start"), {})
 
     @cached_property
     def last(self) -> Record:
-        """The latest value of every field."""
         latest: dict[str, Any] = {}
         for record in self.records:
             latest |= {name: value for name, value in record.items() if value is not None}
@@ -106,7 +104,6 @@ class Report:
 
     @property
     def headline(self) -> list[str]:
-        """What was trained, and how, in a few words each."""
         start = self.start
         model = start.get("model", "")
         if is_number(start.get("parameters")):
@@ -117,7 +114,6 @@ class Report:
 
     @property
     def summary(self) -> dict[str, str]:
-        """In a few words each: when, what, how, and what came out."""
         last, of = self.last, f"/{self.start['epochs']:g}" if is_number(self.start.get("epochs")) else ""
         values: dict[str, float | None] = {**self._final_metrics()}
         values = values or dict(zip(("loss",), self._final_losses, strict=False))
@@ -147,7 +143,6 @@ class Report:
 
     @property
     def charts(self) -> list[Chart]:
-        """The curves, two in a row."""
         return charts(self.records, self.settings)
 
     @property
@@ -174,12 +169,10 @@ class Report:
 
     @property
     def hidden_events(self) -> int:
-        """How many events there were beyond those."""
         return max(0, len(self._events) - SHOWN_EVENTS)
 
     @property
     def epochs(self) -> tuple[list[str], list[list[str]]]:
-        """The table of all epochs: names of the columns, and rows."""
         records = [record for record in self.records if record["kind"] == "epoch"]
         names = list(dict.fromkeys(name for record in records for name in metrics(record)))
         head = ["epoch", "round", "samples", "training loss"]
@@ -275,7 +268,6 @@ def _row(record: Record, names: list[str]) -> list[str]:
 
 
 def value_text(value: Any) -> str:
-    """A setting as the command line has it."""
     if value is None or value == [] or value == {}:
         return "none"
     if isinstance(value, bool):

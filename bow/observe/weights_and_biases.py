@@ -109,7 +109,6 @@ def run_dir_of(record: Record) -> Path:
 
 
 def run_config(record: Record) -> dict[str, Any]:
-    """What the run decided, and what was asked for."""
     decided = {name: plain(value) for name, value in record.items() if name not in ("kind", "time_s")}
     asked = RunDirectory(run_dir_of(record)).read_config()
     return ({"settings": dict(asked)} if asked else {}) | decided

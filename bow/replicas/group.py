@@ -96,7 +96,6 @@ class LearnerGroup:
 
     @property
     def num_all(self) -> int:
-        """Learners over all devices."""
         return len(self) if self.is_alone else sum(self.by_device)
 
     def task_seed(self, seed: int, round_index: int, position: int) -> int:
@@ -110,7 +109,6 @@ class LearnerGroup:
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other device averages with this one."""
         return self.world.is_one
 
     def by_node(self, learners: Sequence[int]) -> dict[int, int]:
@@ -209,7 +207,6 @@ class LearnerGroup:
 
     @torch.no_grad()
     def restart_all(self) -> None:
-        """Copy `z` into every learner, weights only: what a restart of the averaging does."""
         self.matrix.weights.copy_(self.matrix.z.expand_as(self.matrix.weights))
 
     def export(self) -> nn.Module:

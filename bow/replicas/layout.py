@@ -37,7 +37,6 @@ class Slot:
         return stored.permute([self.order.index(d) for d in range(len(self.shape))])
 
     def of(self, row: Tensor) -> Tensor:
-        """The parameter's view in a row."""
         return self.view(row[self.offset : self.offset + self.numel])
 
 
@@ -83,7 +82,6 @@ class ParameterLayout:
         return named
 
     def fill(self, row: Shaped[Tensor, " parameters"], model: nn.Module) -> None:
-        """Copy a model's parameters into a row."""
         parameters = dict(model.named_parameters(remove_duplicate=False))
         for name, view in self.views(row).items():
             view.copy_(parameters[name].detach())

@@ -46,7 +46,6 @@ class ReplicaMatrix:
 
     @property
     def has_corrections(self) -> bool:
-        """Whether the synchroniser has asked for those."""
         return self._corrections is not None
 
     def add_row(self) -> int:
@@ -63,7 +62,6 @@ class ReplicaMatrix:
         return index
 
     def remove_row(self) -> None:
-        """Take the last row out of use."""
         self._set_learners(self.learners - 1)
 
     def leaf(self, learner: int) -> Float[Tensor, " parameters"]:

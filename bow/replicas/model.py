@@ -55,7 +55,6 @@ def _tensors(model: nn.Module) -> Iterator[Tensor]:
 
 
 def num_trainable(model: nn.Module) -> int:
-    """Parameters that are trained, tied ones once."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad and not is_lazy(p))
 
 
@@ -127,7 +126,6 @@ def _build(builder: Any, seed: int) -> nn.Module:
 
 
 def _arguments(function: Callable[..., Any]) -> list[str]:
-    """The arguments that a function cannot be called without."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # some that are written in C have no signature

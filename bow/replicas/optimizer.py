@@ -118,7 +118,6 @@ class OptimizerRows:
         self.reset(learner)
 
     def remove_learner(self) -> None:
-        """Unbind the last row and drop its state."""
         gone = {id(parameter): parameter for parameter, _ in self._tensors.pop()}
         for parameter in gone.values():
             self.optimizer.state.pop(parameter, None)
@@ -138,7 +137,6 @@ class OptimizerRows:
         return [{k: copy.deepcopy(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
 
     def state_of(self, learner: int) -> list[dict[str, Any]]:
-        """Copies of a learner's state, by its tensors."""
         return [copy.deepcopy(self.optimizer.state.get(tensor, {})) for tensor, _ in self._tensors[learner]]
 
     def load(self, settings: Sequence[dict[str, Any]], states: Sequence[Sequence[dict[str, Any]] | None]) -> None:
@@ -159,7 +157,6 @@ class OptimizerRows:
             self.optimizer.load_state_dict({"state": begun, "param_groups": groups})
 
     def copy_state(self, source: int, target: int) -> None:
-        """Give a learner the optimizer state of another."""
         state = self.optimizer.state
         for (theirs, _), (own, _) in zip(self._tensors[source], self._tensors[target], strict=True):
             state.pop(own, None)

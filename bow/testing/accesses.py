@@ -48,7 +48,6 @@ def _roles(function: OpOverload) -> tuple[bool, tuple[tuple[str, bool], ...]]:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """All tensors of a nested value."""
     if isinstance(value, Tensor):
         return [value]
     if value is None or isinstance(value, int | float | str):  # most arguments, at a fraction of the time
@@ -77,7 +76,6 @@ class AccessLog:
         return self.clocks.setdefault(actor, {})
 
     def knows(self, tensor: Tensor) -> bool:
-        """Whether the device has been seen to use this memory."""
         return key_of(tensor) in self._histories
 
     def pin(self, tensor: Tensor) -> None:
@@ -89,7 +87,6 @@ class AccessLog:
         return key_of(tensor) in self._pinned
 
     def used_bytes(self) -> int:
-        """What the allocations that are still there take."""
         self.collect()
         return sum(max((a.end for a in h.accesses), default=0) for _, h in self._histories.values())
 
@@ -143,6 +140,5 @@ def _weak(tensor: Tensor) -> StorageWeakRef:
 
 
 def key_of(tensor: Tensor) -> int:
-    """What tells allocations apart."""
     key: int = tensor.untyped_storage()._cdata
     return key

@@ -14,7 +14,6 @@ Clock: TypeAlias = dict[str, int]  # by actor: how much of its work is over
 
 
 def merge(clock: Clock, other: Clock) -> None:
-    """Take in what another clock knows."""
     for actor, time in other.items():
         if time > clock.get(actor, 0):
             clock[actor] = time
@@ -35,7 +34,6 @@ class Access:
         return (self.writes or other.writes) and self.begin < other.end and other.begin < self.end
 
     def covered_by(self, clock: Clock) -> bool:
-        """Whether it is over by that clock."""
         return clock.get(self.actor, 0) >= self.time
 
 
@@ -55,7 +53,6 @@ class History:
         self.accesses = [a for a in self.accesses if not _replaces(access, a)] + [access]
 
     def unfinished(self, clock: Clock) -> Access | None:
-        """An access that is not known to be over by that clock."""
         return next((a for a in self.accesses if not a.covered_by(clock)), None)
 
 

@@ -242,7 +242,6 @@ class FakeDevice(StreamDevice):
 
     @contextlib.contextmanager
     def issuing(self) -> Iterator[None]:
-        """See the operators of this thread."""
         if getattr(self._current, "seen", False):
             yield
             return
@@ -303,7 +302,6 @@ class FakeDevice(StreamDevice):
             default.set_state(state)
 
     def is_host(self, tensor: Tensor) -> bool:
-        """Whether this is a tensor that the device has not been seen to use."""
         return not self.log.knows(tensor)
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -26,7 +26,6 @@ class Agreement:
         self._last: tuple[float, int] = (0.0, 0)
 
     def begin(self, seconds: float, round_index: int) -> None:
-        """Training starts, or goes on, behind so many rounds."""
         self._last = seconds, round_index
         self.next_round = round_index
 

@@ -48,7 +48,6 @@ class BestEvaluation:
         self.state = state or {}
 
     def look(self, values: Mapping[str, float], round_index: int, epoch: float, model: nn.Module) -> None:
-        """Keep this evaluation if it is better than all before."""
         metric = next((name for name in self._ways if name in values), "loss")
         value, before = self._goodness(metric, values), self._goodness(metric, self.state.get("metrics", {}))
         if value > before or (before == -math.inf and not math.isnan(value)):
@@ -86,7 +85,6 @@ class MovingAverage:
 
     @torch.no_grad()
     def round_ended(self) -> None:
-        """Move it towards the weights, with which it begins."""
         if self._rounds:
             self._move([self._average], [self._weights.to(self._average.dtype)], self._rounds)
         else:

@@ -82,7 +82,6 @@ def _counts(request: Request, replicas_config: ReplicasConfig, engine: str) -> t
 
 
 def most_tried(request: Request, replicas_config: ReplicasConfig) -> int:
-    """More learners than this are not tried, whatever they would bring."""
     wanted = max(MOST_CPU, MOST_PER_CORE * len(available_cores())) if replicas_config.on_cpu else MOST_CUDA
     return min(wanted, request.most)
 

@@ -151,7 +151,6 @@ def newest_round(directory: Path) -> int | None:
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """The run directory that a checkpoint lies in; None where it was copied elsewhere."""
     return checkpoint.parent.parent if checkpoint.parent.name == DIRECTORY else None
 
 
@@ -264,7 +263,6 @@ class RunCheckpoints:
         self._position.meter.resume()
 
     def write(self, stream: dict[str, Any] | None = None) -> None:
-        """Write one, of another position in the data where that is given."""
         began = time.perf_counter()
         if (state := self._state()) is not None:
             state["stream"] = stream or state["stream"]
@@ -278,7 +276,6 @@ class RunCheckpoints:
         self._records.event("interrupted", f"{signal.Signals(number).name}: the training ends; {self.way_on}")
 
     def deal_begins(self) -> None:
-        """Remember where the data are before the batches of the next rounds are taken."""
         self._dealt_from = self._context.stream.state_dict()
 
     def keep_what_was(self) -> None:
@@ -305,7 +302,6 @@ class RunCheckpoints:
 
     @property
     def way_on(self) -> str:
-        """How to go on with a training that has not ended, in a sentence."""
         directory = self._context.directory
         kept, path = newest_round(directory.checkpoints), str(directory.path)
         if kept is None:

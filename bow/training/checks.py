@@ -50,7 +50,6 @@ def check_step(loss: Loss | None, step: Step | None) -> Step:
 
 
 def check_has_values(batch: Any, data: str) -> None:
-    """Refuse tensors that have a shape only."""
     if any(isinstance(leaf, Tensor) and leaf.is_meta for leaf in tree_leaves(batch)):
         raise DataError(f"a batch of {data} is on the meta device, where tensors have no values; give it on the CPU")
 
@@ -67,7 +66,6 @@ def check_stacked(batches: Any, learners: int) -> None:
 
 
 def check_sync(sync: object) -> None:
-    """Refuse what is no synchroniser, such as its class or its name."""
     if not isinstance(sync, Synchroniser):
         raise SettingError(f"sync must be a synchroniser such as bow.SMA(), got {sync!r}")
 
@@ -204,7 +202,6 @@ def step_scheduler(scheduler: LRScheduler | None, loss: float) -> None:
 
 
 def asks_for_rounds(factory: Callable[..., Any] | None) -> bool:
-    """Whether it has a parameter for the number of rounds, which nobody has filled in."""
     return "rounds" in parameter_names(factory) and "rounds" not in getattr(factory, "keywords", ())
 
 
@@ -268,7 +265,6 @@ def choose_devices(devices: int | str | StreamDevice) -> tuple[torch.device | St
 
 
 def all_labels(data: Any) -> Tensor | None:
-    """The targets of all samples, where the data are a pair of tensors."""
     pair = data.tensors if type(data) is TensorDataset else data
     if isinstance(pair, (tuple, list)) and len(pair) == 2 and isinstance(pair[1], Tensor):
         return pair[1]
@@ -327,7 +323,6 @@ def check_first_batch(
 
 
 def check_embeddings(model: nn.Module) -> None:
-    """Refuse embeddings that change their weights in place in the forward pass."""
     for name, module in model.named_modules():
         scales = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
         if scales and module.weight.requires_grad:

@@ -231,7 +231,6 @@ class TrainConfig:
 
     @property
     def step_or_loss(self) -> Step:
-        """What a learning task does with a batch."""
         return check_step(self.loss, self.step)
 
     @property
@@ -253,7 +252,6 @@ class TrainConfig:
 
 
 def _section(value: Any) -> Any:
-    """A section as a mapping; any other value as it is."""
     if isinstance(value, Validation | Run | Engine | Devices):
         return {each.name: getattr(value, each.name) for each in fields(value)}
     return value

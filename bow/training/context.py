@@ -39,11 +39,9 @@ class Meter:
 
     @property
     def now(self) -> float:
-        """Training seconds up to this moment, while time is counted."""
         return self.seconds + time.perf_counter() - self._started
 
     def mark_steady(self) -> None:
-        """From here on training is warm."""
         self.steady_from = (self.now, self.samples)
 
     @property
@@ -76,7 +74,6 @@ class Position:
 
     @property
     def epochs(self) -> float:
-        """Passes over the data by now, where their length is known."""
         return round(self.samples / self.samples_per_epoch, 4) if self.samples_per_epoch else float(self.epoch)
 
     def start(self) -> None:

@@ -38,7 +38,6 @@ class DataSource:
         return self.stream.batch_size if self.stream.batch_size == batch_length(self.example) else None
 
     def feed(self) -> "TrialFeed":
-        """Batches for trials, which take nothing from the training."""
         if not isinstance(self.stream, IndexedStream):
             return TrialFeed(None, self.example)
         seed = derive_seed(self._seed, TRIALS)
@@ -55,7 +54,6 @@ class TrialFeed:
         self._num_samples = batch_length(example)
 
     def deal(self, learners: int) -> tuple[Batches, int]:
-        """The batches of a round, and how many samples they have."""
         if self.stream is None:  # copies: a step may change its batch in place
             return [copied(self._example) for _ in range(learners)], learners * self._num_samples
         deal = self.stream.deal(learners)
@@ -77,7 +75,6 @@ def copied(batch: Batch) -> Batch:
 
 
 def batches_in(deal: Deal) -> Batches:
-    """The batches of a round, as engines take them."""
     return Stacked(deal.batches) if deal.stacked else deal.batches
 
 

@@ -34,7 +34,6 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def provenance() -> dict[str, str]:
-    """For the record of a start."""
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_initialized() else ""  # type: ignore[no-untyped-call]
     bow, commit = sys.modules["bow"].__version__, _commit()
     return {
@@ -65,7 +64,6 @@ def _commit() -> str | None:
 def describe(
     request: Request, replicas_config: ReplicasConfig, opened: DataSource, tuner: Tuner, loss: Callable[..., Any]
 ) -> Any:
-    """Everything that a choice depends on."""
     task = replicas_config.task
     return {
         "recipe": RECIPE,
@@ -123,7 +121,6 @@ def _name(function: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value as Python shows it, without addresses in memory."""
     return f"{type(value).__module__}.{type(value).__qualname__} {_ADDRESS.sub('', repr(value))}"
 
 

@@ -51,13 +51,11 @@ class Epoch:
         return None if by_device is None else torch.cat(by_device)
 
     def load(self, losses: Tensor | None) -> None:
-        """Go on within an epoch of a checkpoint's training."""
         self._losses = [] if losses is None else [losses.to(self._replicas.device)]
         self._restarts_before = self._replicas.loop.num_restarts
 
 
 def mean_loss(by_round: list[Tensor], world: World) -> float:
-    """Over the learning tasks of the learners of all devices."""
     if world.is_one:
         return mean_of(by_round)
     losses = torch.cat([loss.reshape(-1) for loss in by_round]) if by_round else torch.empty(0)

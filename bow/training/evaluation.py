@@ -64,7 +64,6 @@ class Evaluator:
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether the validation data are tensors: their batches can be read by several threads."""
         return is_in_memory(self._validation)
 
     def copy(self) -> "Evaluator":
@@ -203,7 +202,6 @@ class Evaluations:
             yield
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on behind the last evaluation of a checkpoint's training."""
         self._shares_done = self._shares()
         last = self._position.history[-1] if self._position.history else {"round": -1, "time_s": 0.0}
         self._last = state.get("evaluated", {"round": last["round"], "time_s": last["time_s"], "values": last})
@@ -305,7 +303,6 @@ def recalibrate_central(replicas: Learners, data: Any, batch_size: int | None, s
 
 
 def _some_batches(data: Any, batch_size: int | None, seed: int) -> Iterator[Batch]:
-    """Batches from one shuffled pass over the data, at most `RECALIBRATION_BATCHES`."""
     size = {} if batch_size is None else {"batch_size": batch_size}
     endless = isinstance(data.dataset if isinstance(data, DataLoader) else data, IterableDataset)
     source = _second_loader(data) if isinstance(data, DataLoader) else data

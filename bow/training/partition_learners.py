@@ -80,7 +80,6 @@ class PartitionShares:
 
     @property
     def by_device(self) -> Sequence[int]:
-        """One for the first device of each learner."""
         return [int(rank % self.group.size == 0) for rank in range(self.world.size)]
 
     @property
@@ -116,7 +115,6 @@ class PartitionRounds:
         return self.last is not None and bool((~self.last.finite).any())
 
     def run(self, batches: Sequence[Any]) -> list[Outcome]:
-        """Run several rounds: of each, the batch of this device's learner."""
         self._check.look(self.count)
         outcomes = [self._round(batch_of(each, 0) if isinstance(each, Stacked) else each[0]) for each in batches]
         self.last = outcomes[-1] if outcomes else self.last
@@ -128,7 +126,6 @@ class PartitionRounds:
         return outcomes
 
     def take_events(self) -> list[RoundEvent]:
-        """What happened since the last call and a user should hear of."""
         events, self.events = self.events, []
         return events
 
@@ -179,7 +176,6 @@ class StepCheck:
         self._equal_until = 0
 
     def look(self, round_index: int) -> None:
-        """Refuse to go on with a step that is another by now."""
         name, began = self._frozen.changed(), time.perf_counter()
         if name is None and not (self._leads and began >= self._check_at):
             return
@@ -232,12 +228,10 @@ class PartitionLearners:
 
     @property
     def learners(self) -> int:
-        """Number of learners on all devices: none is on one alone."""
         return self.group.num_all
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Updates what this device has of the weights."""
         return self._runtime.optimizer
 
     @property
@@ -245,7 +239,6 @@ class PartitionLearners:
         return self.loop.count
 
     def rounds_at_once(self, batches: Sequence[Any]) -> list[Outcome]:
-        """Run several rounds: of each, the batch of this device's learner."""
         outcomes = self.loop.run(batches)
         self.last = outcomes[-1] if outcomes else self.last
         return outcomes
@@ -269,7 +262,6 @@ class PartitionLearners:
         return {"version": STATE_VERSION, "strategy": strategy, "round": self.rounds, "devices": devices}
 
     def load_training_state(self, state: Mapping[str, Any] | None, learners: int | None = None) -> None:
-        """Continue from `training_state()`; what rank 0 is given counts."""
         problem = None if state is None else self._mismatch(state)
         told = self.world.broadcast((problem, None if state is None or problem else state["round"]))
         if told[1] is None:

@@ -56,7 +56,6 @@ class Checked:
         return f"{1e3 * self.batch_s:.1f} ms a batch, data parallelism {1e3 * self.data_s:.1f} ms"
 
     def save(self, folder: Path) -> None:
-        """Write both timelines into one file, if that can be written."""
         try:
             save_timelines(folder / FILE, {"predicted": self.predicted, "measured": self.measured})
         except OSError as error:
@@ -126,7 +125,6 @@ def _recorded(runtime: TileRuntime, batch: Batch) -> Timeline:
 
 
 def check_settings(partition: Partition, config: TrainConfig) -> None:
-    """Refuse settings that a partition does not carry out."""
     fixed = (
         ("precision", config.engine.precision, None, "it computes in the model's own types; convert the model"),
         ("engine", config.engine, DEFAULT_ENGINE, "its operators run in tiles, and not by an engine"),
@@ -170,7 +168,6 @@ def devices_of(strategy: Partition, asked: object, count: int | None, device: to
 def placed_step(
     strategy: Partition, replicas_config: ReplicasConfig, opened: DataSource, num_devices: int | None
 ) -> Placed:
-    """A strategy with the step that it is for."""
     model = replicas_config.model
     captured = captured_step(replicas_config, opened.example)
     if num_devices is not None:
@@ -181,7 +178,6 @@ def placed_step(
 
 @refuses_moved("found.train")
 def train_by(partition: Partition, model: Any, data: Any, *, check: bool, **settings: Any) -> Result:
-    """Train a model by a partition; the settings are those of `bow.train`."""
     known = {each.name for each in fields(TrainConfig)} - {"partition", "check_partition", "source"}
     unknown = next((name for name in settings if name not in known), None)
     if unknown is not None:

@@ -88,7 +88,6 @@ def _mismatch(state: Any, identity: Mapping[str, Any]) -> str | None:
 
 
 def _outline(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What all devices must know of a state."""
     outline = {name: state[name] for name in ("round", "restarts", "drop")}
     return outline | {"by_device": state["group"]["by_device"]}
 

@@ -119,7 +119,6 @@ def _report(directory: RunDirectory) -> Path:
 
 
 def save_central(model: nn.Module, directory: RunDirectory) -> Path | None:
-    """Save a model in its run directory, else in the current directory, else in a temporary one."""
     wanted = directory.model_path
     try:
         save_whole(model, wanted, directory.config_path)

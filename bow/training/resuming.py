@@ -65,7 +65,6 @@ def restore(
     scheduler: LRScheduler | None,
     given: Mapping[str, Any],
 ) -> None:
-    """Put learners, stream and scheduler where a checkpoint's training was."""
     optimizer_given = optimizer_settings(replicas.optimizer)
     with refusing_damage():
         kinds = [state.get("scheduler_type"), scheduler_type(scheduler)]

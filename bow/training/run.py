@@ -129,7 +129,6 @@ class TrainingLoop:
             self._progress.close()
 
     def finish(self) -> Result:
-        """Save the central model, write the report and say how it went."""
         context, position = self._context, self.position
         try:
             with self._evaluations.averaged():
@@ -196,7 +195,6 @@ class TrainingLoop:
         }
 
     def load_state(self, state: Mapping[str, Any], epoch_losses: Tensor | None) -> None:
-        """Count on from `state()`; `restore` has put the learners there."""
         self.position.load(state)
         self._epoch.load(epoch_losses)
         if self._step_values is not None:
@@ -269,7 +267,6 @@ class TrainingLoop:
             raise
 
     def _rounds(self, deals: Sequence[Deal]) -> None:
-        """Run rounds, and do what is due behind them."""
         before, meter = self.round, self.position.meter
         try:
             ran = self._dealing.run(deals, self._watch if self._world.is_one else None)
@@ -311,7 +308,6 @@ class TrainingLoop:
             step_scheduler(self._scheduler, mean_loss([outcome.losses], self._world) if needs_loss else math.nan)
 
     def _end_epoch(self, epochs: float) -> None:
-        """Evaluate, tell everybody, and step the scheduler."""
         self.position.epoch = int(epochs)
         record = {
             "kind": "epoch",

@@ -46,12 +46,10 @@ class RunRecords:
         return record
 
     def event(self, event: str, message: str, round_index: int | None = None) -> None:
-        """Record something that happened, now or in an earlier round."""
         index = self._position.round if round_index is None else round_index
         self.log({"kind": "event", "round": index, "event": event, "message": message})
 
     def begin(self, rounds: int | None) -> None:
-        """The training begins, or goes on, for so many rounds if that is known."""
         context, config = self._context, self._context.config
         self._last = (0.0, self._position.samples)
         self.log(
@@ -81,7 +79,6 @@ class RunRecords:
         self._losses.append(outcome.losses)
 
     def rounds(self) -> None:
-        """Record what has happened, and twice a second how rounds go."""
         self._own_events()
         seconds, samples = self._last
         now = self._position.meter.now

@@ -25,7 +25,6 @@ PARTITION_FORMAT = "bow partition"  # of the files of `bow plan`
 
 
 def read_schedule(schedule: object) -> Schedule | Literal["auto"] | None:
-    """The schedule of `bow.Engine(schedule=...)`, which may be in a file."""
     if schedule is None or schedule == AUTO:
         return AUTO if schedule == AUTO else None
     if isinstance(schedule, str | Path):

@@ -94,7 +94,6 @@ class Signals:
         return (rounds - self._since) * slowest >= SETTLING
 
     def __call__(self, learners: int) -> float:
-        """What a sample is worth with so many learners."""
         momentum = self._momentum if self._is_pulling else 0.0
         return StatisticalEfficiency(
             self.noise_scale,

@@ -150,7 +150,6 @@ def train(
 
 
 def run_training(config: TrainConfig) -> Result:
-    """Train as a config says, in this process and those that it starts."""
     if (instead := INSTEAD.get()) is not None:
         return instead(config)
     begin_to_compute("bow.train")
@@ -277,7 +276,6 @@ def _made_learners(prepared: Prepared, state: dict[str, Any] | None, world: Worl
 
 
 def _world(prepared: Prepared) -> contextlib.AbstractContextManager[World]:
-    """The processes of the training: those that torchrun started, or that this one starts."""
     config, place, count = prepared.config, prepared.place, prepared.count
     bucket_mb = config.devices.bucket_mb
     if prepared.job is None:

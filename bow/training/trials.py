@@ -43,7 +43,6 @@ class Trials:
         self._current: Replicas | None = None
 
     def run(self, trial: Trial) -> TrialResult:
-        """Measure a setting; what goes wrong is part of the answer."""
         setting, began = trial.setting, self._clock()
         compile_s = 0.0
         rates: list[float] = []

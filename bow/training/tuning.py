@@ -212,7 +212,6 @@ def make_request(
     epochs: int,
     steps: int | None,
 ) -> Request:
-    """What is left open, and how long the training will be."""
     per_epoch, batch = opened.stream.samples_per_epoch, opened.batch_size
     samples = None if per_epoch is None else epochs * per_epoch
     if steps is not None:
@@ -298,13 +297,11 @@ def balanced(tuned: Tuned, request: Request, world: World) -> Tuned:
 
 
 def _is_like(row: Mapping[str, Any], tuned: Tuned) -> bool:
-    """Whether a row of the decision table was measured with the engine that was chosen."""
     same = row["engine"] == tuned.engine + COMPILED * tuned.compile and row["threads"] == (tuned.threads or 1)
     return bool(same and row["samples_per_s"])
 
 
 def build(tuned: Tuned, replicas_config: ReplicasConfig, rounds: int | None, world: World, learners: int) -> Replicas:
-    """The learners of a training, and torch's threads as they are to be."""
     if tuned.threads is not None and replicas_config.on_cpu:
         torch.set_num_threads(tuned.threads)
     expected = rounds if tuned.source in ("given", "rule") else None

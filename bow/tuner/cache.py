@@ -29,7 +29,6 @@ class ChoiceCache:
         self.folder = self._cache.folder
 
     def find(self, description: Mapping[str, Any]) -> CachedChoice | None:
-        """The choice for a description, a pinned one first; None where there is none."""
         pin = self._cache.find(
             description, lambda value: CachedChoice(EngineSetting(**value["setting"]), (), True), PIN
         )
@@ -49,7 +48,6 @@ class ChoiceCache:
         return True
 
     def pin(self, description: Mapping[str, Any], setting: EngineSetting) -> None:
-        """Fix what is chosen for a description, until the file is deleted."""
         try:
             self._cache.store(description, {"setting": dataclasses.asdict(setting)}, PIN)
         except OSError as error:

@@ -118,12 +118,10 @@ class Calibration:
 
     @property
     def choice(self) -> EngineSetting | None:
-        """The best so far; None where nothing ran."""
         return choose(self._record, self.threshold)
 
     @property
     def rows(self) -> tuple[DecisionRow, ...]:
-        """What was tried, what was not, and why."""
         return decision_rows(self._record, self.choice)
 
     @property
@@ -142,7 +140,6 @@ class Calibration:
         return self._pending
 
     def report(self, result: TrialResult) -> None:
-        """Take in the result of the trial that `next_trial` asked for."""
         assert self._pending is not None
         assert result.setting == self._pending.setting
         self._budget.note(result, self._pending)

@@ -71,7 +71,6 @@ class RunningMoments:
 
     @property
     def value(self) -> Moments | None:
-        """The averages; None before the first round."""
         return Moments(self._signal / self._weight, self._noise / self._weight) if self._weight else None
 
     def noise_scale(self, batch_size: int) -> float | None:
@@ -133,7 +132,6 @@ class StatisticalEfficiency:
     alpha: float | None = None
 
     def __call__(self, learners: int) -> float:
-        """The efficiency with so many learners on this device."""
         if learners == 1 or self.noise_scale is None:
             return 1.0
         alpha = 1 / learners if self.alpha is None else self.alpha

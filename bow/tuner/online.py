@@ -67,7 +67,6 @@ class BackOff:
         self._next = FIRST_BACK_OFF
 
     def begin(self, now: int) -> None:
-        """An attempt failed now; the next back-off is twice as long."""
         self._began, self._until = now, now + self._next
         self._next = min(2 * self._next, LONGEST_BACK_OFF)
 
@@ -108,7 +107,6 @@ class ProbeScores:
         self.best = -math.inf  # Logarithm of the highest score, as far as it is known of the machine as it is now
 
     def add(self, probe: Probe, rate: float) -> None:
-        """Add a window to a probe."""
         self._steps.extend(steps_of([*probe.rates[-1:], rate]))
         self._noise = noise_from(self._steps)
         probe.rates.append(rate)
@@ -117,7 +115,6 @@ class ProbeScores:
         self.best = max(self.best, self.score(probe).log)
 
     def forget(self) -> None:
-        """Forget the best score: the machine has changed."""
         self.best = -math.inf
 
     def shift(self, newest: Probe, before: Probe) -> None:
@@ -125,12 +122,10 @@ class ProbeScores:
         self.best += self.gain(newest, before).log
 
     def score(self, probe: Probe) -> LogEstimate:
-        """Throughput times efficiency."""
         found = estimate(probe.rates, self._noise)
         return LogEstimate(found.log + self.log_efficiency(probe.learners), found.error)
 
     def gain(self, probe: Probe, over: Probe) -> LogEstimate:
-        """How many times another probe's score one has."""
         return self.score(probe).over(self.score(over))
 
     def most_gain(self, more: int, over: int) -> float:
@@ -197,7 +192,6 @@ class OnlineTuner:
         return self._watching and not any(self._is_pending(direction) for direction in (UP, DOWN))
 
     def update(self, window: MeasurementWindow) -> TunerDecision:
-        """Take in a window."""
         if not (window.samples > 0 and window.seconds > 0):
             return STAY
         self.num_windows += 1

@@ -31,11 +31,9 @@ class LogEstimate:
 
     @property
     def value(self) -> float:
-        """The throughput or ratio itself."""
         return math.exp(self.log)
 
     def over(self, other: "LogEstimate") -> "LogEstimate":
-        """How many times another one this is."""
         return LogEstimate(self.log - other.log, math.hypot(self.error, other.error))
 
     def exceeds(self, bar: float) -> bool | None:
@@ -137,7 +135,6 @@ class TrialRecord:
         return [rate for result in self.trials.get(setting, ()) for rate in result.rates]
 
     def score(self, setting: EngineSetting) -> LogEstimate:
-        """Throughput times efficiency of a setting that was measured."""
         if setting not in self._scores:
             found = estimate(self.rates(setting), self.noise)
             error = math.hypot(found.error, BETWEEN_TRIALS / math.sqrt(len(self.trials[setting])))
@@ -149,11 +146,9 @@ class TrialRecord:
         return math.exp(log_score - self._log_efficiency(learners))
 
     def gain(self, setting: EngineSetting, over: EngineSetting) -> LogEstimate:
-        """How many times another setting's score one has."""
         return self.score(setting).over(self.score(over))
 
     def best(self, among: Iterable[EngineSetting] | None = None) -> EngineSetting | None:
-        """The highest score; None where nothing was measured."""
         settings = self.measured if among is None else among
         return max(settings, key=lambda setting: self.score(setting).log, default=None)
 

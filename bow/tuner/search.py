@@ -69,7 +69,6 @@ class TrialBudget:
             self._setup_s[setting.engine] = max(0.0, result.seconds - trial.measured_s(result.rates))
 
     def part_of_rest_s(self, trials: int) -> float:
-        """How long each of so many further trials may measure, if all that is left goes to them."""
         each = (self.total_s - self._record.spent_s) / trials
         most_setup_s = max(self._setup_s.values())
         return min(max(each - most_setup_s, self.trial_s), LONGEST_TRIAL_S)
@@ -86,7 +85,6 @@ class TrialBudget:
         return None
 
     def cost_s(self, candidate: Candidate, learners: int) -> float:
-        """What a trial is expected to take in all."""
         return self.trial_s + self._setup_s[candidate.engine] + self.compile_s(candidate, learners)
 
     def most_s(self, candidate: Candidate, seconds: float) -> float:
@@ -94,7 +92,6 @@ class TrialBudget:
         return 2 * (seconds + self._setup_s[candidate.engine])
 
     def compile_s(self, candidate: Candidate, learners: int) -> float:
-        """What compiling for a trial is expected to take."""
         was_compiled = (candidate.at(learners) if candidate.compiles_each else candidate.engine) in self._compiled
         return 0.0 if was_compiled else candidate.compile_s
 
@@ -159,7 +156,6 @@ class Search:
         self._to_compile: list[Candidate] = []
 
     def trials(self) -> _Search[None]:
-        """All trials, one after another; each is answered with its result."""
         direct = [candidate for candidate in self._candidates if not candidate.compile_s]
         self._to_compile = [candidate for candidate in self._candidates if candidate.compile_s]
         self._plan_compilation()

@@ -50,7 +50,6 @@ class Trial:
         return no_hope or is_late or len(rates) >= self.repeats
 
     def measured_s(self, rates: Sequence[float]) -> float:
-        """How long these repeats were to measure, together."""
         return self.seconds * len(rates) / self.repeats
 
 
