@@ -103,24 +103,22 @@ def check_engines(machine: MachineInfo) -> list[EngineCheck]:
     fused = f"not compiled: torch.compile needs {lacking}" if lacking else "compiled"
     native = "on the CPU, one executor per learner"
     if lacking:
-        native = f"runs eager on the CPU: its runtime needs {lacking}"
+        native = f"runs eager {'on the CPU' if machine.gpus else 'instead'}: its runtime needs {lacking}"
     elif not is_built():
         native += "; its runtime is not built yet: python -m bow.runtime"
-    if not machine.gpus:
-        if lacking:
-            native = f"runs eager instead: its runtime needs {lacking}"
-        return [
-            EngineCheck("eager", True, "on the CPU"),
-            EngineCheck("fused", True, f"on the CPU, {fused}"),
-            EngineCheck("graph", not lacking, native),
-            EngineCheck("streams", True, "on the CPU, one thread of Python per learner"),
-        ]
-    return [
-        EngineCheck("eager", True, "on the CPU and GPUs"),
-        EngineCheck("fused", True, f"on the CPU, {fused}" + ("" if lacking else "; on GPUs, one graph a round")),
-        EngineCheck("graph", True, f"on GPUs; {native}" if lacking else f"{native}; on GPUs, graphs of CUDA"),
-        EngineCheck("streams", True, "on the CPU, one thread of Python per learner; on GPUs, one stream each"),
-    ]
+    notes = {
+        "eager": "on the CPU",
+        "fused": f"on the CPU, {fused}",
+        "graph": native,
+        "streams": "on the CPU, one thread of Python per learner",
+    }
+    if machine.gpus:
+        notes["eager"] += " and GPUs"
+        notes["fused"] += "" if lacking else "; on GPUs, one graph a round"
+        notes["graph"] = f"on GPUs; {native}" if lacking else f"{native}; on GPUs, graphs of CUDA"
+        notes["streams"] += "; on GPUs, one stream each"
+    runs = bool(machine.gpus or not lacking)
+    return [EngineCheck(name, runs or name != "graph", note) for name, note in notes.items()]
 
 
 REQUIRED = {

@@ -4,7 +4,6 @@ from bow.cluster.launch import WorkerJob as WorkerJob
 from bow.cluster.processes import Bucket as Bucket
 from bow.cluster.processes import Processes as Processes
 from bow.cluster.processes import Ranks as Ranks
-from bow.cluster.processes import check_bucket as check_bucket
 from bow.cluster.rendezvous import is_leader as is_leader
 from bow.cluster.rendezvous import is_member as is_member
 from bow.cluster.rendezvous import job_name as job_name

@@ -178,8 +178,7 @@ def _read_records(path: Path) -> tuple[Tensor, Tensor]:
     """Images and labels: each record is a label byte, then 1,024 bytes of red, green and blue each."""
     if not path.is_file():
         raise DataError(f"{path} is missing; {_REMEDY}")
-    # A bytearray because torch warns about tensors on memory that must not be written.
-    content = bytearray(path.read_bytes())
+    content = _read(path)
     if not content or len(content) % _RECORD_BYTES:
         raise DataError(
             f"{path} has {len(content)} bytes, which is not a multiple of the {_RECORD_BYTES} of a record; "

@@ -18,25 +18,21 @@ class TensorSamples:
     def __init__(self, data: Any) -> None:
         leaves, self._spec = tree_flatten(data)
         _check_leaves(leaves)
-        self._leaves: list[Tensor] = [leaf.detach() for leaf in leaves]
+        self.leaves: list[Tensor] = [leaf.detach() for leaf in leaves]  # in the order of the pytree's
         self.device: torch.device = leaves[0].device
 
     def __len__(self) -> int:
-        return len(self._leaves[0])
-
-    @property
-    def leaves(self) -> list[Tensor]:
-        return self._leaves
+        return len(self.leaves[0])
 
     @property
     def nbytes(self) -> int:
-        return sum(leaf.nbytes for leaf in self._leaves)
+        return sum(leaf.nbytes for leaf in self.leaves)
 
     def to(self, device: torch.device) -> "TensorSamples":
         return TensorSamples(self.map(lambda leaf: leaf.to(device)))
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Any:
-        return self._tree([function(leaf) for leaf in self._leaves])
+        return self._tree([function(leaf) for leaf in self.leaves])
 
     def gather(self, indices: Tensor) -> Batch:
         return self.map(lambda leaf: leaf.index_select(0, indices))
@@ -47,7 +43,7 @@ class TensorSamples:
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """All samples in order, as views."""
-        for pieces in zip(*(torch.split(leaf, batch_size) for leaf in self._leaves), strict=True):
+        for pieces in zip(*(torch.split(leaf, batch_size) for leaf in self.leaves), strict=True):
             yield self._tree(list(pieces))
 
     def _tree(self, leaves: list[Tensor]) -> Batch:

@@ -3,29 +3,19 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from bow.observe.loggers import JsonLinesLogger, Logger, SafeLogger, TensorBoardLogger
-from bow.observe.progress import ProgressBar
-from bow.observe.records import Record, read_records
-from bow.observe.run_directory import RunDirectory, RunLock
+from bow.observe.loggers import JsonLinesLogger as JsonLinesLogger
+from bow.observe.loggers import Logger as Logger
+from bow.observe.loggers import SafeLogger as SafeLogger
+from bow.observe.loggers import TensorBoardLogger as TensorBoardLogger
+from bow.observe.progress import ProgressBar as ProgressBar
+from bow.observe.records import Record as Record
+from bow.observe.records import read_records as read_records
+from bow.observe.run_directory import RunDirectory as RunDirectory
+from bow.observe.run_directory import RunLock as RunLock
 
 if TYPE_CHECKING:
     from bow.observe.mlflow import MlflowLogger as MlflowLogger
     from bow.observe.weights_and_biases import WandbLogger as WandbLogger
-
-__all__ = [
-    "JsonLinesLogger",
-    "Logger",
-    "MlflowLogger",
-    "ProgressBar",
-    "Record",
-    "RunDirectory",
-    "RunLock",
-    "SafeLogger",
-    "TensorBoardLogger",
-    "WandbLogger",
-    "read_records",
-]
-
 
 _LAZY = {"MlflowLogger": "bow.observe.mlflow", "WandbLogger": "bow.observe.weights_and_biases"}
 

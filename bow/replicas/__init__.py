@@ -16,7 +16,6 @@ from bow.replicas.model import in_mode as in_mode
 from bow.replicas.model import num_trainable as num_trainable
 from bow.replicas.model import prepare_template as prepare_template
 from bow.replicas.optimizer import OptimizerFactory as OptimizerFactory
-from bow.replicas.optimizer import OptimizerRows as OptimizerRows
 from bow.replicas.optimizer import is_plain_adam as is_plain_adam
 from bow.replicas.optimizer import is_plain_sgd as is_plain_sgd
 from bow.replicas.optimizer import kind_of as kind_of

@@ -63,14 +63,10 @@ class AccessLog:
     """The accesses of all memory that may still matter, and the clocks of all actors."""
 
     def __init__(self) -> None:
-        self.clocks: dict[str, Clock] = {HOST: {}}
+        self.host: Clock = {}  # what the host has seen end
+        self.clocks: dict[str, Clock] = {HOST: self.host}
         self._histories: dict[int, tuple[StorageWeakRef, History]] = {}
         self._pinned: set[int] = set()
-
-    @property
-    def host(self) -> Clock:
-        """What the host has seen end."""
-        return self.clocks[HOST]
 
     def clock(self, actor: str) -> Clock:
         return self.clocks.setdefault(actor, {})

@@ -13,11 +13,11 @@ from bow.engines import Batch
 from bow.engines.config import Engine
 from bow.engines.memory import is_cpu
 from bow.errors import BowError, ScheduleError, SettingError, reason
+from bow.files import read_text
 from bow.schedule import Schedule
 from bow.schedule.schedule import FORMAT
 from bow.training.checks import check_schedule
 from bow.training.replicas_config import ReplicasConfig
-from bow.values import given_path
 
 AUTO: Literal["auto"] = "auto"
 
@@ -28,14 +28,7 @@ def read_schedule(schedule: object) -> Schedule | Literal["auto"] | None:
     if schedule is None or schedule == AUTO:
         return AUTO if schedule == AUTO else None
     if isinstance(schedule, str | Path):
-        file = given_path("schedule", schedule)
-        try:
-            schedule = _parsed(file, file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise SettingError(
-                f'schedule={str(schedule)!r} cannot be read ({why}); give "auto", or a file that bow schedule wrote'
-            ) from error
+        schedule = _parsed(schedule, read_text("the schedule", schedule))
     if not isinstance(schedule, Schedule):
         raise SettingError(
             f'schedule must be a bow.Schedule, a file of one, "auto" or None, got {schedule!r}; of what bow.plan '
@@ -45,7 +38,7 @@ def read_schedule(schedule: object) -> Schedule | Literal["auto"] | None:
     return schedule
 
 
-def _parsed(path: Path, text: str) -> Schedule:
+def _parsed(path: str | Path, text: str) -> Schedule:
     try:
         kind = json.loads(text)["format"]
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -11,7 +11,6 @@ from bow.tuner.cache import CachedChoice as CachedChoice
 from bow.tuner.cache import ChoiceCache as ChoiceCache
 from bow.tuner.calibration import Calibration as Calibration
 from bow.tuner.calibration import DecisionRow as DecisionRow
-from bow.tuner.config import Objective as Objective
 from bow.tuner.config import Tuner as Tuner
 from bow.tuner.devices import DeviceTuners as DeviceTuners
 from bow.tuner.devices import balance as balance
@@ -20,7 +19,6 @@ from bow.tuner.efficiency import RunningMoments as RunningMoments
 from bow.tuner.efficiency import StatisticalEfficiency as StatisticalEfficiency
 from bow.tuner.efficiency import moments as moments
 from bow.tuner.efficiency import repulsion as repulsion
-from bow.tuner.online import LearnerChange as LearnerChange
 from bow.tuner.online import MeasurementWindow as MeasurementWindow
 from bow.tuner.online import OnlineTuner as OnlineTuner
 from bow.tuner.online import TunerDecision as TunerDecision

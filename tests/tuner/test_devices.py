@@ -56,12 +56,6 @@ def test_the_balance_is_the_best_of_all_combinations(pair: str) -> None:
     assert throughput(three, balance(measured)) == pytest.approx(best_of(three))
 
 
-def test_the_balance_minds_what_learners_are_worth() -> None:
-    linear = {k: 1.0 + 0.01 * k for k in range(1, 9)}
-    assert balance([linear, linear]) == (8, 8)
-    assert balance([linear, linear], efficiency=lambda k: k**-2.0) == (1, 1)
-
-
 def test_of_equal_combinations_the_one_with_fewest_learners_is_taken() -> None:
     assert balance([{1: 1.0, 2: 2.0, 4: 4.0}, {1: 1.0, 2: 2.0}]) == (1, 1)
 
