@@ -56,12 +56,7 @@ def say(text: str, file: TextIO | None = None) -> None:
 
 
 def wrapped(line: str, width: int) -> list[str]:
-    """A line as several that fit: what has two spaces around it stays together where that is short enough.
-
-    Example:
-        >>> wrapped("epoch 1  train loss 0.5  accuracy 87.50 %", width=30)
-        ['epoch 1  train loss 0.5', '    accuracy 87.50 %']
-    """
+    """A line as several that fit: what has two spaces around it stays together where that is short enough."""
     if len(line) <= width:
         return [line]
     line = line.replace(" %", f"{NO_BREAK}%")

@@ -26,13 +26,7 @@ def whole(
     also: str = "",
     remedy: str = "",
 ) -> int:
-    """A whole number as an `int`; those of NumPy count, and whatever else has `__index__`.
-
-    Example:
-        >>> whole("learners", True, also='"auto"')
-        Traceback (most recent call last):
-        bow.errors.SettingError: learners must be a whole number of at least 1, or "auto", got True of type bool
-    """
+    """A whole number as an `int`; those of NumPy count, and whatever else has `__index__`."""
     try:
         given = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -46,13 +40,7 @@ def whole(
 
 
 def processes(name: str, value: Any, cores: int, also: str = "") -> int:
-    """A number of processes that a machine with so many cores can bear.
-
-    Example:
-        >>> processes("devices", 999, cores=2)
-        Traceback (most recent call last):
-        bow.errors.SettingError: devices must be a whole number from 1 to 8, got 999; use devices=2
-    """
+    """A number of processes that a machine with so many cores can bear."""
     return whole(name, value, most=PROCESSES_PER_CORE * cores, also=also, remedy=f"use {name}={cores}")
 
 
@@ -72,13 +60,7 @@ def number(
     also: str = "",
     remedy: str = "",
 ) -> float:
-    """A finite number within bounds; those of NumPy count.
-
-    Example:
-        >>> number("mu", float("nan"), least=0, below=1)
-        Traceback (most recent call last):
-        bow.errors.SettingError: mu must be a finite number of at least 0 and below 1, got nan
-    """
+    """A finite number within bounds; those of NumPy count."""
     bounds = {"above": above, "at least": least, "below": below, "at most": most}
     words = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
     if not is_finite(value):
@@ -109,13 +91,7 @@ def parameter_names(function: Any) -> list[str]:
 
 
 def given_path(name: str, value: Any, refusal: type[BowError] = SettingError) -> Path:
-    """A path with `~` expanded.
-
-    Example:
-        >>> given_path("run", 7)
-        Traceback (most recent call last):
-        bow.errors.SettingError: run must be a path such as 'runs/first', got 7
-    """
+    """A path with `~` expanded."""
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
         raise refusal(_refusal(name, "a path such as 'runs/first'", "", value, ""))

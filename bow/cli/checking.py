@@ -35,12 +35,7 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], pre
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a plain value can be what an annotation asks for; true where the annotation is not plain.
-
-    Example:
-        >>> fits(3, float), fits("abc", int | None), fits((1, "b"), tuple[int, ...]), fits("x", Literal["y"])
-        (True, False, False, False)
-    """
+    """Whether a plain value can be what an annotation asks for; true where the annotation is not plain."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         return any(fits(value, option) for option in arguments)

@@ -10,8 +10,8 @@ from safetensors.torch import load_model
 from torch import Tensor, nn
 
 from bow.cli.arguments import loss_or_step, metrics_of, model_and_data
-from bow.cli.composition import Composition, recompose
-from bow.data import DataSplits, evaluation_batches
+from bow.cli.composition import recompose
+from bow.data import evaluation_batches
 from bow.errors import DataError, ModelError, RunDirectoryError, SettingError, disk_reason, reason
 from bow.observe import RunDirectory, read_records
 from bow.observe.text import metric_text
@@ -54,7 +54,10 @@ def run(words: Sequence[str]) -> int:
             np.save(file, outputs.numpy())
     except OSError as error:
         raise SettingError(f"out={path} cannot be written ({disk_reason(error)}); name another file") from error
-    measured = _measured(model, composition, splits) if given[1] == VALIDATION else {}
+    measured: dict[str, float] = {}
+    if given[1] == VALIDATION:  # what the run's training would have measured
+        metrics = metrics_of(composition.settings["validation"]["metrics"])
+        measured = evaluate(model, splits.validation, metrics, **loss_or_step(composition, splits))
     values = "".join(f", {name} {metric_text(name, value)}" for name, value in measured.items())
     print(f"outputs {list(outputs.shape)}{values}: {path}")
     return 0
@@ -95,11 +98,6 @@ def _read(path: Path, model: nn.Module) -> Tensor:
         ) from error
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     return inputs.to(dtype) if inputs.is_floating_point() else inputs
-
-
-def _measured(model: nn.Module, composition: Composition, splits: DataSplits) -> dict[str, float]:
-    metrics = metrics_of(composition.settings["validation"]["metrics"])
-    return evaluate(model, splits.validation, metrics, **loss_or_step(composition, splits))
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ import contextlib
 import importlib
 import importlib.resources
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,7 +94,11 @@ def run(words: Sequence[str], partition: str | None = None, checks: bool = True)
 def _train(composition: Composition) -> tuple["Result", int]:
     """What came out, and the exit status."""
     arguments = build(composition)
-    by = {} if (given := composition.settings.get(PARTITION)) is None else _partition(given)
+    by: dict[str, Any] = {}
+    if (given := composition.settings.get(PARTITION)) is not None:
+        from bow.planning.search.search import Found
+
+        by = {"partition": Found.load(given["path"]).partition, "check_partition": given["check"]}
     result = run_training(TrainConfig(**arguments, **by, source=composition.settings))
     return result, _report(result, isinstance(arguments["data"], SyntheticSamples))
 
@@ -151,12 +155,6 @@ def _by_partition(composition: Composition, file: str, checks: bool) -> Composit
     learners = composition.settings["learners"] if composition.given("learners") else "auto"
     given = {PARTITION: {"path": file, "check": checks}}
     return replace(composition, settings={**composition.settings, "learners": learners, **given})
-
-
-def _partition(given: Mapping[str, Any]) -> dict[str, Any]:
-    from bow.planning.search.search import Found
-
-    return {"partition": Found.load(given["path"]).partition, "check_partition": given["check"]}
 
 
 def _why_one_by_one(compositions: Sequence[Composition]) -> str | None:

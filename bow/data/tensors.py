@@ -92,16 +92,12 @@ class Indexed:
         return self.samples.map(take)
 
 
-def _flatten(batch: Indexed) -> tuple[list[Tensor], TensorSamples]:
-    return [batch.indices], batch.samples
-
-
-def _unflatten(leaves: Any, samples: TensorSamples) -> Indexed:
-    (indices,) = leaves
-    return Indexed(samples, indices)
-
-
-register_pytree_node(Indexed, _flatten, _unflatten, serialized_type_name="bow.data.Indexed")
+register_pytree_node(
+    Indexed,
+    lambda batch: ([batch.indices], batch.samples),
+    lambda leaves, samples: Indexed(samples, *leaves),
+    serialized_type_name="bow.data.Indexed",
+)
 
 
 class TensorStream(IndexedStream):

@@ -38,18 +38,8 @@ def read_gpu_links(uuids: Sequence[str]) -> dict[tuple[int, int], tuple[Connecti
 
 
 def links_between(uuids: Sequence[str], listing: str, table: str) -> dict[tuple[int, int], tuple[Connection, int]]:
-    r"""The links of some GPUs, by pair of positions among these.
-
-    `nvidia-smi` numbers all GPUs of the machine, PyTorch those that a process sees: `CUDA_VISIBLE_DEVICES` leaves some
-    out and orders the others, by numbers or UUIDs, and `CUDA_DEVICE_ORDER` says what the numbers count. UUIDs are the
-    same everywhere. What is not a whole GPU (MIG) has none that is listed here, and so no links.
-
-    Example:
-        >>> listing = "GPU 0: H100 (UUID: GPU-0a)\nGPU 1: H100 (UUID: GPU-1b)\nGPU 2: H100 (UUID: GPU-2c)\n"
-        >>> table = "\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV18\tSYS\nGPU1\tNV18\tX\tPHB\nGPU2\tSYS\tPHB\tX\n"
-        >>> links_between(["2c", "1b"], listing, table)[0, 1]
-        ('HOST', 0)
-    """
+    """The links of some GPUs, by pair of positions among these; part of a GPU (MIG) has none."""
+    # `nvidia-smi` numbers all GPUs of the machine, PyTorch those that a process sees, in an order of its own.
     numbers = {_plain(uuid): int(number) for number, uuid in _LISTED.findall(listing)}
     places = {numbers[plain]: place for place, plain in enumerate(map(_plain, uuids)) if plain in numbers}
     return {
@@ -60,12 +50,7 @@ def links_between(uuids: Sequence[str], listing: str, table: str) -> dict[tuple[
 
 
 def parse_gpu_links(text: str) -> dict[tuple[int, int], tuple[Connection, int]]:
-    r"""What `nvidia-smi topo -m` prints, by pair of GPUs.
-
-    Example:
-        >>> parse_gpu_links("\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV18\t0-95\nGPU1\tNV18\t X \t0-95\n")
-        {(0, 1): ('NVLINK', 18), (1, 0): ('NVLINK', 18)}
-    """
+    """What `nvidia-smi topo -m` prints, by pair of GPUs."""
     lines = [_ESCAPES.sub("", line).split("\t") for line in text.splitlines() if line.strip()]
     columns = [cell.strip() for cell in lines[0]] if lines else []
     links: dict[tuple[int, int], tuple[Connection, int]] = {}

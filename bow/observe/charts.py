@@ -83,7 +83,9 @@ class Chart:
     @property
     def legend(self) -> list[Series]:
         """One series of each name, the faint one only where it is alone; none where there is one name."""
-        shown = {series.name: series for series in sorted(self.series, key=_boldness) if series.points}
+        shown = {
+            series.name: series for series in sorted(self.series, key=lambda series: not series.faint) if series.points
+        }
         return list(shown.values()) if len(shown) > 1 else []
 
     def svg(self) -> str:
@@ -151,10 +153,6 @@ class Chart:
         """Largest by smallest value, 1 where a logarithmic axis is out of the question."""
         values = [value for _, value in self.points]
         return 1.0 if self.y.zero or self.y.percent or min(values) <= 0 else max(values) / min(values)
-
-
-def _boldness(series: Series) -> bool:
-    return not series.faint
 
 
 def thin(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:

@@ -10,9 +10,9 @@ LARS, LAMB, ...) is found out by a numerical probe and gets one tensor per param
 
 import contextlib
 import copy
-import functools
 import inspect
 import math
+import operator
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
@@ -185,13 +185,11 @@ class OptimizerRows:
         groups = self.optimizer.param_groups
         if not (isinstance(self.optimizer, SGD) and any(group["fused"] and group["momentum"] for group in groups)):
             return [stepping]
-        begun = [any(self._has_momentum(tensor) for tensor, _ in bound) for bound in self._tensors]
+        momenta = {id(key): state.get("momentum_buffer") for key, state in self.optimizer.state.items()}
+        begun = [any(momenta.get(id(tensor)) is not None for tensor, _ in bound) for bound in self._tensors]
         if len(set(begun)) == 1:
             return [stepping]
         return [[steps and has == one for steps, has in zip(stepping, begun, strict=True)] for one in (True, False)]
-
-    def _has_momentum(self, tensor: Tensor) -> bool:
-        return self.optimizer.state.get(tensor, {}).get("momentum_buffer") is not None
 
     def _set_gradients(self, stepping: Sequence[bool]) -> None:
         for bound, steps in zip(self._tensors, stepping, strict=True):
@@ -203,21 +201,12 @@ class OptimizerRows:
     def _cuts(self, group: int) -> list[Callable[[Tensor], Tensor]]:
         """How a row is cut for one optimizer group: whole, or parameter by parameter."""
         if self.elementwise:
-            return [functools.partial(_slice, part=self._layout.group_slices[group])]
+            return [operator.itemgetter(self._layout.group_slices[group])]
         return [slot.of for slot in self._layout.group_slots[group]]
 
 
-def _slice(row: Tensor, part: slice) -> Tensor:
-    return row[part]
-
-
 def num_state_tensors(optimizer: OptimizerFactory) -> int:
-    """How many tensors of a parameter's size an optimizer keeps for it, seen by trying; 0 where that fails.
-
-    Example:
-        >>> num_state_tensors(torch.optim.AdamW)
-        2
-    """
+    """How many tensors of a parameter's size an optimizer keeps for it, seen by trying; 0 where that fails."""
     for shape in ((3,), (3, 4)):  # Muon refuses vectors
         parameter = nn.Parameter(torch.ones(shape))
         try:

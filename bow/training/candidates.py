@@ -97,8 +97,8 @@ def _of_engine(
     threads = torch.get_num_threads() if replicas_config.on_cpu else 1
     compiled = Candidate(f"{engine}{COMPILED}", counts=counts, compile_s=COMPILE_S)
     if engine == "fused":
-        fits = request.engine != "auto" or not replicas_config.on_cpu or _is_fusible(replicas_config.model)
-        if fits:
+        is_unfit = any(isinstance(module, UNFIT_FOR_FUSED) for module in replicas_config.model.modules())
+        if request.engine != "auto" or not replicas_config.on_cpu or not is_unfit:
             gain = FUSED_GAIN if num_trainable(replicas_config.model) <= FUSED_PARAMETERS else 1.0
             lane = Candidate(engine, threads, counts, compile_s=FUSED_COMPILE_S, compiles_each=True, expected_gain=gain)
             yield replace(lane, start=rule)
@@ -106,7 +106,8 @@ def _of_engine(
         build_s = 0.0 if is_built() else BUILD_S
         if not request.compile:
             yield Candidate(engine, counts=counts, compile_s=build_s)
-            several = tuple(count for count in counts if _threads_each(count, threads) > 1)
+            cores = len(available_cores())
+            several = tuple(count for count in counts if share_cores(count, cores, threads)[1] > 1)
             if several:
                 yield Candidate(engine, threads, several, compile_s=build_s)
         # Capturing builds the runtime, so that without it nothing is captured to find out.
@@ -118,11 +119,3 @@ def _of_engine(
     else:
         numbers = {1, threads} if engine == "eager" else {1}
         yield from (Candidate(engine, number, counts) for number in sorted(numbers, reverse=True))
-
-
-def _threads_each(learners: int, threads: int) -> int:
-    return share_cores(learners, len(available_cores()), threads)[1]
-
-
-def _is_fusible(model: nn.Module) -> bool:
-    return not any(isinstance(module, UNFIT_FOR_FUSED) for module in model.modules())

@@ -62,7 +62,7 @@ class Signals:
         elif replicas.learners > 1 and abs(replicas.rounds - self._looked_at) >= EVERY:
             # Where the step is part of the learning tasks, gradients are not written to `G`, unless a hook wants to
             # come between. A GPU writes them always, and would capture its graphs anew.
-            hook = None if replicas.streams is not None else replicas.optimizer.register_step_post_hook(_nothing)
+            hook = None if replicas.streams is not None else replicas.optimizer.register_step_post_hook(lambda *_: None)
             self._shown = weakref.ref(replicas), hook
 
     def _look(self, replicas: Replicas) -> None:
@@ -129,10 +129,6 @@ def _add(moments: RunningMoments, rows: Iterable[Tensor]) -> None:
     mean = total / count
     if squares:  # rows of zeros say nothing: engine `fused` writes no gradients
         moments.add(float(squares) / count, float(mean.dot(mean)), count)
-
-
-def _nothing(*_: object) -> None:
-    pass
 
 
 def _sgd_settings(optimizer: Optimizer) -> tuple[float, float]:

@@ -178,12 +178,7 @@ def without_a_trace(place: torch.device | StreamDevice) -> Iterator[None]:
 
 
 def split(name: str) -> tuple[str, bool]:
-    """The engine of a setting, and whether it compiles the learning task.
-
-    Example:
-        >>> split("graph+compiled"), split("eager")
-        (('graph', True), ('eager', False))
-    """
+    """The engine of a setting, and whether it compiles the learning task."""
     return name.removesuffix(COMPILED), name.endswith(COMPILED)
 
 

@@ -117,13 +117,7 @@ def coherence(repulsion: float, alpha: float, momentum: float = 0.0) -> float:
 
 @dataclass(frozen=True)
 class StatisticalEfficiency:
-    """What a sample is worth, by learners: call it with a number of learners of this device.
-
-    Example:
-        >>> efficiency = StatisticalEfficiency(noise_scale=48.0, batch_size=16, repulsion=0.05)
-        >>> [round(efficiency(learners), 2) for learners in (1, 2, 4, 8, 32)]
-        [1.0, 0.74, 0.47, 0.22, 0.0]
-    """
+    """What a sample is worth, by learners: call it with a number of learners of this device."""
 
     noise_scale: float | None
     batch_size: int
