@@ -138,7 +138,6 @@ def metis(evaluator: SimulatedEvaluator, seed: int = 0, devices: Sequence[int] |
 
 GMAP = ("scotch_gmap", "gmap")
 ARCHITECTURE = ("amk_grf", "scotch_amk_grf")  # What distributions call the programs
-
 DISTANCE, SPEED = 10, 1000
 """What the shortest way between two devices, and the speed of all together, are as whole numbers."""
 

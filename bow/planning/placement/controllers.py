@@ -25,9 +25,7 @@ from bow.planning.search.processes import Inbox, SearchProcess, Send
 Messages: TypeAlias = "queue.Queue[tuple[SearchProcess, Any]]"
 
 POLL_S = 0.1  # how often the time that is spent is looked at while no controller sends anything
-
 CLOSING_S = 5.0  # how long a controller that sends nothing more may take to end by itself
-
 MOST_DEATHS = 3  # a controller that ends so often in a row without having sent anything is not started again
 
 

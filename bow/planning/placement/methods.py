@@ -19,7 +19,6 @@ from bow.planning.search.search import search
 from bow.seeds import derive_seed
 
 ATTEMPTS = 100  # So many placements are drawn at random for one that fits
-
 MOST_UPDATES = 10_000  # Of a training that ends by its seconds, which come earlier
 
 Say: TypeAlias = Callable[[str], None]  # called with a line of progress

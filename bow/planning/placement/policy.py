@@ -31,7 +31,6 @@ class Operations:
 
 
 MOST_SIZES = 32  # Of an operation's outputs so many sizes are looked at
-
 LOG_SCALE = 10.0
 """Sizes are embedded as log2(1 + size) / 10, so that a thousand is about 1: raw ones would drown all else."""
 

@@ -10,9 +10,7 @@ from functools import cached_property
 from bow.errors import TopologyError
 
 NS_PER_US = 1000.0
-
 GIB = 2**30
-
 TYPICAL_BYTES = 2**20
 """Of several ways between two devices, a transfer takes the one on which so many bytes pass soonest."""
 

@@ -15,9 +15,7 @@ from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopol
 from bow.values import given_path
 
 NETWORK = "network"  # the switch that joins the nodes
-
 _Described = TypeVar("_Described", DeviceKind, Link)
-
 _KEYS = {"name", "kinds", "devices", "switches", "links", "nodes", "network", "overlap", "sum_us"}
 
 

@@ -56,7 +56,6 @@ def model_parallel(graph: OperatorGraph, costs: Costs, num_devices: int) -> tupl
 
 
 DENSE = frozenset({"linear", "matmul"})  # kinds of operators that are densely connected, where they have weights
-
 KEEPING = frozenset({"pointwise", "dropout"})
 """Kinds of operators that stay with the tiles of the dense layer whose results they change one by one."""
 

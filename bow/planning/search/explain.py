@@ -16,9 +16,7 @@ from bow.planning.simulator.step_model import TaskKind
 from bow.terminal import aligned
 
 SUMS = frozenset({TaskKind.FORWARD_SUM, TaskKind.BACKWARD_SUM, TaskKind.REDUCTION})
-
 MOVES = frozenset({TaskKind.TRANSFER, TaskKind.GRADIENT})
-
 COLUMNS = ("operator", "kind", "split", "devices", "forward", "backward", "moved", "summed", "update")
 
 

@@ -230,9 +230,7 @@ def _improve(course: _Course, simulation: Simulation, space: SplitSpace, operato
 Moves: TypeAlias = Literal["paper", "symmetric", "guided"]  # what walks change next
 
 MOVES: tuple[Moves, ...] = ("paper", "symmetric", "guided")
-
 STARTS = ("data", "expert", "random", "model", "single", "optcnn")  # what a walk may start from
-
 DESCENT = 0.3  # this part of a budget is kept for going down from the best partition of each walk
 
 

@@ -187,16 +187,12 @@ class SymmetricProposals:
 
 
 SINGLE = 0.3  # so often one operator changes
-
 UNIFORM = 0.5
 """So often one operator that changes gets any split: the paper's proposal, by which every partition can be reached."""
 
 CONNECTED = 4  # so many families change together at most
-
 CRITICAL = 0.3  # so often the operator that changes is one that the end of the step waits for, where these are known
-
 FACTORS = (0.5, 2, 2, 3, 4)  # by one of these a degree changes when operators move together
-
 TOGETHER = 0.3  # so often operators that share their devices move to others together
 
 

@@ -17,11 +17,8 @@ DeviceLists: TypeAlias = Literal["auto", "every", "distinct", "regular"]
 """Which lists of devices the tiles of an operator may have, see `SplitSpace`."""
 
 FEW = 4  # up to so many devices all lists without repetition are tried: 24 of 4 devices, 40,320 of 8
-
 SOME = 8  # up to so many devices all degrees and all evenly spaced lists are tried
-
 DIMENSIONS = 2  # with more devices than that, at most so many dimensions are split at once
-
 NUM_RANDOM = 4  # so many lists of each length are drawn at random besides the regular ones
 
 

@@ -114,7 +114,6 @@ def group_times(model: StepModel, group: WeightGroup, reader: int, split: Split)
 Array: TypeAlias = NDArray[np.int64]
 
 NEVER = -(2**50)  # the time of what does not happen; sums of several stay far below any time
-
 FAR = 2**50  # the time after what does not happen
 
 

@@ -165,7 +165,6 @@ class TaskCosts:
 
 
 NS_PER_S = 1e9
-
 UPDATE_PASSES = 5
 """Over how many times its weights' bytes an update goes: SGD with momentum reads three tensors and writes two."""
 

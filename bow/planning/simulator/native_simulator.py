@@ -28,7 +28,6 @@ WHAT = "the compiled simulator"
 
 # No fused multiply and add: times are to be equal to the nanosecond to those that Python works out.
 FLAGS = ("-shared", "-fPIC", "-std=c++20", "-O3", "-march=native", "-ffp-contract=off")
-
 UPDATE_NS = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int32)
 """How long an update takes, by bytes and device."""
 
@@ -106,7 +105,6 @@ def _load() -> ctypes.CDLL:
 
 
 NOBODY = -1  # makes what comes with the batch
-
 MOST_TILES = 2**16  # of an operator: their numbers have 16 bits in what orders the tasks
 
 

@@ -186,7 +186,6 @@ def replica_bytes(
 
 
 GRADIENT_COPIES = 1.0  # gradients of weights take as much memory as the weights
-
 AVERAGING_COPIES = 5.0
 """Averaged learners keep so many more copies of a model: correction, central model, its next and last, their sum."""
 

@@ -23,7 +23,6 @@ from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.runtime import TileRuntime
 
 COPIES = 3  # Both steps, one after the other, have so many times the bytes of all tensors that operators make, at most
-
 ROUNDING, NOISE = 8, 16
 """A gradient may be rounding alone, as that of a bias in front of batch norm: it may be off by so many times (`NOISE`)
 what it moves by where every weight moves by so many units in the last place (`ROUNDING`)."""

@@ -32,9 +32,7 @@ from bow.planning.tiles.operators.exported import Exported, Result, exported_cal
 from bow.planning.tiles.operators.losses import pointwise
 
 _INSTEAD = "train without a partition"
-
 refusal = functools.partial(_refusal, instead=_INSTEAD)  # The error for a step that cannot be captured
-
 refused = functools.partial(_refused, instead=_INSTEAD)  # The error for a step during which torch raised something
 
 

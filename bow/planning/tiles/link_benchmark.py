@@ -36,7 +36,6 @@ LinkModels: TypeAlias = dict[tuple[int, int], tuple[float, float]]
 """By pair of devices: latency in nanoseconds, and nanoseconds for each byte."""
 
 IDLE_REPEATS = 25
-
 IDLE_WARM_UP = 5
 
 
@@ -112,19 +111,15 @@ def _pass(group: ProcessGroup, source: torch.Tensor, other: int, sends: bool) ->
 
 
 LAYERS = 8
-
 SHAPES = ((8, 64), (32, 128), (64, 256), (128, 512), (256, 1024))
 """Samples and width of what is sent between layers, halves of it: messages of 1, 8, 32, 128 and 512 KiB."""
 
 CHANNELS = 64  # And samples, of what batch norms are measured on
-
 SUMS = 5
 """Of a batch norm in two halves of the samples: forward and back for each half of the channels, and the weights'."""
 
 TURNS, FEW_TURNS = 11, 3  # in which messages are timed for a plan, and before a training that has none
-
 WARM_UP = 2
-
 PER_BYTE_NS = (1e-6, 1e6)
 """From 1 KB/s to 1 PB/s: no link is faster or slower, and what is far beyond has no bandwidth as a number."""
 

@@ -20,13 +20,9 @@ from bow.planning.tiles.link_benchmark import cache_busy_links, measure_busy_lin
 from bow.planning.tiles.process_group import ProcessGroup
 
 SIDE = {"cpu": 512, "cuda": 4096}  # Of the square matrices whose product is timed
-
 COPIED = {"cpu": 2**24, "cuda": 2**28}  # Elements of float32 that are copied: far more than caches hold
-
 STARTED = 200  # So many small operators are started to see what starting one costs
-
 REPEATS = 5
-
 HALF_OUTPUTS = {"cpu": 64, "cuda": 4 * 128}
 """Results at which a product runs at half its speed: on a GPU for each multiprocessor, four for each of 128 units."""
 
@@ -83,11 +79,8 @@ def _finish(device: torch.device) -> None:
 
 
 MACHINE = "machine"  # By this name the topology of the machine that one is on is asked for
-
 MEMORY = Path("/proc/meminfo")
-
 THREADS = Path("/proc/self/task")
-
 NVLINK_GB_PER_S = 20.0
 """What an NVLink brings each way: 25 GB/s on the data sheet from V100 on, and about 80 % of it in practice."""
 
@@ -96,7 +89,6 @@ PCIE_GB_PER_S: dict[Connection, float] = {"SWITCH": 12.0, "HOST": 11.0, "NODE": 
 
 NVLINK_LATENCY_US = 3.0
 PCIE_LATENCY_US = 8.0
-
 MEMORY_LATENCY_US = 50.0
 MEMORY_GB_PER_S = 0.6
 """What Gloo brings between two processes of a machine that compute meanwhile. A measurement replaces both."""

@@ -38,7 +38,6 @@ _Spans: TypeAlias = dict[tuple[str, str], list[Span]]
 OnMeasured: TypeAlias = Callable[[int, int], None]  # called with how many tiles are measured, and of how many
 
 REPEATS = 5
-
 WARM_UP = 2
 
 

@@ -76,7 +76,6 @@ class SummedCall:
 Call: TypeAlias = LocalCall | SummedCall
 
 C = TypeVar("C", bound=LocalCall)
-
 CALLS: dict[str, Call] = {}  # by kind; operators of other kinds are whole, and called by their name
 
 

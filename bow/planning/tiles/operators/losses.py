@@ -12,7 +12,6 @@ from bow.planning.tiles.operators.exported import Exported, Result, axis, transl
 from bow.planning.tiles.operators.layers import SOFTMAX_FLOPS
 
 _MEAN, _SUM = 1, 2  # What PyTorch calls the reductions of losses; 0 is none
-
 _SUFFIX = {_MEAN: "mean", _SUM: "sum"}
 
 

@@ -13,7 +13,6 @@ from bow.planning.tiles.operators.layers import dropped
 from bow.planning.tiles.operators.views import concatenated, selected, stacked
 
 _GATES = 4
-
 _CELL_FLOPS = 30  # Sigmoids, hyperbolic tangents, and what combines them, of each unit
 
 _State: TypeAlias = tuple[Value, Value]  # The hidden and the cell state, which a cell hands on to the next step
