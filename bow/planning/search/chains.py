@@ -206,18 +206,14 @@ def run_chain(
 
     left_s = None if budget_s is None else max(budget_s - (time.perf_counter() - begun), math.ulp(1))
     best = problem.simulation(walk.splits, start.learners)
-    if left_s is None or _sweep_s(space, walk) <= left_s:
+    sweep_s = space.num_neighbours * walk.seconds / max(walk.evaluated, 1)  # to try every neighbour once
+    if left_s is None or sweep_s <= left_s:
         return Chain(start, walk, descend(best, walk.splits, space, Limits(left_s), watch=watch_descent))
     cold = Limits(left_s, patience=None)
     proposals = _proposals(best, space, settings, source)
     return Chain(
         start, walk, metropolis(best, walk.splits, proposals, cold, source, temperature=0.0, watch=watch_descent)
     )
-
-
-def _sweep_s(space: SplitSpace, walk: Walk) -> float:
-    """Seconds that trying every neighbour once would take, at the walk's pace."""
-    return space.num_neighbours * walk.seconds / max(walk.evaluated, 1)
 
 
 def _proposals(simulation: Simulation, space: SplitSpace, settings: SearchSettings, source: random.Random) -> Proposals:

@@ -164,9 +164,8 @@ class _Layers:
     def __init__(self, model: StepModel) -> None:
         self._model, self._transfers = model, TransferTimes(model.topology)
         numbers: dict[object, int] = {}
-        self._choice = [
-            numbers.setdefault(self._layer(index), len(numbers)) for index in range(len(model.graph.operators))
-        ]
+        layers = [(each.layer or each.name, self._sizes(index)) for index, each in enumerate(model.graph.operators)]
+        self._choice = [numbers.setdefault(layer, len(numbers)) for layer in layers]
         firsts = [self._choice.index(choice) for choice in range(len(numbers))]
         self._options = [self._splits(first) for first in firsts]
         self._moved: dict[tuple[int, ...], Table] = {}
@@ -175,10 +174,6 @@ class _Layers:
         found = minimise([len(options) for options in self._options], self._terms())
         splits = tuple(self._options[choice][found.options[choice]] for choice in self._choice)
         return OptCNNPartition(splits, round(found.cost), not found.fixed)
-
-    def _layer(self, operator: int) -> tuple[str, tuple[tuple[int, bool], ...]]:
-        described = self._model.graph.operators[operator]
-        return described.layer or described.name, self._sizes(operator)
 
     def _sizes(self, operator: int) -> tuple[tuple[int, bool], ...]:
         dimensions = self._model.rules.dimensions(self._model.graph.operators[operator], self._model.graph)

@@ -301,7 +301,8 @@ class GuidedProposals:
         if way == 0:
             return self._space.draw(operator, self._source)
         if way == 5:
-            return self._along_one(operator, self._space.draw(operator, self._source))
+            any_split = self._space.draw(operator, self._source)
+            return self._along(operator, any_split.devices, self._source.random() < 1 / 2) or any_split
         if way == 1:
             return self._space.draw_with_degrees(operator, old.degrees, self._source) or old
         if way == 2 or not self._neighbours[operator]:
@@ -318,10 +319,6 @@ class GuidedProposals:
         alike = self._along(operator, split.devices, split.degrees[:1] == (split.num_tiles,))
         found = alike or self._space.draw_on_devices(operator, split.devices, self._source)
         return found or self._space.draw(operator, self._source)
-
-    def _along_one(self, operator: int, split: Split) -> Split:
-        """With the same devices along the first or the last dimension, if it can be split so."""
-        return self._along(operator, split.devices, self._source.random() < 1 / 2) or split
 
     def _along(self, operator: int, devices: tuple[int, ...], is_first: bool) -> Split | None:
         """Split along the first or the last dimension only; None: it cannot be."""

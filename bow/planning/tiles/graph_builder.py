@@ -89,7 +89,10 @@ class GraphBuilder:
             self._read(weight)
         inputs = [self._number(value) for value in operands if not isinstance(value, Weight)]
         flows = self._flows(weights, inputs)
-        made = [self._tensor(shape, dtype, flows and _has_gradient(dtype)) for shape, dtype in outputs]
+        made = [
+            self._tensor(shape, dtype, flows and (dtype.is_floating_point or dtype.is_complex))
+            for shape, dtype in outputs
+        ]
         order = ["weight" if isinstance(value, Weight) else "input" for value in operands]
         name = self._unused(self.name or kind)
         self._operators.append(
@@ -182,10 +185,6 @@ class GraphBuilder:
         count = self._named.get(name, 0)
         self._named[name] = count + 1
         return f"{name}@{count}" if count else name
-
-
-def _has_gradient(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
 
 
 NOWHERE = -1

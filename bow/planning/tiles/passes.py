@@ -276,7 +276,9 @@ class BackwardPass:
                 self._parts.add(part, part.box, part.box, own)
             else:
                 key = part.tensor, part.tile
-                self._pieces.add(key, self._box_of(key), part.box, own)
+                maker, place = self._context.graph.makers[part.tensor]
+                box = self._context.program.tasks[maker][part.tile].outputs[place]
+                self._pieces.add(key, box, part.box, own)
 
     def _exchange(self, operator: int) -> None:
         """Return the gradients that are there once an operator's backward pass has run."""
@@ -289,10 +291,6 @@ class BackwardPass:
         if sends or receives:
             self.messages.exchange(sends, receives)
             group.yield_core()
-
-    def _box_of(self, key: tuple[int, int]) -> Box:
-        maker, place = self._context.graph.makers[key[0]]
-        return self._context.program.tasks[maker][key[1]].outputs[place]
 
     def _zeros(self, key: Hashable, shape: tuple[int, ...]) -> Tensor:
         number = key.tensor if isinstance(key, TensorPart) else key[0]  # type: ignore[index]

@@ -56,7 +56,8 @@ def moments(tile: Tile, operands: Operands) -> Tensor:
     """Count, mean and sum of squared deviations of each channel, `[3, channel]`."""
     samples = operands[0]
     assert samples is not None
-    variance, mean = torch.var_mean(samples, dim=_all_but_channel(samples), correction=0)
+    dims = [dim for dim in range(samples.dim()) if dim != 1]
+    variance, mean = torch.var_mean(samples, dim=dims, correction=0)
     count = samples.numel() // samples.shape[1]
     return torch.stack([torch.full_like(mean, count), mean, variance * count])
 
@@ -100,10 +101,6 @@ def _combined(found: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     mean = (counts * means).sum(0) / count
     deviations = means - mean
     return deviations, mean, (squares + counts * deviations.square()).sum(0), count
-
-
-def _all_but_channel(samples: Tensor) -> list[int]:
-    return [dim for dim in range(samples.dim()) if dim != 1]
 
 
 _aten: Any = torch.ops.aten
