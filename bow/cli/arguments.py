@@ -103,6 +103,8 @@ def check_values(composition: Composition) -> None:
         epochs, steps = composition.settings["epochs"], composition.settings["steps"]
         raise SettingError(f"epochs={epochs} and steps={steps} both say how long to train; keep one of them")
     settings = composition.settings
+    if missing := [name for name in (*PLAIN, *SECTIONS, *OBJECTS) if name not in settings and name not in OPTIONAL]:
+        raise SettingError(f"the settings have no {missing[0]}; add it as bow train --show prints it")
     check_arguments(bow.train, {name: value for name, value in settings.items() if name not in (*OBJECTS, *SECTIONS)})
     for name, section in SECTIONS.items():
         if not isinstance(settings[name], Mapping):
@@ -245,3 +247,6 @@ OBJECTS = (
     "partition",
 )
 """Keys whose values are descriptions of objects; all others are plain."""
+
+OPTIONAL = ("stop", SWEEP, "partition", *(key for key in OBJECTS if "." in key))
+"""Those that are not in the settings of every run."""

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bow.errors import RunDirectoryError, SettingError
+from bow.files import DAMAGE
 from bow.members.report import is_sweep
 from bow.observe import RunDirectory
 from bow.observe.comparison import RunComparison
 from bow.observe.report import Report, write_page
+from bow.observe.run_directory import readable
 from bow.terminal import say, terminal, terminal_table
 from bow.values import given_path
 
@@ -34,6 +36,7 @@ def run(words: Sequence[str]) -> int:
 
 def _read(path: Path) -> Report:
     directory = RunDirectory(path)
-    if is_sweep(directory):
-        raise SettingError(f"{path} is a sweep, whose report compares its members; name two of {path}/members")
-    return Report.read(directory)
+    with readable(path, damage=DAMAGE):
+        if not is_sweep(directory):
+            return Report.read(directory)
+    raise SettingError(f"{path} is a sweep, whose report compares its members; name two of {path}/members")

@@ -119,6 +119,12 @@ def _read(file: Path) -> dict[str, Any]:
             f"--config {file} is not of a run that bow train made: there is no model._target_ in it; repeat a run of "
             "bow.train by its Python code"
         )
+    now = {name: key for name, (_, key) in MOVED.items() if name != "tuner" and name in settings}
+    firsts = {"engine": "engine.name", **SHORT}
+    now |= {name: f"{key}=..." for name, key in firsts.items() if not isinstance(settings.get(name, {}), dict)}
+    if now:
+        moved = ", ".join(f"{name} is {key} now" for name, key in now.items())
+        raise SettingError(f"--config {file} is of an earlier version: {moved}; correct a copy of it")
     return settings
 
 

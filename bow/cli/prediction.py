@@ -9,11 +9,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model
 from torch import Tensor, nn
 
-from bow.cli.arguments import loss_or_step, metrics_of, model_and_data
+from bow.cli.arguments import check_values, loss_or_step, metrics_of, model_and_data
 from bow.cli.composition import recompose
 from bow.data import evaluation_batches
 from bow.errors import DataError, ModelError, RunDirectoryError, SettingError, disk_reason, reason
 from bow.observe import RunDirectory, read_records
+from bow.observe.run_directory import readable
 from bow.observe.text import metric_text
 from bow.training.evaluation import evaluate
 from bow.values import given_path
@@ -44,8 +45,10 @@ def run(words: Sequence[str]) -> int:
         )
     directory = RunDirectory(given_path("the run directory", given[0], RunDirectoryError))
     composition = recompose(directory.config_path, [])
+    check_values(composition)
     make, splits = model_and_data(composition)
-    model = _loaded(make(), directory, options["model"])
+    with readable(directory.path):
+        model = _loaded(make(), directory, options["model"])
     inputs = splits.validation[0] if given[1] == VALIDATION else _read(given_path("data", given[1], DataError), model)
     outputs = _outputs(model, inputs)
     path = given_path("out", options["out"] or directory.path / "predictions.npy")

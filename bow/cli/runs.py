@@ -7,9 +7,10 @@ from errno import EACCES, EAGAIN
 from pathlib import Path
 
 from bow.errors import BowError, RunDirectoryError, SettingError
+from bow.files import DAMAGE
 from bow.members.report import open_report
 from bow.observe import RunDirectory
-from bow.observe.run_directory import LOCK
+from bow.observe.run_directory import LOCK, readable
 from bow.terminal import say, terminal, terminal_table
 from bow.values import given_path
 
@@ -29,26 +30,37 @@ def run(words: Sequence[str]) -> int:
     if len(words) > 1:
         raise SettingError(f"bow runs takes one folder, got {len(words)}; write bow runs DIR")
     folder = given_path("the folder of runs", words[0] if words else "runs", RunDirectoryError)
-    if not folder.is_dir():
-        raise RunDirectoryError(f"{folder} is not a directory; name a folder with runs in it")
-    found = [RunDirectory(path) for path in (folder, *folder.iterdir()) if path.is_dir()]
-    runs = [directory for directory in found if directory.config_path.exists() or directory.holds_run]
+    with readable(folder):
+        if not folder.is_dir():
+            raise RunDirectoryError(f"{folder} is not a directory; name a folder with runs in it")
+        within = [folder, *sorted(folder.iterdir())]
+    runs = sorted(filter(None, map(_look, within)), key=lambda each: each[0])
     if not runs:
         say(f"there are no runs in {folder}")
         return 0
-    rows, damages = [], []
-    for directory in sorted(runs, key=_began):
-        try:
-            rows.append(_row(directory))
-        except BowError as error:
-            rows.append([_name(directory), _began(directory)[5:], "", "", "", "damaged"])
-            damages.append(str(error))
+    rows = [row for _, row, _ in runs]
     table = terminal_table(f"Runs in {folder}", *COLUMNS, texts=range(len(COLUMNS)), rows=rows)
     table.columns[0].no_wrap = all(len(row[0]) <= LONGEST_NAME for row in rows)
     terminal().print(table)
-    for damage in damages:
-        say(f"damaged: {damage}")
+    for _, _, damage in runs:
+        if damage:
+            say(f"damaged: {damage}")
     return 0
+
+
+def _look(path: Path) -> tuple[str, list[str], str] | None:
+    """When a run began, its row, and what is wrong with it; None: there is no run."""
+    directory, began = RunDirectory(path), ""
+    try:
+        with readable(path, damage=DAMAGE):
+            if not path.is_dir() or not (directory.config_path.exists() or directory.holds_run):
+                return None
+            began = _began(directory)
+            return began, _row(directory), ""
+    except BowError as error:
+        if isinstance(error.__cause__, FileNotFoundError):  # it has been deleted meanwhile
+            return None
+        return began, [_name(directory), began[5:], "", "", "", "damaged"], str(error)
 
 
 def _row(directory: RunDirectory) -> list[str]:

@@ -4,7 +4,7 @@ import contextlib
 import importlib
 import importlib.resources
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from bow.members.saving import MEMBERS
 from bow.observe import RunDirectory
 from bow.observe.records import read_records
 from bow.observe.report import flat, value_text
+from bow.observe.run_directory import readable
 from bow.observe.text import metric_text, rate_text
 from bow.terminal import say, terminal, terminal_table
 from bow.training.config import TrainConfig
@@ -131,11 +132,12 @@ def _files(file: str) -> list[Path]:
 def _as_found(file: Path, overrides: Sequence[str]) -> list[str]:
     """Engine and number of learners that a run began with where it was to find them: another may find others."""
     directory, given = RunDirectory(file.parent), {each.split("=")[0] for each in overrides}
-    if file.name != directory.config_path.name or not directory.metrics_path.is_file() or "run.resume" in given:
-        return []
+    with readable(file):
+        if file.name != directory.config_path.name or not directory.metrics_path.is_file() or "run.resume" in given:
+            return []
     settings, records = directory.read_config(), read_records(directory.metrics_path)
-    if PARTITION in settings:
-        return []  # it says both
+    if PARTITION in settings or not isinstance(settings.get("engine"), Mapping):
+        return []  # it says both; or is of an earlier version, which is refused
     began, tuned = (next((record for record in records if record["kind"] == k), {}) for k in ("start", "calibration"))
     learners, (engine, _, how) = began.get("learners"), str(began.get("engine", "")).partition(" ")
     found = {}
@@ -144,7 +146,7 @@ def _as_found(file: Path, overrides: Sequence[str]) -> list[str]:
         if {record.get("learners", learners) for record in records} != {learners}:
             message = f"the number of learners changed in the run of {file}; this one goes on with {learners}"
             warnings.warn(message, stacklevel=2)
-    if engine and settings.get("engine", {}).get("name") == AUTO and not given & {"engine", "engine.name"}:
+    if engine and settings["engine"].get("name") == AUTO and not given & {"engine", "engine.name"}:
         ran = Engine().run_by(engine, how == "(compiled)" or bool(tuned.get("compile")))
         found |= {f"engine.{name}": getattr(ran, name) for name in ("name", "capture", "compile")}
     return [f"{name}={value_text(value)}" for name, value in found.items() if name not in given]

@@ -51,7 +51,18 @@ def _read(path: Path) -> bytearray:
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path} is damaged ({error}); get the file again") from error
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); check the path and permissions") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    return DataError(f"{path} cannot be read ({error.strerror}); check the path and permissions")
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:  # nobody may look into its folder
+        raise _unreadable(path, error) from error
 
 
 # Where Debian's package dataset-fashion-mnist puts its files
@@ -136,7 +147,7 @@ def _read_part(root: Path, part: str, remedy: str) -> tuple[Tensor, Tensor]:
 
 def _find(root: Path, name: str, remedy: str) -> Path:
     for path in (root / name, root / f"{name}.gz"):
-        if path.is_file():
+        if _is_there(path):
             return path
     raise DataError(f"{root / name} is missing, plain and with .gz; {remedy}")
 
@@ -165,7 +176,7 @@ def cifar10(root: str | Path | None = None, limit: int | None = None) -> DataSpl
     if root is None:
         raise DataError(f"CIFAR-10 needs a directory, got root=None; {_REMEDY}")
     directory = given_path("root", root)
-    if (directory / "cifar-10-batches-bin").is_dir():
+    if _is_there(directory / "cifar-10-batches-bin"):
         directory = directory / "cifar-10-batches-bin"
     parts = [_read_records(directory / f"data_batch_{number}.bin") for number in range(1, 6)]
     train_images, train_labels = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
@@ -176,7 +187,7 @@ def cifar10(root: str | Path | None = None, limit: int | None = None) -> DataSpl
 
 def _read_records(path: Path) -> tuple[Tensor, Tensor]:
     """Images and labels: each record is a label byte, then 1,024 bytes of red, green and blue each."""
-    if not path.is_file():
+    if not _is_there(path):
         raise DataError(f"{path} is missing; {_REMEDY}")
     content = _read(path)
     if not content or len(content) % _RECORD_BYTES:

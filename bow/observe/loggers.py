@@ -78,12 +78,13 @@ class JsonLinesLogger:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
+            cut_off = self.path.exists() and _is_cut_off(self.path)
             self._file = self.path.open("a", encoding="utf-8")
         except OSError as error:
             raise RunDirectoryError(
                 f"{path} cannot be written ({disk_reason(error)}); use another run directory"
             ) from error
-        if _is_cut_off(self.path):
+        if cut_off:
             self._file.write("\n")
 
     def log(self, record: Record) -> None:

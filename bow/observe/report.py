@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bow.errors import RunDirectoryError, disk_reason
+from bow.errors import RunDirectoryError, disk_reason, reason
 from bow.files import write_whole
 from bow.observe.charts import Chart, charts
 from bow.observe.records import POSITION, SYNTHETIC, Record, is_number, metrics, read_records
@@ -37,8 +37,12 @@ def write_report(run_dir: str | Path) -> Path:
 
 def write_page(path: Path, template: str, **values: Any) -> Path:
     """Write a page by one of the templates beside this file."""
+    from jinja2 import UndefinedError
+
     try:
         write_whole(path, _template(template).render(**values))
+    except UndefinedError as error:
+        raise RunDirectoryError(f"what {path.name} shows is damaged ({reason(error)}); name another run") from error
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be written ({disk_reason(error)}); free space") from error
     return path

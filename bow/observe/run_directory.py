@@ -11,14 +11,14 @@ import socket
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from errno import EACCES, EAGAIN
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from bow.errors import RunDirectoryError, disk_reason
+from bow.errors import BowError, RunDirectoryError, disk_reason, reason
 from bow.observe.records import plain
 
 LOCK = ".lock"
@@ -119,6 +119,24 @@ def _let_go_in_children() -> None:
         _held.clear()
 
     os.register_at_fork(after_in_child=let_go)
+
+
+@contextlib.contextmanager
+def readable(path: Path, *, damage: Sequence[type[Exception]] = ()) -> Iterator[None]:
+    """Refuse what is read there in one sentence where that fails, or raises what damaged files do."""
+    try:
+        yield
+    except BowError:
+        raise
+    except OSError as error:
+        where = path if error.filename is None else os.fsdecode(error.filename)
+        raise RunDirectoryError(
+            f"{where} cannot be read ({disk_reason(error)}); make it readable, or name another one"
+        ) from error
+    except tuple(damage) as error:
+        raise RunDirectoryError(
+            f"what is in {path} is damaged ({type(error).__name__}: {reason(error)}); name another run"
+        ) from error
 
 
 PART = ".tmp"  # ends the names of files that are being written

@@ -24,6 +24,7 @@ from bow.files import save_text
 from bow.forking import begin_to_compute
 from bow.interruption import end_as_asked
 from bow.observe import ProgressBar, RunDirectory, RunLock
+from bow.observe.run_directory import readable
 from bow.replicas import OptimizerFactory
 from bow.sync import Synchroniser
 from bow.training.callbacks import Hooks
@@ -161,12 +162,13 @@ def run_training(config: TrainConfig) -> Result:
         lock = at_the_end.enter_context(RunLock())
         path, goes_on, state = None, False, None
         if is_leader():
-            path, goes_on = _directory(config.run.path, resume, meant(resume, config.run.path))
-            if path is not None:
-                RunDirectory(path).check(goes_on)
-            if path is not None and path.exists():
-                lock.take(path, ENDING_S if restarted else 0.0)
-            state = open_checkpoint(resume, config.run.path)
+            with readable(Path(config.run.path or resume or ".")):
+                path, goes_on = _directory(config.run.path, resume, meant(resume, config.run.path))
+                if path is not None:
+                    RunDirectory(path).check(goes_on)
+                if path is not None and path.exists():
+                    lock.take(path, ENDING_S if restarted else 0.0)
+                state = open_checkpoint(resume, config.run.path)
         world = at_the_end.enter_context(_world(prepared))
         threads = torch.get_num_threads()
         at_the_end.callback(torch.set_num_threads, threads)
@@ -321,7 +323,8 @@ def _scheduler_steps(
 def _is_of_job(run_dir: Path) -> bool:
     """Whether the run there is of the same job of torchrun, which has started its processes again."""
     file = run_dir / JOB
-    return file.exists() and file.read_text(encoding="utf-8") == job_name()
+    with readable(run_dir):
+        return file.exists() and file.read_text(encoding="utf-8") == job_name()
 
 
 def _divided(

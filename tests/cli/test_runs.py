@@ -103,3 +103,132 @@ def test_sweeps_and_single_runs_are_not_compared(tmp_path: Path, capsys: pytest.
     assert main(["compare", "a"]) == 2
     assert "takes two run directories or more, got 1" in capsys.readouterr().err
     assert yaml.safe_load(Path("a/config.yaml").read_text()) == {"variants": []}
+
+
+@pytest.mark.parametrize("mode", [0o000, 0o400, 0o300], ids=["closed", "not entered", "not listed"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["runs"],
+        ["compare", "a", "b"],
+        ["report", "a"],
+        ["predict", "a", "validation"],
+        ["train", "run=a"],
+        ["train", "run=a", "run.resume=auto"],
+        ["train", "run.resume=a"],
+        ["train", "--config", "a/config.yaml"],
+        ["train", "data=cifar10", "data.root=."],
+        ["train", "data=mnist", "data.root=."],
+    ],
+    ids=" ".join,
+)
+def test_a_folder_that_cannot_be_read_is_one_sentence(
+    words: list[str], mode: int, unprivileged: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [f"{unprivileged / word}" if word in ("a", "b") else word for word in words]
+    given = [word.replace("=a", f"={unprivileged}/a").replace("a/conf", f"{unprivileged}/a/conf") for word in given]
+    given = [word.replace("root=.", f"root={unprivileged}") for word in given]
+    given = [*given, str(unprivileged)] if words == ["runs"] else given
+    for name in ("a", "b"):
+        make(unprivileged / name)
+    for path in (unprivileged / "a/metrics.jsonl", unprivileged / "b/metrics.jsonl", unprivileged):
+        path.chmod(mode)
+    listed = mode & 0o400 and words[0] == "runs"
+    assert main(given) == (0 if listed else 2)
+    out, err = capsys.readouterr()
+    (line,) = [each for each in (out if listed else err).splitlines() if str(unprivileged) in each][-1:]
+    assert line.startswith("damaged: " if listed else "bow: ")
+    assert not err or err.count("\n") == 1
+
+
+@pytest.mark.parametrize("what", ["metrics.jsonl", "config.yaml", "checkpoints"])
+@pytest.mark.parametrize("mode", [0o000, 0o300])
+def test_a_file_of_a_run_that_cannot_be_read_is_one_sentence(
+    what: str, mode: int, unprivileged: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = make(unprivileged / "a")
+    directory.checkpoints.mkdir()
+    (directory.path / what).chmod(mode)
+    for words in (["report", "a"], ["compare", "a", "a"], ["train", "run=a", "run.resume=auto"], ["train", "run=a"]):
+        status = main([word.replace("a", str(unprivileged / "a")) if word.endswith("a") else word for word in words])
+        err = capsys.readouterr().err
+        assert status in (0, 2)
+        assert err.count("\n") == (status == 2), words
+
+
+@pytest.mark.parametrize(
+    "words", [["runs", "."], ["report", "a"], ["compare", "a", "a"], ["predict", "a", "validation"]]
+)
+@pytest.mark.parametrize("what", ["metrics.jsonl", "config.yaml", "checkpoints", "model.safetensors"])
+def test_a_folder_in_the_place_of_a_file_and_the_other_way_round(
+    what: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = make(tmp_path / "a")
+    path = directory.path / what
+    if path.exists():
+        path.unlink()
+    path.touch() if what == "checkpoints" else path.mkdir()
+    status = main(words)
+    assert status in (0, 2)
+    assert capsys.readouterr().err.count("\n") == (status == 2)
+
+
+DAMAGED = {
+    "metrics of another kind": ("metrics.jsonl", '{"kind": "start", "time_s": 0, "metrics": ["accuracy"]}\n'),
+    "a start of lists": (
+        "metrics.jsonl",
+        '{"kind": "start", "time_s": 0, "learners": [], "versions": 3, "machine": []}\n',
+    ),
+    "an epoch without an epoch": ("metrics.jsonl", '{"kind": "start", "time_s": 0}\n{"kind": "epoch", "time_s": 1}\n'),
+    "an end alone": ("metrics.jsonl", '{"kind": "end", "time_s": 1}\n'),
+    "rows of a table": ("metrics.jsonl", '{"kind": "calibration", "time_s": 0, "rows": [{}]}\n'),
+    "settings that are a list": ("config.yaml", "[1, 2]"),
+    "settings of lists": ("config.yaml", "optimizer: [1]\ndata: 3\nvalidation: []\n"),
+    "variants of numbers": ("config.yaml", "variants: [1, 2]"),
+    "variants without a folder": ("config.yaml", "variants: [{name: 3, folder: [1]}]"),
+    "variants of odd names": ("config.yaml", "variants: [{name: null, seed: x}, {name: {a: 1}, lr: .nan}]"),
+}
+
+
+@pytest.mark.parametrize("words", [["runs", "."], ["report", "a"], ["compare", "a", "a"]], ids=lambda words: words[0])
+@pytest.mark.parametrize("name", DAMAGED)
+def test_whatever_a_run_holds_is_shown_or_one_sentence(
+    name: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, text = DAMAGED[name]
+    (make(tmp_path / "a").path / file).write_text(text)
+    status = main(words)
+    assert status in (0, 2)
+    assert capsys.readouterr().err.count("\n") == (status == 2)
+
+
+def test_a_run_that_is_deleted_meanwhile_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(tmp_path / "runs/first")
+    gone = make(tmp_path / "runs/gone")
+    holds = RunDirectory.holds_run.fget  # type: ignore[attr-defined]
+
+    def deleted(directory: RunDirectory) -> bool:
+        found = holds(directory)
+        if directory.path.name == "gone":
+            for path in gone.path.iterdir():
+                path.unlink()
+            gone.path.rmdir()
+        return bool(found)
+
+    gone.config_path.unlink()
+    monkeypatch.setattr(RunDirectory, "holds_run", property(deleted))
+    assert main(["runs"]) == 0
+    shown = capsys.readouterr().out
+    assert "first" in shown
+    assert "gone" not in shown
+
+
+def test_a_sweep_that_has_just_begun_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = make(tmp_path / "runs/sweep")
+    directory.write_config({"variants": [{"name": "seed=0", "seed": 0}, {"name": "seed=1", "seed": 1}]})
+    directory.metrics_path.write_text('{"kind": "start", "time_s": 0.0, "metrics": {"accuracy": true}}\n')
+    assert main(["runs"]) == 0
+    assert "2 members" in capsys.readouterr().out
+    assert main(["report", "runs/sweep"]) == 0

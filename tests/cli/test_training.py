@@ -14,6 +14,7 @@ import bow
 from bow.cli import main, training
 from bow.observe import RunDirectory
 from bow.training.config import TrainConfig
+from bow.training.moved import MOVED
 from bow.training.train import run_training
 
 SMALL = ["data.limit=64", "epochs=1", "learners=2"]
@@ -238,3 +239,52 @@ def test_what_every_trainer_has_is_a_setting_and_is_repeated(capsys: pytest.Capt
     assert main(["train", "--config", "first/config.yaml", "run=again"]) == 0
     for name in ("model", "best"):
         assert Path(f"first/{name}.safetensors").read_bytes() == Path(f"again/{name}.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("name", [name for name in MOVED if name != "tuner"])
+def test_settings_of_an_earlier_version_are_refused_with_the_place_of_now(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *SMALL, "--show"]) == 0
+    Path("config.yaml").write_text(f"{capsys.readouterr().out}{name}: null\n")
+    assert main(["train", "--config", "config.yaml"]) == 2
+    err = capsys.readouterr().err
+    assert err == (
+        f"bow: --config config.yaml is of an earlier version: {name} is {MOVED[name][1]} now; correct a copy of it\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "now"),
+    [
+        ("engine: graph", "engine is engine.name=... now"),
+        ("devices: auto", "devices is devices.count=... now"),
+        ("validation: auto", "validation is validation.data=... now"),
+        ("run: null", "run is run.path=... now"),
+        ("engine: eager\nprecision: null", "precision is engine.precision=... now, engine is engine.name=... now"),
+    ],
+)
+def test_settings_that_are_sections_now_are_refused_where_they_were_values(
+    old: str, now: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", *SMALL, "run=first"]) == 0
+    settings = {**RunDirectory(Path("first")).read_config(), **yaml.safe_load(old)}
+    Path("first/config.yaml").write_text(yaml.safe_dump(settings))
+    capsys.readouterr()
+    for command in (["train", "--config", "first/config.yaml"], ["predict", "first", "validation"]):
+        assert main(command) == 2
+        assert capsys.readouterr().err == (
+            f"bow: --config first/config.yaml is of an earlier version: {now}; correct a copy of it\n"
+        )
+
+
+def test_settings_of_which_some_are_missing_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", *SMALL, "--show"]) == 0
+    settings = yaml.safe_load(capsys.readouterr().out)
+    for name in settings:
+        Path("config.yaml").write_text(yaml.safe_dump({key: settings[key] for key in settings if key != name}))
+        status = main(["train", "--config", "config.yaml", "--show"])
+        err = capsys.readouterr().err
+        if name not in ("stop", "sweep"):
+            assert (status, err.count("\n")) == (2, 1), name
+            assert f"no {name}" in err, name
