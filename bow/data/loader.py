@@ -2,10 +2,12 @@
 
 import contextlib
 import functools
+import random
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, default_collate
@@ -16,21 +18,29 @@ from bow.seeds import derive_seed
 
 
 class PrivateRandom:
-    """A state of torch's CPU random numbers that is in force only inside `active()`."""
+    """A state of the random numbers of torch (on CPUs), Python and NumPy that is in force only inside `active()`."""
 
     def __init__(self, seed: int) -> None:
         self._state = torch.Generator().manual_seed(seed).get_state()
+        self._others: Any = random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state()
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Put this state in force; where it ends, the next `active()` goes on."""
-        outside = torch.get_rng_state()
+        outside, others = torch.get_rng_state(), (random.getstate(), np.random.get_state())
         torch.set_rng_state(self._state)
+        _set_others(*self._others)
         try:
             yield
         finally:
-            self._state = torch.get_rng_state()
+            self._state, self._others = torch.get_rng_state(), (random.getstate(), np.random.get_state())
             torch.set_rng_state(outside)
+            _set_others(*others)
+
+
+def _set_others(python: Any, numpy: Any) -> None:
+    random.setstate(python)
+    np.random.set_state(numpy)
 
 
 class DatasetStream(IndexedStream):
@@ -159,10 +169,10 @@ class LoaderStream(BatchStream):
 def one_pass(loader: DataLoader[Any], seed: int, epoch: int) -> Iterator[Batch]:
     epoch_seed = derive_seed(seed, epoch)
     _tell_epoch(loader, epoch, epoch_seed)
-    random = PrivateRandom(epoch_seed)
+    private = PrivateRandom(epoch_seed)
     batches: Iterator[Batch] | None = None
     while True:
-        with random.active():
+        with private.active():
             batches = _begun(loader) if batches is None else batches
             try:
                 batch = next(batches)
@@ -179,6 +189,7 @@ def _begun(loader: DataLoader[Any]) -> Iterator[Batch]:
     """A pass over the loader, whose processes leave Ctrl-C and hanging up to this one: it may need their batches."""
     given = loader.worker_init_fn
     if loader.num_workers:
+        vars(loader)["_iterator"] = None  # workers that persist would draw on: torch seeds them when they start
         loader.worker_init_fn = functools.partial(_shielded, given)
     try:
         return iter(loader)

@@ -75,7 +75,7 @@ def open_stream(
 def evaluation_batches(data: Any, batch_size: int | None = None) -> Iterator[Batch]:
     """Batches for evaluation: in order, once, the last one as small as it comes.
 
-    What the data draw from torch's random numbers leaves the training's random numbers untouched.
+    What the data draw from the random numbers of torch, Python and NumPy leaves those of the training untouched.
 
     Args:
         data: as for `open_stream`.

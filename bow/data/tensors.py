@@ -42,9 +42,9 @@ class TensorSamples:
         return self.map(lambda leaf: leaf.index_select(0, indices).view(*shape, *leaf.shape[1:]))
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
-        """All samples in order, as views."""
+        """All samples in order, in memory of their own: a model may work in place on what it is given."""
         for pieces in zip(*(torch.split(leaf, batch_size) for leaf in self.leaves), strict=True):
-            yield self._tree(list(pieces))
+            yield self._tree([piece.clone() for piece in pieces])
 
     def _tree(self, leaves: list[Tensor]) -> Batch:
         spec: TreeSpec = self._spec

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.data import Dataset, Subset
 
 from bow.data import Batch, BatchStream, open_stream
@@ -83,14 +83,16 @@ class MemberFeed:
         dealt: list[tuple[int, int] | None] = []
         shared: dict[int, Any] = {}  # members that share a stream share its batch
         for stream in self.streams:
-            if stream is not None and id(stream) not in shared:
+            is_first = stream is not None and id(stream) not in shared
+            if stream is not None and is_first:
                 shared[id(stream)] = stream.deal(1)
             deal = None if stream is None else shared[id(stream)]
             if deal is None:
                 batches.append(None)
                 dealt.append(None)
             else:
-                batches.append(tree_map(lambda leaf: leaf[0], deal.batches) if deal.stacked else deal.batches[0])
+                batch = tree_map(lambda leaf: leaf[0], deal.batches) if deal.stacked else deal.batches[0]
+                batches.append(batch if is_first else tree_map_only(Tensor, Tensor.clone, batch))  # as steps may write
                 dealt.append((deal.num_samples, deal.epochs))
         return batches, dealt
 

@@ -1,8 +1,10 @@
 """Streams over datasets and loaders."""
 
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -259,6 +261,53 @@ def test_shuffling_depends_on_seed_and_epoch_only(make: Any) -> None:
     assert _batches(open_stream(loader, epochs=2, seed=5)) == first
     assert _batches(open_stream(loader, epochs=2, seed=6)) != first
     assert first[:3] != first[3:]
+
+
+class _DrawnElsewhere(Dataset[tuple[Tensor, Tensor]]):
+    """Draws as augmentations of other libraries do."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.tensor(index), torch.tensor([random.random(), np.random.rand()])
+
+
+@pytest.mark.parametrize("workers", [None, 0, 1], ids=["data set", "loader", "worker"])
+def test_what_python_and_numpy_draw_for_data_depends_on_seed_and_epoch_only(workers: int | None) -> None:
+    def opened() -> BatchStream:
+        data = _DrawnElsewhere()
+        return open_stream(
+            data if workers is None else DataLoader(data, batch_size=2, num_workers=workers),
+            epochs=2,
+            **({"batch_size": 2} if workers is None else {}),
+        )
+
+    stream, resumed = opened(), opened()
+    for _ in range(7):
+        stream.deal(1)
+    resumed.load_state_dict(stream.state_dict())
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    expected = stream.deal(1)
+    assert before == (random.getstate(), np.random.get_state()[1].tolist())
+    random.random()
+    np.random.rand()
+    found = resumed.deal(1)
+    assert expected is not None
+    assert found is not None
+    assert torch.equal(expected.batches[0][1], found.batches[0][1])
+
+
+def test_what_persistent_workers_draw_depends_on_seed_and_epoch_only() -> None:
+    def drawn(stream: BatchStream) -> list[Tensor]:
+        deals = iter(lambda: stream.deal(1), None)
+        return [deal.batches[0][1] for deal in deals]
+
+    loaders = [DataLoader(_Noisy(), batch_size=5, num_workers=1, persistent_workers=True) for _ in range(2)]
+    whole, resumed = (open_stream(loader, epochs=3) for loader in loaders)
+    expected = drawn(whole)
+    resumed.load_state_dict({"epoch": 1, "batches_of_epoch": 1, "seed": 0})
+    assert all(torch.equal(a, b) for a, b in zip(drawn(resumed), expected[3:], strict=True))
 
 
 def test_samplers_are_told_the_epoch() -> None:

@@ -259,6 +259,24 @@ class Counted(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
         return FLAT[index], LABELS[index]
 
 
+def doubling(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0].mul_(2)), batch[1])
+
+
+def doubled(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0] * 2), batch[1])
+
+
+def test_members_that_share_batches_do_not_see_what_others_do_to_them(tmp_path: Path) -> None:
+    made = [
+        bow.sweep(mlp, Counted(), step=step, variants=VARIANTS, engine="eager", batches="shared", epochs=2,
+                  run=bow.Run(tmp_path / step.__name__, progress=False))
+        for step in (doubling, doubled)
+    ]  # fmt: skip
+    for member, other in zip(*(result.members for result in made), strict=True):
+        assert_weights_equal(member, other)
+
+
 def test_shared_batches_are_read_once(tmp_path: Path) -> None:
     shared, own = Counted(), Counted()
     first = swept(tmp_path / "a", mlp, shared, VARIANTS, engine="eager", batches="shared", validation=None)

@@ -51,6 +51,33 @@ def test_a_step_is_averaged_over_samples(model: nn.Module, data: tuple[Tensor, T
         assert values["loss"] == pytest.approx(float(cross_entropy(model(data[0]), data[1])), rel=1e-5)
 
 
+class InPlace(nn.Linear):
+    """Prepares its inputs where they are, as in-place activations do."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs.mul_(2))
+
+
+@pytest.mark.parametrize("arrays", [False, True], ids=["tensors", "arrays"])
+def test_a_model_that_works_in_place_leaves_the_data_alone(
+    data: tuple[Tensor, Tensor], arrays: bool, tmp_path: Any
+) -> None:
+    given = tuple(each.numpy() for each in data) if arrays else data
+    before = [each.clone() for each in data]
+    torch.manual_seed(0)
+    model = InPlace(5, 3)
+    result = bow.train(
+        model, given, cross_entropy, validation=given, epochs=3, learners=2, engine="eager", devices="cpu",
+        batch_size=4, run=bow.Run(tmp_path / "run", progress=False),
+    )  # fmt: skip
+    with torch.no_grad():
+        expected = float(cross_entropy(result.model(before[0].clone()), before[1]))
+    assert all(map(torch.equal, data, before))
+    assert result.history[-1]["loss"] == pytest.approx(expected, rel=1e-5)
+    assert bow.evaluate(result.model, given, loss=cross_entropy)["loss"] == pytest.approx(expected, rel=1e-5)
+    assert all(map(torch.equal, data, before))
+
+
 def test_a_loader_keeps_its_batch_size(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
     sizes = []
 
