@@ -103,7 +103,7 @@ class MovingAverage:
 
     @property
     def state(self) -> dict[str, Any]:
-        return {"average": self._average.cpu(), "rounds": self._rounds}
+        return {"average": self._average.to("cpu", copy=True), "rounds": self._rounds}
 
     def load(self, state: Mapping[str, Tensor | int] | None) -> None:
         """Go on; where a checkpoint has none, from the weights of now."""

@@ -80,7 +80,8 @@ class Position:
         self.began = time.perf_counter()
 
     def state(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("round", "samples", "epoch", "elapsed_s", "history")}
+        counted = {name: getattr(self, name) for name in ("round", "samples", "epoch", "elapsed_s")}
+        return {**counted, "history": list(self.history)}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self.round, self.samples, self.epoch = state["round"], state["samples"], state["epoch"]

@@ -102,12 +102,13 @@ def save_results(
     model_path = save_central(model, directory)
     if model_path != directory.model_path:
         records.event("not written", f"the model is not in the run directory, but in {model_path}")
-    elif deletes:
-        delete_checkpoints(directory.checkpoints)
-    if best is not None:
-        records.attempt(lambda: save_whole(best, directory.best_path), "best model", "the last one is there")
-    else:
+    if best is None:
         directory.best_path.unlink(missing_ok=True)
+    else:
+        where = directory.best_path
+        deletes &= records.attempt(lambda: save_whole(best, where), "best model", "the last one is there") is not None
+    if deletes and model_path == directory.model_path:  # else the newest checkpoint still has what is not there
+        delete_checkpoints(directory.checkpoints)
     report = records.attempt(lambda: _report(directory), "report", "bow report writes it anew")
     return model_path, report
 

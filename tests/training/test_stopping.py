@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ import bow
 from bow.data import open_stream
 from bow.errors import SettingError
 from bow.observe.records import read_records
+from bow.training import result as saving
 
 Train = Callable[..., bow.Result]
 Data = tuple[Tensor, Tensor]
@@ -119,6 +121,32 @@ def test_the_best_model_has_buffers_as_they_were(train: Train, data: Data) -> No
     assert result.best is not None
     assert result.best.epoch == 2
     assert len(result.best.model.seen) == result.best.round < len(result.model.seen)  # type: ignore[arg-type]
+
+
+def test_what_has_the_best_model_stays_until_it_is_written(
+    train: Train, model: nn.Module, data: Data, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, full = saving.save_whole, [True]
+
+    def save(module: nn.Module, path: Path, *more: Any) -> Path:
+        if path.name == "best.safetensors" and full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return before(module, path, *more)
+
+    monkeypatch.setattr(saving, "save_whole", save)
+    monkeypatch.setattr("bow.training.checkpoint.LEAST_S", 0.0)
+    monkeypatch.setattr("bow.training.checkpoint.SHARE", 1e9)
+    settings = {"validation": held_out(), "stop": bow.EarlyStopping(patience=3), "epochs": 40, "optimizer": OPTIMIZER}
+    with pytest.warns(UserWarning, match="the best model cannot be written"):
+        made = train(model, noisy(data), checkpoint_every="auto", **settings)
+    assert list((made.run_dir / "checkpoints").iterdir())
+    full[0] = False
+    again = train(model, noisy(data), checkpoint_every="auto", resume="auto", **settings)
+    assert again.best is not None
+    assert made.best is not None
+    assert_equal(again.best.model, made.best.model)
+    assert (made.run_dir / "best.safetensors").exists()
+    assert not (made.run_dir / "checkpoints").exists()
 
 
 def test_the_last_model_can_be_the_best_and_without_validation_there_is_none(
