@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -15,7 +15,7 @@ import bow.graph
 from bow.compiling import cache_folder
 from bow.disk_cache import JsonCache
 from bow.engines.batches import FlatBatch
-from bow.engines.frozen import FrozenValues, generators_kept
+from bow.engines.frozen import FrozenValues, generators_kept, is_torchs_own
 from bow.engines.outcome import LearningConfig
 from bow.engines.task import Batch, Step, autocast
 from bow.errors import CaptureError, DataError, GraphError, RuntimeUnavailableError, reason
@@ -49,8 +49,10 @@ class CaptureCache(Generic[Captured]):
         self._most = most
         self._model = model
         self._captured: dict[Hashable, Captured] = {}
-        self._unfit: set[Hashable] = set()
-        self._seen: dict[Hashable, int] = {}  # in which round first
+        # In words, alike in every process: a training that goes on captures what it would have captured.
+        self._chosen: list[str] = []  # what is captured, or was and will be when it comes again
+        self._unfit: set[str] = set()
+        self._seen: dict[str, int] = {}  # in which round first
         self._frozen: FrozenValues | None = None
         self._num_changes = 0
         self.num_captures = 0
@@ -70,11 +72,6 @@ class CaptureCache(Generic[Captured]):
         return self._captured[shape]
 
     @property
-    def has_changed(self) -> bool:
-        """Whether something was captured anew."""
-        return self._num_changes > 0
-
-    @property
     def generators(self) -> list[Any]:
         """Random generators of the step's own."""
         return self._frozen.generators if self._frozen is not None else []
@@ -84,10 +81,27 @@ class CaptureCache(Generic[Captured]):
         """Tensors that the step reads and that are neither of the batch nor the model's parameters and buffers."""
         return self._frozen.tensors if self._frozen is not None else []
 
+    @property
+    def state(self) -> dict[str, Any]:
+        """For checkpoints: which shapes are captured, cannot be, have come; how often values have changed."""
+        shapes = {"chosen": list(self._chosen), "unfit": sorted(self._unfit), "seen": list(self._seen)}
+        return {**shapes, "changes": self._num_changes}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Capture from now on what `state` says."""
+        self.clear()
+        self._chosen, self._unfit = list(state["chosen"]), set(state["unfit"])
+        self._seen = dict.fromkeys(state["seen"], -1)
+        self._num_changes = int(state["changes"])
+
     def clear(self) -> None:
-        """Forget what was captured; shapes that have come before are captured at once."""
+        """Forget what was captured; the same shapes are captured at once when they come again."""
         self._captured.clear()
         self._frozen = None
+
+    def is_first(self, shape: Hashable) -> bool:
+        """Whether this is what is captured first, before values have changed."""
+        return not self._num_changes and self._chosen[:1] in ([], [repr(shape)])
 
     def forget_if_changed(self) -> bool:
         """Forget what was captured if a value in Python that it has frozen has changed, and say whether that was so."""
@@ -95,6 +109,7 @@ class CaptureCache(Generic[Captured]):
         if name is None:
             return False
         self.clear()
+        self._chosen.clear()
         self._num_changes += 1
         if self._num_changes > MAX_CHANGES:
             self.refused = f"{name!r} changes in Python again and again, and the step would be captured anew each time"
@@ -105,7 +120,8 @@ class CaptureCache(Generic[Captured]):
 
         None that is short, such as the data's last batch, which may be the first after a resume.
         """
-        if self.refused is not None or shape in self._captured or shape in self._unfit:
+        key = repr(shape)
+        if self.refused is not None or shape in self._captured or key in self._unfit:
             return False
         if self._usual is not None:
             lengths = (len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim())
@@ -113,8 +129,8 @@ class CaptureCache(Generic[Captured]):
                 return False
         if len(self._seen) > MAX_SEEN:
             self._seen.clear()
-        seen = self._seen.setdefault(shape, round_index) < round_index
-        return not self._captured or (seen and len(self._captured) < self._most)
+        seen = self._seen.setdefault(key, round_index) < round_index
+        return not self._chosen or key in self._chosen or (seen and len(self._chosen) < self._most)
 
     def add(self, shape: Hashable, capture: Callable[[FrozenValues], Captured]) -> None:
         """Capture for a shape."""
@@ -126,14 +142,18 @@ class CaptureCache(Generic[Captured]):
         if name := frozen.changed():
             raise CaptureError(f"the step changes {name!r} in Python, which a graph would not repeat; use a buffer")
         self._captured[shape] = captured
+        if repr(shape) not in self._chosen:
+            self._chosen.append(repr(shape))
         self.newest = shape
         self.num_captures += 1
         self._frozen = self._frozen or frozen
 
     def refuse(self, shape: Hashable, error: Exception) -> None:
         """A shape cannot be captured; where none is, nothing will be."""
-        if self._captured:
-            self._unfit.add(shape)
+        key = repr(shape)
+        self._chosen = [each for each in self._chosen if each != key]
+        if self._chosen:
+            self._unfit.add(key)
         else:
             self.refused = reason(error)
 
@@ -219,9 +239,8 @@ class CapturedTasks(CaptureCache[CapturedTask]):
         if shape is NO_SHAPE:
             self.refused = "a batch holds something that is no dense tensor"
         elif self.wants(shape, tree_leaves(batch), round_index):
-            compiles = not self._captured and not self.has_changed
             try:
-                self.add(shape, lambda frozen: self._capture(batch, compiles, frozen))
+                self.add(shape, lambda frozen: self._capture(batch, self.is_first(shape), frozen))
             except (CaptureError, DataError) as error:
                 self.refuse(shape, error)
                 if self.refused is None:
@@ -322,7 +341,8 @@ class KeptGraphs:
     Capturing imports torch's compiler and traces the step, which takes two seconds; reading a graph takes milliseconds.
     A graph is kept under everything that capturing it reads: the code of step and model and the values that they name
     (`FrozenValues.text`), parameters, buffers and modules, the batch's shape, torch's settings, versions, the machine.
-    What such a description may miss, the live check finds in its first rounds; then the step is captured anew.
+    What such a description may miss, the live check finds in its first rounds; then the step is captured anew. Graphs
+    with operators of other libraries are not kept: what is registered for those is in no place that can be described.
     """
 
     def __init__(self) -> None:
@@ -343,7 +363,7 @@ class KeptGraphs:
 
     def store(self, key: str | None, graph: StepGraph) -> None:
         """Keep a graph, where there is room for it."""
-        if key is not None and (cache := _cache()) is not None:
+        if key is not None and _is_torchs_own(graph) and (cache := _cache()) is not None:
             with contextlib.suppress(OSError):
                 cache.store(key, graph.to_json())
 
@@ -365,9 +385,14 @@ def _cache() -> JsonCache | None:
 
 def _read(text: str) -> StepGraph | None:
     try:
-        return StepGraph.from_json(text)
+        graph = StepGraph.from_json(text)
     except GraphError:
         return None
+    return graph if _is_torchs_own(graph) else None
+
+
+def _is_torchs_own(graph: StepGraph) -> bool:
+    return all(is_torchs_own(operator.kind) for operator in graph.operators)
 
 
 @functools.cache

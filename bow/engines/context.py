@@ -6,10 +6,15 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from bow.devices import Kernels, StreamDevice
 from bow.engines.averaging import ModelAveraging
 from bow.engines.outcome import LearningConfig, RoundEvent, SideBySide
 from bow.engines.restarts import Restarts
+from bow.engines.task import Step
+from bow.graph.outside import OutsideTensors
+from bow.graph.refusal import set_state, state_of
 from bow.replicas import LearnerGroup
 from bow.schedule import Span
 from bow.seeds import derive_seed
@@ -41,6 +46,51 @@ class RoundLog:
             self.spans.append(Span(name, place, began_ns, time.perf_counter_ns(), category, details))
 
 
+LARGE_BYTES = 2**20
+"""Buffers of more bytes, such as masks, are seldom written to, and would take long to copy in every round."""
+
+
+class BeforeRound:
+    """What learning tasks in Python change before learners step, as it was, for a round that ends before that."""
+
+    def __init__(self, group: LearnerGroup, step: Step) -> None:
+        self._group = group
+        self._step = step
+        self._generators: list[Any] | None = None  # of the step's own
+        self._slots: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
+        self._kept: list[tuple[Tensor, Tensor]] = []
+        self._states: list[tuple[Any, Any]] = []
+        self._versions: dict[int, tuple[Tensor, int]] = {}
+
+    def keep(self) -> None:
+        """Keep it as it is. Of large buffers that the last round has not written to nothing is copied."""
+        if self._generators is None:
+            self._generators = OutsideTensors(self._step, self._group.learners[0].module).generators
+        held = [slots for learner in self._group.learners for slots in learner.buffers if slots]
+        self._slots = [(slots, slots.copy()) for slots in held]
+        there = [buffer for slots in held for buffer in slots.values() if buffer is not None]
+        large = [buffer for buffer in there if buffer.nbytes > LARGE_BYTES and not buffer.is_inference()]
+        before, self._versions = self._versions, {id(buffer): (buffer, buffer._version) for buffer in large}
+        still = {key for key, (_, version) in self._versions.items() if key in before and before[key][1] == version}
+        self._kept = [(buffer, buffer.clone()) for buffer in there if id(buffer) not in still]
+        self._states = [(each, state_of(each)) for each in self._generators]
+
+    def put_back(self) -> None:
+        """Put back what was kept in this round."""
+        for slots, before in self._slots:
+            slots.clear()
+            slots.update(before)
+        for buffer, value in self._kept:
+            buffer.copy_(value)
+        for generator, state in self._states:
+            set_state(generator, state)
+        self.forget()
+
+    def forget(self) -> None:
+        """The round has got so far that it counts."""
+        self._slots, self._kept, self._states = [], [], []
+
+
 class RoundContext:
     """The learners of a device, what keeps them together, and the collaborators that carry a round out.
 
@@ -70,6 +120,7 @@ class RoundContext:
         self.log = RoundLog()
         self.averaging = ModelAveraging(group, sync, kernels)
         self.restarts = Restarts(group, sync, settings, self.log.note, where)
+        self.before = BeforeRound(group, settings.task_step)
 
     @property
     def round_index(self) -> int:

@@ -2,7 +2,7 @@
 
 import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
@@ -45,12 +45,22 @@ class Eager(TaskRunner):
         self.offloaded = offloaded_tasks(context.settings.offload, group, device, at_once=False)
         self._in_turn = InTurn(group, context.settings, self.offloaded)
 
+    @property
+    def state(self) -> dict[str, Any]:
+        """Whether tasks run compiled."""
+        return self._in_turn.tasks.state
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Compile nothing that could not be compiled before."""
+        self._in_turn.tasks.load(state)
+
     def resized(self) -> None:
         """Wrap the learners anew."""
         self._in_turn.resized()
 
     def learn(self, batches: Batches) -> Outcome:
         """Run the learning tasks in turn."""
+        self.context.before.keep()
         return self._in_turn.learn(batches, self.context.round_index)
 
     def close(self) -> None:
@@ -127,6 +137,16 @@ class LearningTasks:
     def is_compiled(self) -> bool:
         """Whether tasks run compiled; if they were to and cannot, they do not any more."""
         return self._compiled is not None
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """For checkpoints: whether tasks were to run compiled and cannot."""
+        return {"uncompiled": self._settings.compile and self._compiled is None}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Do without compiling where another training had to."""
+        if state["uncompiled"] and self._compiled is not None:
+            self._stop_compiling("it did so before this training was resumed")
 
     def run(self, learner: int, batch: Batch, forward: Forward = contextlib.nullcontext) -> Learned:
         """Run one learning task up to its gradient, which goes to the learner's row of `G`."""

@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import operator
-import random
 import sys
 from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bow.graph.refusal import code_text
+from bow.graph.refusal import GENERATORS, code_text, set_state, state_of
 
 MAX_PLACES = 2000
 """So many places are watched besides the attributes of the model's modules, those nearest to the step first."""
@@ -180,6 +179,7 @@ class _Walk:
 
     def _look_at(self, value: Any, label: str) -> None:
         kind = type(value)
+        self.is_whole &= not _is_custom_operator(value)
         if kind is FunctionType:
             self._function(value)
         elif issubclass(kind, functools.partial):
@@ -212,7 +212,7 @@ class _Walk:
                 self._entries(vars(value), label)
         elif issubclass(kind, type):
             self._class(value, label)
-        elif issubclass(kind, torch.Generator | random.Random | np.random.Generator | np.random.RandomState):
+        elif issubclass(kind, GENERATORS):
             self.generators.append(value)
         else:
             self._instance(value, label)
@@ -222,6 +222,8 @@ class _Walk:
             return
         names = set(_names(function.__code__))
         self.names |= names
+        if "ops" in names and any(function.__globals__.get(name) is torch for name in names):
+            self.is_whole = False  # what is registered for an operator is in no place that can be looked at
         for name in sorted(names & function.__globals__.keys()):
             self._watch(function.__globals__.get, name, name)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -347,6 +349,20 @@ def _names(code: CodeType) -> Iterator[str]:
             yield constant
 
 
+def is_torchs_own(operator: str) -> bool:
+    """Whether an operator, by its name with the namespace in front, is one that comes with torch."""
+    return operator.partition(".")[0] in ("aten", "prim", "prims")
+
+
+def _is_custom_operator(value: Any) -> bool:
+    """Whether this is an operator of a library's, or leads to those of one."""
+    kind = type(value)
+    if kind is torch._ops._OpNamespace:
+        return not is_torchs_own(value.name)
+    is_operator = issubclass(kind, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+    return kind.__module__ == "torch._library.custom_ops" or (is_operator and not is_torchs_own(str(value)))
+
+
 def _is_foreign(module: Any) -> bool:
     return isinstance(module, str) and module.partition(".")[0] in _FOREIGN
 
@@ -364,25 +380,10 @@ def _equal(now: Any, before: Any) -> bool:
 @contextlib.contextmanager
 def generators_kept(generators: Sequence[Any]) -> Iterator[Callable[[], bool]]:
     """A step's own generators are behind it as they were before; tells whether one of Python or NumPy has drawn."""
-    states = [(generator, _state_of(generator)) for generator in generators]
+    states = [(generator, state_of(generator)) for generator in generators]
     others = [(each, str(state)) for each, state in states if not isinstance(each, torch.Generator)]
     try:
-        yield lambda: any(str(_state_of(each)) != state for each, state in others)
+        yield lambda: any(str(state_of(each)) != state for each, state in others)
     finally:
         for generator, state in states:
-            _set_state(generator, state)
-
-
-def _state_of(generator: Any) -> Any:
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
-
-
-def _set_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, random.Random):
-        generator.setstate(state)
-    else:
-        generator.set_state(state)
+            set_state(generator, state)

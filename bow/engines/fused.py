@@ -2,8 +2,8 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from typing import cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -52,6 +52,20 @@ class Fused(TaskRunner):
         """`fused`, `fused (not compiled)`, or `eager` after falling back."""
         return self._levels[0][0] if self._levels else Eager.name
 
+    @property
+    def state(self) -> dict[str, Any]:
+        """What does not work for the model."""
+        return {"failed": sorted(self._failed)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Try nothing again that has not worked."""
+        if new := set(state["failed"]) - self._failed:
+            self._failed |= new
+            self._build()
+            if new - {WHOLE}:
+                message = f"before this training was resumed, {' and '.join(sorted(new))} did not work for this model"
+                self.context.log.tell(f"{message}; running {self.description}")
+
     def resized(self) -> None:
         """Stack the buffers anew; the next round compiles for the new number of learners."""
         self._in_turn.resized()
@@ -90,6 +104,9 @@ class Fused(TaskRunner):
     def learn(self, batches: Batches) -> Outcome:
         """Run all learning tasks at once, or in turn where that is impossible."""
         stacked = stack_batches(batches) if self._levels else None
+        if stacked is not None:
+            self._buffers.tensors()
+        self.context.before.keep()
         failures: dict[str, str] = {}
         outcome = None
         for name, run in self._levels if stacked is not None else []:

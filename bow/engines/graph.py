@@ -5,8 +5,8 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import torch
 
@@ -56,7 +56,7 @@ class Graph(AheadRunner):
         self.tasks = CapturedTasks(group, settings, context.log.tell, most)
         self.live = LiveCheck(group, settings, self.tasks)
         self._jobs = GraphJobs(context, self.tasks)
-        self._failed = False
+        self._failed: str | None = None  # why it runs in eager for good
         self._alone_s: float | None = None  # of the task that was just run alone
         self._running: GraphRound | None = None  # in this round
         self.resized()
@@ -77,13 +77,27 @@ class Graph(AheadRunner):
         """Behind the first round, what compiling the learning task may take."""
         return None if self._failed else self.tasks.compile_s
 
+    @property
+    def state(self) -> dict[str, Any]:
+        """What is captured, and why nothing is any more."""
+        return {"failed": self._failed, **self.tasks.state}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Capture what another training would have captured; what has failed there is not tried again."""
+        self._jobs.forget()
+        self.tasks.load(state)
+        if (why := state["failed"]) and not self._failed:
+            self._fall_back(f"engine graph was left before this training was resumed ({why})")
+            self._failed = why
+
     def resized(self) -> None:
         """Build the jobs anew for the learners that there are now."""
         self.context.log.side_by_side = None
         self._in_turn.resized()
         self.live.resized()
         self._jobs.forget()
-        stepping = self._can_step() and self.group.matrix.z.dtype != torch.bfloat16
+        fitting = fits(self.group, self.context.sync, self.context.settings, native=True)
+        stepping = fitting and self.group.matrix.z.dtype != torch.bfloat16
         self._step_state = StepState(self.group, cast(SMA | Members, self.context.sync)) if stepping else None
 
     def close(self) -> None:
@@ -106,6 +120,7 @@ class Graph(AheadRunner):
         """Run the learning tasks on the executors, or in turn where they have no step graph."""
         ready = self._ready(batches) if self._stepping is None else None
         if ready is None:
+            self.context.before.keep()
             # An error that comes here as well is the user's.
             outcome = self._in_turn.learn(batches, self.context.round_index)
             if self.tasks.refused is not None and not self._failed:
@@ -124,7 +139,7 @@ class Graph(AheadRunner):
 
     def num_ahead(self, batches: Sequence[Batches]) -> int:
         """Rounds whose learning tasks have been captured."""
-        if self._failed or self._forgot_stale() or self.live.is_due(self.context.round_index):
+        if self._failed or self._jobs.forgot_stale() or self.live.is_due(self.context.round_index):
             return 1
         return max(1, sum(1 for _ in itertools.takewhile(self._is_captured, batches)))
 
@@ -149,7 +164,12 @@ class Graph(AheadRunner):
     @property
     def most_turns(self) -> int:
         """Rounds to the next live check, where members step on the executors."""
-        if self._failed or self._stepping is None or not isinstance(self.context.sync, Members) or self._forgot_stale():
+        if (
+            self._failed
+            or self._stepping is None
+            or not isinstance(self.context.sync, Members)
+            or self._jobs.forgot_stale()
+        ):
             return 1
         return max(1, self.live.rounds_before(self.context.round_index))
 
@@ -229,7 +249,7 @@ class Graph(AheadRunner):
         if self._failed:
             return None
         self.tasks.refused = None
-        self._forgot_stale()
+        self._jobs.forgot_stale()
         job = self._jobs.ready(batches, self._stepping)
         while job is not None and not self._failed and self.live.is_due(self.context.round_index):
             if self._compare(batches):
@@ -283,25 +303,17 @@ class Graph(AheadRunner):
     @property
     def _stepping(self) -> StepState | None:
         """What steps on the executors, if optimizer and synchroniser are of the kind; hooks and flags may change."""
-        return self._step_state if self._step_state is not None and self._can_step() else None
-
-    def _can_step(self) -> bool:
-        return fits(self.group, self.context.sync, self.context.settings, native=True)
+        if self._step_state is None or not fits(self.group, self.context.sync, self.context.settings, native=True):
+            return None
+        return self._step_state
 
     def _is_captured(self, batches: Batches) -> bool:
         different = 1 if isinstance(batches, Stacked) else len(self.group)
         dealt = (batch_of(batches, learner) for learner in range(different))
         return all(shape_of(batch) in self.tasks for batch in dealt if batch is not None)
 
-    def _forgot_stale(self) -> bool:
-        """Forget what was captured if values in Python that it has frozen have changed, and say whether that was so."""
-        if not self.tasks.forget_if_changed():
-            return False
-        self._jobs.forget()
-        return True
-
     def _fall_back(self, why: str) -> None:
-        self._failed, self.context.log.side_by_side = True, None
+        self._failed, self.context.log.side_by_side = why, None
         self.context.log.tell(f"{why}; running {self.description}", stacklevel=8)
 
 

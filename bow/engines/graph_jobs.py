@@ -41,6 +41,13 @@ class GraphJobs:
         self._alone.clear()
         self._usual = None
 
+    def forgot_stale(self) -> bool:
+        """Forget what was captured if values in Python that it has frozen have changed, and say whether that was so."""
+        if not self._tasks.forget_if_changed():
+            return False
+        self.forget()
+        return True
+
     def close(self) -> None:
         """End the executors' threads; the next round starts them again."""
         if self.team is not None:

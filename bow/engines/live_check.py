@@ -74,7 +74,7 @@ class Expected:
     learner: int  # whose
     run: TaskRun | None  # what it left; None where it cannot be compared
     spread: Mapping[str, float] | None = None  # by part, the effect of rounding; None: nobody has looked
-    failure: str | None = None  # what it has raised
+    failure: str | None = None  # why it is another than was captured, if that shows without a comparison
 
 
 class LiveCheck:
@@ -90,6 +90,7 @@ class LiveCheck:
         self._again = False  # a closer look has to tell
         self._closely = False
         self._comparable = True
+        self._was_compared = False  # since something was captured last
         self._num_checks = 0
         self._began = self._ended = time.perf_counter()
         self._spent_s = self._last_s = 0.0
@@ -105,6 +106,7 @@ class LiveCheck:
         if self._captures.num_captures != self._num_captures:
             self._num_captures = self._captures.num_captures
             self._since, self._next, self._again, self._comparable = round_index, FIRST[0], False, True
+            self._was_compared = False
         if not self._num_captures or not self._comparable:
             return False
         if self._again:
@@ -140,21 +142,23 @@ class LiveCheck:
         self._num_checks += 1
         try:
             run, comparable = self._run(learner, batch, numbers, noise=None)
-            if not comparable:
-                self._comparable = False
+            if not comparable and self._was_compared:
+                return Expected(learner, None, failure="it draws random numbers another number of times")
+            self._comparable, self._was_compared = comparable, comparable
             if not comparable or not bool(torch.isfinite(run.loss) & torch.isfinite(run.gradient.sum())):
                 return Expected(learner, None)
             if self._closely:
                 again = self._run(learner, batch, numbers, noise=None)[0].loss
                 if _norm(again, run.loss) > REPEATED * _norm(run.loss):
-                    return Expected(learner, None, failure="its loss is another one each time that it is run")
+                    failure = "the step itself fails: its loss is another one each time that it is run"
+                    return Expected(learner, None, failure=failure)
             spread = self._spread(learner, batch, numbers, run) if self._closely else None
         except torch.OutOfMemoryError:
             return Expected(learner, None)
         except AssertionError:  # the user's own, or of a device that watches the order of accesses
             raise
         except Exception as error:
-            return Expected(learner, None, failure=reason(error))
+            return Expected(learner, None, failure=f"the step itself fails: {reason(error)}")
         return Expected(learner, run, spread)
 
     def verdict(self, made: Sequence[TaskRun], expected: Expected, round_index: int) -> str | None:
@@ -167,7 +171,7 @@ class LiveCheck:
         self._again = bool(differing) and expected.spread is None
         self._closely |= self._again
         if expected.failure is not None:
-            return self._sentence(f"the step itself fails: {expected.failure}")
+            return self._sentence(expected.failure)
         if differing:
             return None if self._again else self._sentence(differing[0])
         if expected.run is not None:
@@ -231,7 +235,7 @@ class LiveCheck:
                 if noise is not None:
                     own.row.detach().mul_(_factors(own.row, noise))
                     modes.enter_context(_RoundingNoise(noise))
-                learned = self._tasks.run(learner, batch)
+                learned = self._tasks.run(learner, tree_map_only(Tensor, Tensor.clone, batch))  # it may write to it
             return self.run_of(learner, learned.loss.clone(), dict(learned.metrics)), comparable()
 
     def _spread(self, learner: int, batch: Batch, numbers: Numbers, run: TaskRun) -> dict[str, float]:

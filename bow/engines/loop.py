@@ -83,6 +83,14 @@ class TaskRunner(abc.ABC):
         """Let each learner take its batches; None: not these."""
         return None
 
+    @property
+    def state(self) -> dict[str, Any]:
+        """What has come of rounds so far that decides how later ones run, as plain values, for checkpoints."""
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most depend on nothing but the round
+        """Run on as another training's runner would have."""
+
     def resized(self) -> None:  # noqa: B027 - a runner that keeps nothing per learner has nothing to do
         """Learners were added or removed."""
 
@@ -162,6 +170,15 @@ class Loop(abc.ABC):
     def close(self) -> None:
         """End threads, and give pinned memory back; the next round takes them anew."""
 
+    @property
+    @abc.abstractmethod
+    def engine_state(self) -> dict[str, Any]:
+        """What decides how later rounds run on this device, as plain values; `load_engine` takes it."""
+
+    @abc.abstractmethod
+    def load_engine(self, state: Mapping[str, Any]) -> None:
+        """Run rounds as another training would have."""
+
     @abc.abstractmethod
     def _resized(self) -> None:
         """Learners were added or removed."""
@@ -216,8 +233,12 @@ class Loop(abc.ABC):
         events, self.context.log.events = self.context.log.events, []
         return events
 
-    def resume(self, round_index: int, restarts: int, drop: Mapping[str, Any]) -> None:
-        """Go on behind a round of another training."""
+    def resume(
+        self, round_index: int, restarts: int, drop: Mapping[str, Any], engine: Mapping[str, Any] | None
+    ) -> None:
+        """Go on behind a round of another training; None: what its engine had come to is not known."""
+        if engine:
+            self.load_engine(engine)
         self.context.log.round_index = round_index
         self.context.restarts.num_restarts = restarts
         self.context.restarts.drop = DropRule(**drop)
@@ -308,10 +329,17 @@ class RoundLoop(Loop):
         context, began = self.context, time.perf_counter()
         due = context.averaging.due(context.round_index)
         self._has_stepped = False
+        context.before.forget()
         with Uninterrupted(lambda: self._has_stepped or self.runner.has_written):
-            context.restarts.observe_learning_rate()
-            with out_of_memory_explained(len(self.group), self.group.device, self.settings.offload):
-                outcome = self.runner.learn_and_step(batches, due, self._in_parts)
+            try:
+                context.restarts.observe_learning_rate()
+                with out_of_memory_explained(len(self.group), self.group.device, self.settings.offload):
+                    outcome = self.runner.learn_and_step(batches, due, self._in_parts)
+            except BaseException:
+                if not (self._has_stepped or self.runner.has_written):
+                    self._has_stepped = True  # Ctrl-C waits for it
+                    context.before.put_back()
+                raise
             self._end_round(outcome, due)
         self._round_s = time.perf_counter() - began
         return outcome
@@ -336,6 +364,16 @@ class RoundLoop(Loop):
     def close(self) -> None:
         """End the runner's threads, and give pinned memory back; the next round takes them anew."""
         self.runner.close()
+
+    @property
+    def engine_state(self) -> dict[str, Any]:
+        """What the runner keeps, under its name: another's starts anew."""
+        return {self.runner.name: self.runner.state}
+
+    def load_engine(self, state: Mapping[str, Any]) -> None:
+        """Run rounds as another training would have."""
+        if own := state.get(self.runner.name):
+            self.runner.load(own)
 
     def _resized(self) -> None:
         self.runner.resized()
@@ -387,16 +425,17 @@ class RoundLoop(Loop):
         due = context.averaging.due(context.round_index + len(batches) - 1)
         context.restarts.observe_learning_rate()
         self.group.gather_buffers()  # for learners that diverge meanwhile
-        with out_of_memory_explained(len(self.group), self.group.device, self.settings.offload):
-            outcomes = runner.learn_ahead(batches, due)
-        for outcome in outcomes[:-1] if due else outcomes:
-            context.restarts.count(outcome, context.round_index)
-            context.log.round_index += 1
-        if due:
-            # All learning tasks have ended, and none of this round has stepped: every w_j is what it was before.
-            context.averaging.begin(due)
-            self._step(outcomes[-1], due)
-            self._end_round(outcomes[-1], due)
+        with Uninterrupted():  # learners step as they go
+            with out_of_memory_explained(len(self.group), self.group.device, self.settings.offload):
+                outcomes = runner.learn_ahead(batches, due)
+            for outcome in outcomes[:-1] if due else outcomes:
+                context.restarts.count(outcome, context.round_index)
+                context.log.round_index += 1
+            if due:
+                # All learning tasks have ended, and none of this round has stepped: every w_j is what it was before.
+                context.averaging.begin(due)
+                self._step(outcomes[-1], due)
+                self._end_round(outcomes[-1], due)
         return outcomes
 
 

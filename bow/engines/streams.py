@@ -6,7 +6,8 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -52,6 +53,7 @@ class Streams(AheadRunner):
         self._tasks = self._in_turn.tasks
         self._watched: set[Hashable] = set()
         self._known: set[Hashable] = set()
+        self._before: set[str] = set()  # what another training has looked at, in words
         self._draws = False
         self._entangled = False
         self._open_pool()
@@ -65,6 +67,19 @@ class Streams(AheadRunner):
     def runs_ahead(self) -> bool:
         """Not where learners run in turn."""
         return not self._entangled
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What has been looked at, so that what was compiled by then is at once."""
+        seen = self._before.union(map(repr, self._watched | self._known))
+        return {"seen": sorted(seen), "draws": self._draws, "in turn": self._entangled, **self._in_turn.tasks.state}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Look at nothing again that another training has looked at; what it has compiled is compiled in turn."""
+        self._in_turn.tasks.load(state)
+        self._draws, self._before = state["draws"], set(state["seen"])
+        if state["in turn"] and not self._entangled:
+            self._fall_back()
 
     def resized(self) -> None:
         """Wrap the learners anew; where there are other places for them, the next round starts those."""
@@ -84,6 +99,7 @@ class Streams(AheadRunner):
 
     def learn(self, batches: Batches) -> Outcome:
         """Run the learning tasks at once, or in turn where that is to be."""
+        self.context.before.keep()
         if not self._ready(batches):
             return self._learn_in_turn(batches)
         return self._learn_at_once([batches], ahead=0)[0]
@@ -102,6 +118,8 @@ class Streams(AheadRunner):
             if self._entangled:
                 return self._in_turn.learn(batches, self.context.round_index)
             signatures, compiled = self._signatures(batches), self._tasks.is_compiled
+            if not self._draws:
+                self._watched |= {each for each in signatures if repr(each) in self._before}
             compiling = compiled or signatures <= self._watched
             watch = DrawWatch(operators=not compiling)
             with contextlib.nullcontext() if compiling else uncompiled():
@@ -156,8 +174,8 @@ class Streams(AheadRunner):
             self._fall_back()
             return
         self._draws = True
-        self._known.clear()
-        self._watched.clear()
+        for each in (self._known, self._watched, self._before):
+            each.clear()
         self.context.log.tell(
             f"the learning task drew random numbers in round {self.context.round_index} for the first time: those of "
             "this round do not follow from the seed, later ones do",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bow.errors import LossError
+from bow.graph.refusal import GENERATORS
 
 MANY = 10_000
 """So many objects are looked at, those nearest to the step first."""
@@ -23,7 +24,10 @@ class OutsideTensors:
 
     def __init__(self, step: Any, model: nn.Module) -> None:
         self._own = {id(tensor) for tensor in chain(model.parameters(), model.buffers())}
-        self._found = dict(_reached(step, model, self._own))
+        found = list(_reached(step, model, self._own))
+        self._found = {name: value for name, value in found if not isinstance(value, GENERATORS)}
+        self.generators = [value for _, value in found if isinstance(value, GENERATORS)]
+        """Random generators of the step's own."""
         self._versions = {name: (id(tensor), tensor._version) for name, tensor in self._kept()}
 
     @property
@@ -75,15 +79,15 @@ def _leaves_of(loss: Tensor) -> Iterator[Tensor]:
                 yield leaf
 
 
-def _reached(step: Any, model: nn.Module, own: set[int]) -> Iterator[tuple[str, Tensor | nn.Module]]:
-    """Tensors and modules by the names that lead to them, attributes of the model's modules among them."""
+def _reached(step: Any, model: nn.Module, own: set[int]) -> Iterator[tuple[str, Any]]:
+    """Tensors, modules and random generators by the names that lead to them, attributes of modules among them."""
     seen = {*map(id, model.modules()), *own}
     waiting = [(step, "step"), *((vars(module), path or "model") for path, module in model.named_modules())]
     for value, name in waiting:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, Tensor | nn.Module):
+        if isinstance(value, (Tensor, nn.Module, *GENERATORS)):
             yield name, value
         if len(waiting) < MANY:
             waiting += [(part, key if name == "step" else f"{name}.{key}") for key, part in _parts(value).items()]

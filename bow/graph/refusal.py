@@ -10,6 +10,7 @@ from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from bow.errors import CaptureError, reason
@@ -96,6 +97,27 @@ def python_random_kept() -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
+
+
+GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+"""What a step can draw random numbers from besides the global generators."""
+
+
+def state_of(generator: Any) -> Any:
+    """How far a random generator of torch's, NumPy's or Python's is."""
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+
+
+def set_state(generator: Any, state: Any) -> None:
+    """Put a generator where it was."""
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    else:
+        generator.set_state(state)
 
 
 def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:

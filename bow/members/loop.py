@@ -75,6 +75,7 @@ class SweepLoop:
         self._num_rounds = num_rounds
         self._num_samples = 0
         self._train_s = 0.0
+        self._resumed = directory.engine
         self.engine = ""
         self.at_once = 0
         self._rungs: Rungs | None = None
@@ -137,6 +138,8 @@ class SweepLoop:
         is_reused = len(alike) > rows or is_search or self._config.halving is not None
         self._cohort = Cohort(self._config, first, rows, self._device, self._samples, in_all, is_reused)
         self._cohort_kind = first.kind
+        before, self._resumed = self._resumed, {}
+        self._cohort.loop.load_engine(before.get(repr(first.kind), {}))
         self.at_once = max(self.at_once, rows)
         copies = rows + len(self._queue)
         self._timer = CheckpointTimer(3 * 4 * self._cohort.num_parameters * copies, time.perf_counter())
@@ -332,6 +335,7 @@ class SweepLoop:
             if progress is not None
         ]
         waiting = [*training, *self._queue, *self._paused]
+        self._directory.engine = {repr(self._cohort_kind): cohort.loop.engine_state}
         self._directory.save_checkpoint(self._num_rounds, waiting, self._members, self.elapsed_s)
         self._timer.wrote(began, time.perf_counter())
 

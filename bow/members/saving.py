@@ -25,7 +25,7 @@ from bow.members.member import Member, Progress
 from bow.observe import JsonLinesLogger, Logger, Record, RunDirectory, SafeLogger
 from bow.observe.records import plain
 from bow.training.best import BestModel
-from bow.training.checkpoint import load_checkpoint, meant, save_checkpoint
+from bow.training.checkpoint import delete_checkpoints_after, open_checkpoint, save_checkpoint
 from bow.training.result import save_central, save_whole
 
 MEMBERS = "members"
@@ -76,6 +76,7 @@ class SweepDirectory:
         self._config = config
         self._records = SafeLogger(JsonLinesLogger(directory.metrics_path))
         self._loggers = [each for each in config.train.run.loggers if isinstance(each, GroupLogger)]
+        self.engine: dict[str, Any] = {}  # by kind of those that train, what decides how their rounds run
         self._own: dict[int, tuple[list[SafeLogger], int]] = {}  # by member, its loggers and how much they were told
 
     @property
@@ -202,20 +203,23 @@ class SweepDirectory:
             "round": number,
             "elapsed_s": elapsed_s,
             "variants": self._kinds,
+            "engine": self.engine,
         }
         save_checkpoint(self.directory.checkpoints, number, state)
 
     def load_checkpoint(self, resume: str | Path | None) -> dict[str, Any] | None:
         """The newest checkpoint; None to start from the beginning."""
-        found = meant(resume, self.path)
-        if not found:
+        folder = self.directory.checkpoints
+        state = open_checkpoint(resume, self.path, _PARTS)
+        if state is None:
             return None
-        state = load_checkpoint(found[-1], _PARTS)
         if state["variants"] != self._kinds:
             raise CheckpointError(
-                f"{found[-1]} is of a sweep with other variants, data or settings; give the same ones in the same "
-                "order, or name another run directory"
+                f"what is in {folder} is of a sweep with other variants, data or settings; give the same ones in the "
+                "same order, or name another run directory"
             )
+        delete_checkpoints_after(folder, state["round"])  # one that is damaged
+        self.engine = state.get("engine", {})
         return state
 
     def load_models(self, member: Member, template: nn.Module, best: Mapping[str, Any]) -> None:

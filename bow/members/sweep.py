@@ -33,6 +33,7 @@ from bow.members.search import MemberSearch
 from bow.members.stopping import Stop, check_stop
 from bow.members.variant import ModelFactory, Variant, check_indices, check_proposed, check_variants
 from bow.observe import Record, RunDirectory, RunLock
+from bow.observe.run_directory import readable
 from bow.replicas import OptimizerFactory, num_trainable, prepare_template
 from bow.replicas.optimizer import make_optimizer
 from bow.training.checks import all_labels, check_first_batch, choose_devices, make_scheduler
@@ -170,6 +171,7 @@ def run_sweep(config: SweepConfig) -> Sweep:
         directory = _directory(config, lock)
         at_the_end.callback(directory.close)
         members, waiting, elapsed_s, num_rounds = _members(config, directory)
+        directory.directory.write_config(_settings(config))  # behind what refuses to go on from another sweep's
         progress = SweepProgress(config, members, enabled=train.run.progress)
         ask = None if config.search is None else functools.partial(_ask, config, members, directory.path)
         loop = _loop_of(config)(config, members, waiting, device, directory, progress, elapsed_s, num_rounds, ask)
@@ -330,14 +332,14 @@ def _try_first_batches(config: SweepConfig) -> None:
 def _directory(config: SweepConfig, lock: RunLock) -> SweepDirectory:
     run = config.train.run
     path = None if run.path is None else Path(run.path)
-    goes_on = run.resume == "auto" and path is not None and RunDirectory(path).holds_run
+    with readable(path or Path()):
+        goes_on = run.resume == "auto" and path is not None and RunDirectory(path).holds_run
     if run.resume not in (None, "auto"):
         raise SettingError(f'resume={str(run.resume)!r}: a sweep goes on in its own run directory; use resume="auto"')
     directory = RunDirectory.create(path, "sweep", resume=goes_on)
     lock.take(directory.path)
     directory.check(goes_on)
     directory.remove_leftovers()
-    directory.write_config(_settings(config))
     return SweepDirectory(directory, config)
 
 

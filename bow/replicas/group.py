@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import operator
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bow.cluster import ALONE, World
-from bow.errors import SettingError
+from bow.errors import ModelError, SettingError
 from bow.replicas.buffers import (
     BufferPolicy,
     buffer_state,
@@ -32,6 +33,8 @@ SPARE_BYTES = 2**30
 may come, within so many bytes. Elsewhere, and beyond that, there is room for twice the learners, or for as many as
 there is memory for."""
 
+_REQUIRES_GRAD = operator.attrgetter("requires_grad")
+
 ROWS_PER_SPARE = 3  # weights, gradient, and the correction for which a synchroniser may ask
 
 
@@ -42,6 +45,7 @@ class Learner:
         self.module = module
         self.row = row
         self.gradient = gradient
+        self.buffers = [each._buffers for each in module.modules()]
 
 
 class LearnerGroup:
@@ -90,6 +94,11 @@ class LearnerGroup:
         for _ in range(learners):
             self.add()
         self.count()
+        own = {id(parameter) for parameter in self._frozen.values()}
+        ours = [*self._central.parameters(), *self.learners[0].module.parameters()]
+        self._trained = [parameter for parameter in ours if id(parameter) not in own]
+        fixed = [*self._frozen.values(), *template.parameters()]
+        self._untrained = [parameter for parameter in fixed if not parameter.requires_grad]
 
     def __len__(self) -> int:
         return len(self.learners)
@@ -101,6 +110,21 @@ class LearnerGroup:
     def task_seed(self, seed: int, round_index: int, position: int) -> int:
         """Of the random numbers of the learning task on the batch at this position of a round."""
         return derive_seed(seed, round_index, self.first + position)
+
+    def check_flags(self) -> None:
+        """Refuse parameters that were frozen or unfrozen by now: what a row holds is trained, and nothing else."""
+        if all(map(_REQUIRES_GRAD, self._trained)) and not any(map(_REQUIRES_GRAD, self._untrained)):
+            return
+        wrong = {id(each) for each in self._untrained if each.requires_grad}
+        wrong |= {id(each) for each in self._trained if not each.requires_grad}
+        modules = (self._central, self.learners[0].module, self.template)
+        named = (pair for module in modules for pair in module.named_parameters())
+        name, is_now = next((name, each.requires_grad) for name, each in named if id(each) in wrong)
+        was, now = ("frozen", "requires a gradient") if is_now else ("trained", "is frozen")
+        raise ModelError(
+            f"parameter {name!r} was {was} when this training began and {now} now, which a training does not follow; "
+            "leave requires_grad as it was, or begin another training with the exported model"
+        )
 
     @property
     def own(self) -> range:

@@ -75,12 +75,14 @@ def save_checkpoint(directory: Path, round_index: int, state: dict[str, Any]) ->
     return path
 
 
-def open_checkpoint(resume: str | Path | None, run_dir: str | Path | None) -> dict[str, Any] | None:
+def open_checkpoint(
+    resume: str | Path | None, run_dir: str | Path | None, parts: Mapping[str, type | tuple[type, ...]] = _PARTS
+) -> dict[str, Any] | None:
     """What the checkpoint holds that `resume` means, or the one before a damaged one; None: start anew."""
     found = meant(resume, run_dir)
     for path in reversed(found):
         try:
-            return load_checkpoint(path)
+            return load_checkpoint(path, parts)
         except CheckpointError as error:
             if path is found[0]:
                 raise
@@ -281,7 +283,7 @@ class RunCheckpoints:
     def keep_what_was(self) -> None:
         """Keep what was trained before rounds that have failed and left nothing behind."""
         asked_for = self._context.config.run.checkpoint_every is not None
-        has_run = 0 < self._position.round == self._context.replicas.rounds
+        has_run = self._position.meter.samples > 0 and self._position.round == self._context.replicas.rounds
         if asked_for and self._context.world.is_one and has_run:
             self.write(self._dealt_from)
 
@@ -291,12 +293,11 @@ class RunCheckpoints:
         if isinstance(error, BowError) or not isinstance(replicas, Replicas):
             leaves_nothing = isinstance(error, DeviceMemoryError)
         else:
-            # A step that raises has moved the buffers of `eager`; one that is issued, or dealt ahead, still more.
-            moves = replicas.engine != "graph" and any(True for _ in replicas.central.buffers())
+            # A step that raises in a round that is issued, or dealt ahead, has moved them.
             is_fixed = replicas.loop.settings.dispatch == "fixed"
             in_turn = replicas.engine in ("eager", "graph") and replicas.streams is None and is_fixed
             is_plain = type(replicas.optimizer).__module__.startswith("torch.optim.")
-            leaves_nothing = in_turn and not moves and is_plain
+            leaves_nothing = in_turn and is_plain
         if leaves_nothing:
             self.keep_what_was()
 

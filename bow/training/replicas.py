@@ -266,6 +266,7 @@ class Replicas(nn.Module):
         Returns:
             The learners' losses, before the step; NaN for those that sat out.
         """
+        self.group.check_flags()
         outcome = self.loop.round(self.batches.prepare(batches))
         remember(self, outcome)
         return outcome.losses
@@ -279,6 +280,7 @@ class Replicas(nn.Module):
         Returns:
             Losses and metrics of each, by batch.
         """
+        self.group.check_flags()
         outcomes = self.loop.rounds([self.batches.prepare(each) for each in batches])
         if outcomes:
             remember(self, outcomes[-1])

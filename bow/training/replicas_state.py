@@ -32,7 +32,7 @@ def read_state(group: LearnerGroup, loop: Loop) -> dict[str, Any] | None:
     """Everything that is needed to go on exactly, at rank 0; None elsewhere."""
     loop.catch_up()
     restarts = int(group.world.sum_numbers([loop.num_restarts])[0])
-    rows = group.state(loop.sync.own_state)
+    rows, engines = group.state(loop.sync.own_state), group.world.gather(loop.engine_state)
     if rows is None:
         return None
     return {
@@ -40,6 +40,7 @@ def read_state(group: LearnerGroup, loop: Loop) -> dict[str, Any] | None:
         "round": loop.round_index,
         "restarts": restarts,
         "drop": vars(loop.context.restarts.drop).copy(),
+        "engines": engines,
         "group": rows,
     }
 
@@ -57,7 +58,9 @@ def load_state(group: LearnerGroup, loop: Loop, state: Mapping[str, Any] | None,
     alike = loop.sync.timing is Timing.BEFORE_STEP
     if not group.load_state(None if state is None else state["group"], alike):
         loop.sync.start_own(group.matrix)
-    loop.resume(outline["round"], outline["restarts"] if world.leads else 0, outline["drop"])
+    engines = outline["engines"]
+    own = engines[world.rank if len(engines) == world.size else 0] if engines else None
+    loop.resume(outline["round"], outline["restarts"] if world.leads else 0, outline["drop"], own)
 
 
 def _identity(group: LearnerGroup, loop: Loop) -> dict[str, Any]:
@@ -89,7 +92,7 @@ def _mismatch(state: Any, identity: Mapping[str, Any]) -> str | None:
 
 def _outline(state: Mapping[str, Any]) -> dict[str, Any]:
     outline = {name: state[name] for name in ("round", "restarts", "drop")}
-    return outline | {"by_device": state["group"]["by_device"]}
+    return outline | {"by_device": state["group"]["by_device"], "engines": state.get("engines")}
 
 
 def part_of(by_device: Sequence[int], world: World) -> int:

@@ -25,7 +25,8 @@ from bow.devices import available_cores
 from bow.engines import thread_pool
 from bow.engines.averaging import ModelAveraging
 from bow.engines.captured import COMPILING_PAYS_S, MAX_SHAPES, compiling_pays
-from bow.engines.eager import InTurn
+from bow.engines.eager import InTurn, LearningTasks
+from bow.engines.fused import Fused
 from bow.engines.graph_round import GraphRound
 from bow.engines.live_check import LiveCheck
 from bow.engines.restarts import Restarts
@@ -323,6 +324,100 @@ def test_a_round_that_is_interrupted_is_whole_or_has_not_happened(
             other.round(batches(t, 2))
         states = [tree_leaves(each.training_state()) for each in (one, other)]
     assert all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(*states, strict=True))
+
+
+def interrupting(before: Any, at: int) -> Any:
+    """A method behind whose call of this number the main thread hears Ctrl-C."""
+    main, calls = threading.main_thread().ident, itertools.count()
+    assert main is not None
+
+    def interrupted(*arguments: Any, **given: Any) -> Any:
+        made = before(*arguments, **given)
+        if next(calls) == at:
+            signal.pthread_kill(main, signal.SIGINT)
+        return made
+
+    return interrupted
+
+
+INTERRUPTED = {"eager": (LearningTasks, "run"), "streams": (LearningTasks, "run"), "fused": (Fused, "_learn_together")}
+
+
+GENERATOR = torch.Generator()
+
+
+def scaled_at_random(model: nn.Module, given: Any) -> Tensor:
+    return cross_entropy(model(given[0]), given[1]) * torch.rand((), generator=GENERATOR)
+
+
+@pytest.mark.usefixtures("_uncompiled")
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("engine", INTERRUPTED)
+@pytest.mark.parametrize("step", [None, scaled_at_random], ids=["", "with a generator of its own"])
+def test_buffers_are_as_if_an_interrupted_round_had_not_begun(
+    step: Any, engine: str, at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (engine == "fused" and at) or (engine != "eager" and step):
+        pytest.skip("there is one task; learners that learn at once draw from no generator of the step's own")
+    owner, name = INTERRUPTED[engine]
+    settings: dict[str, Any] = {"engine": engine, "optimizer": functools.partial(torch.optim.Adam, lr=0.01)}
+    settings |= {} if step is None else {"step": step}
+    with replicas(**settings) as made:
+        GENERATOR.manual_seed(0)
+        for t in range(3):
+            made.round(batches(t, 2))
+        before, drawn = tree_leaves(made.training_state()), GENERATOR.get_state()
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, interrupting(getattr(owner, name), at))
+            with pytest.raises(KeyboardInterrupt):
+                made.round(batches(3, 2))
+        after = tree_leaves(made.training_state())
+        assert torch.equal(GENERATOR.get_state(), drawn)
+        made.round(batches(3, 2))
+        repeated = tree_leaves(made.training_state())
+    assert all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(before, after, strict=True))
+    with replicas(**settings) as other:
+        GENERATOR.manual_seed(0)
+        for t in range(4):
+            other.round(batches(t, 2))
+        expected = tree_leaves(other.training_state())
+    assert all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(repeated, expected, strict=True))
+
+
+@pytest.mark.parametrize("engine", ["eager", "streams"])
+def test_a_step_that_fails_leaves_the_buffers_of_learners_in_front_of_it_alone(engine: str) -> None:
+    def step(model: nn.Module, given: Any) -> Tensor:
+        if given[1][0] < 0:
+            raise ValueError("a label is missing")
+        return cross_entropy(model(given[0]), given[1])
+
+    with replicas(engine=engine, step=step) as made:
+        for t in range(2):
+            made.round(batches(t, 2))
+        before = tree_leaves(made.training_state())
+        first, second = batches(2, 2)
+        with pytest.raises(ValueError, match="a label is missing"):
+            made.round([first, (second[0], second[1] - CLASSES)])
+        after = tree_leaves(made.training_state())
+    assert all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("engine", "owner", "name"), [("streams", LearningTasks, "run"), ("graph", GraphRound, "collect")]
+)
+def test_ctrl_c_waits_for_learners_that_step_as_they_go(
+    engine: str, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LiveCheck, "is_due", lambda self, index: False)
+    with replicas(engine=engine, dispatch="first_come", sync=bow.SMA(every=4)) as made:
+        made.rounds_at_once([batches(t, 2) for t in range(4)])
+        z = made.z.clone()
+        with monkeypatch.context() as patched:
+            patched.setattr(owner, name, interrupting(getattr(owner, name), 2))
+            with pytest.raises(KeyboardInterrupt):
+                made.rounds_at_once([batches(t, 2) for t in range(4, 8)])
+        assert made.rounds == 8
+        assert not torch.equal(made.z, z)
 
 
 def test_ctrl_c_arrives_while_the_executors_learn(monkeypatch: pytest.MonkeyPatch) -> None:

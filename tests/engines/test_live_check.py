@@ -119,6 +119,68 @@ def test_what_cannot_be_watched_ends_the_replay(what: str, engine: str, monkeypa
     replicas.close()
 
 
+def run_rounds(replicas: bow.Replicas, rounds: range) -> None:
+    for t in rounds:
+        replicas.round(round_of(t))
+
+
+def drawing_by_the_environment(learner: nn.Module, given: Any) -> Any:
+    inputs = nn.functional.dropout(given[0], 0.5) if beta() == 1.0 else given[0]
+    return cross_entropy(learner(inputs), given[1])
+
+
+def not_drawing_by_the_environment(learner: nn.Module, given: Any) -> Any:
+    inputs = nn.functional.dropout(given[0], 0.5) if beta() != 1.0 else given[0]
+    return cross_entropy(learner(inputs), given[1])
+
+
+@pytest.mark.parametrize("step", [drawing_by_the_environment, not_drawing_by_the_environment])
+def test_random_numbers_that_are_not_drawn_any_more_are_a_difference(
+    step: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replicas = training("graph", step=step)
+    run_rounds(replicas, range(3))
+    monkeypatch.setenv("BETA", "1.5")
+    with pytest.warns(UserWarning, match="random numbers another number of times; it was last known to be equal in"):
+        run_rounds(replicas, range(3, 9))
+    assert replicas.engine == "eager"
+    replicas.close()
+
+
+def test_an_engine_that_was_left_is_not_tried_again_where_a_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would replay what is wrong until the next check."""
+    first = training("graph", step=of_the_loss)
+    first.round(round_of(0))
+    monkeypatch.setenv("BETA", "1.5")
+    with pytest.warns(UserWarning, match="captured step"):
+        run_rounds(first, range(1, 6))
+    second = training("graph", step=of_the_loss)
+    with pytest.warns(UserWarning, match="engine graph was left before this training was resumed .the captured step"):
+        second.load_training_state(first.training_state())
+    assert second.engine == first.engine == "eager"
+    third = training("graph", step=of_the_loss)
+    with pytest.warns(UserWarning, match="engine graph was left before this training was resumed .the captured step"):
+        third.load_training_state(second.training_state())
+    for each in (first, second, third):
+        each.close()
+
+
+def in_place(learner: nn.Module, given: Any) -> Any:
+    return cross_entropy(learner(given[0].mul_(3)), given[1])
+
+
+@pytest.mark.parametrize("engine", REPLAYING)
+def test_a_step_that_writes_to_its_batch_sees_each_batch_once(engine: str) -> None:
+    made = [training(name, step=in_place) for name in (engine, "eager")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what cannot be captured
+        for t in range(9):
+            losses = [each.round(round_of(t)) for each in made]
+            torch.testing.assert_close(*losses)
+    for each in made:
+        each.close()
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("engine", "dispatch"),

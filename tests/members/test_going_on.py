@@ -154,6 +154,7 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
 
 def test_other_variants_do_not_go_on(tmp_path: Path) -> None:
     by_hand(tmp_path / "sweep", None)
+    before = {path: path.read_bytes() for path in (tmp_path / "sweep").rglob("*") if path.is_file()}
     with pytest.raises(CheckpointError, match="other variants"):
         bow.sweep(
             mlp,
@@ -162,6 +163,51 @@ def test_other_variants_do_not_go_on(tmp_path: Path) -> None:
             variants=bow.grid(seed=range(3)),
             run=bow.Run(tmp_path / "sweep", resume="auto", progress=False),
         )
+    after = {path: path.read_bytes() for path in (tmp_path / "sweep").rglob("*") if path.is_file()}
+    assert {path for path in before if after[path] != before[path]} == set()
+
+
+def test_the_one_before_a_damaged_checkpoint_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = by_hand(tmp_path / "whole", None)
+    before, rounds = SweepLoop._round, iter(range(1000))
+
+    def interrupted(self: Any, cohort: Any) -> None:
+        if next(rounds) == 9:
+            os.kill(os.getpid(), signal.SIGINT)
+        before(self, cohort)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SweepLoop, "_round", interrupted)
+        by_hand(tmp_path / "sweep", None, on_interrupt="return")
+    newest = max((tmp_path / "sweep/checkpoints").iterdir())
+    newest.write_bytes(newest.read_bytes()[:-100])
+    with pytest.warns(UserWarning, match="is not a readable checkpoint .* the one before is taken"):
+        result = by_hand(tmp_path / "sweep", None, resume="auto")
+    for member, other in zip(result.members, expected.members, strict=True):
+        assert_same(member, other)
+
+
+def test_an_engine_that_was_left_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As behind a check that has found a difference: until the next one it would replay what is wrong."""
+    variants = [bow.Variant(seed=0), bow.Variant(seed=1)]
+    given: dict[str, Any] = {"data": (FLAT, LABELS), "loss": F.cross_entropy, "variants": variants, "engine": "graph"}
+    before = SweepLoop._round
+
+    def interrupted(self: Any, cohort: Any) -> None:
+        if cohort.num_rounds == 4:
+            cohort.loop.runner._fall_back("it was found out")
+            os.kill(os.getpid(), signal.SIGINT)
+        before(self, cohort)
+
+    run = bow.Run(tmp_path / "sweep", progress=False, on_interrupt="return")
+    monkeypatch.setattr("bow.members.loop.MOST_ROUNDS", 1)
+    monkeypatch.setattr(SweepLoop, "_round", interrupted)
+    with pytest.warns(UserWarning, match="it was found out; running eager"):
+        bow.sweep(mlp, **given, run=run)
+    monkeypatch.setattr(SweepLoop, "_round", before)
+    with pytest.warns(UserWarning, match="engine graph was left before this training was resumed .it was found out"):
+        result = bow.sweep(mlp, **given, run=dataclasses.replace(run, resume="auto"))
+    assert result.engine == "eager"
 
 
 @pytest.mark.parametrize(

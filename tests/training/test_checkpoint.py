@@ -116,6 +116,55 @@ def test_a_short_batch_may_be_the_first_behind_a_crash(
         assert torch.equal(result.model.state_dict()[key], value), key
 
 
+class Lengths(nn.Module):
+    """Takes sequences of any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 3))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layers(inputs).mean(1)
+
+
+class Sequences(Dataset[tuple[Tensor, Tensor]]):
+    """Batches of sequences; those of a batch have one length."""
+
+    lengths = (5, 6, 6, 5, 7, 8, 8, 7, 9, 6, 9, 7)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        inputs = torch.randn(4, self.lengths[index], 5, generator=generator)
+        return inputs, torch.randint(3, (4,), generator=generator)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("engine", ["graph", "graph+round"])
+@pytest.mark.parametrize("crash", range(1, 11))
+def test_what_is_captured_does_not_depend_on_where_a_training_was_interrupted(
+    train: Train, tmp_path: Path, engine: str, crash: int
+) -> None:
+    """Captured and in `eager`, learning tasks draw other numbers."""
+
+    def start(run_dir: str, **more: Any) -> bow.Result:
+        batches = DataLoader(Sequences(), batch_size=None)
+        settings = {"engine": engine, "learners": 1, "checkpoint_every": 1, "run_dir": tmp_path / run_dir}
+        settings["devices"] = "cpu" if engine == "graph" else FakeDevice()
+        return train(Lengths(), batches, batch_size=None, epochs=1, seed=3, **settings, **more)
+
+    expected = start("whole")
+    with pytest.raises(KeyboardInterrupt):
+        start("crashed", callbacks=[StopAfter(crash + 1)])
+    result = start("crashed", resume="auto")
+    assert result.engine == expected.engine == engine
+    for key, value in expected.model.state_dict().items():
+        assert torch.equal(result.model.state_dict()[key], value), key
+
+
 @pytest.mark.parametrize("built", [True, False])
 def test_a_training_by_the_rule_goes_on_with_its_engine_whatever_is_built_by_then(
     train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, built: bool, monkeypatch: pytest.MonkeyPatch
@@ -289,11 +338,9 @@ def test_an_error_of_the_users_own_leaves_a_checkpoint_of_the_round_before(
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     def start(run_dir: str, at: int, **more: Any) -> bow.Result:
-        torch.manual_seed(0)
         sick = Sick(data, at)
         samples = DataLoader(sick, batch_size=4, shuffle=True) if where == "loader" else sick
-        model = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.3), nn.Linear(8, 3))
-        return train(model, samples, step=step, epochs=3, optimizer=MOMENTUM, run_dir=tmp_path / run_dir, **more)
+        return train(net(), samples, step=step, epochs=3, optimizer=MOMENTUM, run_dir=tmp_path / run_dir, **more)
 
     with pytest.raises(OSError, match="the picture is damaged") as caught:
         start("run", -1 if where == "step" else 70)
@@ -715,3 +762,19 @@ def test_a_file_of_the_users_own_is_not_overwritten(train: Train, data: tuple[Te
         with pytest.raises(RunDirectoryError, match=r"already has a file config\.yaml"):
             train(net(), data, resume=resume)
     assert (tmp_path / "run" / "config.yaml").read_text() == "mine"
+
+
+class Keep:
+    """Keeps the state behind an epoch, and what it holds then."""
+
+    def on_epoch_end(self, run: Any, record: Any) -> None:
+        if run.epoch == 1:
+            self.state = run.state()
+            self.then = len(self.state["history"]), self.state["ema"]["average"].clone()
+
+
+def test_a_state_that_a_callback_keeps_stays_what_it_was(train: Train, data: tuple[Tensor, Tensor]) -> None:
+    keep = Keep()
+    train(net(), data, validation=data, epochs=3, ema=0.9, callbacks=[keep])
+    assert len(keep.state["history"]) == keep.then[0] == 1
+    assert torch.equal(keep.state["ema"]["average"], keep.then[1])

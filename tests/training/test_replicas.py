@@ -352,3 +352,29 @@ def test_neither_loss_nor_step_is_refused() -> None:
     batch = torch.ones(4, 2), torch.zeros(4, dtype=torch.int64)
     with pytest.raises(SettingError, match="give either loss= or step=, got neither"):
         bow.Replicas(nn.Linear(2, 2), learners=1, engine="eager").round([batch])
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda made, given: made.central[0].requires_grad_(True), "parameter '0.weight' was frozen .* requires a"),
+        (lambda made, given: given[0].requires_grad_(True), "parameter '0.weight' was frozen .* requires a gradient"),
+        (lambda made, given: made.learner(0)[2].requires_grad_(False), "parameter '2.weight' was trained .* is frozen"),
+        (lambda made, given: made.central[2].requires_grad_(False), "parameter '2.weight' was trained .* is frozen"),
+    ],
+    ids=["unfrozen", "unfrozen in the user's own", "frozen", "frozen in the central model"],
+)
+def test_parameters_that_are_frozen_or_unfrozen_meanwhile_are_refused(change: Any, message: str, engine: Any) -> None:
+    given = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2))
+    given[0].requires_grad_(False)
+    made = bow.Replicas(given, nn.functional.cross_entropy, learners=2, engine=engine, device="cpu")
+    batch = torch.randn(4, 4), torch.zeros(4, dtype=torch.int64)
+    made.round([batch, batch])
+    given[2].requires_grad_(False)  # as a reference that is compared with, which is not trained on
+    made.round([batch, batch])
+    change(made, given)
+    with pytest.raises(ModelError, match=message):
+        made.round([batch, batch])
+    assert made.rounds == 2
+    made.close()

@@ -1,8 +1,8 @@
 """The round on a device with streams: the host issues, events order, and results come later."""
 
 import time
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Mapping, Sequence
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -116,6 +116,21 @@ class DeviceRoundLoop(Loop):
                     self.context.offloaded.close()
             finally:
                 self.runner.close()
+
+    @property
+    def engine_state(self) -> dict[str, Any]:
+        """What is captured, and why nothing is any more."""
+        captures = self.context.captures
+        return {f"{self.runner.name} on a device": {"failed": captures.refused, **captures.state}}
+
+    def load_engine(self, state: Mapping[str, Any]) -> None:
+        """Capture what another training would have captured."""
+        if own := state.get(f"{self.runner.name} on a device"):
+            self.runner.bind()
+            self.context.captures.load(own)
+            if (why := own["failed"]) is not None:
+                self._captures.refuse_all(f"nothing was captured any more before this training was resumed ({why})")
+                self.context.captures.refused = why
 
     def _resized(self) -> None:
         self.runner.bind()
