@@ -18,6 +18,7 @@ from bow.errors import SettingError
 from bow.members.trainings import TrainingsLoop
 from bow.observe import read_records
 from bow.training.replicas import DEFAULT_OPTIMIZER
+from bow.training.run import TrainingLoop
 from tests.forked import FORKED
 
 VARIANTS = [bow.Variant(seed=0), bow.Variant(seed=1, settings={"lr": 0.02})]
@@ -87,8 +88,14 @@ def test_their_folds_schedulers_and_rules_are_their_own(tmp_path: Path) -> None:
     assert "patience" in {member.stopped for member in result.members}
 
 
-def test_those_that_go_on_behind_a_rung_went_through_it_as_if_there_were_none(tmp_path: Path) -> None:
-    result = halved(tmp_path / "sweep")
+def test_those_that_go_on_behind_a_rung_went_through_it_as_if_there_were_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds, before = [], TrainingLoop._count_round
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainingLoop, "_count_round", lambda *given: rounds.append(1) or before(*given))
+        result = halved(tmp_path / "sweep")
+    assert len(rounds) == sum(member.history[-1]["round"] for member in result.members)  # none was run twice
     assert sorted(member.epochs for member in result.members) == [1, 1, 1, 2, 4, 4]
     for member in result.members:
         given = {"epochs": 4, "learners": 2, "threads": None}
