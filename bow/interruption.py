@@ -15,8 +15,7 @@ class Interruption:
 
     def __init__(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
         self._signals = signals
-        self.signal: int | None = None
-        """The signal that has come; None: none has."""
+        self.signal: int | None = None  # the signal that has come; None: none has
         self._before: dict[int, signal._HANDLER] = {}
 
     @contextlib.contextmanager

@@ -61,6 +61,8 @@ class Ranks(NamedTuple):
 class Processes(World):
     """The processes of a torch.distributed process group, one for each device."""
 
+    is_one = False  # one process that was started as a cluster goes the way of several
+
     def __init__(
         self,
         device: torch.device,
@@ -89,11 +91,6 @@ class Processes(World):
                 timeout=PATIENCE,
                 device_id=device if device.type == "cuda" else None,
             )
-
-    @property
-    def is_one(self) -> bool:
-        """Never: one process that was started as a cluster goes the way of several."""
-        return False
 
     def sum(self, tensor: Tensor) -> PendingSum:
         self.sums += 1

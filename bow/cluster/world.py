@@ -24,6 +24,7 @@ class World:
     All processes call the same methods in the same order, and from the main thread only.
     """
 
+    is_one = True  # whether this process trains alone and needs no collectives
     rank, size = 0, 1
     local_rank, local_size = 0, 1  # among the processes of its machine
     node, nodes = 0, 1  # its machine among all
@@ -33,11 +34,6 @@ class World:
         self.was_aborted = False  # `abort` has ended sums: what they have left in tensors is no sum
         # How many numbers each variable has in a row, padding included, for sums of one variable at a time
         self.variables: Sequence[int] = ()
-
-    @property
-    def is_one(self) -> bool:
-        """Whether this process trains alone and needs no collectives."""
-        return True
 
     @property
     def leads(self) -> bool:
@@ -98,6 +94,4 @@ ALONE = World()
 class TrialWorld(World):
     """A world of one that takes the code paths of several, for trials of the tuner."""
 
-    @property
-    def is_one(self) -> bool:
-        return False
+    is_one = False

@@ -81,8 +81,7 @@ class GraphsOfStream:
         self._kept: dict[int, Any] = {}
         self._in_use: set[int] = set()
         self._last = 0
-        self.reserved = 0
-        """What their memory pools take, which nobody else can use."""
+        self.reserved = 0  # what their memory pools take, which nobody else can use
 
     def keep(self, raw: Any) -> int:
         self._last += 1

@@ -167,8 +167,7 @@ class _Capture:
     clocks: dict[str, Clock]
     before: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """What writes must not have changed in the end: by storage, its bytes and a copy of them."""
-    own: set[int] = field(default_factory=set)
-    """Storages that the capture has allocated."""
+    own: set[int] = field(default_factory=set)  # storages that the capture has allocated
 
     def run(
         self,

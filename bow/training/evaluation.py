@@ -58,8 +58,7 @@ class Evaluator:
         self._loss = loss
         self._metrics = metrics
         self._batch_size = batch_size
-        self.problem: NotFinite | None = None
-        """The first value of the last evaluation that was not finite."""
+        self.problem: NotFinite | None = None  # the first value of the last evaluation that was not finite
         evaluation_batches(validation, batch_size)  # bad data are to be found now and not after an epoch
 
     @property

@@ -55,11 +55,9 @@ DEFAULT_SYNC = SMA()
 class TimelineRecorder:
     """Records what runs when."""
 
-    start: Callable[[], None]
-    """Record from now on: with engine `graph` every operator, otherwise tasks or rounds."""
+    start: Callable[[], None]  # record from now on: with engine `graph` every operator, otherwise tasks or rounds
 
-    take: Callable[[], Timeline]
-    """What has run since `start`; nothing is recorded any more."""
+    take: Callable[[], Timeline]  # what has run since `start`; nothing is recorded any more
 
 
 class Replicas(nn.Module):
