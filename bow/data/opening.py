@@ -29,30 +29,7 @@ def open_stream(
     steps: int | None = None,
     seed: int = 0,
 ) -> BatchStream:
-    """Open a stream of training batches.
-
-    Args:
-        data: a pytree of tensors or arrays `[samples, ...]`, a `TensorDataset`, a map-style `Dataset`, a `DataLoader`,
-            or an `IterableDataset`. Tensors are the fastest: a round is one `index_select` per tensor.
-        batch_size: samples per learner and round; None: 16, or the `DataLoader`'s own.
-        epochs: passes over the data before the stream ends.
-        steps: rounds that the caller will take: the stream is endless, and `epochs` ignored.
-        seed: shuffling depends on it and on the epoch only.
-
-    Raises:
-        DataError: these are no data, or they are empty or of unequal lengths.
-        SettingError: a count is below 1, the batch size contradicts the loader's, or iterable data come
-            without `steps`.
-
-    Example:
-        >>> import torch
-        >>> stream = open_stream((torch.randn(100, 8), torch.zeros(100)), batch_size=16)
-        >>> inputs, targets = stream.deal(learners=4).batches
-        >>> inputs.shape
-        torch.Size([4, 16, 8])
-        >>> [None if batch is None else len(batch[0]) for batch in stream.deal(learners=4).batches]
-        [16, 16, 4, None]
-    """
+    """A stream of training batches, over what `bow.train` takes as data; with `steps` it is endless."""
     data = as_tensors(data)
     given = None if batch_size is None else whole("batch_size", batch_size)
     passes = whole("epochs", epochs) if steps is None else None
@@ -73,18 +50,7 @@ def open_stream(
 
 
 def evaluation_batches(data: Any, batch_size: int | None = None) -> Iterator[Batch]:
-    """Batches for evaluation: in order, once, the last one as small as it comes.
-
-    What the data draw from the random numbers of torch, Python and NumPy leaves those of the training untouched.
-
-    Args:
-        data: as for `open_stream`.
-        batch_size: 256 by default; a `DataLoader` keeps its own.
-
-    Raises:
-        DataError: these are no data, or they are empty or of unequal lengths.
-        SettingError: the batch size is below 1 or contradicts the loader's.
-    """
+    """Batches for evaluation: in order, once, the last one as small as it comes; 256 samples, or the loader's own."""
     data = as_tensors(data)
     size = DEFAULT_EVALUATION_BATCH_SIZE if batch_size is None else whole("validation.batch_size", batch_size)
     if isinstance(data, DataLoader):

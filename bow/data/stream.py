@@ -67,20 +67,12 @@ def batch_length(batch: Batch) -> int:
 
 
 class Deal(NamedTuple):
-    """The batches of one round.
+    """The batches of one round."""
 
-    Attributes:
-        batches: when `stacked`, one pytree of tensors `[learners, batch, ...]`; else a list with one entry
-            per learner, None for a learner that sits out. Of several devices, those of one.
-        stacked: which of the two `batches` is.
-        num_samples: samples in the batches of all learners together, those of other devices included.
-        epochs: epochs completed once this deal is trained on.
-    """
-
-    batches: Any
-    stacked: bool
-    num_samples: int
-    epochs: int
+    batches: Any  # a pytree of tensors `[learners, batch, ...]`, or a list by learner, None for one that sits out
+    stacked: bool  # which of the two; of several devices, batches are those of one
+    num_samples: int  # in the batches of all learners together, those of other devices included
+    epochs: int  # completed once this deal is trained on
 
 
 class BatchStream(abc.ABC):

@@ -62,11 +62,7 @@ def share_cores(tasks: int, cores: int, threads: int) -> tuple[int, int]:
 
 
 def threads_loss(threads: int) -> tuple[float, float, float]:
-    """How many times as long as one thread torch's several take for an operator that they share: low, median, high.
-
-    Threads that spin wait for each other where anything else has their cores. Takes a twentieth of a second, or what
-    the operator then takes; torch's number of threads is behind it what it was.
-    """
+    """How many times as long as one thread torch's take for an operator that they share: low, median, high."""
     import torch
 
     from bow.timing import time_window
@@ -86,11 +82,7 @@ def threads_loss(threads: int) -> tuple[float, float, float]:
 
 
 def core_sets(executors: int | Sequence[int], threads: int = 1) -> list[tuple[int, ...]]:
-    """Disjoint sets of neighbouring cores, one per executor.
-
-    Two hardware threads of one physical core share its arithmetic units, so that second ones are taken only when
-    every physical core has given its first.
-    """
+    """Disjoint sets of neighbouring cores, one per executor, of physical cores as long as there are any."""
     sizes = [threads] * executors if isinstance(executors, int) else list(executors)
     cores = physical_first(available_cores())
     if sum(sizes) > len(cores):
@@ -103,10 +95,7 @@ def core_sets(executors: int | Sequence[int], threads: int = 1) -> list[tuple[in
 
 
 def physical_first(cores: Sequence[int]) -> list[int]:
-    """The cores with one hardware thread of every physical core in front of all second ones.
-
-    What the system does not tell counts as a physical core.
-    """
+    """The cores with one hardware thread of every physical core, as far as is known, in front of all second ones."""
     taken: dict[tuple[int, ...], int] = {}
     rank = {}
     for core in cores:
@@ -156,12 +145,7 @@ def _read_cores(path: Path, otherwise: int) -> tuple[int, ...]:
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
-    """Read a list of cores as Linux writes it.
-
-    Example:
-        >>> parse_cores("0-2,8")
-        (0, 1, 2, 8)
-    """
+    """Read a list of cores as Linux writes it, such as `0-2,8`."""
     cores: list[int] = []
     for part in text.strip().split(","):
         first, _, last = part.partition("-")

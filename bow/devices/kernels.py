@@ -158,12 +158,7 @@ class Kernels:
 
 
 def kernels_for(device: torch.device) -> Kernels:
-    """The kernels to use on a device: CuPy's on CUDA where they can be had, else PyTorch's, which know the reason.
-
-    Example:
-        >>> kernels_for(torch.device("cpu")).name
-        'torch'
-    """
+    """The kernels to use on a device: CuPy's on CUDA where they can be had, else PyTorch's, which know the reason."""
     if device.type != "cuda":
         return Kernels()
     return _on_cuda(torch.cuda.current_device() if device.index is None else device.index)

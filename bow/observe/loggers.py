@@ -36,10 +36,7 @@ class Logger(Protocol):
 
 
 class SafeLogger:
-    """Passes records on to a logger until that raises; then warns once and leaves it alone.
-
-    Hours of training must not be lost because a disk is full or a dashboard changed its interface.
-    """
+    """Passes records on to a logger until that raises; then warns once and leaves it alone."""
 
     def __init__(self, logger: Logger) -> None:
         self.logger = logger

@@ -23,10 +23,7 @@ SHOWN_EVENTS = 5  # so many events of one name are shown; the others are in the 
 
 
 class ProgressBar:
-    """A bar with throughput, learners, loss, accuracy and time left; away from a terminal plain lines.
-
-    In both cases every epoch leaves a line, and the end of training leaves one.
-    """
+    """A bar with throughput, learners, loss, accuracy and time left; away from a terminal plain lines."""
 
     def __init__(self, enabled: bool = True, console: Console | None = None) -> None:
         self.enabled = enabled
