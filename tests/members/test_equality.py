@@ -363,6 +363,27 @@ def test_what_members_would_take_from_each_other_is_refused(
         swept(tmp_path / "sweep", model, (FLAT, LABELS), variants, engine="eager", at_once=8)
 
 
+def test_one_batch_that_is_not_finite_ends_a_member_among_its_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step is taken by it, so that those behind it would be finite again."""
+    inputs, labels, ended = FLAT.repeat(10, 1), LABELS.repeat(10), []
+    inputs[77] = torch.nan
+    before = GraphRound.collect_turns
+
+    def collected(self: Any) -> Any:
+        turns = before(self)
+        ended.extend([len(turns.losses)] if not turns.finite else [])
+        assert turns.losses[:-1].isfinite().all()
+        return turns
+
+    monkeypatch.setattr(GraphRound, "collect_turns", collected)
+    given = {"variants": [bow.Variant(seed=n) for n in range(4)], "optimizer": SGD, "validation": (FLAT, LABELS)}
+    result = swept(tmp_path / "turns", mlp, (inputs, labels), engine="graph", **given)
+    assert max(ended) > 1
+    assert [member.stopped for member in result.members] == ["diverged"] * 4
+
+
 @pytest.mark.parametrize("batches", ["own", "shared"])
 @pytest.mark.parametrize("model", ["mlp", "normed"])
 def test_members_that_take_turns_equal_those_that_keep_step(
