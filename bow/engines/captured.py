@@ -217,7 +217,10 @@ class CapturedTasks(CaptureCache[CapturedTask]):
         task = next(iter(self._captured.values()), None)
         if task is None:
             return None
-        graph = self._unrolled(task.graph)
+        try:
+            graph = task.graph if self._compilable is None else self._compilable()
+        except CaptureError:
+            return None
         if is_compiled(graph):
             return 0.0
         count = len(graph.operators)
@@ -261,34 +264,41 @@ class CapturedTasks(CaptureCache[CapturedTask]):
         changed_buffers(graph)
         if not compiles or has_schedule:  # a region is one operator
             return CapturedTask(graph, None)
-        self._compilable = functools.partial(
-            self._graph, tree_map_only(Tensor, torch.empty_like, batch), frozen, unrolled=True
-        )
+        self._compilable = lambda: graph
+        if any(map(has_recurrent_layer, graph.operators)):
+            self._compilable = functools.cache(functools.partial(self._graph, _like(batch), frozen, unrolled=True))
         if settings.compile or compiling_pays(graph, settings.rounds):
-            unrolled = self._unrolled(graph)
             try:
+                unrolled = self._compilable()
                 return CapturedTask(unrolled, compile_region(unrolled))
-            except RuntimeUnavailableError as error:
+            except (RuntimeUnavailableError, CaptureError) as error:
                 self._tell(f"the learning task is not compiled ({reason(error)}); it runs operator by operator")
         return CapturedTask(graph, None)
-
-    def _unrolled(self, graph: StepGraph) -> StepGraph:
-        """What is compiled where a graph is not."""
-        if self._compilable is None or not any(map(has_recurrent_layer, graph.operators)):
-            return graph
-        return self._compilable()
 
     def _graph(self, batch: Batch, frozen: FrozenValues, *, unrolled: bool) -> StepGraph:
         """The step graph for a batch, as an earlier training has captured it or captured now."""
         model = self._group.learners[0].module
-        settings = self._settings.precision, self._settings.engine.accumulate, unrolled
+        has_layers = any(isinstance(module, nn.RNNBase) for module in model.modules())
+        settings = self._settings.precision, self._settings.engine.accumulate, unrolled and has_layers
         key = self._kept.key(model, (shape_of(batch), *settings), frozen)
         graph = self._kept.find(key)
+        if unrolled and graph is not None and any(map(has_recurrent_layer, graph.operators)):
+            graph = None  # of a layer that is no module, which cannot be unrolled
         if graph is None:
             graph = capture(model, batch, step=self._traced_step, unrolled=unrolled)
             if frozen.changed() is None and not graph.constants:  # which may be tensors that nobody has come across
                 self._kept.store(key, graph)
         return graph
+
+
+def _like(batch: Batch) -> Batch:
+    """Tensors like those of a batch, which are never written to and so take no memory."""
+
+    def like(tensor: Tensor) -> Tensor:
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+    made: Batch = tree_map_only(Tensor, like, batch)
+    return made
 
 
 def shape_of(batch: Batch) -> Shape:

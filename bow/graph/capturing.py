@@ -41,7 +41,7 @@ def capture(
             graph gets one update operator for each parameter group. None leaves updates out.
         unrolled: recurrent layers as the matrix products of each step in time, of which several can run side by side;
             compare them with eager PyTorch under `torch.backends.mkldnn.flags(enabled=False)`. False: an LSTM's layers
-            as one operator each where eager PyTorch has oneDNN compute them so (float32 on a CPU), equal bit for bit.
+            as one operator each where eager PyTorch has oneDNN compute them so, equal bit for bit.
 
     Raises:
         CaptureError: the step depends on values in Python (`.item()`, an `if` on a tensor), makes shapes from

@@ -92,7 +92,7 @@ def trace(
         with quiet(), _own_kernels(step, unrolled), torch.autograd.set_multithreading_enabled(False):
             recorded = make_fx(run, tracing_mode="fake")(*flat)
             for node in recorded.graph.nodes:
-                _check_repeatable(node, type(step.model).__name__)
+                _check_repeatable(node, type(step.model).__name__, unrolled)
             functional = make_fx(_replay(recorded), tracing_mode="fake")(*flat)
     except BowError:
         raise
@@ -207,7 +207,7 @@ def _in_memory_order(tensor: Tensor) -> Tensor:
     return tensor.permute(sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim]))
 
 
-def _check_repeatable(node: Node, model: str) -> None:
+def _check_repeatable(node: Node, model: str, unrolled: bool) -> None:
     """Refuse what a graph would not do as the step does it."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return
@@ -218,7 +218,7 @@ def _check_repeatable(node: Node, model: str) -> None:
             "draw those of the forward pass again",
             "take dropout out of what is checkpointed",
         )
-    if node.target in _UNHOLDABLE:
+    if node.target in _UNHOLDABLE or (unrolled and node.target is _aten.mkldnn_rnn_layer.default):
         raise refusal(model, f"calls {node.target}, which keeps or changes memory unseen", "use a layer of torch.nn")
     if any(_base(written).op == "get_attr" for written in _written(node)):
         raise refusal(

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 import bow
 from bow.devices import available_cores
-from bow.engines import thread_pool
+from bow.engines import captured, thread_pool
 from bow.engines.averaging import ModelAveraging
 from bow.engines.captured import COMPILING_PAYS_S, MAX_SHAPES, compiling_pays
 from bow.engines.eager import InTurn, LearningTasks
@@ -883,3 +883,46 @@ def test_an_lstm_is_eagers_bit_for_bit_and_compiled_to_rounding(compile: bool) -
         else:
             assert torch.equal(one, other)
     own.close()
+
+
+def test_an_lstm_that_the_rule_compiles_is_captured_for_the_strides_of_the_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(captured, "compiling_pays", lambda graph, rounds: True)
+    monkeypatch.setattr(captured, "compile_region", lambda graph: None)
+    tokens = torch.randint(20, (3, 9))
+    replicas = bow.Replicas(LSTMLanguageModel(20, 16, 32, layers=1), sequence_cross_entropy, learners=2, engine="graph")
+    for _ in range(3):
+        replicas.round([(tokens[:, :-1], tokens[:, 1:])] * 2)
+    assert replicas.engine == "graph"
+    replicas.close()
+
+
+class FunctionalLSTM(nn.Module):
+    """An LSTM that is called as a function, with parameters of the model's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([torch.randn(32, 6), torch.randn(32, 8), torch.randn(32), torch.randn(32)])
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        state = inputs.new_zeros(1, len(inputs), 8)
+        outputs, *_ = torch.lstm(inputs, (state, state), list(self.weights), True, 1, 0.0, self.training, False, True)
+        return outputs.mean()
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_an_lstm_that_is_called_as_a_function_is_not_compiled(compile: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captured, "compiling_pays", lambda graph, rounds: True)
+    batch = torch.randn(4, 5, 6)
+    replicas = bow.Replicas(
+        FunctionalLSTM(),
+        step=lambda model, batch: model(batch),
+        learners=1,
+        engine=bow.Engine("graph", compile=compile),
+    )
+    with pytest.warns(UserWarning, match="does not work for this model" if compile else "is not compiled"):
+        losses = [replicas.round([batch]) for _ in range(2)]
+    assert all(bool(torch.isfinite(loss).all()) for loss in losses)
+    assert replicas.engine == ("eager" if compile else "graph")
+    replicas.close()
