@@ -1,14 +1,35 @@
 """All methods on one problem, side by side."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bow.errors import BowError
+from bow.errors import BowError, SettingError
 from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
 from bow.planning.placement.groups import Devices
-from bow.planning.placement.methods import METHODS, PlacementResult, Say, place
+from bow.planning.placement.methods import METHODS as PLACING
+from bow.planning.placement.methods import Method, PlacementResult, Say
 from bow.planning.problem.partition import Split
+from bow.planning.search.metropolis import SearchSettings
+from bow.planning.search.search import search
+
+
+def _planned(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say) -> PlacementResult:
+    """The planner's search: all splits, not placements alone."""
+    of_walk = budget.part(len(SearchSettings().starts))  # seconds are of all walks together, proposals of each
+    settings = SearchSettings(
+        budget_s=budget.seconds,
+        proposals=of_walk.placements,
+        seed=seed,
+        patience=None,
+        descend=budget.placements is None,
+    )
+    found = search(evaluator.problem, settings)
+    say(f"{found.makespan_ns / 1e9:.4f} s after {found.evaluated} partitions")
+    return PlacementResult(found.partition.splits)
+
+
+METHODS: Mapping[str, Method] = {**PLACING, "soap": _planned}
 
 
 @dataclass(frozen=True)
@@ -75,10 +96,10 @@ def _row(
     clock: Callable[[], float],
 ) -> Row:
     if method not in METHODS:
-        place(method, evaluator, budget)  # refuses it
+        raise SettingError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
     began = clock()
     try:
-        placed = place(method, evaluator, budget, seed, lambda message: say(f"{method}: {message}"))
+        placed = METHODS[method](evaluator, budget, seed, lambda message: say(f"{method}: {message}"))
     except BowError as error:
         return Row(method, None, str(error), spent_s=clock() - began)
     spent_s = clock() - began
@@ -89,7 +110,8 @@ def _judged(method: str, placed: PlacementResult, evaluator: SimulatedEvaluator)
     greedy_s = None if placed.greedy is None else evaluator.evaluation(placed.greedy).seconds
     if placed.devices is not None:
         evaluation = evaluator.evaluation(placed.devices)
-        return Row(method, evaluation.seconds, evaluation.reason, placed.devices, placed.splits, greedy_s)
+        why_not = "" if evaluation.refusal is None else str(evaluation.refusal)
+        return Row(method, evaluation.seconds, why_not, placed.devices, placed.splits, greedy_s)
     result = evaluator.problem.simulate(placed.splits)
     if result.refusal is not None:
         return Row(method, None, str(result.refusal), None, placed.splits)

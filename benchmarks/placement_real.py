@@ -18,10 +18,10 @@ from bow.cluster import World
 from bow.devices import available_cores
 from bow.models import NETWORKS
 from bow.models.networks import Size
+from bow.planning.placement import methods
 from bow.planning.placement.controllers import train_policy
 from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
 from bow.planning.placement.groups import Devices, module_groups
-from bow.planning.placement.methods import place
 from bow.planning.placement.training import LearningSettings
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.topology_files import topology_to_dict
@@ -106,7 +106,7 @@ def _captured() -> tuple[CapturedOperators, nn.Module, Any]:
 def _placed(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int) -> dict[str, Devices]:
     found = {}
     for name, method in METHODS.items():
-        devices = place(method, evaluator, budget, seed).devices
+        devices = methods.METHODS[method](evaluator, budget, seed, lambda message: None).devices
         assert devices is not None
         found[name] = devices
         say(f"{name}: {evaluator([devices])[0]:.6f} s predicted")

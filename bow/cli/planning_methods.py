@@ -35,8 +35,6 @@ MANY = 10**9  # counts from here on are shown as a power of ten
 
 PROCESSOR = re.compile(r"(node\d+\.)?cpu\d*")  # what a topology calls a device that is a processor beside accelerators
 
-LEFT_OUT = ("soap",)  # a method of device placement that is the planner's search
-
 
 @dataclass(frozen=True)
 class Planned:
@@ -50,7 +48,7 @@ def placement_methods() -> dict[str, str]:
     """The methods of device placement: by the name that they have here, the one that they have there."""
     from bow.planning.placement.methods import METHODS
 
-    return {RENAMED.get(name, name): name for name in METHODS if name not in LEFT_OUT}
+    return {RENAMED.get(name, name): name for name in METHODS}
 
 
 def all_methods() -> tuple[str, ...]:
@@ -130,18 +128,14 @@ def _proven(problem: Problem, settings: SearchSettings, console: Console) -> Pla
 def _placed(problem: Problem, method: str, settings: SearchSettings, console: Console, workers: int) -> Planned:
     from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
     from bow.planning.placement.groups import module_groups
-    from bow.planning.placement.methods import place
+    from bow.planning.placement.methods import METHODS
 
     groups = module_groups(problem.graph)
     evaluator = SimulatedEvaluator(problem, groups, processors=processors(problem.topology))
     budget = SearchBudget(settings.budget_s, settings.proposals, workers)
     with console.status(f"{method} ...") as status:
-        placed = place(
-            placement_methods()[method],
-            evaluator,
-            budget,
-            settings.seed,
-            lambda message: status.update(f"{method}: {message}"),
+        placed = METHODS[placement_methods()[method]](
+            evaluator, budget, settings.seed, lambda message: status.update(f"{method}: {message}")
         )
     return Planned(problem.partition(placed.splits), f"{len(groups)} groups of operators, placed whole")
 

@@ -7,17 +7,21 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.placement_comparison import compare, table
+from benchmarks import placement_comparison
+from benchmarks.placement_comparison import METHODS, compare, table
 from benchmarks.placement_machine import k80_machine
 from bow.errors import RuntimeUnavailableError, ScheduleError, SettingError
 from bow.planning.placement import methods
 from bow.planning.placement.evaluation import Evaluation, SearchBudget
 from bow.planning.placement.groups import module_groups
-from bow.planning.placement.methods import METHODS, place
 from bow.planning.simulator.native_simulator import library
 from tests.planning.placement.placed_steps import evaluator, unrolled
 
 BUDGET = SearchBudget(placements=48)
+
+
+def place(method, evaluate, budget, seed=0):
+    return METHODS[method](evaluate, budget, seed, lambda message: None)
 
 
 @pytest.fixture
@@ -91,7 +95,7 @@ def test_searches_look_at_no_more_placements_than_they_may(evaluate, monkeypatch
         asked.append(settings)
         raise ScheduleError("that was it")
 
-    monkeypatch.setattr(methods, "search", told)
+    monkeypatch.setattr(placement_comparison, "search", told)
     with pytest.raises(ScheduleError, match="that was it"):
         place("soap", evaluate, BUDGET)
     assert asked[0].proposals * len(asked[0].starts) == BUDGET.placements

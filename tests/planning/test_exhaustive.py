@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from bow.errors import ScheduleError, SettingError
+from bow.errors import ScheduleError
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Partition, Split, everything_on
@@ -211,11 +211,3 @@ def test_without_a_strategy_that_fits_there_is_no_optimum() -> None:
     model, space = model_of(graph, PAIR), SplitSpace(graph, RULES, 2, even=True, max_tiles=1)
     with pytest.raises(ScheduleError, match="no partition that was looked at fits"):
         exhaustive(model, space, lambda splits, limit_ns: None)
-
-
-@pytest.mark.parametrize(("learners", "budget_s", "message"), [(2, None, "one learner, got 2"), (1, 0.0, "above 0")])
-def test_senseless_proofs_are_refused(learners: int, budget_s: float | None, message: str) -> None:
-    graph = perceptron(samples=2, sizes=(2, 2))
-    space = SplitSpace(graph, RULES, 2 // learners)
-    with pytest.raises(SettingError, match=message):
-        exhaustive(model_of(graph, PAIR, learners), space, lambda splits, limit_ns: 1, budget_s=budget_s)

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
-from bow.planning.search.optcnn import Term, minimise, optcnn
+from bow.planning.search.optcnn import Layers, Term, minimise, optcnn
 from bow.planning.simulator.costs import RooflineCosts
+from bow.planning.simulator.step_model import StepModel
 from tests.planning.search_graphs import branches, language_model, lenet, perceptron
 
 NODE = load_topology("p100_node")
@@ -64,13 +65,13 @@ def test_where_tables_would_be_too_large_some_choices_are_fixed_and_the_cost_is_
 
 @pytest.mark.parametrize("graph", [perceptron(), lenet(), branches()], ids=["perceptron", "lenet", "branches"])
 def test_small_graphs_are_solved_exactly(graph: OperatorGraph) -> None:
-    found = optcnn(graph, RULES, NODE, RooflineCosts(graph, RULES, NODE))
-    assert found.is_exact
-    assert found.sum_ns > 0
+    found = Layers(StepModel(graph, RULES, NODE, RooflineCosts(graph, RULES, NODE))).solve()
+    assert not found.fixed
+    assert found.cost > 0
 
 
 def test_steps_of_a_layer_are_split_alike() -> None:
     graph = language_model(steps=3)
     found = optcnn(graph, RULES, NODE, RooflineCosts(graph, RULES, NODE))
-    cells = {split for operator, split in zip(graph.operators, found.splits, strict=True) if operator.layer == "lstm0"}
+    cells = {split for operator, split in zip(graph.operators, found, strict=True) if operator.layer == "lstm0"}
     assert len(cells) == 1

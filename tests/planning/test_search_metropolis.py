@@ -282,11 +282,6 @@ def test_limits_without_sense_are_refused(settings: dict[str, float | None]) -> 
         Limits(**settings)  # type: ignore[arg-type]
 
 
-def test_temperature_below_zero_is_refused() -> None:
-    with pytest.raises(SettingError, match="temperature must be at least 0, got -1"):
-        walk_on(flat(), 1, -1)
-
-
 def test_evaluator_follows_any_order_of_strategies() -> None:
     model, source = model_of(GRAPH, PAIR), random.Random(7)
     space = SplitSpace(GRAPH, RULES, 2)

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bow.errors import SettingError
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Split, illegal
 from bow.planning.rules import RULES
@@ -102,14 +101,3 @@ def test_operator_without_rule_stays_whole_on_any_device() -> None:
     graph: OperatorGraph = perceptron()
     splits = list(SplitSpace(graph, RULES, 3).splits(len(graph.operators) - 1))
     assert splits == [Split((), (device,)) for device in range(3)]
-
-
-@pytest.mark.parametrize("settings", [{"num_devices": 0}, {"num_devices": 2, "max_tiles": 0}])
-def test_space_without_devices_is_refused(settings: dict[str, int]) -> None:
-    with pytest.raises(SettingError, match="at least 1"):
-        SplitSpace(perceptron(), RULES, **settings)
-
-
-def test_unknown_device_lists_are_refused() -> None:
-    with pytest.raises(SettingError, match="got 'some'"):
-        SplitSpace(perceptron(), RULES, 2, devices="some")  # type: ignore[arg-type]

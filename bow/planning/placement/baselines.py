@@ -80,11 +80,9 @@ def layer_per_device(evaluator: SimulatedEvaluator) -> Devices:
             read_by.setdefault(groups.groups[flow.maker].layer, placed[flow.reader])
     embedding = groups.with_kinds({"embedding"})
     highest = place[layers[-1]]
-    return evaluator.legal(
-        tuple(
-            placed.get(number, read_by.get(group.layer, highest) if embedding[number] else highest)
-            for number, group in enumerate(groups.groups)
-        )
+    return tuple(
+        placed.get(number, read_by.get(group.layer, highest) if embedding[number] else highest)
+        for number, group in enumerate(groups.groups)
     )
 
 
@@ -97,7 +95,7 @@ def contiguous_parts(evaluator: SimulatedEvaluator) -> Devices:
         middle = 2 * passed + layers[number]
         placed[number] = devices[min(len(devices) - 1, len(devices) * middle // (2 * total))]
         passed += layers[number]
-    return evaluator.legal(placed)
+    return tuple(placed)
 
 
 def _layers(groups: Groups, operators: Iterable[int]) -> int:
@@ -107,12 +105,12 @@ def _layers(groups: Groups, operators: Iterable[int]) -> int:
 MOST = 10_000  # The largest load and the largest weight of an edge: METIS adds them up in whole numbers of 32 bits
 
 
-def metis(evaluator: SimulatedEvaluator, seed: int = 0, devices: Sequence[int] | None = None) -> Devices:
+def metis(evaluator: SimulatedEvaluator, seed: int = 0) -> Devices:
     """Cut the groups into a part for each accelerator, with loads by their speeds and the least that crosses."""
     # Karypis, Kumar: A fast and high quality multilevel scheme for partitioning irregular graphs, 1995.
-    chosen = list(evaluator.accelerators if devices is None else devices)
+    chosen = evaluator.accelerators
     if len(chosen) == 1:
-        return evaluator.legal((chosen[0],) * len(evaluator.groups))
+        return evaluator.all_on(chosen[0])
     times = group_times_ns(evaluator)
     ways: list[dict[int, int]] = [{} for _ in range(len(evaluator.groups))]
     for (a, b), weight in traffic(evaluator, MOST).items():
@@ -133,7 +131,7 @@ def metis(evaluator: SimulatedEvaluator, seed: int = 0, devices: Sequence[int] |
         tpwgts=speeds([times[device] for device in chosen]),
         options=pymetis.Options(seed=random.Random(seed).randrange(2**31)),
     )
-    return evaluator.legal(tuple(chosen[part] for part in found.vertex_part))
+    return tuple(chosen[part] for part in found.vertex_part)
 
 
 GMAP = ("scotch_gmap", "gmap")
@@ -150,16 +148,11 @@ def scotch(evaluator: SimulatedEvaluator, devices: Sequence[int] | None = None) 
     # It balances the loads by the speeds, up to 5 %, and keeps the edges short.
     chosen = list(range(evaluator.num_devices) if devices is None else devices)
     if len(chosen) == 1 or len(evaluator.groups) == 1:
-        return evaluator.legal((max(chosen),) * len(evaluator.groups))
+        return evaluator.all_on(max(chosen))
     times = group_times_ns(evaluator)
     graph = source_graph(loads(times, chosen, MOST), traffic(evaluator, MOST))
     target = architecture(evaluator.problem.topology, chosen, speeds([times[device] for device in chosen]))
-    return evaluator.legal(tuple(chosen[number] for number in mapped(graph, target)))
-
-
-def mincut(evaluator: SimulatedEvaluator) -> Devices:
-    """Map groups by Scotch to all devices but processors."""
-    return scotch(evaluator, evaluator.accelerators)
+    return tuple(chosen[number] for number in mapped(graph, target))
 
 
 def source_graph(loads: Sequence[int], edges: Mapping[tuple[int, int], int]) -> str:

@@ -44,9 +44,8 @@ class SearchBudget:
 class Evaluation:
     """What became of a placement."""
 
-    seconds: float | None  # of a step; None: it cannot be carried out
+    seconds: float | None  # of a step; None: it does not fit
     refusal: Refusal | None = None  # which device's memory is too small
-    reason: str = ""  # why it cannot be carried out; empty where it can
 
 
 class SimulatedEvaluator:
@@ -58,24 +57,15 @@ class SimulatedEvaluator:
         groups: Groups,
         *,
         processors: Collection[int] = (),
-        on_processor: Collection[str] = (),
     ) -> None:
-        if groups.graph is not problem.graph and groups.graph != problem.graph:
-            raise SettingError("the groups are of another graph than the problem; group the problem's graph")
-        wrong = next((each for each in processors if not 0 <= each < problem.topology.num_devices), None)
-        if wrong is not None:
-            raise SettingError(f"device {wrong} is no processor, there are {problem.topology.num_devices} devices")
         self.problem, self.groups = problem, groups
         self.processors = tuple(sorted(processors))
-        self.on_processor = frozenset(on_processor)
         self.num_simulated = 0  # placements that are asked for again are not among them
         self._known: dict[Devices, Evaluation] = {}
         self._evaluate: IncrementalEvaluator | None = None
-        if any(groups.with_kinds(self.on_processor)) and not self.processors:
-            raise SettingError(f"operators of {', '.join(sorted(self.on_processor))} need a processor; name one")
 
     def __call__(self, placements: Sequence[Devices]) -> list[float | None]:
-        """Seconds of a step with each placement; None: it does not fit, or is not allowed."""
+        """Seconds of a step with each placement; None: it does not fit."""
         return [self.evaluation(placement).seconds for placement in placements]
 
     def evaluation(self, placement: Sequence[int]) -> Evaluation:
@@ -98,16 +88,9 @@ class SimulatedEvaluator:
         """The devices that are no processors; all of them where there is nothing else."""
         return tuple(n for n in range(self.num_devices) if n not in self.processors) or self.processors
 
-    @cached_property
-    def allowed(self) -> tuple[tuple[int, ...], ...]:
-        """By group: the devices that it may have."""
-        every = tuple(range(self.num_devices))
-        return tuple(self.processors if held else every for held in self.groups.with_kinds(self.on_processor))
-
-    def legal(self, placement: Sequence[int]) -> Devices:
-        """A placement with the groups that run on processors only on the first of these."""
-        pairs = zip(placement, self.allowed, strict=True)
-        return tuple(device if device in allowed else allowed[0] for device, allowed in pairs)
+    def all_on(self, device: int) -> Devices:
+        """The placement with every group on one device."""
+        return (device,) * len(self.groups)
 
     def __getstate__(self) -> dict[str, Any]:
         """What another process gets: everything but the simulation, which it makes itself."""
@@ -117,21 +100,15 @@ class SimulatedEvaluator:
     @cached_property
     def whole_on(self) -> tuple[tuple[Split, ...], ...]:
         """By device and operator: the operator whole on it."""
-        return tuple(self.groups.splits((device,) * len(self.groups)) for device in range(self.num_devices))
+        return tuple(map(self.groups.splits, map(self.all_on, range(self.num_devices))))
 
     def _simulated(self, devices: Devices) -> Evaluation:
-        if len(devices) != len(self.groups):
-            self.groups.splits(devices)  # says so
-        if devices != self.legal(devices):
-            wrong = next(n for n, device in enumerate(devices) if device not in self.allowed[n])
-            name = self.groups.groups[wrong].name
-            return Evaluation(None, reason=f"group {name!r} must not run on device {devices[wrong]}")
         self.num_simulated += 1
         splits = [self.whole_on[devices[group]][number] for number, group in enumerate(self.groups.of)]
         if self._evaluate is None:
             self._simulation = self.problem.simulation(splits, must_fit=False)
             self._evaluate = IncrementalEvaluator(self._simulation, splits)
         makespan_ns, refusal = self._evaluate(splits), self._simulation.refusal
-        if refusal is not None or makespan_ns is None:
-            return Evaluation(None, refusal, str(refusal))
-        return Evaluation(makespan_ns / 1e9)
+        return (
+            Evaluation(None, refusal) if refusal is not None or makespan_ns is None else Evaluation(makespan_ns / 1e9)
+        )

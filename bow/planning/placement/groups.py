@@ -120,14 +120,13 @@ class Groups:
         leaving = [tensor for tensor in made if tensor in read] or made[-1:]
         return tuple(self.graph.tensors[tensor].shape for tensor in leaving)
 
-    def operations(self, num_devices: int, allowed: Sequence[Sequence[int]] = ()) -> Operations:
+    def operations(self, num_devices: int) -> Operations:
         """The groups as a policy reads them."""
         return Operations(
             tuple(group.kind for group in self.groups),
             tuple(map(self.shapes, range(len(self)))),
             tuple((flow.maker, flow.reader) for flow in self.flows),
             num_devices,
-            tuple(tuple(devices) for devices in allowed),
         )
 
     def splits(self, devices: Sequence[int]) -> tuple[Split, ...]:
@@ -188,9 +187,9 @@ def merge_sole_readers(groups: Groups, is_anchored: Anchored | None = None) -> G
     )
 
 
-def module_groups(graph: OperatorGraph, roles: Mapping[str, Sequence[str]] = ROLES) -> Groups:
+def module_groups(graph: OperatorGraph) -> Groups:
     """The groups of the paper: LSTM cells, embeddings, attention and softmax steps, and branches."""
-    keys: dict[int, tuple[str, str]] = {**_branches(graph), **_calls(graph, roles)}
+    keys: dict[int, tuple[str, str]] = {**_branches(graph), **_calls(graph)}
     for number, operator in enumerate(graph.operators):
         if operator.kind in ("lstm_cell", "embedding"):
             keys[number] = operator.kind, operator.name
@@ -218,12 +217,12 @@ def _branches(graph: OperatorGraph) -> dict[int, tuple[str, str]]:
     return found
 
 
-def _calls(graph: OperatorGraph, roles: Mapping[str, Sequence[str]]) -> dict[int, tuple[str, str]]:
+def _calls(graph: OperatorGraph) -> dict[int, tuple[str, str]]:
     """By operator of a role: its call; what runs once for all, such as the keys of attention, is one of its own."""
     found: dict[int, tuple[str, str]] = {}
-    for role, patterns in roles.items():
-        base = {number: _base(operator) for number, operator in enumerate(graph.operators)}
-        own = {n: name for n, (name, _) in base.items() if any(fnmatchcase(name, pattern) for pattern in patterns)}
+    base = [_base(operator) for operator in graph.operators]
+    for role, patterns in ROLES.items():
+        own = {n: name for n, (name, _) in enumerate(base) if any(fnmatchcase(name, pattern) for pattern in patterns)}
         counts = Counter(own.values())
         calls = max((counts[name] for n, name in own.items() if graph.operators[n].weights), default=0)
         for number, name in own.items():

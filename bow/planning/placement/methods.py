@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from bow.errors import ScheduleError, SettingError
-from bow.planning.placement.baselines import expert, metis, mincut, scotch
+from bow.planning.placement.baselines import expert, metis, scotch
 from bow.planning.placement.controllers import train_policy
 from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
 from bow.planning.placement.groups import Devices
 from bow.planning.placement.training import LearningSettings, PolicyProgress
 from bow.planning.problem.partition import Split
-from bow.planning.search.metropolis import Limits, SearchSettings, metropolis
+from bow.planning.search.metropolis import Limits, metropolis
 from bow.planning.search.proposals import SINGLE_OF_FAMILY, Changes
-from bow.planning.search.search import search
 from bow.seeds import derive_seed
 
 ATTEMPTS = 100  # So many placements are drawn at random for one that fits
@@ -38,30 +37,18 @@ Method: TypeAlias = Callable[[SimulatedEvaluator, SearchBudget, int, Say], Place
 """Places the groups of an evaluator within a budget, with a seed."""
 
 
-def place(
-    method: str, evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int = 0, say: Say = lambda message: None
-) -> PlacementResult:
-    if method not in METHODS:
-        raise SettingError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    return METHODS[method](evaluator, budget, seed, say)
-
-
 class GroupProposals:
     """Moves as likely forth as back: the operators of a group, or of a layer's groups, change the device."""
 
     def __init__(self, evaluator: SimulatedEvaluator, source: random.Random) -> None:
         self._evaluator, self._groups, self._source = evaluator, evaluator.groups.groups, source
-        self._movable = [number for number, devices in enumerate(evaluator.allowed) if len(devices) > 1]
         self._layers = defaultdict[str, list[int]](list)
-        for number in self._movable:
-            self._layers[self._groups[number].layer].append(number)
+        for number, group in enumerate(self._groups):
+            self._layers[group.layer].append(number)
 
     def draw(self, splits: Sequence[Split]) -> Changes:
-        """What to change of a placement."""
-        if not self._movable:
-            return ()
-        group = self._source.choice(self._movable)
-        device = self._source.choice(self._evaluator.allowed[group])
+        group = self._source.choice(range(len(self._groups)))
+        device = self._source.choice(range(self._evaluator.num_devices))
         before = self._device(group, splits)
         if device == before:
             return ()
@@ -107,9 +94,9 @@ def walk_from_several(evaluator: SimulatedEvaluator, budget: SearchBudget, seed:
 
 
 def _starts(evaluator: SimulatedEvaluator, source: random.Random) -> Iterator[tuple[str, Devices]]:
-    fits, count = False, len(evaluator.groups)
+    fits = False
     find: Mapping[str, Callable[[], Devices]] = {
-        "single": lambda: evaluator.legal((evaluator.accelerators[0],) * count),
+        "single": lambda: evaluator.all_on(evaluator.accelerators[0]),
         "expert": lambda: expert(evaluator),
         "random": lambda: _random(evaluator, source),
     }
@@ -118,14 +105,14 @@ def _starts(evaluator: SimulatedEvaluator, source: random.Random) -> Iterator[tu
         if evaluator.evaluation(placement).seconds is not None:
             fits = True
             yield name, placement
-    processor = ((evaluator.processors or evaluator.accelerators)[0],) * count
+    processor = evaluator.all_on((evaluator.processors or evaluator.accelerators)[0])
     if not fits and evaluator.evaluation(processor).seconds is not None:
         yield "processor", processor
 
 
 def _random(evaluator: SimulatedEvaluator, source: random.Random) -> Devices:
     for _ in range(ATTEMPTS):
-        placement = tuple(source.choice(devices) for devices in evaluator.allowed)
+        placement = tuple(source.choice(range(evaluator.num_devices)) for _ in range(len(evaluator.groups)))
         if evaluator.evaluation(placement).seconds is not None:
             break
     return placement
@@ -146,7 +133,7 @@ def _learned(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say
         settings = replace(settings, samples=min(settings.samples, budget.placements))
         updates = budget.placements // settings.samples
     found = train_policy(
-        evaluator.groups.operations(evaluator.num_devices, evaluator.allowed if evaluator.on_processor else ()),
+        evaluator.groups.operations(evaluator.num_devices),
         evaluator,
         updates=updates,
         settings=settings,
@@ -161,8 +148,7 @@ def _learned(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say
 def _fastest(evaluator: SimulatedEvaluator, *found: Devices) -> Devices:
     """The fastest of what was found, and of everything on one device of each kind."""
     kinds = {device.kind: number for number, device in reversed([*enumerate(evaluator.problem.topology.devices)])}
-    alone = (evaluator.legal((number,) * len(evaluator.groups)) for number in kinds.values())
-    times = ((evaluator.evaluation(each).seconds, each) for each in (*found, *alone))
+    times = ((evaluator.evaluation(each).seconds, each) for each in (*found, *map(evaluator.all_on, kinds.values())))
     return min((seconds, each) for seconds, each in times if seconds is not None)[1]
 
 
@@ -178,38 +164,22 @@ def _simple(find: Callable[[SimulatedEvaluator, int], Devices]) -> Method:
 def _processor(evaluator: SimulatedEvaluator, seed: int) -> Devices:
     if not evaluator.processors:
         raise SettingError("there is no processor among the devices; leave out the method cpu")
-    return (evaluator.processors[0],) * len(evaluator.groups)
+    return evaluator.all_on(evaluator.processors[0])
 
 
 def _walked(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say) -> PlacementResult:
     return _placed(evaluator, _fastest(evaluator, walk_from_several(evaluator, budget, seed, say)))
 
 
-def _planned(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say) -> PlacementResult:
-    """The planner's search: all splits, not placements alone."""
-    of_walk = budget.part(len(SearchSettings().starts))  # seconds are of all walks together, proposals of each
-    settings = SearchSettings(
-        budget_s=budget.seconds,
-        proposals=of_walk.placements,
-        seed=seed,
-        patience=None,
-        descend=budget.placements is None,
-    )
-    found = search(evaluator.problem, settings)
-    say(f"{found.makespan_ns / 1e9:.4f} s after {found.evaluated} partitions")
-    return PlacementResult(found.partition.splits)
-
-
 METHODS: Mapping[str, Method] = {
     "cpu": _simple(_processor),
-    "gpu": _simple(lambda evaluator, seed: evaluator.legal((evaluator.accelerators[0],) * len(evaluator.groups))),
+    "gpu": _simple(lambda evaluator, seed: evaluator.all_on(evaluator.accelerators[0])),
     "scotch": _simple(lambda evaluator, seed: scotch(evaluator)),
-    "mincut": _simple(lambda evaluator, seed: mincut(evaluator)),
+    "mincut": _simple(lambda evaluator, seed: scotch(evaluator, evaluator.accelerators)),
     "metis": _simple(metis),
     "expert": _simple(lambda evaluator, seed: expert(evaluator)),
     "learned": _learned,
     "mcmc": _walked,
-    "soap": _planned,
 }
-"""By name: processor alone, accelerator alone, Scotch with and without processors, METIS, the expert, the policy,
-Metropolis's walk over placements, and over all partitions of the planner."""
+"""By name: processor alone, accelerator alone, Scotch with and without processors, METIS, the expert, the policy, and
+Metropolis's walk over placements."""

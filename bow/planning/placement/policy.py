@@ -18,16 +18,10 @@ class Operations:
     kinds: tuple[str, ...]  # by operation: what it computes, such as `conv2d`
     shapes: tuple[tuple[tuple[int, ...], ...], ...]  # by operation: the sizes of each tensor that it makes
     edges: tuple[tuple[int, int], ...]  # pairs of operations: who makes, and who reads it
-    num_devices: int  # how many there are
-    # By operation: the devices that it may have, such as the CPU alone where there is no other kernel; empty: all of
-    # them, for all operations.
-    allowed: tuple[tuple[int, ...], ...] = ()
+    num_devices: int
 
     def __len__(self) -> int:
         return len(self.kinds)
-
-    def devices(self, operation: int) -> tuple[int, ...]:
-        return self.allowed[operation] if self.allowed else tuple(range(self.num_devices))
 
 
 MOST_SIZES = 32  # Of an operation's outputs so many sizes are looked at
@@ -78,9 +72,6 @@ def _neighbours(operations: Operations) -> Tensor:
     return marks
 
 
-NEVER = -1e9  # The logit of a device that an operation must not have: large enough that its probability is exactly 0
-
-
 _Choose: TypeAlias = Callable[[int, Tensor], Tensor]
 """Devices, [placements], from the number of an operation and the logits, [placements, devices]."""
 
@@ -112,8 +103,6 @@ class PlacementPolicy(nn.Module):
     # p(P) = prod_i p(p_i | p_1 ... p_(i-1)),  p(p_i | ...) = softmax(W [h_i, sum_j a_ij e_j] + V p_(i-1))
     # a_i = softmax_j(W_e e_j . W_h h_i / sqrt(units)),  h_i = LSTM([embedding of p_(i-1), e_i], h_(i-1))
 
-    forbidden: Tensor
-
     def __init__(self, operations: Operations, settings: PolicySettings | None = None, *, seed: int = 0) -> None:
         super().__init__()
         self.operations = operations
@@ -121,9 +110,6 @@ class PlacementPolicy(nn.Module):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._create(operations, settings)
-        devices = [set(operations.devices(number)) for number in range(len(operations))]
-        mask = [[device not in each for device in range(operations.num_devices)] for each in devices]
-        self.register_buffer("forbidden", torch.tensor(mask), persistent=False)
 
     def _create(self, operations: Operations, settings: PolicySettings) -> None:
         hidden, devices = settings.hidden, operations.num_devices
@@ -145,13 +131,13 @@ class PlacementPolicy(nn.Module):
         *,
         explorers: int = 0,
         random_choices: float = 0.0,
-    ) -> tuple[Tensor, Tensor]:
-        allowed = (~self.forbidden).float()
+    ) -> Tensor:
+        """So many placements; of each of the last `explorers`, about so many devices are drawn uniformly."""
         epsilon = torch.zeros(count, 1)
         epsilon[count - explorers :] = min(1.0, random_choices / len(self.operations))
 
         def draw(step: int, logits: Tensor) -> Tensor:
-            chances = (1 - epsilon) * logits.softmax(dim=1) + epsilon * allowed[step] / allowed[step].sum()
+            chances = (1 - epsilon) * logits.softmax(dim=1) + epsilon / self.operations.num_devices
             return torch.multinomial(chances, 1, generator=generator).squeeze(1)
 
         return self._decode(count, draw)
@@ -159,8 +145,7 @@ class PlacementPolicy(nn.Module):
     @torch.no_grad()
     def greedy(self) -> tuple[int, ...]:
         """The placement whose devices are, one after the other, the likeliest."""
-        placements, _ = self._decode(1, lambda step, logits: logits.argmax(dim=1))
-        return tuple(placements[0].tolist())
+        return tuple(self._decode(1, lambda step, logits: logits.argmax(dim=1))[0].tolist())
 
     def log_probability(self, placements: Tensor) -> Likelihood:
         """How likely placements are, with gradients."""
@@ -168,28 +153,24 @@ class PlacementPolicy(nn.Module):
         start = torch.full_like(placements[:, :1], self.operations.num_devices)
         before = torch.cat([start, placements[:, :-1]], dim=1).T
         hidden, _ = self.decoder(self._read(before, encoded), state)
-        logits = self._logits(hidden, before, encoded, self.of_encoder(encoded))
-        logits = logits.masked_fill(self.forbidden.unsqueeze(1), NEVER)
-        log_probabilities = logits.log_softmax(dim=2)
+        log_probabilities = self._logits(hidden, before, encoded, self.of_encoder(encoded)).log_softmax(dim=2)
         chosen = log_probabilities.gather(2, placements.T.unsqueeze(2)).squeeze(2)
         entropies = -(log_probabilities.exp() * log_probabilities).sum(dim=2)
         return Likelihood(chosen.sum(dim=0), entropies.sum(dim=0))
 
-    def _decode(self, count: int, choose: _Choose) -> tuple[Tensor, Tensor]:
+    def _decode(self, count: int, choose: _Choose) -> Tensor:
         encoded, (hidden, cell) = self._encoded(count)
         keys, (of_device, of_operation) = self.of_encoder(encoded), self._gates(encoded)
         recurrent = self._decoder_weights[1].T
         hidden, cell = hidden[0], cell[0]
         device = torch.full((count,), self.operations.num_devices)
-        total, chosen = torch.zeros(count), []
+        chosen = []
         for step in range(len(self.operations)):
             gates = of_device[device] + of_operation[step] + hidden @ recurrent
             hidden, cell = _stepped(gates, cell)
-            logits = self._logits(hidden[None], device[None], encoded, keys)[0].masked_fill(self.forbidden[step], NEVER)
-            device = choose(step, logits)
-            total += logits.log_softmax(dim=1).gather(1, device[:, None]).squeeze(1)
+            device = choose(step, self._logits(hidden[None], device[None], encoded, keys)[0])
             chosen.append(device)
-        return torch.stack(chosen, dim=1), total
+        return torch.stack(chosen, dim=1)
 
     def _gates(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
         """What the decoder's inputs add to its gates, for each device chosen before and for each operation."""

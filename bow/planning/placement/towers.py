@@ -22,9 +22,6 @@ class TowersResult:
 
     step_s: float  # seconds of a step, in which every tower has a batch
     computing_s: tuple[float, ...]  # by tower: seconds of a step in which its accelerator computes
-    # By tower: seconds of a step of copies from and to the processor that holds the weights, alone.
-    copying_s: tuple[float, ...]
-    updating_s: float  # seconds of a step in which the processor sums gradients and updates weights
 
 
 @dataclass(frozen=True)
@@ -36,31 +33,29 @@ class _Layer:
     update_ns: int  # on the processor
 
 
-def towers(evaluator: SimulatedEvaluator, kind: Towers = "synchronous", steps: int = STEPS) -> TowersResult:
+def towers(evaluator: SimulatedEvaluator, kind: Towers = "synchronous") -> TowersResult:
     """Simulate a replica of the network on each accelerator, with the weights on the first processor."""
     # The processor updates a layer once for all towers (synchronous) or for each, and sends it back. Every channel, and
     # the processor, does one thing at a time, in the order in which they were asked for.
     if not evaluator.processors:
         raise SettingError("towers keep their weights on a processor, and there is none among the devices; name one")
-    if steps < 2:
-        raise SettingError(f"steps must be at least 2, got {steps}: the first one is left out")
-    return _TowerSimulation(evaluator, kind == "synchronous", steps).result()
+    return _TowerSimulation(evaluator, kind == "synchronous").result()
 
 
 class _TowerSimulation:
     """The simulation: events in the order of their times."""
 
-    def __init__(self, evaluator: SimulatedEvaluator, is_synchronous: bool, steps: int) -> None:
+    def __init__(self, evaluator: SimulatedEvaluator, is_synchronous: bool) -> None:
         self._topology, self._home = evaluator.problem.topology, evaluator.processors[0]
         self._towers = evaluator.accelerators
-        self._is_synchronous, self._steps = is_synchronous, steps
+        self._is_synchronous = is_synchronous
         self._computing_ns, self._layers = _tower(evaluator, self._towers[0], self._home)
         if not self._layers:
             raise SettingError("the network has no weights to train; towers have nothing to share")
         self._free_ns: dict[object, int] = defaultdict(int)
         self._began = [[0] for _ in self._towers]
         self._arrived: dict[tuple[str, int, int], int] = defaultdict(int)
-        self._order, self._updating_ns = count(), 0
+        self._order = count()
         # Time, order in which it was asked for, what, and with which tower, step and layer.
         self._events: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
 
@@ -70,21 +65,8 @@ class _TowerSimulation:
         while self._events:
             now, _, event, arguments = heappop(self._events)
             event(now, *arguments)
-        spans = [(began[-1] - began[1]) / (self._steps - 1) for began in self._began]
-        copies = [
-            sum(
-                self._topology.transfer_ns(layer.num_bytes, *ends)
-                for layer in self._layers
-                for ends in ((device, self._home), (self._home, device))
-            )
-            for device in self._towers
-        ]
-        return TowersResult(
-            sum(spans) / len(spans) / 1e9,
-            (self._computing_ns / 1e9,) * len(self._towers),
-            tuple(ns / 1e9 for ns in copies),
-            self._updating_ns / self._steps / 1e9,
-        )
+        spans = [(began[-1] - began[1]) / (STEPS - 1) for began in self._began]
+        return TowersResult(sum(spans) / len(spans) / 1e9, (self._computing_ns / 1e9,) * len(self._towers))
 
     def _ask(self, at: int, event: Callable[..., None], *arguments: int) -> None:
         heappush(self._events, (at, next(self._order), event, arguments))
@@ -103,9 +85,7 @@ class _TowerSimulation:
         if self._is_synchronous and self._arrived["gradients", step, layer] < len(self._towers):
             return
         those = range(len(self._towers)) if self._is_synchronous else (tower,)
-        duration = self._layers[layer].update_ns * len(those)
-        end = self._taken([self._home], now, duration)
-        self._updating_ns += duration
+        end = self._taken([self._home], now, self._layers[layer].update_ns * len(those))
         for each in those:
             self._ask(end, self._pull, each, step, layer)
 
@@ -118,7 +98,7 @@ class _TowerSimulation:
         self._arrived["weights", tower, step] += 1
         if self._arrived["weights", tower, step] == len(self._layers):
             self._began[tower].append(now)
-            if step + 1 < self._steps:
+            if step + 1 < STEPS:
                 self._compute(now, tower, step + 1)
 
     def _sent(self, now: int, source: int, target: int, layer: int) -> int:

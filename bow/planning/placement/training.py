@@ -185,7 +185,7 @@ class Controller:
 
     def step(self, update: int) -> SampledPlacements:
         settings = self._settings
-        drawn, _ = self.policy.sample(
+        drawn = self.policy.sample(
             settings.samples,
             self._generator,
             explorers=settings.explorers,

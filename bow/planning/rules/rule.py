@@ -49,10 +49,6 @@ class Rule(ABC):
         """Floating-point operations of a tile's forward pass: its part of the operator's."""
         return operator.flops * volume(box) / max(1, volume(whole(graph.output_shape(operator))))
 
-    def backward_ratio(self, operator: PlanOperator) -> float:
-        """How many times the forward pass's work the backward pass has: gradients of inputs and of weights."""
-        return 2.0 if operator.weights else 1.0
-
     def sums(self, operator: PlanOperator) -> tuple[str, ...]:
         """What all tiles have to sum in the middle of the operator, such as batch statistics; most have nothing."""
         return ()
@@ -86,11 +82,6 @@ class Rules:
 
     def register(self, rule: Rule) -> None:
         self._rules[rule.kind] = rule
-
-    def __getitem__(self, kind: str) -> Rule:
-        if kind not in self._rules:
-            raise GraphError(f"there is no rule for operators of kind {kind!r}; register one, or leave them whole")
-        return self._rules[kind]
 
     def __contains__(self, kind: object) -> bool:
         return kind in self._rules

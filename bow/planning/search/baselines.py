@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
 
 from bow.errors import SettingError
 from bow.planning.problem.box import whole
@@ -120,27 +119,27 @@ def _depths(graph: OperatorGraph) -> list[int]:
     return depths
 
 
-Partition: TypeAlias = tuple[Split, ...]
+ATTEMPTS = 100  # so many partitions are drawn for one that fits
 
-BASELINES: Mapping[str, Callable[[Problem], Partition]] = {
+BASELINES: Mapping[str, Callable[[Problem], tuple[Split, ...]]] = {
     "single": lambda problem: everything_on(problem.graph),
     "data": lambda problem: data_parallel(problem.graph, problem.rules, problem.topology.num_devices),
     "model": lambda problem: model_parallel(problem.graph, problem.costs, problem.topology.num_devices),
     "expert": lambda problem: expert(problem.graph, problem.rules, problem.topology),
-    "optcnn": lambda problem: optcnn(problem.graph, problem.rules, problem.topology, problem.costs).splits,
+    "optcnn": lambda problem: optcnn(problem.graph, problem.rules, problem.topology, problem.costs),
 }  # partitions that need no search, by name: of one learner with all devices of the problem
 
 
-def baseline(problem: Problem, name: str) -> Partition:
+def baseline(problem: Problem, name: str) -> tuple[Split, ...]:
     if name not in BASELINES:
         raise SettingError(f"there is no baseline {name!r}; take one of {', '.join(BASELINES)}")
     return BASELINES[name](problem)
 
 
-def random_partition(problem: Problem, space: SplitSpace, source: random.Random, attempts: int = 100) -> Partition:
+def random_partition(problem: Problem, space: SplitSpace, source: random.Random) -> tuple[Split, ...]:
     """A partition drawn at random that fits the devices' memory, if one of some does."""
-    for _ in range(attempts - 1):
+    for _ in range(ATTEMPTS - 1):
         splits = space.random_partition(source)
-        if problem.simulate(splits).refusal is None:
+        if problem.simulation(splits, must_fit=False).refusal is None:
             return splits
     return space.random_partition(source)

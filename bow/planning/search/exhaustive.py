@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from bow.errors import ScheduleError, SettingError
+from bow.errors import ScheduleError
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.partition import Split
 from bow.planning.search.lower_bounds import Prefix, StepBounds
@@ -101,10 +101,6 @@ def exhaustive(
     """Find the fastest partition of all, or a bound on how much faster another could be."""
     # Depth first, below a bar that rises to the best known time; each bar below which all is done is a bound. Korf:
     # Depth-first iterative-deepening, an optimal admissible tree search, 1985.
-    if budget_s is not None and not budget_s > 0:
-        raise SettingError(f"budget_s must be above 0, got {budget_s}")
-    if model.learners > 1:
-        raise SettingError(f"a proof is for one learner, got {model.learners}; give learners=1")
     begun = clock()
 
     def check(prefixes: int, best_ns: int) -> None:

@@ -145,7 +145,6 @@ def metropolis(
     clock: Callable[[], float] = time.perf_counter,
 ) -> Walk:
     """Walk from partition to partition by the rule of Metropolis and Hastings, and keep the best."""
-    number("temperature", temperature, least=0, remedy=f"{TEMPERATURE} is usual")
     course = _Course(simulation, splits, clock)
     scale = temperature * course.makespan
     reported = -math.inf
@@ -186,10 +185,9 @@ def descend(
     limits: Limits,
     *,
     watch: Watch | None = None,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> Walk:
     """Give operators their best split, round and round, until no neighbour is better: a local optimum."""
-    course = _Course(simulation, splits, clock)
+    course = _Course(simulation, splits, time.perf_counter)
     operator, unchanged = 0, 0
     try:
         while unchanged < len(splits):

@@ -141,24 +141,16 @@ def _aligned(term: Term, axes: Sequence[int]) -> NDArray[Any]:
 ORDERS = 2  # tiles are dealt to devices along the dimensions in at most so many orders: rows first, or columns first
 
 
-@dataclass(frozen=True)
-class OptCNNPartition:
-    """What OptCNN found."""
-
-    splits: tuple[Split, ...]
-    sum_ns: int  # the sum that it has made least: of times of operators, of reductions and of transfers
-    is_exact: bool  # whether no other partition with the same kinds of splits has a smaller sum
-
-
-def optcnn(graph: OperatorGraph, rules: Rules, topology: DeviceTopology, costs: Costs) -> OptCNNPartition:
+def optcnn(graph: OperatorGraph, rules: Rules, topology: DeviceTopology, costs: Costs) -> tuple[Split, ...]:
     """Choose for every layer how it is split over the first n devices, by dynamic programming."""
     # The sum of computing, reductions, updates and transfers there and back. Exact where layers can be eliminated one
     # by one with tables of reasonable size, as in series-parallel graphs. Jia, Lin, Qi, Aiken: Exploring hidden
     # dimensions in parallelizing convolutional neural networks, 2018.
-    return _Layers(StepModel(graph, rules, topology, costs)).solve()
+    layers = Layers(StepModel(graph, rules, topology, costs))
+    return layers.splits(layers.solve())
 
 
-class _Layers:
+class Layers:
     """A choice for each layer, and what the choices cost."""
 
     def __init__(self, model: StepModel) -> None:
@@ -170,10 +162,11 @@ class _Layers:
         self._options = [self._splits(first) for first in firsts]
         self._moved: dict[tuple[int, ...], Table] = {}
 
-    def solve(self) -> OptCNNPartition:
-        found = minimise([len(options) for options in self._options], self._terms())
-        splits = tuple(self._options[choice][found.options[choice]] for choice in self._choice)
-        return OptCNNPartition(splits, round(found.cost), not found.fixed)
+    def solve(self) -> Minimum:
+        return minimise([len(options) for options in self._options], self._terms())
+
+    def splits(self, found: Minimum) -> tuple[Split, ...]:
+        return tuple(self._options[choice][found.options[choice]] for choice in self._choice)
 
     def _sizes(self, operator: int) -> tuple[tuple[int, bool], ...]:
         dimensions = self._model.rules.dimensions(self._model.graph.operators[operator], self._model.graph)

@@ -4,7 +4,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -229,17 +229,12 @@ def best_chain(chains: Sequence[Chain]) -> Chain:
     return min(chains, key=lambda each: (each.batch_ns, each.start.number))
 
 
-def search(
-    problem: Problem,
-    settings: SearchSettings,
-    progress: SearchProgress | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Found:
+def search(problem: Problem, settings: SearchSettings, progress: SearchProgress | None = None) -> Found:
     """Find a fast partition."""
-    begun = clock()
+    begun = time.perf_counter()
     starts = list(_starts(problem, settings))
     shares = [starts[number :: settings.processes] for number in range(settings.processes)]
-    tally = Tally(progress, clock)
+    tally = Tally(progress)
     if settings.processes > 1:
         chains = run_in_processes(problem, shares, settings, tally)
     else:
@@ -249,7 +244,7 @@ def search(
         why = next((each.refusal for each in chains if each.refusal), "nothing was tried")
         raise ScheduleError(f"no partition to start from fits: {why}")
     partition = problem.partition(chain.best.splits, chain.start.learners)
-    seconds = clock() - begun
+    seconds = time.perf_counter() - begun
     return Found(partition, chain.best.makespan_ns, problem.topology, settings, problem, tuple(chains), seconds)
 
 

@@ -8,7 +8,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, TypeAlias
 
-from bow.errors import SettingError
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Split
 from bow.planning.rules.rule import Rules
@@ -39,10 +38,6 @@ class SplitSpace:
         max_tiles: int | None = None,
         including: Sequence[Sequence[Split]] = (),
     ) -> None:
-        if num_devices < 1 or (max_tiles is not None and max_tiles < 1):
-            raise SettingError(f"num_devices and max_tiles must be at least 1, got {num_devices} and {max_tiles}")
-        if devices not in ("auto", "every", "distinct", "regular"):
-            raise SettingError(f'devices must be "auto", "every", "distinct" or "regular", got {devices!r}')
         self.num_devices = num_devices
         self._devices, self._even, self._max_tiles = devices, even, max_tiles or num_devices
         lists = functools.cache(lambda degrees: _Lists(device_lists(degrees, num_devices, devices)))

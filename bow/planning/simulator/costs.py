@@ -79,11 +79,10 @@ def tile_work(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: B
     flowing = [shape if tensor.differentiable else None for shape, tensor in zip(input_shapes, tensors, strict=True)]
     to_inputs = any(shape is not None for shape in flowing)
     gradients = to_inputs + bool(operator.weights)
-    share = gradients / (1 + bool(operator.weights))
     back = gradients * made + read + looked_at + _bytes(flowing, tensors) + weights
     return TileWork(
         PassWork(flops, read + looked_at + made, kernels),
-        PassWork(flops * rule.backward_ratio(operator) * share, back if gradients else 0, kernels * gradients),
+        PassWork(flops * gradients, back if gradients else 0, kernels * gradients),
         outputs,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from benchmarks.placement_machine import k80_machine
 from bow.planning.placement.evaluation import SimulatedEvaluator
@@ -65,12 +65,10 @@ def evaluator(
     graph: OperatorGraph,
     groups: Groups | None = None,
     topology: DeviceTopology | None = None,
-    *,
-    on_processor: Collection[str] = (),
 ) -> SimulatedEvaluator:
     """On a processor and two GPUs, if nothing else is said; operators have no rule: they are whole."""
     topology = topology or k80_machine(2)
     rules = type(RULES)()
     problem = Problem(graph, rules, topology, RooflineCosts(graph, rules, topology))
     groups = groups or every_operator(graph)
-    return SimulatedEvaluator(problem, groups, processors=(0,), on_processor=on_processor)
+    return SimulatedEvaluator(problem, groups, processors=(0,))

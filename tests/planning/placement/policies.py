@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from bow.planning.placement.policy import Operations, PlacementPolicy, PolicySettings
 
 SMALL = PolicySettings(hidden=12, kind_size=3, attention=5)
@@ -14,11 +12,11 @@ def sums(placements: list[tuple[int, ...]]) -> list[float | None]:
     return [1.0 + sum(placement) if 0 in placement else None for placement in placements]
 
 
-def chain(length: int = 4, devices: int = 3, **fields: Any) -> Operations:
+def chain(length: int = 4, devices: int = 3) -> Operations:
     """Operations of two kinds, one behind the other."""
     kinds = tuple("linear" if number % 2 else "embedding" for number in range(length))
     shapes = tuple(((8, 4 + number),) * (1 + number % 2) for number in range(length))
-    return Operations(kinds, shapes, tuple((n, n + 1) for n in range(length - 1)), devices, **fields)
+    return Operations(kinds, shapes, tuple((n, n + 1) for n in range(length - 1)), devices)
 
 
 def small_policy(operations: Operations | None = None, seed: int = 0) -> PlacementPolicy:

@@ -38,9 +38,3 @@ def test_parts_are_cut_in_the_order_of_running_and_not_of_numbers():
     groups = every_operator(graph)
     turned = type(groups)(graph, groups.groups[::-1])
     assert contiguous_parts(evaluator(graph, turned)) == (2, 2, 1, 1)
-
-
-def test_what_runs_on_the_processor_only_stays_there():
-    graph = unrolled()
-    evaluate = evaluator(graph, module_groups(graph), on_processor={"embedding"})
-    assert by_name(evaluate, expert(evaluate))["embedding"] == 0

@@ -15,7 +15,6 @@ from bow.planning.placement.baselines import (
     group_times_ns,
     loads,
     mapped,
-    mincut,
     scotch,
     source_graph,
     speeds,
@@ -60,14 +59,7 @@ def test_loads_are_balanced_by_the_speeds_of_the_devices():
 def test_scotch_uses_the_processor_and_mincut_does_not():
     evaluate = evaluator(two_chains())
     assert 0 in scotch(evaluate)
-    assert set(mincut(evaluate)) == {1, 2}
-
-
-@needs_scotch
-def test_what_has_no_other_kernel_goes_to_the_processor_afterwards():
-    graph = made_of(*(("lookup", "embedding", ["batch"]), *[(f"l{n}", "linear", ["lookup"]) for n in range(4)]))
-    evaluate = evaluator(graph, on_processor={"embedding"})
-    assert mincut(evaluate)[0] == 0
+    assert set(scotch(evaluate, evaluate.accelerators)) == {1, 2}
 
 
 @needs_scotch
@@ -78,7 +70,7 @@ def test_scotch_gives_the_same_placement_again():
 def test_one_device_needs_no_program(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     evaluate = evaluator(two_chains(), topology=k80_machine(1))
-    assert set(mincut(evaluate)) == {1}
+    assert set(scotch(evaluate, evaluate.accelerators)) == {1}
 
 
 def test_a_missing_program_is_named_with_what_installs_it(monkeypatch):

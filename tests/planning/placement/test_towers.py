@@ -26,7 +26,7 @@ def test_a_step_takes_at_least_as_long_as_a_tower_computes():
     for kind in ("synchronous", "asynchronous"):
         result = towers(on(2), kind)
         assert result.step_s >= result.computing_s[0]
-        assert len(result.computing_s) == len(result.copying_s) == 2
+        assert len(result.computing_s) == 2
 
 
 def test_one_tower_by_hand():
@@ -46,20 +46,17 @@ def test_one_tower_by_hand():
 def test_slower_copies_make_slower_towers_and_more_towers_share_the_processor():
     assert towers(on(2, copies=50.0)).step_s > towers(on(2)).step_s
     assert towers(on(4, copies=50.0)).step_s > towers(on(2, copies=50.0)).step_s
-    assert towers(on(4)).updating_s == pytest.approx(2 * towers(on(2)).updating_s)
 
 
 def test_towers_that_do_not_wait_are_not_slower():
     assert towers(on(4, copies=20.0), "asynchronous").step_s <= towers(on(4, copies=20.0), "synchronous").step_s * 1.01
 
 
-def test_towers_need_a_processor_and_two_steps():
+def test_towers_need_a_processor():
     evaluate = on(2)
     without = SimulatedEvaluator(evaluate.problem, evaluate.groups)
     with pytest.raises(SettingError, match="processor"):
         towers(without)
-    with pytest.raises(SettingError, match="steps"):
-        towers(evaluate, steps=1)
 
 
 def test_loads_are_what_tasks_take_on_each_device():

@@ -67,17 +67,6 @@ def test_moves_are_as_likely_forth_as_back():
         assert counts[one, other] == pytest.approx(counts[other, one], rel=0.2)
 
 
-def test_a_group_never_leaves_the_devices_that_it_may_have():
-    evaluate = unrolled_evaluator(on_processor={"embedding"})
-    start = evaluate.legal((1,) * len(evaluate.groups))
-    proposals = GroupProposals(evaluate, random.Random(0))
-    splits = list(evaluate.groups.splits(start))
-    for _ in range(300):
-        for operator, split in proposals.draw(splits):
-            splits[operator] = split
-        assert evaluate.legal(placement(evaluate, splits)) == placement(evaluate, splits)
-
-
 def test_a_walk_finds_the_best_placement_of_a_small_graph(compiled):
     chains = [(f"{chain}{n}", "linear", ["batch" if not n else f"{chain}{n - 1}"]) for chain in "ab" for n in range(3)]
     evaluate = evaluator(made_of(*chains, ("end", "x", ["a2", "b2"]), flops=1e10))
