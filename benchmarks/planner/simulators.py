@@ -39,7 +39,7 @@ def compare_simulators(
     source = random.Random(derive_seed(seed, topology.num_devices))
     proposals = SymmetricProposals(space, graph, source, families=False)
     simulation = problem.simulation(splits)
-    num_tasks = len(simulation.times())
+    num_tasks = len(simulation.tasks())
     begun = time.perf_counter()
 
     def watch(seconds: float, _: int, __: int) -> bool:

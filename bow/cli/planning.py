@@ -224,7 +224,7 @@ def _compare(console: Console, problem: Problem, settings: PlanSettings) -> None
             "" if base_ns is None else f"{base_ns / step_ns:.2f}",
             f"{result.communication_bytes / 1e6:.2f}",
             f"{result.task_ns / 1e6:.3f}",
-            f"{max(each.num_bytes for each in result.peaks) / GIB:.2f}",
+            f"{max(result.peaks) / GIB:.2f}",
         )
     console.print(rows)
     if fitting:

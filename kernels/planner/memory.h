@@ -10,11 +10,6 @@
 
 namespace bow::planner {
 
-struct Peak {
-  int64_t bytes = 0;
-  Time at = 0;
-};
-
 class Memory {
  public:
   explicit Memory(TaskGraph& graph) : graph_(graph), tasks_(graph.tasks) {}
@@ -23,7 +18,7 @@ class Memory {
   int64_t bound(int device) const { return graph_.lasting_bytes(device) + tasks_.memory()[device]; }
 
   // By device; of those that are not asked for, nothing is known.
-  std::vector<Peak> peaks(const std::vector<uint8_t>& is_asked_for) {
+  std::vector<int64_t> peaks(const std::vector<uint8_t>& is_asked_for) {
     std::vector<std::vector<std::pair<Time, int64_t>>> changes(is_asked_for.size());
     for (Id id = 0; id < tasks_.size(); ++id) {
       if (!tasks_.is_live(id)) continue;
@@ -34,7 +29,7 @@ class Memory {
       changes[details.memory_device].emplace_back(start, details.memory_bytes);
       changes[details.memory_device].emplace_back(end, -details.memory_bytes);
     }
-    std::vector<Peak> peaks(is_asked_for.size());
+    std::vector<int64_t> peaks(is_asked_for.size());
     for (size_t device = 0; device < peaks.size(); ++device) {
       if (!is_asked_for[device]) continue;
       peaks[device] = highest(graph_.lasting_bytes(static_cast<int>(device)), changes[device]);
@@ -43,13 +38,10 @@ class Memory {
   }
 
  private:
-  static Peak highest(int64_t level, std::vector<std::pair<Time, int64_t>>& changes) {
+  static int64_t highest(int64_t level, std::vector<std::pair<Time, int64_t>>& changes) {
     std::sort(changes.begin(), changes.end());  // at the same time, what ends comes first
-    Peak peak{level, 0};
-    for (const auto& [at, change] : changes) {
-      level += change;
-      if (level > peak.bytes) peak = {level, at};
-    }
+    int64_t peak = level;
+    for (const auto& [at, change] : changes) peak = std::max(peak, level += change);
     return peak;
   }
 

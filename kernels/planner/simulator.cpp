@@ -176,14 +176,11 @@ void planner_tasks(Simulator* simulator, int64_t* table) {
   }
 }
 
-// By device: the most memory that it needs at a time, and when.
-void planner_peaks(Simulator* simulator, int64_t* bytes_and_times) {
+// By device: the most memory that it needs at a time.
+void planner_peaks(Simulator* simulator, int64_t* bytes) {
   simulator->refresh();
   const std::vector<uint8_t> all(simulator->graph.topology().num_devices(), 1);
-  for (const Peak& peak : simulator->memory.peaks(all)) {
-    *bytes_and_times++ = peak.bytes;
-    *bytes_and_times++ = peak.at;
-  }
+  for (const int64_t peak : simulator->memory.peaks(all)) *bytes++ = peak;
 }
 
 }  // extern "C"

@@ -156,9 +156,9 @@ class Simulator {
       may_exceed.push_back(memory.bound(device) > capacity_[device]);
     }
     if (std::none_of(may_exceed.begin(), may_exceed.end(), [](uint8_t may) { return may; })) return {};
-    const std::vector<Peak> peaks = memory.peaks(may_exceed);
+    const std::vector<int64_t> peaks = memory.peaks(may_exceed);
     for (int device = 0; device < graph.topology().num_devices(); ++device) {
-      if (peaks[device].bytes > capacity_[device]) return {Outcome::kTooLarge, device, peaks[device].bytes};
+      if (peaks[device] > capacity_[device]) return {Outcome::kTooLarge, device, peaks[device]};
     }
     return {};
   }

@@ -52,18 +52,14 @@ def train_policy(
             if processes:
                 _serve(state, processes, watch)
             else:
-                _learn_here(state, Controller(state.policy, evaluate, settings, seed=seed), watch)
+                controller, goes_on = Controller(state.policy, evaluate, settings, seed=seed), True
+                while goes_on and not state.is_over:
+                    progress = state.learn(controller.step(state.updater.updates))
+                    goes_on = watch is None or watch(progress) is not False
         finally:
             for process in processes:
                 process.end()
-    return state.result(evaluate)
-
-
-def _learn_here(state: TrainingState, controller: Controller, watch: Watch | None) -> None:
-    while not state.is_over:
-        progress = state.learn(controller.step(state.updater.updates))
-        if watch is not None and watch(progress) is False:
-            return
+    return state.result()
 
 
 def _serve(state: TrainingState, processes: list[_ControllerProcess], watch: Watch | None) -> None:

@@ -7,13 +7,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from bow.errors import SettingError
 from bow.planning.placement.groups import Devices, Groups
 from bow.planning.problem.partition import Split
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.python_simulator import Refusal, SimulationResult
 from bow.planning.simulator.simulation import IncrementalEvaluator
-from bow.values import number, whole
 
 
 @dataclass(frozen=True)
@@ -23,15 +21,6 @@ class SearchBudget:
     seconds: float | None = None  # None: any
     placements: int | None = None  # how many may be looked at; None: any
     workers: int = 0  # processes that draw and evaluate placements for a policy at the same time; 0: this one does
-
-    def __post_init__(self) -> None:
-        if self.seconds is None and self.placements is None:
-            raise SettingError("a budget without seconds and placements never ends; give one of them")
-        if self.seconds is not None:
-            number("seconds", self.seconds, above=0)
-        if self.placements is not None:
-            whole("placements", self.placements)
-        whole("workers", self.workers, least=0)
 
     def part(self, count: int) -> SearchBudget:
         """One of several equal parts."""

@@ -237,7 +237,6 @@ class PolicyProgress:
 
     updates: int  # so many there were
     samples: int  # so many placements were drawn
-    failed: int  # so many of them do not fit or failed
     best: BestPlacement | None  # the best placement so far; None: none has fitted yet
     batch: SampledPlacements  # the newest placements
 
@@ -250,7 +249,6 @@ class PlacementHistory:
     """All that was drawn, counted, and the best of it."""
 
     samples: int = 0  # so many placements were drawn
-    failed: int = 0  # so many of them do not fit or failed
     bests: tuple[BestPlacement, ...] = ()  # each placement that was better than all before; the last one is the best
 
     @property
@@ -260,7 +258,6 @@ class PlacementHistory:
     def add(self, batch: SampledPlacements) -> None:
         for placement, time_s in zip(batch.placements, batch.times, strict=True):
             self.samples += 1
-            self.failed += time_s is None
             if time_s is not None and (self.best is None or time_s < self.best.time_s):
                 self.bests = (*self.bests, BestPlacement(placement, time_s, self.samples))
 
@@ -271,7 +268,6 @@ class LearnedPlacement:
 
     best: BestPlacement  # the best placement that was drawn
     greedy: Placement  # the one that the trained policy decodes greedily
-    greedy_s: float | None  # of a step with it, in seconds; None: it does not fit
     policy: PlacementPolicy  # that was trained
     history: PlacementHistory  # what was drawn, and each placement that was better than all before
     updates: int  # so many there were
@@ -306,8 +302,7 @@ class TrainingState:
         """Change the policy by its gradients."""
         self.history.add(batch)
         self.updater.update()
-        found = self.history
-        return PolicyProgress(self.updater.updates, found.samples, found.failed, found.best, batch)
+        return PolicyProgress(self.updater.updates, self.history.samples, self.history.best, batch)
 
     @contextlib.contextmanager
     def with_best_noted(self) -> Iterator[None]:
@@ -321,14 +316,10 @@ class TrainingState:
                 error.add_note(f"the best placement until then takes {best.time_s:.6g} s: {best.placement}")
             raise
 
-    def result(self, evaluate: Evaluate) -> LearnedPlacement:
+    def result(self) -> LearnedPlacement:
         best = self.history.best
         if best is None:
             raise ScheduleError(
                 f"none of {self.history.samples} placements that were drawn fits; train longer, or with more memory"
             )
-        greedy = self.policy.greedy()
-        greedy_s = None
-        with self.with_best_noted():
-            (greedy_s,) = sanitised(evaluate([greedy]))
-        return LearnedPlacement(best, greedy, greedy_s, self.policy, self.history, self.updater.updates)
+        return LearnedPlacement(best, self.policy.greedy(), self.policy, self.history, self.updater.updates)

@@ -15,7 +15,6 @@ from bow.planning.rules.mapped import (
     Side,
     SlidingWindow,
     Whole,
-    all_of,
     broadcast,
 )
 
@@ -212,4 +211,4 @@ class CountedMeanRule(MappedRule):
     """The mean of the losses whose class is not the ignored one: one tile."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
-        return [all_of(shape) for shape in shapes.operands]
+        return [[Whole() for _ in shape] for shape in shapes.operands]

@@ -226,8 +226,3 @@ def broadcast(shape: Shape, output: Shape) -> list[Side]:
     """The sides of an operand that is stretched to the output's shape, as PyTorch does it."""
     missing = len(output) - len(shape)
     return [Whole() if size == 1 else Along(missing + dim) for dim, size in enumerate(shape)]
-
-
-def all_of(shape: Shape) -> list[Side]:
-    """The sides of an operand that every tile needs wholly."""
-    return [Whole() for _ in shape]

@@ -99,7 +99,7 @@ def explain(
     simulation = problem.simulation(splits, learners)
     if space is None:
         space = SplitSpace(problem.graph, problem.rules, problem.topology.num_devices // learners)
-    spent, makespan_ns = _Spent(simulation.result(), len(splits)), simulation.makespan_ns
+    spent, makespan_ns = _Spent(problem.simulate(splits, learners), len(splits)), simulation.makespan_ns
     wanted = range(len(splits)) if operators is None else operators
     tried, left_out, rows = 0, 0, []
     for number, split in enumerate(splits):

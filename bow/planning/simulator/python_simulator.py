@@ -63,14 +63,6 @@ def successors(graph: TaskGraph) -> list[list[int]]:
 
 
 @dataclass(frozen=True)
-class MemoryPeak:
-    """The most memory that a device needs at any time."""
-
-    num_bytes: int
-    at_ns: int  # the first time at which it needs so much
-
-
-@dataclass(frozen=True)
 class Refusal:
     """Why a partition does not fit: the first device whose memory is too small."""
 
@@ -88,7 +80,7 @@ class Refusal:
         return f"{self.name} (device {self.device}) needs {needed:.2f} GiB of memory and has {available:.2f} GiB"
 
 
-def memory_peaks(model: StepModel, graph: TaskGraph, times: Sequence[TaskTime]) -> tuple[MemoryPeak, ...]:
+def memory_peaks(model: StepModel, graph: TaskGraph, times: Sequence[TaskTime]) -> tuple[int, ...]:
     """The most memory that every device needs at a time."""
     # * All the time: weights, gradients of weights, the optimizer's state, what averaging keeps; frozen weights once.
     # * What a tile makes: from its forward pass to the end of its backward pass; without one, to the end of the
@@ -108,13 +100,9 @@ def memory_peaks(model: StepModel, graph: TaskGraph, times: Sequence[TaskTime]) 
     return tuple(_peak(num_bytes, changes[device]) for device, num_bytes in enumerate(always))
 
 
-def _peak(always: int, changes: list[tuple[int, int]]) -> MemoryPeak:
+def _peak(always: int, changes: list[tuple[int, int]]) -> int:
     """What ends at a time is gone when something else begins."""
-    changes.sort()
-    levels = itertools.accumulate((change for _, change in changes), initial=always)
-    moments = [0, *(moment for moment, _ in changes)]
-    level, moment = max(zip(levels, moments, strict=True), key=lambda found: (found[0], -found[1]))
-    return MemoryPeak(level, moment)
+    return max(itertools.accumulate((change for _, change in sorted(changes)), initial=always))
 
 
 def _lifetimes(graph: TaskGraph, times: Sequence[TaskTime]) -> Iterator[tuple[int, int]]:
@@ -162,7 +150,7 @@ class SimulationResult:
     model: StepModel
     tasks: tuple[Task, ...]  # what the partition makes of it
     times: tuple[TaskTime, ...]
-    peaks: tuple[MemoryPeak, ...]  # by device: the most memory that it needs at a time
+    peaks: tuple[int, ...]  # by device: the most memory that it needs at a time, in bytes
 
     @property
     def makespan_ns(self) -> int:
@@ -172,7 +160,7 @@ class SimulationResult:
     def refusal(self) -> Refusal | None:
         """Why a partition does not fit into the devices' memory; None where it does."""
         topology = self.model.topology
-        found = (Refusal.of(topology, device, peak.num_bytes) for device, peak in enumerate(self.peaks))
+        found = (Refusal.of(topology, device, num_bytes) for device, num_bytes in enumerate(self.peaks))
         return next((each for each in found if each.needed_bytes > each.available_bytes), None)
 
     @property

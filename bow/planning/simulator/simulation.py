@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +21,8 @@ from bow.planning.simulator.native_simulator import (
     ints,
     library,
 )
-from bow.planning.simulator.python_simulator import MemoryPeak, Refusal, SimulationResult, TaskTime
-from bow.planning.simulator.step_model import Identity, StepModel
-from bow.planning.simulator.task_graph import TaskGraph
+from bow.planning.simulator.python_simulator import Refusal
+from bow.planning.simulator.step_model import StepModel
 
 FITS, TOO_SLOW = -1, -2  # other codes are the device whose memory is too small
 NO_LIMIT = 2**63 - 1
@@ -91,48 +91,32 @@ class Simulation:
         if self._proposed is None:
             raise ScheduleError("there is no proposal to accept; call propose_changes first")
         self._library.accept(self._handle)
-        self.partition, self._proposed = self._now(), None
+        splits = list(self.partition.splits)
+        for operator, split in self._proposed.items():
+            splits[operator] = split
+        self.partition, self._proposed = replace(self.partition, splits=tuple(splits)), None
 
     def undo(self) -> None:
         if self._proposed is not None:
             self._library.undo(self._handle)
         self._proposed = None
 
-    def times(self) -> dict[Identity, TaskTime]:
-        """When every task runs: of the proposal while there is one."""
-        return {
-            (order >> 32, order >> 16 & 0xFFFF, order & 0xFFFF, code % 2**64): TaskTime(ready, start, end)
-            for order, code, ready, start, end in self._tasks().tolist()
-        }
-
-    def task_table(self) -> NDArray[np.int64]:
-        """[task, 3]: rank, start and end of each task, in nanoseconds; in any order."""
-        order, _, _, start, end = self._tasks().T
-        return np.stack([order >> 32, start, end], axis=1)
-
-    def result(self) -> SimulationResult:
-        """All about the step: of the proposal while there is one."""
-        tasks, times = TaskGraph.of(self.model, self._now()).tasks, self.times()
-        return SimulationResult(self.model, tasks, tuple(times[task.identity] for task in tasks), self.memory())
-
-    def memory(self) -> tuple[MemoryPeak, ...]:
-        """By device: the most memory that it needs at a time."""
-        found = np.zeros((self.model.topology.num_devices, 2), np.int64)
-        self._library.peaks(self._handle, found)
-        return tuple(MemoryPeak(*peak) for peak in found.tolist())
-
-    def _now(self) -> Partition:
-        """With what is proposed."""
-        splits = list(self.partition.splits)
-        for operator, split in (self._proposed or {}).items():
-            splits[operator] = split
-        return Partition(self.partition.graph_hash, tuple(splits), self.partition.learners)
-
-    def _tasks(self) -> NDArray[np.int64]:
-        """[task, column]: order, code, ready, start and end."""
+    def tasks(self) -> NDArray[np.int64]:
+        """[task, column]: order, code, ready, start and end; of the proposal while there is one."""
         table = np.zeros((self._library.num_tasks(self._handle), TASK_COLUMNS), np.int64)
         self._library.tasks(self._handle, table)
         return table
+
+    def task_table(self) -> NDArray[np.int64]:
+        """[task, 3]: rank, start and end of each task, in nanoseconds; in any order."""
+        order, _, _, start, end = self.tasks().T
+        return np.stack([order >> 32, start, end], axis=1)
+
+    def peaks(self) -> tuple[int, ...]:
+        """By device: the most memory that it needs at a time."""
+        found = np.zeros(self.model.topology.num_devices, np.int64)
+        self._library.peaks(self._handle, found)
+        return tuple(found.tolist())
 
     def _refusal(self, code: int) -> Refusal | None:
         return Refusal.of(self.model.topology, code, int(self._needed[0])) if code >= 0 else None

@@ -23,8 +23,8 @@ class SpanRecorder:
     # and `reduction` is the time that the device waited, not that for which something was under way. On a GPU every
     # span ends when the GPU has finished it, which takes away overlap: record some steps only.
 
-    def __init__(self, number: int, device: torch.device, is_on: bool = False) -> None:
-        self.is_on = is_on
+    def __init__(self, number: int, device: torch.device) -> None:
+        self.is_on = False
         self.spans: list[Span] = []
         self._place = f"device {number}"
         self._device = device

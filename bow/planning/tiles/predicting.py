@@ -1,6 +1,5 @@
 """What the simulator expects of a partition on the devices that are about to run it, beside what was measured."""
 
-import gzip
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,7 +40,7 @@ def predicted_timeline(graph: OperatorGraph, partition: Partition, group: Proces
     return problem.simulate(partition.splits, partition.learners).timeline
 
 
-def save_timelines(path: str | Path, timelines: Mapping[str, Timeline]) -> None:
+def save_timelines(path: Path, timelines: Mapping[str, Timeline]) -> None:
     """Write timelines as trace events, each as a process with its places as threads, all from the same moment on."""
     # `chrome://tracing` and https://ui.perfetto.dev show them below each other.
     events = []
@@ -49,6 +48,4 @@ def save_timelines(path: str | Path, timelines: Mapping[str, Timeline]) -> None:
         events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}})
         events.append({"ph": "M", "name": "process_sort_index", "pid": number, "args": {"sort_index": number}})
         events += [{**event, "pid": number} for event in timeline.to_chrome()["traceEvents"]]
-    path = Path(path)
-    text = json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}).encode()
-    path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}), encoding="utf-8")

@@ -61,6 +61,11 @@ class TileTask:
     outputs: tuple[Box, ...]  # by output of the operator: the box that is made
     sums: Box | None  # which part of the operator's sums it adds to; None: there are none
 
+    @property
+    def parts(self) -> Iterator[TensorPart]:
+        """All that it reads of other tiles."""
+        return itertools.chain.from_iterable(fetch.parts for fetch in self.inputs if fetch is not None)
+
 
 SumTiles: TypeAlias = Mapping[Box, Sequence[TileTask]]  # by part of an operator's sums: the tiles that add to it
 
@@ -104,7 +109,7 @@ def tile_program(graph: OperatorGraph, splits: Sequence[Split], rules: Rules) ->
     returned: list[dict[TensorPart, None]] = [{} for _ in tasks]
     seen: set[TensorPart] = set()
     for task in itertools.chain.from_iterable(tasks):
-        for part in _travelling(task):
+        for part in (part for part in task.parts if part.source != part.target):
             sent[graph.makers[part.tensor][0]].setdefault(part)
             if task.operator in backward and part.tensor in flows and part not in seen:
                 seen.add(part)
@@ -147,13 +152,6 @@ def _parts(tensor: int, needed: Box, made: Sequence[tuple[Box, TileTask]], devic
             yield TensorPart(tensor, task.number, common, task.device, device)
 
 
-def _travelling(task: TileTask) -> Iterator[TensorPart]:
-    """What a task reads from other devices."""
-    for fetch in task.inputs:
-        if fetch is not None:
-            yield from (part for part in fetch.parts if part.source != part.target)
-
-
 def _flows(graph: OperatorGraph) -> tuple[frozenset[int], frozenset[int]]:
     """The tensors that the loss's gradient flows through, and the operators that have a backward pass."""
     flows, backward = {graph.loss}, set()
@@ -188,7 +186,7 @@ def local_program(graph: OperatorGraph, program: TileProgram, device: int) -> Lo
     parts: dict[TensorPart, int] = {}
     for number, operator in enumerate(graph.operators):
         for task in tasks[number]:
-            for part in (part for fetch in task.inputs if fetch is not None for part in fetch.parts):
+            for part in task.parts:
                 if part.source == part.target:
                     pieces[part.tensor, part.tile] = number
                 else:

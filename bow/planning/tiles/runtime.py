@@ -103,9 +103,13 @@ class TileRuntime:
         group.prepare(sum_devices(tasks) for sums in program.sums for tasks in sums.values())
         self._loss_device = program.tasks[graph.makers[graph.loss][0]][0].device
         self._constants = captured.constants(model, group.device)
-        self._averaging = (
-            None if group.learners == 1 else Averaging(_required_sync(sync, group), self._context.weights, group)
-        )
+        self._averaging: Averaging | None = None
+        if group.learners > 1:
+            if sync is None:
+                raise SettingError(
+                    f"the partition has {group.learners} learners and nothing averages them; give sync=bow.SMA()"
+                )
+            self._averaging = Averaging(sync, self._context.weights, group)
         self.optimizer = tile_optimizer(optimizer, model, self._context.weights.parameters, values)
 
     def step(self, batch: Any, index: int) -> Tensor:
@@ -196,14 +200,6 @@ class TileRuntime:
 
     def _shaped(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: value.view(self._shapes[name]) for name, value in values.items()}
-
-
-def _required_sync(sync: Synchroniser | None, group: ProcessGroup) -> Synchroniser:
-    if sync is None:
-        raise SettingError(
-            f"the partition has {group.learners} learners and nothing averages them; give sync=bow.SMA()"
-        )
-    return sync
 
 
 def _initial_value(parameter: nn.Parameter, shape: tuple[int, ...], group: ProcessGroup) -> Tensor:

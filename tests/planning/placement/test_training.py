@@ -41,7 +41,7 @@ def test_the_policy_learns_the_fastest_placement() -> None:
 
     found = train_policy(chain(8, 3), evaluate, updates=150, settings=THOROUGH, sizes=SMALL)
     assert found.greedy == (0, 1, 2, 0, 1, 2, 0, 1)
-    assert (found.best.placement, found.best.time_s, found.greedy_s) == (found.greedy, 1.0, 1.0)
+    assert (found.best.placement, found.best.time_s) == (found.greedy, 1.0)
 
 
 def test_the_same_seed_gives_the_same_training_and_another_one_does_not() -> None:
@@ -65,17 +65,6 @@ def test_an_evaluation_that_breaks_off_tells_the_best() -> None:
         trained(12, breaks)
     best = trained(5).best
     assert caught.value.__notes__ == [f"the best placement until then takes {best.time_s:.6g} s: {best.placement}"]
-
-
-def test_a_last_evaluation_that_breaks_off_does_not_lose_the_best() -> None:
-    def breaks(placements: list[Placement]) -> list[float | None]:
-        if len(placements) == 1:
-            raise OSError("the machine is on fire")
-        return sums(placements)
-
-    with pytest.raises(OSError, match="on fire") as caught:
-        trained(5, breaks)
-    assert str(trained(5).best.placement) in caught.value.__notes__[0]
 
 
 def test_ctrl_c_keeps_the_best() -> None:
@@ -104,7 +93,6 @@ def test_who_watches_is_told_after_each_update_and_may_end_it() -> None:
     assert [(each.updates, each.samples) for each in told] == [(1, 4), (2, 8), (3, 12)]
     assert told[-1].best == found.best
     assert all(0 < each.batch.entropy <= math.log(3) + 1e-6 for each in told)
-    assert told[-1].failed == sum(time is None for each in told for time in each.batch.times)
 
 
 def test_the_best_is_the_best_of_all_that_was_drawn() -> None:
@@ -117,7 +105,6 @@ def test_the_best_is_the_best_of_all_that_was_drawn() -> None:
     times = [time for _, time in drawn if time is not None]
     assert found.best.time_s == min(times)
     assert drawn[found.best.sample - 1] == (found.best.placement, found.best.time_s)
-    assert found.history.failed == len(drawn) - len(times)
     assert [each.time_s for each in found.history.bests] == sorted({each.time_s for each in found.history.bests})[::-1]
 
 
@@ -135,7 +122,6 @@ def test_failures_of_any_sort_leave_the_parameters_finite(bad: float | None) -> 
     found = trained(20, evaluate)
     assert weights(found).isfinite().all()
     assert sum(found.best.placement) % 2 == 0
-    assert found.history.failed > 0
 
 
 def test_masked_failures_have_no_influence_later() -> None:
