@@ -82,25 +82,20 @@ class Cohort:
 
     @property
     def num_parameters(self) -> int:
-        """Of one member."""
         return num_trainable(self.group.template)
 
     @property
     def engine(self) -> str:
-        """What runs them, after any fallback."""
         return self.loop.description
 
     @property
     def num_taken(self) -> int:
-        """Rows with a member."""
         return sum(member is not None for member in self.rows)
 
     def free_row(self) -> int | None:
-        """A row without a member."""
         return next((row for row, member in enumerate(self.rows) if member is None), None)
 
     def place(self, row: int, progress: Progress) -> None:
-        """Put a member on a row, where it begins or goes on."""
         train, variant, group = self._config.train, progress.member.variant, self.group
         model = prepare_template(self._config.of(variant).model, variant.seed)
         group.place(row, model, self._config.of(variant).optimizer, variant.seed)
@@ -121,7 +116,6 @@ class Cohort:
         self._ends[row] = math.inf if train.steps is None else train.steps
 
     def state_of(self, row: int) -> dict[str, Any]:
-        """Everything that a row's member needs to go on."""
         progress = self.rows[row]
         assert progress is not None
         scheduler = progress.scheduler
@@ -133,7 +127,6 @@ class Cohort:
         }
 
     def take(self, row: int) -> Progress:
-        """Take a member off its row."""
         progress = self.rows[row]
         assert progress is not None
         self.rows[row] = None
@@ -209,14 +202,12 @@ class Cohort:
         return [[b if s == kind else None for b, s in zip(batches, shapes, strict=True)] for kind in kinds]
 
     def is_over(self, row: int, progress: Progress) -> bool:
-        """Whether a member has had all of its rounds."""
         if progress.round >= self._ends[row]:
             return True
         stream = self.feed.streams[row]
         return stream is not None and stream.rounds_left(1) == 0
 
     def is_finite(self, row: int) -> bool:
-        """Whether the weights of a row's member are."""
         return bool(torch.isfinite(self.group.matrix.weights_of(row).sum()))
 
     def epochs(self, row: int) -> float:
@@ -233,7 +224,6 @@ class Cohort:
         return mean_of([torch.cat(losses)]) if losses else math.nan
 
     def last_loss(self, progress: Progress) -> float:
-        """Of the last round, for a scheduler that asks for it."""
         assert progress.losses is not None
         return float(progress.losses[-1][-1]) if isinstance(progress.scheduler, ReduceLROnPlateau) else math.nan
 
@@ -269,7 +259,6 @@ class Cohort:
         return values
 
     def export(self, row: int) -> None:
-        """Give the member of a row its model, and the one that was its best."""
         progress = self.rows[row]
         assert progress is not None
         progress.member.model = self.group.export_of(row)
@@ -286,11 +275,9 @@ class Cohort:
             )
 
     def lr(self, row: int) -> float:
-        """The learning rate of a row's member."""
         return float(self.group.optimizer.by_learner[row].param_groups[0]["lr"])
 
     def close(self) -> None:
-        """End the threads of the engine."""
         self.loop.close()
 
     def _restore(self, row: int, progress: Progress) -> None:

@@ -40,17 +40,14 @@ class SweepConfig:
 
     @property
     def num_members(self) -> int:
-        """How many there are."""
         return len(self.variants)
 
     @property
     def has_learners(self) -> bool:
-        """Whether each of its members has several."""
         return self.train.num_learners not in (1, "auto")
 
     @property
     def halving(self) -> Halving | None:
-        """The rule by which the worse part of members ends."""
         return next((rule for rule in self.stop if isinstance(rule, Halving)), None)
 
     @property
@@ -77,7 +74,6 @@ class SweepConfig:
         return self._own[variant.name]
 
     def best_of(self, progress: Progress) -> BestEvaluation:
-        """The best evaluation of a member so far."""
         return BestEvaluation(self.rules, self.train.validation.metrics, progress.best)
 
     def run_dir_of(self, variant: Variant) -> Path | None:

@@ -61,7 +61,6 @@ def cross_validate(
 
 
 def fold_variants(data: Any, count: Any, seeds: Any, stratify: bool | None) -> list[Variant]:
-    """The members of a cross-validation."""
     if not isinstance(seeds, Iterable):
         raise SettingError(f"seeds must be a list of seeds, got {seeds!r}; give for instance range(4)")
     seeds = list(seeds)  # which every fold is trained with

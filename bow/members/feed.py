@@ -43,11 +43,9 @@ class MemberFeed:
         self.streams: list[BatchStream | None] = [None] * rows
 
     def put(self, row: int, stream: BatchStream | None) -> None:
-        """Give a row a stream; None: it sits out."""
         self.streams[row] = stream
 
     def state_of(self, row: int) -> Mapping[str, Any]:
-        """Where a row's stream is."""
         stream = self.streams[row]
         assert stream is not None
         return stream.state_dict()
@@ -109,7 +107,6 @@ class SharedSamples:
         self._beginning: dict[Any, BatchStream] = {}  # streams that nothing was dealt from
 
     def open(self, config: SweepConfig, variant: Variant) -> BatchStream:
-        """The stream of a member that begins."""
         if config.batches == "own":
             return self._open(config, variant)
         key = (id(variant.train_on), config.of(variant).batch_size)

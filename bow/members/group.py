@@ -37,34 +37,28 @@ class MemberOptimizers:
 
     @property
     def by_learner(self) -> list[Optimizer]:
-        """The optimizer of each row."""
         return [row.optimizer for row in self._rows]
 
     def tensors_of(self, learner: int) -> list[Tensor]:
-        """The parts of a row that its optimizer steps."""
         return self._rows[learner].tensors_of(0)
 
     def place(self, row: int, optimizer: Optimizer) -> None:
-        """Bind a row to an optimizer with fresh state, which was made for the model that the row is of."""
         made = OptimizerRows(optimizer, self._layout, self._matrix, first=row)
         made.add_learner()
         self._rows[row : row + 1] = [made]
 
     def step(self, stepping: Sequence[bool] | None = None) -> None:
-        """Update the rows that are `stepping`."""
         for row, steps in enumerate([True] * len(self._rows) if stepping is None else stepping):
             if steps:
                 self._rows[row].step()
 
     def reset(self, learner: int) -> None:
-        """Give a row fresh optimizer state."""
         self._rows[learner].reset(0)
 
     def add_learner(self) -> None:
         """Nothing: a row gets its optimizer when a member is placed there."""
 
     def state_of(self, learner: int) -> dict[str, Any]:
-        """Copies of a row's settings and state."""
         row = self._rows[learner]
         states = [
             {name: on_cpu(value) if isinstance(value, Tensor) else value for name, value in state.items()}
@@ -73,7 +67,6 @@ class MemberOptimizers:
         return {"settings": row.settings, "states": states}
 
     def load(self, learner: int, state: dict[str, Any]) -> None:
-        """Take over what `state_of` gave."""
         self._rows[learner].load(state["settings"], [copy.deepcopy(state["states"])])
 
 
@@ -106,7 +99,6 @@ class MemberGroup(LearnerGroup):
 
     @torch.no_grad()
     def place(self, row: int, model: nn.Module, optimizer: OptimizerFactory, seed: int) -> None:
-        """Put a member on a row, at its beginning."""
         self._check_alike(model)
         self.layout.fill(self.matrix.weights_of(row).zero_(), model)
         module = self.learners[row].module
@@ -126,7 +118,6 @@ class MemberGroup(LearnerGroup):
         self.seeds[row], self.own_rounds[row] = seed, 0
 
     def state_of(self, row: int) -> dict[str, Any]:
-        """Everything that a row's member is, on the CPU."""
         module = self.learners[row].module
         return {
             "weights": on_cpu(self.matrix.weights_of(row)),
@@ -137,7 +128,6 @@ class MemberGroup(LearnerGroup):
 
     @torch.no_grad()
     def load_state_of(self, row: int, state: dict[str, Any]) -> None:
-        """Take over what `state_of` gave for a member that has been placed on the row."""
         module = self.learners[row].module
         self.matrix.weights_of(row).copy_(state["weights"])
         load_buffers(module, state["buffers"])
@@ -146,7 +136,6 @@ class MemberGroup(LearnerGroup):
         self.optimizer.load(row, state["optimizer"])
 
     def new_central(self) -> nn.Module:
-        """A model in evaluation mode for `central_of`."""
         return replicate(self.template, self.layout, torch.zeros_like(self.matrix.z), self.device).eval()
 
     @torch.no_grad()
@@ -161,7 +150,6 @@ class MemberGroup(LearnerGroup):
         return central
 
     def export_of(self, row: int) -> nn.Module:
-        """A row's model as a plain module: storage of its own, evaluation mode, on the CPU."""
         return self._exported(self.central_of(row))
 
     def _own_module(self, row: Tensor) -> nn.Module:
@@ -197,7 +185,6 @@ def fixed_values(model: nn.Module) -> dict[str, Any]:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Whether two values are one, or alike."""
     if one is other:
         return True
     if type(one) is not type(other):

@@ -112,7 +112,6 @@ def train_together(
 
 
 def side_by_side(configs: Sequence[TrainConfig]) -> str:
-    """What is said of trainings that are members."""
     return f"{len(configs)} runs side by side, one learner each"
 
 

@@ -94,16 +94,13 @@ class SweepLoop:
 
     @property
     def throughput(self) -> float:
-        """Training samples per second of all members together."""
         return self._num_samples / max(self._train_s, 1e-9)
 
     @property
     def interrupted_by(self) -> int | None:
-        """The signal that the sweep was asked to end by."""
         return self._interruption.signal
 
     def go(self) -> None:
-        """Train all members."""
         try:
             self._progress.begin([*self._queue, *self._paused])
             with self._interruption.watched():
@@ -123,7 +120,6 @@ class SweepLoop:
                 self._config.search.tell(progress.member)
 
     def _open(self) -> Cohort:
-        """The rows for the first member that waits and those of its kind."""
         first = self._queue[0]
         alike = [each for each in self._queue if each.kind == first.kind]
         if self._cohort is not None and self._cohort_kind == first.kind:
@@ -177,7 +173,6 @@ class SweepLoop:
         self._train_s += time.perf_counter() - began
 
     def _fill(self, cohort: Cohort) -> None:
-        """Give free rows to members that wait."""
         while (row := cohort.free_row()) is not None:
             index = next((i for i, each in enumerate(self._queue) if each.kind == self._cohort_kind), None)
             if index is None:
@@ -231,7 +226,6 @@ class SweepLoop:
     def _end_epoch(
         self, cohort: Cohort, row: int, progress: Progress, epoch: float, values: Mapping[str, float], is_over: bool
     ) -> None:
-        """Record a member's epoch, step its scheduler, and see whether it goes on."""
         member = progress.member
         last = member.history[-1]["round"] if member.history else -1
         if last != progress.round:
@@ -265,7 +259,6 @@ class SweepLoop:
         return None
 
     def _end(self, cohort: Cohort, row: int, why: str | None) -> None:
-        """A member has ended: its model is exported and written, and its row is free."""
         cohort.loop.catch_up()
         cohort.export(row)
         self._ended(cohort.take(row), why)
@@ -299,7 +292,6 @@ class SweepLoop:
         return bool(self._queue)
 
     def _count(self, progress: Progress) -> None:
-        """A member has ended."""
         self._num_samples += progress.samples
         self._directory.save_member(progress.member, self.engine)
         self._directory.log_member(progress.member, self.engine, has_ended=True)
@@ -340,7 +332,6 @@ class SweepLoop:
         self._timer.wrote(began, time.perf_counter())
 
     def _put_back(self, cohort: Cohort) -> None:
-        """Take members off their rows that have not ended."""
         for row, progress in enumerate(cohort.rows):
             if progress is not None:
                 cohort.export(row)
@@ -348,7 +339,6 @@ class SweepLoop:
 
 
 def held_out(data: Any, indices: Any) -> Any:
-    """Some of the training data, to be evaluated on."""
     if type(data) is TensorDataset:
         data = data.tensors
     if isinstance(data, Dataset):

@@ -28,7 +28,6 @@ class RayLoop(SweepLoop):
     """A sweep whose members train on the workers of a Ray cluster, some of them side by side on each."""
 
     def _train(self) -> None:
-        """Train all members that wait."""
         import ray
 
         if not ray.is_initialized():
@@ -76,7 +75,6 @@ class RayLoop(SweepLoop):
         return self._directory.path.absolute() / PARTS / f"{numbers[0]:03d}_{zlib.crc32(repr(numbers).encode()):08x}"
 
     def _take(self, part: Sequence[Progress], sweep: Sweep) -> None:
-        """A part has been trained."""
         later = self.elapsed_s - sweep.seconds
         self.engine, self.at_once = sweep.engine, max(self.at_once, sweep.at_once)
         for progress, other in zip(part, sweep.members, strict=True):

@@ -51,7 +51,6 @@ class SweepProgress(ProgressBar):
         self._batch_size: int | None = None
 
     def begin(self, waiting: Sequence[Progress]) -> None:
-        """Show the bar."""
         if not self.enabled or not self._console.is_terminal:
             return
         train = self._config.train
@@ -66,11 +65,9 @@ class SweepProgress(ProgressBar):
 
     @property
     def is_due(self) -> bool:
-        """Whether the bar is to be drawn anew, a few times a second."""
         return self._live is not None and time.perf_counter() - self._shown_at >= EVERY_S
 
     def show(self, training: Sequence[Progress], waiting: Sequence[Progress]) -> None:
-        """Where the sweep is."""
         if self._live is None:
             return
         self._shown_at = now = time.perf_counter()
@@ -82,7 +79,6 @@ class SweepProgress(ProgressBar):
         self._live.below = fitted(["  ".join(counts), *self._best()], WIDTH)
 
     def ended(self, member: Member, elapsed_s: float) -> None:
-        """A line for a member that has ended."""
         self._ended.add(member.number)
         values = [f"{name} {metric_text(name, value)}" for name, value in sorted_metrics(member)]
         loss = metric_text("loss", member.value("train_loss"))
@@ -98,7 +94,6 @@ class SweepProgress(ProgressBar):
         self.say(fitted_by_rank(parts, WIDTH))
 
     def last(self, elapsed_s: float, samples_per_s: float) -> None:
-        """The last line: the best member, and how long all took."""
         best = self._best()
         count = len(self._members)
         of = f"{count}" if len(self._ended) == count else f"{len(self._ended)} of {count}"
@@ -109,7 +104,6 @@ class SweepProgress(ProgressBar):
         self.say(line if len(line) <= WIDTH else "\n".join(both))
 
     def close(self) -> None:
-        """Take the bar away."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -141,7 +135,6 @@ class SweepProgress(ProgressBar):
         return "at most " if self._config.stop or self._config.train.validation.target else ""
 
     def _best(self) -> list[str]:
-        """The best member so far, with its value."""
         begun = [member for member in self._members if member.history and member.stopped != "diverged"]
         if not begun:
             return []
@@ -157,11 +150,9 @@ def sorted_metrics(member: Member) -> list[tuple[str, float]]:
 
 
 def is_over(member: Member, config: SweepConfig) -> bool:
-    """Whether a member has been through all of its training."""
     return member.model is not None and member.stopped is None and bool(member.history)
 
 
 def fitted(parts: Sequence[str], width: int) -> str:
-    """Parts with space between them, cut off at the width."""
     line = "   ".join(parts)
     return line if len(line) <= width else f"{line[: width - 1]}\N{HORIZONTAL ELLIPSIS}"

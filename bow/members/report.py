@@ -43,17 +43,14 @@ ENDED = {
 
 
 def is_sweep(directory: RunDirectory) -> bool:
-    """Whether this is the directory of a sweep."""
     return isinstance(directory.read_config().get("variants"), list)
 
 
 def open_report(directory: RunDirectory) -> Report:
-    """What the report of a run or a sweep shows."""
     return SweepReport.read(directory) if is_sweep(directory) else Report.read(directory)
 
 
 def write_sweep_report(directory: RunDirectory) -> Path:
-    """Write `report.html` into the directory of a sweep, finished or not, from what is in it."""
     return write_page(directory.report_path, "sweep.html", run=SweepReport.read(directory))
 
 
@@ -66,7 +63,6 @@ class SweepReport(Report):
 
     @classmethod
     def read(cls, directory: RunDirectory) -> "SweepReport":
-        """Read the directory of a sweep."""
         config = dict(directory.read_config())
         variants = config.pop("variants")
         if not variants or not all(isinstance(each, Mapping) and "name" in each for each in variants):
@@ -91,7 +87,6 @@ class SweepReport(Report):
 
     @property
     def state(self) -> str:
-        """Whether all members have ended."""
         is_over = [bool(member.history) or member.stopped is not None for member in self.sweep]
         if any(member.stopped == "interrupted" for member in self.sweep) or (self.end and not all(is_over)):
             return "interrupted"
@@ -99,7 +94,6 @@ class SweepReport(Report):
 
     @property
     def summary(self) -> dict[str, str]:
-        """The same as of a run; the result is the best member's."""
         sweep, name = self.sweep, self.sweep.metric
         told, of = super().summary, f"/{self.start['epochs']}" if self.start.get("epochs") else ""
         own = {"learners": f"{len(sweep.members)} members", "engine": sweep.engine}
@@ -112,7 +106,6 @@ class SweepReport(Report):
 
     @property
     def headline(self) -> list[str]:
-        """What was trained, and how, in a few words each."""
         model, sweep = self.start.get("model", ""), self.sweep
         if is_number(self.start.get("parameters")):
             model += f", {count_text(self.start['parameters'])} parameters"
@@ -121,7 +114,6 @@ class SweepReport(Report):
 
     @property
     def tiles(self) -> list[ResultTile]:
-        """The results."""
         sweep, name = self.sweep, self.sweep.metric
         best = sweep.best
         tiles = [ResultTile(metric_text(name, best.value(name)), f"best {_words(name)}", best.name)]
@@ -141,7 +133,6 @@ class SweepReport(Report):
 
     @property
     def charts(self) -> list[Chart]:
-        """The curves of all members, the best one in front; and values by each setting that is a number."""
         name = self.sweep.metric
         has_loss = any("loss" in member.metrics for member in self.sweep)
         drawn = [] if name == "loss" else [self._curves(name, name)]
@@ -153,7 +144,6 @@ class SweepReport(Report):
 
     @property
     def decisions(self) -> dict[str, str]:
-        """The record of the start, and how the members ran."""
         ran = {"engine": self.sweep.engine, "side by side": str(self.sweep.at_once)} if self.sweep.at_once else {}
         hidden = ("metrics", *ran)
         return {**{name: text for name, text in super().decisions.items() if name not in hidden}, **ran}
@@ -179,7 +169,6 @@ class SweepReport(Report):
 
     @property
     def comparisons(self) -> list[tuple[str, list[list[str]]]]:
-        """By setting that varies, its paired differences."""
         made = []
         for setting in self.sweep.varying:
             if setting == FOLD:
@@ -285,7 +274,6 @@ class SweepReport(Report):
 
 
 def _member(number: int, values: dict[str, Any], path: Path) -> Member:
-    """A member as its folder has it."""
     name, seed = str(values.pop("name")), values.pop("seed", 0)
     folder = RunDirectory(Path(values.pop(FOLDER, None) or path / MEMBERS / folder_of(number, name)))
     member = Member(number, Variant(seed=seed, settings=values, name=name), folder.path)

@@ -56,7 +56,6 @@ _PARTS: dict[str, type | tuple[type, ...]] = {
 
 
 def folder_of(number: int, name: str) -> str:
-    """A member's folder, after its name."""
     return f"{number:03d}_{re.sub(r'[^A-Za-z0-9._=-]+', '_', name)[:80]}"
 
 
@@ -81,11 +80,9 @@ class SweepDirectory:
 
     @property
     def path(self) -> Path:
-        """Where it is."""
         return self.directory.path
 
     def save_member(self, member: Member, engine: str) -> None:
-        """Write a member's settings, records and model, whole."""
         try:
             member.run_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -110,7 +107,6 @@ class SweepDirectory:
                 warnings.warn(f"{own.best_path} cannot be written ({problem}); the last model is there", stacklevel=2)
 
     def log_member(self, member: Member, engine: str, *, has_ended: bool = False) -> None:
-        """Give what is new of a member to the loggers that are its own."""
         if not self._loggers:
             return
         loggers, told = self._own.get(member.number, ([], 0))
@@ -148,18 +144,15 @@ class SweepDirectory:
         return [start, *member.history, {"kind": "end", **known, **member.metrics}]
 
     def log(self, record: Record) -> None:
-        """Add a record of the whole sweep."""
         self._records.log(record)
 
     def close(self) -> None:
-        """Close the file of records, and the loggers of members that have not ended."""
         for number in list(self._own):
             self._close(number)
         for logger in (self._records, *map(SafeLogger, self._loggers)):
             logger.close()
 
     def write_table(self, members: Sequence[Member]) -> None:
-        """Write a row for each member: settings, epochs, values, why it ended."""
         rows = [
             {
                 "name": member.name,
@@ -178,7 +171,6 @@ class SweepDirectory:
     def save_checkpoint(
         self, number: int, waiting: Sequence[Progress], members: Sequence[Member], elapsed_s: float
     ) -> None:
-        """Write where all members are; those that have ended are in their folders."""
         under_way = {each.member.number: each for each in waiting}
         states = []
         for member in members:
@@ -208,7 +200,6 @@ class SweepDirectory:
         save_checkpoint(self.directory.checkpoints, number, state)
 
     def load_checkpoint(self, resume: str | Path | None) -> dict[str, Any] | None:
-        """The newest checkpoint; None to start from the beginning."""
         folder = self.directory.checkpoints
         state = open_checkpoint(resume, self.path, _PARTS)
         if state is None:

@@ -82,7 +82,6 @@ Stop = StopRule | Halving
 
 
 def check_stop(stop: Any) -> Sequence[Stop]:
-    """The rules by which members end, of which at most one halves."""
     rules = check_rules(stop, Stop, "bow.EarlyStopping, bow.Halving")
     if sum(isinstance(rule, Halving) for rule in rules) > 1:
         raise SettingError("stop has two rules of halving; give one")

@@ -157,7 +157,6 @@ def sweep(
 
 
 def run_sweep(config: SweepConfig) -> Sweep:
-    """Train the members that a config describes."""
     begin_to_compute("bow.sweep")
     config = _checked(config)
     train = config.train
@@ -204,7 +203,6 @@ def run_sweep(config: SweepConfig) -> Sweep:
 
 
 def _loop_of(config: SweepConfig) -> type[SweepLoop]:
-    """What trains the members."""
     if config.cluster is not None:
         from bow.members.on_ray import RayLoop
 
@@ -230,7 +228,6 @@ def _first_of(search: MemberSearch, run: Run) -> list[Variant]:
 
 
 def _ask(config: SweepConfig, members: list[Member], path: Path) -> Progress | None:
-    """Ask the search for a further member, and check it."""
     assert config.search is not None
     proposed = config.search.ask()
     if proposed is None:
@@ -344,7 +341,6 @@ def _directory(config: SweepConfig, lock: RunLock) -> SweepDirectory:
 
 
 def _settings(config: SweepConfig) -> dict[str, Any]:
-    """What the run directory holds of the settings."""
     return {
         **config.train.as_settings(),
         "variants": _listed(config),
@@ -366,7 +362,6 @@ def _listed(config: SweepConfig) -> list[dict[str, Any]]:
 
 
 def _start(config: SweepConfig, device: torch.device | StreamDevice, directory: SweepDirectory) -> Record:
-    """The record of a sweep's start."""
     train, first = config.train, config.variants[0]
     model = prepare_template(config.of(first).model, first.seed)
     return {
@@ -388,7 +383,6 @@ def _start(config: SweepConfig, device: torch.device | StreamDevice, directory: 
 
 
 def _end(loop: SweepLoop) -> list[Record]:
-    """The records of its end."""
     return [
         {"kind": "members", "time_s": loop.elapsed_s, "engine": loop.engine, "at_once": loop.at_once},
         {"kind": "end", "time_s": loop.elapsed_s, "seconds": loop.elapsed_s, "samples_per_s": loop.throughput},

@@ -51,7 +51,6 @@ class TrainingsLoop(SweepLoop):
             self._directory.save_checkpoint(self._num_rounds, waiting, self._members, self.elapsed_s)
 
     def _config_of(self, progress: Progress) -> TrainConfig:
-        """The training that a member is."""
         variant, own = progress.member.variant, RunDirectory(progress.member.run_dir)
         train, part = self._config.of(variant), _Part(self._config.rules, lambda run: self._epoch_ended(progress, run))
         validation = train.validation
@@ -111,6 +110,5 @@ class _Part:
                 self.metric, self.higher_is_better = rule.metric, rule.higher_is_better
 
     def on_train_end(self, run: TrainingLoop, result: Result) -> None:
-        """Write what it takes to go on."""
         if result.stopped in (RUNG, INTERRUPTED) and (state := run.state()) is not None:
             save_checkpoint(RunDirectory(run.run_dir).checkpoints, run.round, state)

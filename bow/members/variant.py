@@ -80,12 +80,10 @@ class Variant:
         return own
 
     def make_optimizer(self, base: OptimizerFactory) -> OptimizerFactory:
-        """Its factory: its own or the sweep's, with its settings."""
         factory = self.optimizer or base
         return functools.partial(factory, **self.settings) if self.settings else factory
 
     def make_model(self, model: nn.Module | ModelFactory) -> nn.Module | Callable[[], nn.Module]:
-        """Its model, or what makes it."""
         if not self.model:
             return model
         if isinstance(model, nn.Module):
@@ -223,7 +221,6 @@ def folds(num_samples: int, count: int, *, seed: int = 0, labels: Tensor | None 
 
 
 def check_indices(name: str, indices: Any, num_samples: int) -> Tensor:
-    """Refuse what are no numbers of samples."""
     try:
         made = torch.as_tensor(indices).flatten()
     except (TypeError, ValueError, RuntimeError) as error:

@@ -7,7 +7,6 @@ UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
 def count_text(value: float) -> str:
-    """A count with its thousands apart."""
     return f"{value:,.0f}"
 
 

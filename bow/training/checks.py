@@ -104,7 +104,6 @@ def engine_for(engine: Engine, rounds: int | None, place: torch.device | StreamD
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    """The device for `"auto"`, `"cpu"`, `"cuda"` or `"cuda:N"`."""
     prepare_environment()  # before CUDA is asked for anything
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -248,12 +248,10 @@ class PartitionLearners:
         self._runtime.gather_into(self.central)
 
     def export(self) -> nn.Module:
-        """The central model as a plain module of its own, in evaluation mode, on the CPU; all devices ask for it."""
         self.settle()
         return copy.deepcopy(self.central).cpu()
 
     def training_state(self) -> dict[str, Any] | None:
-        """What all devices need to go on exactly, with the same strategy; rank 0 gets it, and the others None."""
         on_cpu = tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), self._runtime.state())
         devices = self.world.gather(on_cpu)
         if devices is None:
@@ -279,7 +277,6 @@ class PartitionLearners:
         return self._runtime.timeline()
 
     def _mismatch(self, state: Mapping[str, Any]) -> str | None:
-        """Why a state cannot be loaded here, in a sentence; None where it can."""
         if state.get("version") != STATE_VERSION:
             return "the checkpoint is of a training without this strategy; resume with bow.train, or start anew"
         if state["strategy"] != self._placed.strategy.to_json() or len(state["devices"]) != self.world.size:
