@@ -189,7 +189,7 @@ def compare(task: Task) -> Comparison:
     _begin(task)
     pair = PAIRS[task.pair]
     replicas_config, opened = _prepare(pair)
-    request = make_request("auto", "auto", False, opened, 1, epochs=1, steps=1)
+    request = make_request(replicas_config, opened, 1, steps=1)
     settings = everything(min(task.most, request.most), task.threads)
     trials = Trials(replicas_config, opened.feed())
     try:
@@ -220,10 +220,10 @@ def calibrate(task: Task, steps: int) -> Calibrated:
     _begin(task)
     pair = PAIRS[task.pair]
     replicas_config, opened = _prepare(pair)
-    request = make_request("auto", "auto", False, opened, 1, epochs=1, steps=steps)
+    request = make_request(replicas_config, opened, 1, steps=steps)
     request = replace(request, most=min(task.most, request.most))
     began = time.perf_counter()
-    tuned = tune(request, replicas_config, opened, Tuner(cache=False), loss=pair.workload.loss, rule=1, say=_nothing)
+    tuned = tune(request, opened, Tuner(cache=False), loss=pair.workload.loss, say=_nothing)
     return calibrated_from(tuned, time.perf_counter() - began)
 
 

@@ -44,65 +44,54 @@ class Request:
     most: int  # as many learners as the data leave room for, if that is left open
     samples: float | None  # how many the training will see; None where that is unknown
     rounds: int | None  # how many the training will have with the rule's number of learners; None where that is unknown
+    rule: int  # how many learners the rule of thumb gives
+    replicas: ReplicasConfig  # what learners are made of
 
     @property
     def is_open(self) -> bool:
         return self.engine == "auto" or self.learners == "auto"
 
 
-def lanes(
-    request: Request, replicas_config: ReplicasConfig, trials: Trials, rule: int | None = None
-) -> list[Candidate]:
+def lanes(request: Request, trials: Trials) -> list[Candidate]:
     """Everything that may be tried; a learning task is captured to know whether it has been compiled before."""
-    if replicas_config.on_cpu:
-        engines = ENGINES_CPU
-    else:
-        engines = tuple(name for name in ENGINES_CUDA if not replicas_config.task.engine.offload or name in OFFLOADING)
-    if replicas_config.task.engine.accumulate > 1:
+    engine = request.replicas.task.engine
+    engines = ENGINES_CPU if request.replicas.on_cpu else ENGINES_CUDA
+    if engine.offload and not request.replicas.on_cpu:
+        engines = tuple(name for name in engines if name in OFFLOADING)
+    if engine.accumulate > 1:
         engines = tuple(name for name in engines if name != "fused")
     if request.engine != "auto":
         engines = (request.engine,)
-    found: list[Candidate] = []
-    for engine in engines:
-        counts = _counts(request, replicas_config, engine)
-        if counts:
-            found += _of_engine(engine, counts, request, replicas_config, trials, rule)
-    return found
+    counts = {name: _counts(request, name) for name in engines}
+    return [each for name in engines if counts[name] for each in _of_engine(name, counts[name], request, trials)]
 
 
-def _counts(request: Request, replicas_config: ReplicasConfig, engine: str) -> tuple[int, ...]:
-    if request.learners != "auto":
-        return (
-            (request.learners,) if replicas_config.most_learners(engine, request.learners) == request.learners else ()
-        )
-    if replicas_config.on_cpu and engine == "eager" and request.engine == "auto":
+def _counts(request: Request, engine: str) -> tuple[int, ...]:
+    replicas, learners = request.replicas, request.learners
+    if learners != "auto":
+        return (learners,) if replicas.most_learners(engine, learners) == learners else ()
+    if replicas.on_cpu and engine == "eager" and request.engine == "auto":
         return (1,)  # in turn, on all threads: further learners would only add rounds of averaging
-    most = replicas_config.most_learners(engine, most_tried(request, replicas_config))
+    most = replicas.most_learners(engine, most_tried(request))
     return doubling(most) if most else ()
 
 
-def most_tried(request: Request, replicas_config: ReplicasConfig) -> int:
-    wanted = max(MOST_CPU, MOST_PER_CORE * len(available_cores())) if replicas_config.on_cpu else MOST_CUDA
+def most_tried(request: Request) -> int:
+    wanted = max(MOST_CPU, MOST_PER_CORE * len(available_cores())) if request.replicas.on_cpu else MOST_CUDA
     return min(wanted, request.most)
 
 
-def _of_engine(
-    engine: str,
-    counts: tuple[int, ...],
-    request: Request,
-    replicas_config: ReplicasConfig,
-    trials: Trials,
-    rule: int | None,
-) -> Iterator[Candidate]:
-    threads = torch.get_num_threads() if replicas_config.on_cpu else 1
+def _of_engine(engine: str, counts: tuple[int, ...], request: Request, trials: Trials) -> Iterator[Candidate]:
+    on_cpu, model = request.replicas.on_cpu, request.replicas.model
+    threads = torch.get_num_threads() if on_cpu else 1
     compiled = Candidate(f"{engine}{COMPILED}", counts=counts, compile_s=COMPILE_S)
     if engine == "fused":
-        is_unfit = any(isinstance(module, UNFIT_FOR_FUSED) for module in replicas_config.model.modules())
-        if request.engine != "auto" or not replicas_config.on_cpu or not is_unfit:
-            gain = FUSED_GAIN if num_trainable(replicas_config.model) <= FUSED_PARAMETERS else 1.0
+        is_unfit = any(isinstance(module, UNFIT_FOR_FUSED) for module in model.modules())
+        if request.engine != "auto" or not on_cpu or not is_unfit:
+            gain = FUSED_GAIN if num_trainable(model) <= FUSED_PARAMETERS else 1.0
             lane = Candidate(engine, threads, counts, compile_s=FUSED_COMPILE_S, compiles_each=True, expected_gain=gain)
-            yield replace(lane, start=rule)
-    elif engine == "graph" and replicas_config.on_cpu:
+            yield replace(lane, start=request.rule)
+    elif engine == "graph" and on_cpu:
         build_s = 0.0 if is_built() else BUILD_S
         if not request.compile:
             yield Candidate(engine, counts=counts, compile_s=build_s)

@@ -61,10 +61,8 @@ def _commit() -> str | None:
         return None
 
 
-def describe(
-    request: Request, replicas_config: ReplicasConfig, opened: DataSource, tuner: Tuner, loss: Callable[..., Any]
-) -> Any:
-    task = replicas_config.task
+def describe(request: Request, opened: DataSource, tuner: Tuner, loss: Callable[..., Any]) -> Any:
+    replicas_config, task = request.replicas, request.replicas.task
     return {
         "recipe": RECIPE,
         "model": [_text(replicas_config.model), *_tensors(replicas_config.model), *_forwards(replicas_config.model)],

@@ -139,8 +139,9 @@ def lr_range_test(
     given: dict[str, Any] = {"learners": 1, "engine": "eager", **settings}
     config = TrainConfig(model=model, data=data, loss=loss, steps=rounds, on_nan="continue", **given)
     prepared = prepare(config, lambda count: None)
-    learners = prepared.rule if prepared.learners == "auto" else prepared.learners
-    replicas = prepared.replicas_config.build(prepared.engine, learners, compile=config.engine.compile)
+    request = prepared.request
+    learners = request.rule if request.learners == "auto" else request.learners
+    replicas = request.replicas.build(request.engine, learners, compile=request.compile)
     groups = replicas.optimizer.param_groups
     largest = max(float(group["lr"]) for group in groups)
     shares = [float(group["lr"]) / largest if largest else 1.0 for group in groups]

@@ -62,15 +62,13 @@ class Checked:
             warnings.warn(f"{FILE} cannot be written ({disk_reason(error)}); the training goes on", stacklevel=2)
 
 
-def check_speed(
-    replicas_config: ReplicasConfig, placed: Placed, batch: Batch, group: ProcessGroup, world: World
-) -> Checked | None:
+def check_speed(replicas_config: ReplicasConfig, placed: Placed, group: ProcessGroup, world: World) -> Checked | None:
     """Time a strategy beside data parallelism, if it is another, on copies; all processes ask for it."""
     captured, strategy = placed.captured, placed.strategy
     data = Partition(captured.graph.hash, data_parallel(captured.graph, RULES, world.size))
     if world.size == 1 or strategy == data:
         return None
-    batch = world.broadcast(batch)  # the same for all, whatever their data have dealt
+    batch = world.broadcast(placed.example)  # the same for all, whatever their data have dealt
     all_devices = group if strategy.learners == 1 else ProcessGroup(group.device)
     own = _runtime(captured, strategy, replicas_config, group)
     other = _runtime(captured, data, replicas_config, all_devices)
@@ -187,12 +185,12 @@ def train_by(partition: Partition, model: Any, data: Any, *, check: bool, **sett
 
 
 def place_learners(
-    config: TrainConfig, replicas_config: ReplicasConfig, placed: Placed, batch: Batch, world: World, *, checks: bool
+    config: TrainConfig, replicas_config: ReplicasConfig, placed: Placed, world: World, *, checks: bool
 ) -> tuple[PartitionLearners, Callable[[Path], None] | None]:
     """Make the learner of this process, and what writes the comparison with data parallelism, if one was made."""
     device = replicas_config.device
     group = ProcessGroup(device, placed.strategy.learners)  # type: ignore[arg-type]
-    checked = check_speed(replicas_config, placed, batch, group, world) if checks and config.check_partition else None
+    checked = check_speed(replicas_config, placed, group, world) if checks and config.check_partition else None
     note = f"partition: {checked.summary}" if checked is not None and world.leads else None
     return PartitionLearners(
         replicas_config, placed, group, world, note=note

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,12 +12,14 @@ from bow.devices import StreamDevice
 from bow.engines import choose_learners
 from bow.observe import ProgressBar
 from bow.replicas import prepare_template
+from bow.training.candidates import Request
 from bow.training.checks import all_labels, check_evaluate_every, check_first_batch, choose_devices
 from bow.training.config import TrainConfig
 from bow.training.data_source import DataSource, check_round
 from bow.training.epoch import MOST_LOST
 from bow.training.evaluation import Evaluator
 from bow.training.replicas_config import ReplicasConfig
+from bow.training.tuning import make_request
 
 if TYPE_CHECKING:
     from bow.training.partition_learners import Placed
@@ -33,10 +35,7 @@ class Prepared:
     job: WorkerJob | None  # what other processes are to run; None where this one starts none
     opened: DataSource
     evaluator: Evaluator | None
-    replicas_config: ReplicasConfig
-    engine: str
-    learners: int | Literal["auto"]
-    rule: int  # how many learners the rule of thumb gives
+    request: Request
     placed: "Placed | None"
 
 
@@ -96,17 +95,6 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
             engine = "graph"
             if learners == "auto":
                 learners = rule = 1
+    request = make_request(replicas_config, opened, rule, engine, learners, epochs=config.epochs, steps=config.steps)
     place = device.torch_device if isinstance(device, StreamDevice) else device
-    return Prepared(
-        config=config,
-        place=place,
-        count=count,
-        job=job,
-        opened=opened,
-        evaluator=evaluator,
-        replicas_config=replicas_config,
-        engine=engine,
-        learners=learners,
-        rule=rule,
-        placed=placed,
-    )
+    return Prepared(config, place, count, job, opened, evaluator, request, placed)

@@ -43,7 +43,6 @@ from bow.training.tuning import (
     balanced,
     build,
     check_tuner,
-    make_request,
     most_while_training,
     part_of_training,
     tune,
@@ -189,7 +188,7 @@ def run_training(config: TrainConfig) -> Result:
             started_with = state["started_with"]
         unit, steps = _scheduler_steps(config, prepared.opened.stream, replicas, state or {})
         check_scheduler_lasts(scheduler, steps, unit)
-        name = type(prepared.replicas_config.model).__name__.lower()
+        name = type(prepared.request.replicas.model).__name__.lower()
         directory, fresh = _made_directory(path, name, goes_on, config, world, lock)
         if made.save is not None and world.leads:
             made.save(directory.path)
@@ -238,42 +237,30 @@ class MadeLearners:
 
 
 def _made_learners(prepared: Prepared, state: dict[str, Any] | None, world: World, shown: ProgressBar) -> MadeLearners:
-    config, replicas_config, opened = prepared.config, prepared.replicas_config, prepared.opened
-    request = make_request(
-        prepared.engine,
-        prepared.learners,
-        config.engine.compile,
-        opened,
-        prepared.rule,
-        epochs=config.epochs,
-        steps=config.steps,
-    )
+    config, request, opened = prepared.config, prepared.request, prepared.opened
     tuner = check_tuner(config.tuner, request)
     if not world.is_one:
-        replicas_config = dataclasses.replace(replicas_config, is_several=True)
         request = part_of_training(request, world.size)
     if prepared.placed is not None:
         from bow.training.placed import place_learners
 
-        learners, save = place_learners(
-            config, replicas_config, prepared.placed, opened.example, world, checks=state is None
-        )
+        learners, save = place_learners(config, request.replicas, prepared.placed, world, checks=state is None)
         tuned = Tuned("auto", learners.learners, None, False, "given")
         return MadeLearners(learners, tuned, tuner, 0, save)
     if state is None:
         named = config.loss or config.step_or_loss
-        tuned = tune(request, replicas_config, opened, tuner, loss=named, rule=prepared.rule, say=shown.say)
-        tuned = without_spinning(tuned, replicas_config, shown.say)
+        tuned = tune(request, opened, tuner, loss=named, say=shown.say)
+        tuned = without_spinning(tuned, request.replicas, shown.say)
     else:
-        tuned = tuned_before(state, request, replicas_config, tuner)
+        tuned = tuned_before(state, request, tuner)
     tuned = balanced(tuned, request, world)
-    asked_for = None if prepared.learners == "auto" and tuned.source != "pinned" else tuned.learners
+    asked_for = None if request.learners == "auto" and tuned.source != "pinned" else tuned.learners
     own = tuned.learners if state is None else learners_to_resume(state, asked_for, world)
     in_all = sum(world.all_gather(own))
     rounds = config.steps if config.steps is not None else opened.stream.rounds_left(in_all)
-    replicas = build(tuned, replicas_config, rounds, world, learners=own)
+    replicas = build(tuned, request.replicas, rounds, world, learners=own)
     replicas.batches.reside(opened.stream)
-    most = 0 if config.is_per_round else most_while_training(tuned, request, replicas_config, tuner)
+    most = 0 if config.is_per_round else most_while_training(tuned, request, tuner)
     return MadeLearners(replicas, tuned, tuner, most)
 
 

@@ -69,45 +69,48 @@ class Tuned:
 
 
 def tune(
-    request: Request,
-    replicas_config: ReplicasConfig,
-    opened: DataSource,
-    tuner: Tuner,
-    *,
-    loss: Callable[..., Any],
-    rule: int,
-    say: Callable[[str], None],
+    request: Request, opened: DataSource, tuner: Tuner, *, loss: Callable[..., Any], say: Callable[[str], None]
 ) -> Tuned:
     """Find engine and number of learners, as far as they are left open."""
     if not request.is_open:
         assert request.learners != "auto"
         return Tuned(request.engine, request.learners, None, request.compile, "given")
-    signals = Signals(request.batch_size, replicas_config.sync) if tuner.objective == "goodput" else None
+    signals = _signals(request, tuner)
+    return dataclasses.replace(_found(request, opened, tuner, loss, say, signals), signals=signals)
+
+
+def _signals(request: Request, tuner: Tuner) -> Signals | None:
+    return Signals(request.batch_size, request.replicas.sync) if tuner.objective == "goodput" else None
+
+
+def _found(
+    request: Request,
+    opened: DataSource,
+    tuner: Tuner,
+    loss: Callable[..., Any],
+    say: Callable[[str], None],
+    signals: Signals | None,
+) -> Tuned:
     if tuner.pinned is not None:
-        return _from_setting(tuner.pinned, "pinned", f"pinned: {tuner.pinned}", signals)
+        return _from_setting(tuner.pinned, "pinned", f"pinned: {tuner.pinned}")
     cache = ChoiceCache(cache_folder() / "choices") if tuner.cache else None
-    description = describe(request, replicas_config, opened, tuner, loss)
-    if (
-        cache is not None
-        and (found := cache.find(description))
-        and (found.pinned or _fits(found.setting, replicas_config))
-    ):
-        if tuner.pin and not found.pinned:
-            cache.pin(description, found.setting)
-        return _from_choice(found, signals)
+    description = describe(request, opened, tuner, loss)
+    known = None if cache is None else cache.find(description)
+    if cache is not None and known is not None and (known.pinned or _fits(known.setting, request)):
+        if tuner.pin and not known.pinned:
+            cache.pin(description, known.setting)
+        return _from_choice(known)
     if request.rounds is not None and request.rounds < FEWEST_ROUNDS:
-        why = f"{request.rounds} rounds are too few to measure"
-        return _by_rule(request, replicas_config, rule, why, signals)
-    trials = Trials(replicas_config, opened.feed(), signals)
+        return _by_rule(request, f"{request.rounds} rounds are too few to measure")
+    trials = Trials(request.replicas, opened.feed(), signals)
     began = time.perf_counter()
     try:
-        tuned = _measured(request, replicas_config, trials, tuner, rule, say, signals)
+        tuned = _measured(request, trials, tuner, say, signals)
     finally:
         trials.close()
-    tuned = dataclasses.replace(tuned, seconds=time.perf_counter() - began)
     if cache is not None and tuned.source == "calibration":
         _keep(cache, description, tuned, tuner)
-    return tuned
+    return dataclasses.replace(tuned, seconds=time.perf_counter() - began)
 
 
 def _keep(cache: ChoiceCache, description: Mapping[str, Any], tuned: Tuned, tuner: Tuner) -> None:
@@ -120,32 +123,25 @@ def _keep(cache: ChoiceCache, description: Mapping[str, Any], tuned: Tuned, tune
 
 
 def _measured(
-    request: Request,
-    replicas_config: ReplicasConfig,
-    trials: Trials,
-    tuner: Tuner,
-    rule: int,
-    say: Callable[[str], None],
-    signals: Signals | None,
+    request: Request, trials: Trials, tuner: Tuner, say: Callable[[str], None], signals: Signals | None
 ) -> Tuned:
     began = time.perf_counter()
-    engine, count = _probed(request, replicas_config), 1 if request.learners == "auto" else request.learners
+    engine, count = _probed(request), 1 if request.learners == "auto" else request.learners
     rate = trials.probe(EngineSetting(engine, count))
     setup_s = max(0.0, time.perf_counter() - began - PROBE_S)
-    if replicas_config.on_cpu:  # cores that were idle would do as much, each
+    if request.replicas.on_cpu:  # cores that were idle would do as much, each
         cores = len(available_cores())
         rate *= cores / (min(count, cores) if engine == "graph" else 1)
     expected = None if request.samples is None else request.samples / rate
     budget = UNKNOWN_BUDGET_S if expected is None else min(MOST_BUDGET_S, PLANNED * tuner.share * expected)
     if expected is not None and budget - (time.perf_counter() - began) < LEAST_BUDGET_S:
-        of_it = f"{tuner.share:.0%} of it"
-        why = f"a training of about {duration_text(expected)} is too short to measure in {of_it}"
-        return _by_rule(request, replicas_config, rule, why, signals)
-    possible = [dataclasses.replace(each, setup_s=setup_s) for each in lanes(request, replicas_config, trials, rule)]
+        long = duration_text(expected)
+        return _by_rule(request, f"a training of about {long} is too short to measure in {tuner.share:.0%} of it")
+    possible = [dataclasses.replace(each, setup_s=setup_s) for each in lanes(request, trials)]
     if not possible:
-        has_room = request.engine != "auto" and _fits(EngineSetting(request.engine, count), replicas_config)
+        has_room = request.engine != "auto" and _fits(EngineSetting(request.engine, count), request)
         why = "its learning task cannot be compiled" if has_room else "there is no room for any engine"
-        return _by_rule(request, replicas_config, rule, why, signals)
+        return _by_rule(request, why)
     calibration = Calibration(
         possible,
         budget,
@@ -162,55 +158,55 @@ def _measured(
     tried = [row["status"] for row in rows if row["status"] != "not tried"]
     if calibration.choice is None or (len(tried) == 1 and not calibration.is_complete):
         why = "no setting ran" if "failed" in tried else f"{duration_text(budget)} are too short to compare anything"
-        return dataclasses.replace(_by_rule(request, replicas_config, rule, why, signals), rows=rows)
-    found = _from_setting(calibration.choice, "calibration", calibration.summary, signals)
+        return dataclasses.replace(_by_rule(request, why), rows=rows)
+    found = _from_setting(calibration.choice, "calibration", calibration.summary)
     return dataclasses.replace(found, rows=rows, is_complete=calibration.is_complete)
 
 
-def _probed(request: Request, replicas_config: ReplicasConfig) -> str:
+def _probed(request: Request) -> str:
     """The engine whose speed tells how long the training will be: one that is cheap to begin and among the fastest."""
     if request.engine != "auto":
         return request.engine if request.engine in ("graph", "graph+round") else "eager"
-    return "graph" if replicas_config.on_cpu and is_built() else "eager"
+    return "graph" if request.replicas.on_cpu and is_built() else "eager"
 
 
-def _from_setting(setting: EngineSetting, source: Source, summary: str, signals: Signals | None) -> Tuned:
+def _from_setting(setting: EngineSetting, source: Source, summary: str) -> Tuned:
     name, compiles = split(setting.engine)
-    return Tuned(name, setting.learners, setting.threads, compiles, source, summary, signals=signals)
+    return Tuned(name, setting.learners, setting.threads, compiles, source, summary)
 
 
-def _from_choice(found: CachedChoice, signals: Signals | None) -> Tuned:
+def _from_choice(found: CachedChoice) -> Tuned:
     source: Source = "pinned" if found.pinned else "cache"
     how = "pinned earlier" if found.pinned else "measured for an earlier training"
     summary = f"{found.setting} ({how}; tuner.cache=false measures anew)"
-    return dataclasses.replace(_from_setting(found.setting, source, summary, signals), rows=found.rows)
+    return dataclasses.replace(_from_setting(found.setting, source, summary), rows=found.rows)
 
 
-def _fits(setting: EngineSetting, replicas_config: ReplicasConfig) -> bool:
+def _fits(setting: EngineSetting, request: Request) -> bool:
     """Whether there is room for a choice of an earlier training, now that others may be using the device."""
     engine, _ = split(setting.engine)
-    return replicas_config.most_learners(engine, setting.learners) == setting.learners
+    return request.replicas.most_learners(engine, setting.learners) == setting.learners
 
 
-def _by_rule(request: Request, replicas_config: ReplicasConfig, rule: int, why: str, signals: Signals | None) -> Tuned:
-    wanted = replicas_config.task.engine.run_by(request.engine, request.compile)
-    engine = engine_for(wanted, request.rounds, replicas_config.device)
-    if request.engine == "auto" and engine == "eager" and replicas_config.on_cpu and can_be_built():
+def _by_rule(request: Request, why: str) -> Tuned:
+    replicas = request.replicas
+    engine = engine_for(replicas.task.engine.run_by(request.engine, request.compile), request.rounds, replicas.device)
+    if request.engine == "auto" and engine == "eager" and replicas.on_cpu and can_be_built():
         why += f"; python -m bow.runtime builds what engine graph needs, in {BUILD_S:.0f} s"
-    count = max(1, replicas_config.most_learners(engine, rule)) if request.learners == "auto" else request.learners
+    count = max(1, replicas.most_learners(engine, request.rule)) if request.learners == "auto" else request.learners
     summary = f"{engine}, {learners_text(count)}, by rule of thumb: {why}"
-    return Tuned(engine, count, None, request.compile, "rule", summary, signals=signals)
+    return Tuned(engine, count, None, request.compile, "rule", summary)
 
 
 def make_request(
-    engine: str,
-    learners: int | Literal["auto"],
-    compile: bool,
+    replicas: ReplicasConfig,
     opened: DataSource,
     rule: int,
+    engine: str = "auto",
+    learners: int | Literal["auto"] = "auto",
     *,
-    epochs: int,
-    steps: int | None,
+    epochs: int = 1,
+    steps: int | None = None,
 ) -> Request:
     per_epoch, batch = opened.stream.samples_per_epoch, opened.batch_size
     samples = None if per_epoch is None else epochs * per_epoch
@@ -218,14 +214,15 @@ def make_request(
         samples = steps * batch * rule
     most = MOST_CUDA if per_epoch is None else max(1, per_epoch // (batch * MIN_ROUNDS_PER_EPOCH))
     rounds = opened.stream.rounds_left(rule) if steps is None else steps
-    return Request(engine, learners, compile, batch, most, samples, rounds)
+    return Request(engine, learners, replicas.task.compile, batch, most, samples, rounds, rule, replicas)
 
 
 def part_of_training(request: Request, devices: int) -> Request:
     """What one of several devices that are alike has of a training."""
     samples = None if request.samples is None else math.ceil(request.samples / devices)
     rounds = None if request.rounds is None else math.ceil(request.rounds / devices)
-    return dataclasses.replace(request, samples=samples, rounds=rounds)
+    replicas = dataclasses.replace(request.replicas, is_several=True)
+    return dataclasses.replace(request, samples=samples, rounds=rounds, replicas=replicas)
 
 
 def check_tuner(tuner: Tuner | None, request: Request) -> Tuner:
@@ -246,32 +243,32 @@ def check_tuner(tuner: Tuner | None, request: Request) -> Tuner:
     return tuner
 
 
-def tuned_before(state: Mapping[str, Any], request: Request, replicas_config: ReplicasConfig, tuner: Tuner) -> Tuned:
+def tuned_before(state: Mapping[str, Any], request: Request, tuner: Tuner) -> Tuned:
     """What a training that is resumed had begun with, where the user asks for nothing else."""
     before = {"engine": "auto", "threads": None, "compile": False, "source": "rule", **state.get("tuned", {})}
-    began_elsewhere = replicas_config.on_cpu and before["engine"] not in ENGINES_CPU  # on a GPU
+    began_elsewhere = request.replicas.on_cpu and before["engine"] not in ENGINES_CPU  # on a GPU
     if before["engine"] == "auto" or began_elsewhere:
-        wanted = replicas_config.task.engine.run_by("auto")
-        engine = engine_for(wanted, request.rounds, replicas_config.device)
+        wanted = request.replicas.task.engine.run_by("auto")
+        engine = engine_for(wanted, request.rounds, request.replicas.device)
         before.update(engine=engine, threads=None, source="rule")
     learners = state["learners"] if request.learners == "auto" else request.learners
     if not request.is_open or request.engine not in ("auto", before["engine"]):
         threads = before["threads"] if before["source"] in ("given", "rule") else None
         return Tuned(request.engine, learners, threads, request.compile, "given")
-    signals = Signals(request.batch_size, replicas_config.sync) if tuner.objective == "goodput" else None
+    signals = _signals(request, tuner)
     if tuner.pinned is not None:
-        return _from_setting(tuner.pinned, "pinned", f"pinned: {tuner.pinned}", signals)
+        return dataclasses.replace(_from_setting(tuner.pinned, "pinned", f"pinned: {tuner.pinned}"), signals=signals)
     source: Source = before["source"] if before["source"] in ("rule", "pinned") else "checkpoint"
     compiles = before["compile"] or request.compile
     summary = f"{before['engine']}, as the checkpoint has it"
     return Tuned(before["engine"], learners, before["threads"], compiles, source, summary, signals=signals)
 
 
-def without_spinning(tuned: Tuned, replicas_config: ReplicasConfig, say: Callable[[str], None]) -> Tuned:
+def without_spinning(tuned: Tuned, replicas: ReplicasConfig, say: Callable[[str], None]) -> Tuned:
     """One thread where several of torch's are slower by far, unless trials have chosen or threads do not spin."""
     threads = torch.get_num_threads()
     waits = os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
-    if tuned.threads is not None or threads == 1 or waits or not replicas_config.on_cpu:
+    if tuned.threads is not None or threads == 1 or waits or not replicas.on_cpu:
         return tuned
     low, loss, _ = threads_loss(threads)
     if low < SPINNING_LOSS:
@@ -301,16 +298,16 @@ def _is_like(row: Mapping[str, Any], tuned: Tuned) -> bool:
     return bool(same and row["samples_per_s"])
 
 
-def build(tuned: Tuned, replicas_config: ReplicasConfig, rounds: int | None, world: World, learners: int) -> Replicas:
-    if tuned.threads is not None and replicas_config.on_cpu:
+def build(tuned: Tuned, replicas: ReplicasConfig, rounds: int | None, world: World, learners: int) -> Replicas:
+    if tuned.threads is not None and replicas.on_cpu:
         torch.set_num_threads(tuned.threads)
     expected = rounds if tuned.source in ("given", "rule") else None
-    return replicas_config.build(tuned.engine, learners, compile=tuned.compile, expected_rounds=expected, world=world)
+    return replicas.build(tuned.engine, learners, compile=tuned.compile, expected_rounds=expected, world=world)
 
 
-def most_while_training(tuned: Tuned, request: Request, replicas_config: ReplicasConfig, tuner: Tuner) -> int:
+def most_while_training(tuned: Tuned, request: Request, tuner: Tuner) -> int:
     """As many learners as may come while training; 0 where their number is to stay."""
     stays = request.learners != "auto" or not tuner.online or tuned.source not in ("calibration", "cache", "checkpoint")
-    if stays or tuned.engine == "fused" or (tuned.engine == "eager" and replicas_config.on_cpu):
+    if stays or tuned.engine == "fused" or (tuned.engine == "eager" and request.replicas.on_cpu):
         return 0
-    return replicas_config.most_learners(tuned.engine, most_tried(request, replicas_config))
+    return request.replicas.most_learners(tuned.engine, most_tried(request))

@@ -65,6 +65,8 @@ def request(**settings: Any) -> Request:
         "most": 4,
         "samples": 1e8,
         "rounds": 1000,
+        "rule": 3,
+        "replicas": replicas_config(),
     }
     return Request(**{**given, **settings})
 

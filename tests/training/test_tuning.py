@@ -85,7 +85,8 @@ def tuned(
     tuner: Tuner = ALWAYS, loss: Any = cross_entropy, plan: ReplicasConfig | None = None, **settings: Any
 ) -> Tuned:
     said: list[str] = []
-    return tune(request(**settings), plan or replicas_config(), opened(), tuner, loss=loss, rule=3, say=said.append)
+    asked = request(**settings, **({} if plan is None else {"replicas": plan}))
+    return tune(asked, opened(), tuner, loss=loss, say=said.append)
 
 
 def test_the_fastest_setting_is_chosen(machine: Machine) -> None:
@@ -181,15 +182,7 @@ def test_an_engine_that_compiles_for_each_number_begins_with_the_rule(
     machine: Machine, rule: int, learners: int
 ) -> None:
     machine.rate = lambda setting: 1000.0 * setting.learners
-    found = tune(
-        request(engine="fused"),
-        replicas_config(),
-        opened(),
-        ALWAYS,
-        loss=cross_entropy,
-        rule=rule,
-        say=lambda text: None,
-    )
+    found = tuned(engine="fused", rule=rule)
     assert (found.engine, found.learners, found.source) == ("fused", learners, "calibration")
     assert len(set(machine.trials)) == 1
 
@@ -277,7 +270,7 @@ def test_trials_keep_to_their_share_of_the_training_that_is_coming(
 
 def test_what_is_said_has_three_lines_at_most_at_80_columns(machine: Machine) -> None:
     said: list[str] = []
-    found = tune(request(), replicas_config(), opened(), ALWAYS, loss=cross_entropy, rule=3, say=said.append)
+    found = tune(request(), opened(), ALWAYS, loss=cross_entropy, say=said.append)
     said.append(f"engine and learners: {found.summary}")
     assert [line for line in "\n".join(said).splitlines() if len(line) > 80] == []
     assert len("\n".join(said).splitlines()) <= 3
@@ -285,7 +278,7 @@ def test_what_is_said_has_three_lines_at_most_at_80_columns(machine: Machine) ->
 
 def test_building_the_native_runtime_has_to_pay(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def names() -> list[tuple[str, float]]:
-        found = lanes(request(), replicas_config(), Trials(replicas_config(), opened().feed()))
+        found = lanes(request(), Trials(replicas_config(), opened().feed()))
         return [(lane.engine, lane.compile_s) for lane in found if lane.engine.startswith("graph")]
 
     monkeypatch.setattr(lanes_module, "is_built", lambda: True)
@@ -388,7 +381,8 @@ def test_a_pinned_setting_is_taken_as_it_is(machine: Machine) -> None:
 
 
 def key(plan: ReplicasConfig | None = None, loss: Any = cross_entropy, asked: Request | None = None) -> Any:
-    description = describe(asked or request(), plan or replicas_config(), opened(), Tuner(), loss)
+    asked = dataclasses.replace(asked or request(), replicas=plan or replicas_config())
+    description = describe(asked, opened(), Tuner(), loss)
     json.dumps(description)  # plain values
     return description
 
@@ -501,7 +495,7 @@ def test_a_training_goes_on_with_what_it_began_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("bow.engines.choice.is_built", lambda: True)
-    found = tuned_before(before, request(**asked), replicas_config(), tuner)
+    found = tuned_before(before, request(**asked), tuner)
     assert (found.engine, found.learners, found.threads, found.compile, found.source) == expected
 
 
@@ -523,7 +517,7 @@ def test_learners_come_and_go_only_where_that_was_measured(
     source: Any, asked: dict[str, Any], tuner: Tuner, engine: Any, most: int
 ) -> None:
     begun = Tuned(engine, 2, 1, False, source)
-    assert most_while_training(begun, request(**asked), replicas_config(), tuner) == most
+    assert most_while_training(begun, request(**asked), tuner) == most
 
 
 def test_a_tuner_with_nothing_to_tune_is_warned_of() -> None:
@@ -540,7 +534,7 @@ def test_lanes_have_different_names_and_fit_the_request() -> None:
     for settings in ({}, {"compile": True}, {"engine": "fused"}, {"learners": 2}):
         trials = Trials(replicas_config(), opened().feed())
         trials.compile_s = lambda setting: 9.0  # type: ignore[method-assign]
-        found = lanes(request(**settings), replicas_config(), trials)
+        found = lanes(request(**settings), trials)
         names = [(lane.engine, lane.threads) for lane in found]
         assert len(set(names)) == len(names) > 0
         assert all(max(lane.counts) <= 4 for lane in found)
@@ -662,9 +656,7 @@ def test_one_thread_is_used_where_several_spin(
     found = without_spinning(given, replicas_config(), said.append)
     assert found.threads == threads
     assert [len(line) <= 80 for line in said] == [True] * (threads is not None)
-    resumed = tuned_before(
-        {"learners": 2, "tuned": found.setting}, request(engine="eager", learners=2), replicas_config(), ALWAYS
-    )
+    resumed = tuned_before({"learners": 2, "tuned": found.setting}, request(engine="eager", learners=2), ALWAYS)
     assert resumed.threads == threads
 
 
