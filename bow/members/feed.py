@@ -15,22 +15,15 @@ from bow.members.config import SweepConfig
 from bow.members.variant import Variant
 
 
-def open_member(
-    data: Any, among: Tensor | None, *, batch_size: int | None, epochs: int, steps: int | None, seed: int
-) -> BatchStream:
-    """A member's stream over the data, or over some samples of them, of which no copies are made.
-
-    Raises:
-        BowError: as `open_stream`.
-    """
-    stream = open_stream(data, batch_size=batch_size, epochs=epochs, steps=steps, seed=seed)
+def open_member(data: Any, among: Tensor | None, settings: Mapping[str, Any]) -> BatchStream:
+    """A member's stream over the data, or over some samples of them, of which no copies are made."""
+    stream = open_stream(data, **settings)
     if among is None:
         return stream
     if isinstance(stream, TensorStream):
-        return stream.among(among, None if steps is not None else epochs)
+        return stream.among(among, settings["epochs"] if settings["steps"] is None else None)
     if isinstance(data, Dataset):
-        some = Subset(data, among.tolist())
-        return open_stream(some, batch_size=batch_size, epochs=epochs, steps=steps, seed=seed)
+        return open_stream(Subset(data, among.tolist()), **settings)
     raise SettingError(
         f"members with samples of their own need data that are tensors or a Dataset, got {type(data).__name__}"
     )
@@ -119,15 +112,9 @@ class SharedSamples:
         self._beginning.clear()
 
     def _open(self, config: SweepConfig, variant: Variant) -> BatchStream:
-        train = config.train
-        stream = open_member(
-            self._data,
-            None if variant.train_on is None else torch.as_tensor(variant.train_on),
-            batch_size=config.of(variant).batch_size,
-            epochs=train.epochs,
-            steps=train.steps,
-            seed=train.seed if config.batches == "shared" else variant.seed,
-        )
+        among = None if variant.train_on is None else torch.as_tensor(variant.train_on)
+        shared = {"seed": config.train.seed} if config.batches == "shared" else {}
+        stream = open_member(self._data, among, {**config.of(variant).stream_settings, **shared})
         if isinstance(stream, TensorStream):
             self._first = self._first or stream
             stream.samples = self._first.samples

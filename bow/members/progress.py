@@ -54,7 +54,7 @@ class SweepProgress(ProgressBar):
         if not self.enabled or not self._console.is_terminal:
             return
         train = self._config.train
-        opened = open_stream(train.data, batch_size=train.batch_size, epochs=1, steps=train.steps)
+        opened = open_stream(train.data, **train.stream_settings)
         self._per_epoch, self._batch_size = opened.samples_per_epoch, getattr(opened, "batch_size", None)
         self._before, total = self._samples(waiting)
         self._began = time.perf_counter()

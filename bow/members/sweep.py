@@ -45,6 +45,8 @@ from bow.training.replicas import DEFAULT_OPTIMIZER
 from bow.training.stopping import directed, names_of_epochs
 from bow.values import whole
 
+OWN = ("variants", "at_once", "batches", "cluster", "stop")  # settings of a sweep; all others are each member's
+
 
 def sweep(
     model: nn.Module | ModelFactory,
@@ -124,24 +126,8 @@ def sweep(
         >>> [member.name for member in result.members]
         ['seed=0', 'seed=1']
     """
-    train = TrainConfig(
-        model=model,
-        data=data,
-        loss=loss,
-        step=step,
-        optimizer=optimizer,
-        scheduler=scheduler,
-        batch_size=batch_size,
-        epochs=epochs,
-        steps=steps,
-        learners=whole("learners", learners),
-        engine=engine,  # type: ignore[arg-type]
-        devices=devices,  # type: ignore[arg-type]
-        clip_norm=clip_norm,
-        validation=validation,
-        run=run,  # type: ignore[arg-type]
-        seed=seed,
-    )
+    given = {name: value for name, value in locals().items() if name not in OWN}
+    train = TrainConfig(**{**given, "learners": whole("learners", learners)})
     search = variants if isinstance(variants, MemberSearch) and not isinstance(variants, type) else None
     return run_sweep(
         SweepConfig(
@@ -280,7 +266,7 @@ def _checked(config: SweepConfig) -> SweepConfig:
             'engine="fused" computes all rows in one task, whose random numbers members would share; use engine="graph"'
         )
     is_split = any(variant.train_on is not None or variant.validate_on is not None for variant in config.variants)
-    num_samples = open_stream(train.data, batch_size=train.batch_size, epochs=1, steps=train.steps).samples_per_epoch
+    num_samples = open_stream(train.data, **train.stream_settings).samples_per_epoch
     if is_split and num_samples is None:
         raise SettingError("members with samples of their own need data with a length; give tensors or a Dataset")
     variants, known = [], dict[int, Tensor]()
@@ -312,13 +298,7 @@ def _try_first_batches(config: SweepConfig) -> None:
         stream = SharedSamples(train.data).open(config, variant)
         check_round(stream, 1)
         if is_new:
-            opened = DataSource(
-                train.data,
-                batch_size=config.of(variant).batch_size,
-                epochs=train.epochs,
-                steps=train.steps,
-                seed=variant.seed,
-            )
+            opened = DataSource(train.data, **config.of(variant).stream_settings)
             config.usual_batches[kind] = opened.usual_batch
             labels, step = all_labels(train.data), train.step_or_loss
             check_first_batch(templates[kind], opened.example, train.loss, step, labels, most_bad=MOST_LOST)

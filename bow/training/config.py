@@ -229,18 +229,18 @@ class TrainConfig:
         return self.scheduler.factory if isinstance(self.scheduler, PerRound) else self.scheduler
 
     @property
+    def stream_settings(self) -> dict[str, Any]:
+        """What `open_stream` takes beside data."""
+        return {name: getattr(self, name) for name in ("batch_size", "epochs", "steps", "seed")}
+
+    @property
     def step_or_loss(self) -> Step:
         return check_step(self.loss, self.step)
 
     @property
     def task(self) -> LearningConfig:
-        return LearningConfig(
-            self.step_or_loss,
-            clip_norm=self.clip_norm,
-            on_nan=self.on_nan,
-            seed=self.seed,
-            engine=self.engine,
-        )
+        settings = {name: getattr(self, name) for name in ("clip_norm", "on_nan", "seed", "engine")}
+        return LearningConfig(self.step_or_loss, **settings)
 
     def as_settings(self) -> Mapping[str, Any]:
         """For a run's `config.yaml`: the settings of the command line, or the same sections with objects as text."""

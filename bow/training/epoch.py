@@ -1,5 +1,8 @@
 """What the learning tasks of an epoch have come to."""
 
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
 import torch
 from torch import Tensor
 
@@ -8,26 +11,44 @@ from bow.engines import OnNan, Outcome
 from bow.engines.restarts import REMEDY
 from bow.errors import DivergenceError
 from bow.training.context import Learners
-from bow.training.metrics import mean_of
+from bow.training.metrics import RESERVED, mean_of
 
 MOST_LOST = 0.5  # the largest part of an epoch's steps that may come to nothing
+OF_TRAINING = "train"  # how names in records begin of what is not of the validation data
 
 
 class Epoch:
-    """Losses since the last evaluation at the end of an epoch, and how many steps came to nothing."""
+    """Losses and values of steps since the last evaluation at the end of an epoch, and how many came to nothing."""
 
     def __init__(self, replicas: Learners) -> None:
         self._replicas = replicas
+        self._world = replicas.world
         self._losses: list[Tensor] = []
+        self._values = defaultdict[str, list[tuple[Tensor, float | Tensor]]](list)  # with the samples each counts for
         self._tasks = 0
         self._restarts_before = 0
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: Outcome, num_samples: int) -> None:
         self._losses.append(outcome.losses)
         self._tasks += sum(outcome.active)
+        for name, values in outcome.metrics.items():
+            if name not in RESERVED:
+                of_device = num_samples * self._replicas.learners / self._replicas.group.num_all
+                self._values[name].append((values, of_device / max(sum(outcome.active), 1)))
 
     def mean_loss(self) -> float:
-        return mean_loss(self._losses, self._replicas.world)
+        return mean_loss(self._losses, self._world)
+
+    def take_values(self) -> dict[str, float]:
+        """The means of what steps returned over the samples of all devices, by their names in records."""
+        by_device = self._world.all_gather({name: _sums(_table(own)) for name, own in self._values.items()})
+        self._values.clear()
+        means = {}
+        for name in _names(by_device):
+            total, count = map(sum, zip(*(each[name] for each in by_device if name in each), strict=True))
+            known = name if name.startswith(OF_TRAINING) else f"{OF_TRAINING}_{name}"
+            means[known] = total / count if count else float("nan")
+        return means
 
     def end(self) -> None:
         self._losses = []
@@ -36,7 +57,7 @@ class Epoch:
         """End a training where most of what was computed since the last epoch came to nothing."""
         restarts = self._replicas.loop.num_restarts
         own = [restarts - self._restarts_before, self._tasks]
-        lost, tasks = map(int, self._replicas.world.sum_numbers(own))
+        lost, tasks = map(int, self._world.sum_numbers(own))
         self._restarts_before, self._tasks = restarts, 0
         if lost > MOST_LOST * tasks and on_nan != "continue" and not has_ended:
             raise DivergenceError(
@@ -44,15 +65,23 @@ class Epoch:
                 f"were not finite; {REMEDY}"
             )
 
-    def state(self) -> Tensor | None:
-        """The losses of all devices at rank 0, for a checkpoint; None elsewhere."""
+    def state(self) -> dict[str, Tensor | dict[str, Tensor]] | None:
+        """Losses, and values with their samples `[2, tasks]`, of all devices at rank 0; None elsewhere."""
         losses = torch.cat(self._losses).cpu() if self._losses else torch.empty(0)
-        by_device = self._replicas.world.gather(losses)
-        return None if by_device is None else torch.cat(by_device)
+        gathered = self._world.gather((losses, {name: _table(own) for name, own in self._values.items()}))
+        if gathered is None:
+            return None
+        by_device = [values for _, values in gathered]
+        values = {name: torch.cat([each[name] for each in by_device if name in each], 1) for name in _names(by_device)}
+        return {"epoch_losses": torch.cat([own for own, _ in gathered]), "step_values": values}
 
-    def load(self, losses: Tensor | None) -> None:
+    def load(self, losses: Tensor | None, values: Mapping[str, Tensor]) -> None:
+        """Go on within an epoch; only rank 0 is given losses."""
         self._losses = [] if losses is None else [losses.to(self._replicas.device)]
         self._restarts_before = self._replicas.loop.num_restarts
+        if self._world.leads:
+            for name, (own, samples) in values.items():
+                self._values[name] = [(own.to(self._replicas.device), samples)]
 
 
 def mean_loss(by_round: list[Tensor], world: World) -> float:
@@ -62,3 +91,17 @@ def mean_loss(by_round: list[Tensor], world: World) -> float:
     there = losses[~losses.isnan()].double()
     total, count = world.sum_numbers([float(there.sum()), float(len(there))])
     return total / count if count else float("nan")
+
+
+def _table(values: Sequence[tuple[Tensor, float | Tensor]]) -> Tensor:
+    samples = [torch.as_tensor(count, dtype=torch.float64).expand(len(each)) for each, count in values]
+    return torch.stack([torch.cat([each for each, _ in values]).cpu().double(), torch.cat(samples)])
+
+
+def _sums(table: Tensor) -> tuple[float, float]:
+    there = table[:, ~table[0].isnan()]
+    return float(there.prod(0).sum()), float(there[1].sum())
+
+
+def _names(by_device: Iterable[Iterable[str]]) -> list[str]:
+    return list(dict.fromkeys(name for each in by_device for name in each))

@@ -58,9 +58,7 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
         count = devices_of(partition, config.devices.count, count, device)
     template = prepare_template(config.model, config.seed)
     job = pack(count)  # before anything is read from the data
-    opened = DataSource(
-        config.data, batch_size=config.batch_size, epochs=config.epochs, steps=config.steps, seed=config.seed
-    )
+    opened = DataSource(config.data, **config.stream_settings)
     stream = opened.stream
     check_evaluate_every(config.validation.every, stream)
     rule = learners

@@ -29,7 +29,6 @@ from bow.training.resuming import scheduler_type
 from bow.training.run_records import RunRecords
 
 if TYPE_CHECKING:
-    from bow.training.step_values import StepValues
     from bow.training.watch import Watch
 
 WARMUP_ROUNDS = 20
@@ -58,7 +57,6 @@ class TrainingLoop:
         self._world = context.world
         self._records = RunRecords(context, progress)
         self._epoch = Epoch(context.replicas)
-        self._step_values = _step_values(context)
         self._evaluations = Evaluations(context, self._records)
         self._checkpoints = RunCheckpoints(context, self._records, self.state)
         self._agreement = Agreement(context.world)
@@ -173,9 +171,8 @@ class TrainingLoop:
             )
         context = self._context
         replicas = self.replicas.training_state()
-        epoch_losses = self._epoch.state()
-        step_values = None if self._step_values is None else self._step_values.state()
-        if replicas is None or epoch_losses is None:
+        epoch = self._epoch.state()
+        if replicas is None or epoch is None:
             return None
         return {
             "replicas": replicas,
@@ -190,15 +187,12 @@ class TrainingLoop:
             "automatic": not context.keeps_checkpoints,
             **self.position.state(),
             **self._evaluations.state,
-            "epoch_losses": epoch_losses,
-            "step_values": step_values,
+            **epoch,
         }
 
     def load_state(self, state: Mapping[str, Any], epoch_losses: Tensor | None) -> None:
         self.position.load(state)
-        self._epoch.load(epoch_losses)
-        if self._step_values is not None:
-            self._step_values.load(state.get("step_values") or {})
+        self._epoch.load(epoch_losses, state.get("step_values") or {})
         self._evaluations.load(state)
         self._ask_rules()
 
@@ -295,9 +289,7 @@ class TrainingLoop:
         if not position.meter.samples and self._context.evaluate is not None:
             check_names("a value of the step", outcome.metrics)
         position.meter.samples += deal.num_samples
-        self._epoch.add(outcome)
-        if self._step_values is not None:
-            self._step_values.add(outcome, deal.num_samples)
+        self._epoch.add(outcome, deal.num_samples)
         self._records.round_ended(outcome)
         if self._evaluations.average is not None:
             self._evaluations.average.round_ended()
@@ -317,7 +309,7 @@ class TrainingLoop:
             "samples_per_s": self.position.meter.throughput,
         }
         values = self._evaluations.evaluate()
-        of_training = {} if self._step_values is None else self._step_values.take()
+        of_training = self._epoch.take_values()
         self.history.append(self._records.log(record | values | (of_training | values)))
         self._epoch.check_divergence(self._context.config.on_nan, self._has_ended)
         self._evaluations.check_target(values)
@@ -354,11 +346,3 @@ class TrainingLoop:
         replicas = self.replicas
         if isinstance(replicas, Replicas) and (report := replicas.memory.report(replicas.learners)):
             self._records.event("memory", report)
-
-
-def _step_values(context: RunContext) -> "StepValues | None":
-    if context.config.step is None:
-        return None
-    from bow.training.step_values import StepValues  # which few trainings have
-
-    return StepValues(context.replicas)
