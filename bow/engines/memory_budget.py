@@ -13,7 +13,8 @@ from torch import nn
 from bow.devices import StreamDevice
 from bow.devices import memory as device_memory
 from bow.engines.memory import MemoryNeed, Place, bytes_text, is_cpu, predict_memory, saved_bytes
-from bow.engines.task import Batch
+from bow.engines.outcome import LearningConfig
+from bow.engines.task import Batch, own_loss
 from bow.errors import DeviceMemoryError, SettingError
 from bow.replicas import OptimizerFactory, has_lazy_modules
 from bow.sync import Synchroniser
@@ -24,6 +25,7 @@ MOST_LEARNERS = 4096
 SPARE_SHARE = 2
 """Rows for learners that may come take at most this part of what is left: a prediction from below needs a margin."""
 
+OWN_LOSS = LearningConfig(own_loss)
 _ASKED = re.compile(r"ried to allocate ([\d.]+ \w+)")
 
 
@@ -42,10 +44,7 @@ class MemoryBudget:
     sync: Synchroniser  # what keeps the learners together
     engine: str  # the name of the engine that runs them
     batch: Batch | None = None  # one of a learner's, where `loss` takes it; None: activations are not known
-    precision: str | None = None  # as in `LearningConfig`
-    clip_norm: float | None = None  # as in `LearningConfig`
-    offload: bool = False  # as in `LearningConfig`
-    accumulate: int = 1  # parts of the batch that are computed one after another
+    task: LearningConfig = OWN_LOSS
     moving_average: bool = False  # whether one of the central model is kept
 
     @property
@@ -63,8 +62,8 @@ class MemoryBudget:
             engine=self.engine,
             place=self.place,
             saved=self._saved,
-            clip_norm=self.clip_norm,
-            offload=self.offload,
+            clip_norm=self.task.clip_norm,
+            offload=self.task.offload,
             moving_average=self.moving_average,
         )
 
@@ -122,11 +121,11 @@ class MemoryBudget:
         if is_cpu(self.place) or self.batch is None or has_lazy_modules(self.model):
             return None
         batch = self.batch
-        if self.accumulate > 1:
+        if (parts := self.task.engine.accumulate) > 1:
             from bow.engines.accumulation import parts_of
 
-            batch, _ = next(parts_of(batch, self.accumulate))
-        return saved_bytes(self.model, batch, self.precision)
+            batch, _ = next(parts_of(batch, parts))
+        return saved_bytes(self.model, batch, self.task.precision)
 
     def _there(self, room: int) -> str:
         if is_cpu(self.place):
@@ -138,7 +137,7 @@ class MemoryBudget:
         """What could make one learner fit."""
         if one.held_bytes > room or not one.activation_bytes:
             return "a smaller model"
-        return _any_of(["a smaller batch_size"] + ([] if self.offload else ["offload=True"]))
+        return _any_of(["a smaller batch_size"] + ([] if self.task.offload else ["offload=True"]))
 
 
 @contextlib.contextmanager

@@ -30,17 +30,7 @@ from bow.training.metrics import mean_of
 
 
 class Cohort:
-    """Rows on which members of one kind train side by side.
-
-    Args:
-        config: of the sweep.
-        like: a member of the kind.
-        rows: how many train at once.
-        device: where they compute.
-        samples: where their streams are opened.
-        rounds: of all of them together, by which it is decided whether compiling pays.
-        is_reused: whether rows will be given to others.
-    """
+    """Rows on which members of one kind train side by side."""
 
     def __init__(
         self,
@@ -49,11 +39,10 @@ class Cohort:
         rows: int,
         device: torch.device | StreamDevice,
         samples: SharedSamples,
-        rounds: int | None,
-        is_reused: bool = False,
+        rounds: int | None,  # of all of them together, by which it is decided whether compiling pays
+        is_reused: bool = False,  # whether rows will be given to others
     ) -> None:
-        train = config.train
-        variant = like.member.variant
+        train, variant = config.train, like.member.variant
         self._config = config
         self._samples = samples
         streams = device if isinstance(device, StreamDevice) else None
@@ -72,12 +61,11 @@ class Cohort:
         self.loop: Loop = make_engine(name, self.group, Members(), task, streams)
         self.feed = MemberFeed(rows)
         self.rows: list[Progress | None] = [None] * rows
+        self.num_rounds = 0  # that it has run
         self._task = task
         self._ends: list[float] = [math.inf] * rows  # rounds at which a row's member has its steps
         self._is_reused = is_reused
         self._is_checked = False
-        self.num_rounds = 0
-        """That it has run."""
         self._shown: list[nn.Module] = []  # models in which members are evaluated at the same time
 
     @property
@@ -109,15 +97,13 @@ class Cohort:
         optimizer = group.optimizer.by_learner[row]
         factory = self._config.of(variant).scheduler_factory
         progress.scheduler = make_scheduler(factory, optimizer, rounds)
-        progress.losses = []
         if progress.state is not None:
             self._restore(row, progress)
         self.rows[row] = progress
         self._ends[row] = math.inf if train.steps is None else train.steps
 
     def state_of(self, row: int) -> dict[str, Any]:
-        progress = self.rows[row]
-        assert progress is not None
+        progress = self._on(row)
         scheduler = progress.scheduler
         return {
             **self.group.state_of(row),
@@ -127,11 +113,15 @@ class Cohort:
         }
 
     def take(self, row: int) -> Progress:
-        progress = self.rows[row]
-        assert progress is not None
+        progress = self._on(row)
         self.rows[row] = None
         self.feed.put(row, None)
-        progress.scheduler = progress.losses = None
+        progress.scheduler, progress.losses = None, []
+        return progress
+
+    def _on(self, row: int) -> Progress:
+        progress = self.rows[row]
+        assert progress is not None
         return progress
 
     def rounds(self, most: int) -> Iterator[tuple[int, Progress, bool, int | None]]:
@@ -171,7 +161,6 @@ class Cohort:
             if progress is not None and batches is not None and own is not None:
                 progress.round += counts[row]
                 progress.samples += counts[row] * batches.indices.shape[1]
-                assert progress.losses is not None
                 progress.losses.append(own.losses)
                 yield row, progress, own.finite, epochs[row]
 
@@ -191,7 +180,6 @@ class Cohort:
             outcome = next(outcome for outcome in outcomes if outcome.active[row])
             progress.round += 1
             progress.samples += each[0]
-            assert progress.losses is not None
             progress.losses.append(outcome.losses[row : row + 1])
             yield row, progress, outcome.healthy[row], each[1]
 
@@ -212,19 +200,17 @@ class Cohort:
 
     def epochs(self, row: int) -> float:
         """Passes of a row's member over its data, where their length is known."""
-        progress, stream = self.rows[row], self.feed.streams[row]
-        assert progress is not None
+        progress, stream = self._on(row), self.feed.streams[row]
         assert stream is not None
         per_epoch = stream.samples_per_epoch
         return round(progress.samples / per_epoch, 4) if per_epoch else float(progress.epoch)
 
     def mean_loss(self, progress: Progress) -> float:
         """Over the rounds since the last epoch's end, which are forgotten."""
-        losses, progress.losses = progress.losses or [], []
+        losses, progress.losses = progress.losses, []
         return mean_of([torch.cat(losses)]) if losses else math.nan
 
     def last_loss(self, progress: Progress) -> float:
-        assert progress.losses is not None
         return float(progress.losses[-1][-1]) if isinstance(progress.scheduler, ReduceLROnPlateau) else math.nan
 
     def evaluate(self, rows: Sequence[tuple[int, Evaluator | None]]) -> list[dict[str, float]]:
@@ -251,16 +237,14 @@ class Cohort:
             return list(pool.map(evaluate, *zip(*rows, strict=True)))
 
     def _evaluate(self, row: int, evaluate: Evaluator, model: nn.Module | None = None) -> dict[str, float]:
-        progress, model = self.rows[row], self.group.central_of(row, model)
-        assert progress is not None
+        progress, model = self._on(row), self.group.central_of(row, model)
         values, best = evaluate(model, self.device, self._task), self._config.best_of(progress)
         best.look(values, progress.round, self.epochs(row), model)
         progress.best = best.state
         return values
 
     def export(self, row: int) -> None:
-        progress = self.rows[row]
-        assert progress is not None
+        progress = self._on(row)
         progress.member.model = self.group.export_of(row)
         progress.member.best = self._config.best_of(progress).model(progress.member.model, progress.round)
 

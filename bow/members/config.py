@@ -32,9 +32,8 @@ class SweepConfig:
     stop: Sequence[Stop] = ()
     has_report: bool = True
     jobs: Mapping[str, TrainConfig] = field(default_factory=dict)  # by name, the training that a member stands for
-    usual_batches: dict[Hashable, int | None] = field(
-        default_factory=dict
-    )  # by kind, the samples of all but short ones
+    # by kind, the samples of all batches but short ones
+    usual_batches: dict[Hashable, int | None] = field(default_factory=dict)
     _own: dict[str | None, TrainConfig] = field(default_factory=dict, init=False)  # by name, what members are
     go_on: str = "go on with bow.sweep(..., run=bow.Run('{path}', resume='auto'))"  # said of one that was interrupted
 

@@ -71,14 +71,7 @@ class MemberOptimizers:
 
 
 class MemberGroup(LearnerGroup):
-    """Rows for members, who are placed on them and leave them again.
-
-    Args:
-        template: a model of the kind of all of them.
-        optimizer: makes an optimizer with the parameter groups of all of theirs.
-        rows: how many members there are at once.
-        device: where they compute.
-    """
+    """Rows for members of the template's kind, who are placed on them and leave them again."""
 
     def __init__(self, template: nn.Module, optimizer: OptimizerFactory, rows: int, device: torch.device) -> None:
         super().__init__(template, optimizer, learners=rows, device=device)
@@ -87,11 +80,9 @@ class MemberGroup(LearnerGroup):
         self.optimizer: MemberOptimizers = MemberOptimizers(self.layout, self.matrix)  # type: ignore[assignment]
         for row, learner in enumerate(self.learners):
             self.learners[row] = Learner(self._own_module(learner.row), learner.row, learner.gradient)
-            made = make_optimizer(optimizer, template)
-            self.optimizer.place(row, made)
+            self.optimizer.place(row, make_optimizer(optimizer, template))
         self.seeds = [0] * rows
-        self.own_rounds = [0] * rows
-        """By row, the completed rounds of its member."""
+        self.own_rounds = [0] * rows  # completed, by row
 
     def task_seed(self, seed: int, round_index: int, position: int) -> int:
         """Of a row's next learning task, as its member would have alone: by its own seed and round, not those given."""

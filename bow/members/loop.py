@@ -26,38 +26,24 @@ from bow.training.checks import step_scheduler
 from bow.training.evaluation import Evaluator
 from bow.training.metrics import reached
 
-MOST_ROWS = 16
-"""Members that train at once where the sweep may choose: with more, rounds of small models gain nothing."""
-
+MOST_ROWS = 16  # members that train at once where the sweep may choose: with more, small models gain nothing
 MOST_ROUNDS = 1000
 
 
 class SweepLoop:
-    """A sweep in progress.
-
-    Args:
-        config: of the sweep.
-        members: all of them, those included that have ended before.
-        waiting: those that are to train.
-        device: where they compute.
-        directory: what it leaves behind.
-        progress: what it shows.
-        elapsed_s: seconds before it was resumed.
-        num_rounds: rounds before it was resumed.
-        ask: asks a search for further members, which it adds to `members`.
-    """
+    """A sweep in progress."""
 
     def __init__(
         self,
         config: SweepConfig,
-        members: Sequence[Member],
+        members: Sequence[Member],  # all of them, those included that have ended before
         waiting: Iterable[Progress],
         device: torch.device | StreamDevice,
         directory: SweepDirectory,
         progress: SweepProgress,
-        elapsed_s: float = 0.0,
+        elapsed_s: float = 0.0,  # before it was resumed, as rounds
         num_rounds: int = 0,
-        ask: Ask | None = None,
+        ask: Ask | None = None,  # asks a search for further members, which it adds to `members`
     ) -> None:
         self._config = config
         self._members = members
@@ -110,9 +96,7 @@ class SweepLoop:
             self._close_cohort()
             self._progress.close()
         waiting = [*self._queue, *self._paused]
-        if (
-            not waiting and self._config.search is None
-        ):  # so that a sweep that has ended is known by its last checkpoint
+        if not waiting and self._config.search is None:  # a sweep that has ended is known by its last checkpoint
             self._directory.save_checkpoint(self._num_rounds, [], self._members, self.elapsed_s)
         for progress in waiting:
             progress.member.stopped = "interrupted"
@@ -298,8 +282,6 @@ class SweepLoop:
         self._progress.ended(progress.member, self.elapsed_s)
         if self._config.search is not None:
             self._config.search.tell(progress.member)
-
-    # Evaluation, checkpoints, what is told
 
     def _evaluator_of(self, member: Member) -> Evaluator | None:
         validation, train = self._config.train.validation, self._config.train

@@ -77,4 +77,4 @@ class Progress:
     state: Mapping[str, Any] | None = None  # what it takes to go on, while it is on no row
     best: dict[str, Any] = field(default_factory=dict)  # its best evaluation so far, as `BestEvaluation` keeps it
     scheduler: LRScheduler | None = None
-    losses: list[Tensor] | None = None  # of the epoch's rounds
+    losses: list[Tensor] = field(default_factory=list)  # of the epoch's rounds

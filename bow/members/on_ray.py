@@ -15,13 +15,9 @@ from bow.members.member import Progress
 from bow.members.result import Sweep
 from bow.observe import RunLock
 
-PARTS = "parts"
-"""Folder of a sweep with those of the parts that are under way."""
-
+PARTS = "parts"  # folder of a sweep with those of the parts that are under way
 POLL_S = 0.2
-
-ENDING_S = 60.0
-"""Seconds for a part that is begun again to wait until the process that had begun it has gone."""
+ENDING_S = 60.0  # seconds for a part that is begun again to wait until the process that had begun it has gone
 
 
 class RayLoop(SweepLoop):

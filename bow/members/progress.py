@@ -18,9 +18,7 @@ from bow.observe import ProgressBar
 from bow.observe.text import duration_text, metric_text, rate_text
 from bow.terminal import fitted_by_rank
 
-WIDTH = 80
-"""Columns that lines keep to, for ordinary names."""
-
+WIDTH = 80  # columns that lines keep to, for ordinary names
 EVERY_S = 0.2
 
 

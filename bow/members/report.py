@@ -21,17 +21,10 @@ from bow.observe.records import Record, is_number
 from bow.observe.report import Report, ResultTile, fact_text, flat, value_text, write_page
 from bow.observe.text import count_text, duration_text, is_share, metric_text, rate_text
 
-CHANCE = ("seed", FOLD)
-"""Settings whose values are not compared: others are, over them."""
-
-FEW = 4
-"""Values of a setting of which all pairs are compared; of more, each is compared with the best one."""
-
+CHANCE = ("seed", FOLD)  # settings whose values are not compared: others are, over them
+FEW = 4  # values of a setting of which all pairs are compared; of more, each is compared with the best one
 MOST_TICKS = 8
-
-ACCURACY = {"accuracy": True}
-"""The metrics, and whether they are better the higher, of a sweep whose record of the start is lost."""
-
+ACCURACY = {"accuracy": True}  # metrics and their directions, of a sweep whose record of the start is lost
 ENDED = {
     None: "all epochs",
     "diverged": "diverged",

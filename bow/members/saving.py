@@ -28,23 +28,13 @@ from bow.training.best import BestModel
 from bow.training.checkpoint import delete_checkpoints_after, open_checkpoint, save_checkpoint
 from bow.training.result import save_central, save_whole
 
-MEMBERS = "members"
-"""Folder of a sweep with those of its members."""
-
-TABLE = "members.json"
-"""File of a sweep with a row for each member."""
-
-FOLD = "fold"
-"""Name in a sweep's settings for which part of the data a member is trained on."""
-
-FOLDER = "folder"
-"""Name there for the directory of a member that is not among those of the others."""
-
-DESCRIBED = ("model", "data", "loss", "step", "scheduler")
-"""Settings of a command line that trajectories depend on, and that are code or data in a call."""
-
-MOST_ELEMENTS = 2**16
-"""Of a tensor that are looked at to tell it from others."""
+MEMBERS = "members"  # folder of a sweep with those of its members
+TABLE = "members.json"  # file of a sweep with a row for each member
+FOLD = "fold"  # name in a sweep's settings for which part of the data a member is trained on
+FOLDER = "folder"  # name there for the directory of a member that is not among those of the others
+DESCRIBED = ("model", "data", "loss", "step", "scheduler")  # settings of a command line that are code in a call
+MOST_ELEMENTS = 2**16  # of a tensor that are looked at to tell it from others
+AT = ("round", "samples", "epoch", "rung", "state", "best")  # what a checkpoint has of a member's progress
 
 _PARTS: dict[str, type | tuple[type, ...]] = {
     "members": list,
@@ -175,16 +165,7 @@ class SweepDirectory:
         states = []
         for member in members:
             progress = under_way.get(member.number)
-            at = {}
-            if progress is not None:
-                at = {
-                    "round": progress.round,
-                    "samples": progress.samples,
-                    "epoch": progress.epoch,
-                    "rung": progress.rung,
-                    "state": None if progress.state is None else dict(progress.state),
-                    "best": progress.best,
-                }
+            at = {} if progress is None else {name: getattr(progress, name) for name in AT}
             best = {} if member.best is None else {**vars(member.best), "model": None}  # which is in its folder
             own = {"history": member.history, "stopped": member.stopped, "best": best}
             states.append({"name": member.name, **own, "at": at})

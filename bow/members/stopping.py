@@ -10,8 +10,7 @@ from bow.training.metrics import is_higher_better
 from bow.training.stopping import StopRule, check_metric, check_rules
 from bow.values import whole
 
-BEATEN = ("halving", "pruned")
-"""Why a member ended that others were better than."""
+BEATEN = ("halving", "pruned")  # why a member ended that others were better than
 
 
 @dataclass(frozen=True)

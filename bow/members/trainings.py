@@ -15,8 +15,7 @@ from bow.training.result import Result
 from bow.training.run import TrainingLoop
 from bow.training.train import run_training
 
-RUNG, INTERRUPTED = "rung", "interrupted"
-"""Why a training ends that may go on."""
+RUNG, INTERRUPTED = "rung", "interrupted"  # why a training ends that may go on
 
 
 class TrainingsLoop(SweepLoop):

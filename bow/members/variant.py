@@ -16,11 +16,9 @@ from bow.training.config import PerRound, SchedulerFactory
 from bow.values import whole, whole_seed
 
 ModelFactory: TypeAlias = Callable[..., nn.Module]
-
 Indices: TypeAlias = Sequence[int] | Tensor
 
-OWN = ("seed", "batch_size", "model", "optimizer", "scheduler")
-"""Settings of a `Variant` that `grid` takes; all others are the optimizer's."""
+OWN = ("seed", "batch_size", "model", "optimizer", "scheduler")  # that `grid` takes; others are the optimizer's
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

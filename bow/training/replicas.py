@@ -176,10 +176,7 @@ class Replicas(nn.Module):
                 )
             check_schedule(engine.schedule, engine, on_cpu=streams is None)
         check_offload(settings.offload, chosen, streams=streams is not None)
-        parts = engine.accumulate
-        memory = MemoryBudget(
-            place, template, optimizer, sync, chosen, example, engine.precision, clip_norm, settings.offload, parts
-        )
+        memory = MemoryBudget(place, template, optimizer, sync, chosen, example, settings)
         if is_auto:
             count = max(1, memory.most(count))
         spare = memory.check(count)

@@ -49,24 +49,18 @@ class ReplicasConfig:
         expected_rounds: int | None = None,
         world: World | None = None,
     ) -> Replicas:
-        task = self.task
         if self.moving_average:
             self._budget(engine).check(learners)  # `Replicas` knows nothing of it
+        settings = {
+            **{name: getattr(self.task, name) for name in ("step", "clip_norm", "on_nan", "seed", "batch_size")},
+            **{name: getattr(self, name) for name in ("optimizer", "sync", "device", "buffers", "example")},
+        }
         made = Replicas(
             self.model,
-            step=task.step,
-            optimizer=self.optimizer,
+            **settings,
             learners=learners,
-            engine=task.engine.run_by(engine, compile),
-            sync=self.sync,
-            device=self.device,
-            clip_norm=task.clip_norm,
-            on_nan=task.on_nan,
-            buffers=self.buffers,
-            seed=task.seed,
-            batch_size=task.batch_size,
+            engine=self.task.engine.run_by(engine, compile),
             expected_rounds=expected_rounds,
-            example=self.example,
             world=world or (TrialWorld() if self.is_several else ALONE),
         )
         made.memory = dataclasses.replace(made.memory, moving_average=self.moving_average)
@@ -78,20 +72,8 @@ class ReplicasConfig:
         return next((count for count in range(most, 0, -1) if self._is_stable(count)), 0)
 
     def _budget(self, engine: str) -> MemoryBudget:
-        task = self.task
-        return MemoryBudget(
-            self.device,
-            self.model,
-            self.optimizer,
-            self.sync,
-            engine,
-            self.example,
-            task.precision,
-            task.clip_norm,
-            task.offload,
-            task.engine.accumulate,
-            self.moving_average,
-        )
+        parts = self.device, self.model, self.optimizer, self.sync, engine, self.example, self.task
+        return MemoryBudget(*parts, self.moving_average)
 
     def _is_stable(self, learners: int) -> bool:
         try:

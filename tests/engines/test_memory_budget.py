@@ -10,6 +10,7 @@ from torch.nn.functional import mse_loss
 
 import bow
 from bow.devices import memory as device_memory
+from bow.engines import Engine, LearningConfig, own_loss
 from bow.engines.memory_budget import MemoryBudget, out_of_memory_explained
 from bow.errors import DeviceMemoryError, SettingError
 from bow.testing import FakeDevice
@@ -31,9 +32,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def room(free: int, **settings: Any) -> MemoryBudget:
         monkeypatch.setattr(device_memory, "free_bytes", lambda place: free)
-        return MemoryBudget(
-            **{"place": CUDA, "model": wide(), "optimizer": SGD, "sync": bow.SMA(), "engine": "graph", **settings}
-        )
+        task = LearningConfig(own_loss, engine=Engine(offload=settings.pop("offload", False)))
+        given = {"place": CUDA, "model": wide(), "optimizer": SGD, "sync": bow.SMA(), "engine": "graph", "task": task}
+        return MemoryBudget(**{**given, **settings})
 
     return room
 
