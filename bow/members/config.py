@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from bow.members.member import Progress
-from bow.members.search import MemberSearch
+from bow.members.member import MemberSearch, Progress
 from bow.members.stopping import Halving, Stop
 from bow.members.variant import Variant
 from bow.replicas import kind_of

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,9 +18,8 @@ from bow.members.config import SweepConfig
 from bow.members.feed import SharedSamples
 from bow.members.member import Member, Progress
 from bow.members.progress import SweepProgress
-from bow.members.rungs import Rungs
 from bow.members.saving import SweepDirectory
-from bow.members.search import Ask
+from bow.members.stopping import Rungs
 from bow.training.checkpoint import CheckpointTimer
 from bow.training.checks import step_scheduler
 from bow.training.evaluation import Evaluator
@@ -43,7 +42,7 @@ class SweepLoop:
         progress: SweepProgress,
         elapsed_s: float = 0.0,  # before it was resumed, as rounds
         num_rounds: int = 0,
-        ask: Ask | None = None,  # asks a search for further members, which it adds to `members`
+        ask: Callable[[], Progress | None] | None = None,  # a search for further ones, which it adds to `members`
     ) -> None:
         self._config = config
         self._members = members

@@ -1,10 +1,10 @@
-"""A member: a training of its own, among others that it owes nothing."""
+"""A member: a training of its own, among others that it owes nothing; and what proposes members one by one."""
 
 import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -78,3 +78,26 @@ class Progress:
     best: dict[str, Any] = field(default_factory=dict)  # its best evaluation so far, as `BestEvaluation` keeps it
     scheduler: LRScheduler | None = None
     losses: list[Tensor] = field(default_factory=list)  # of the epoch's rounds
+
+
+@runtime_checkable
+class MemberSearch(Protocol):
+    """Proposes the members of a sweep as rows become free: `bow.sweep(variants=search)`.
+
+    Example:
+        >>> class Doubling:
+        ...     lr = 0.01
+        ...     def ask(self):
+        ...         self.lr *= 2
+        ...         return Variant(settings={"lr": self.lr}) if self.lr < 1 else None
+        ...     def tell(self, member):
+        ...         print(member.name, member.value("loss"))
+        >>> isinstance(Doubling(), MemberSearch)
+        True
+    """
+
+    def ask(self) -> Variant | None:
+        """The next member; None: there are no more."""
+
+    def tell(self, member: Member) -> None:
+        """A member has ended; `stopped` says whether before its time."""

@@ -25,11 +25,10 @@ from bow.interruption import end_as_asked
 from bow.members.config import Dealing, SweepConfig
 from bow.members.feed import SharedSamples
 from bow.members.loop import SweepLoop
-from bow.members.member import Member, Progress
+from bow.members.member import Member, MemberSearch, Progress
 from bow.members.progress import SweepProgress
 from bow.members.result import Sweep
 from bow.members.saving import FOLD, FOLDER, MEMBERS, GroupLogger, SweepDirectory, folder_of
-from bow.members.search import MemberSearch
 from bow.members.stopping import Stop, check_stop
 from bow.members.variant import ModelFactory, Variant, check_indices, check_proposed, check_variants
 from bow.observe import Record, RunDirectory, RunLock
@@ -165,8 +164,9 @@ def run_sweep(config: SweepConfig) -> Sweep:
         if config.search is not None:
             proposed = dataclasses.replace(config, variants=[member.variant for member in members])
             directory.directory.write_config(_settings(proposed))
-        for record in _end(loop):
-            directory.log(record)
+        seconds = loop.elapsed_s
+        directory.log({"kind": "members", "time_s": seconds, "engine": loop.engine, "at_once": loop.at_once})
+        directory.log({"kind": "end", "time_s": seconds, "seconds": seconds, "samples_per_s": loop.throughput})
         directory.write_table(members)
         report_path = _report(directory) if config.has_report else None
         progress.last(loop.elapsed_s, loop.throughput)
@@ -360,13 +360,6 @@ def _start(config: SweepConfig, device: torch.device | StreamDevice, directory: 
         "run_dir": str(directory.path),
         **provenance(),
     }
-
-
-def _end(loop: SweepLoop) -> list[Record]:
-    return [
-        {"kind": "members", "time_s": loop.elapsed_s, "engine": loop.engine, "at_once": loop.at_once},
-        {"kind": "end", "time_s": loop.elapsed_s, "seconds": loop.elapsed_s, "samples_per_s": loop.throughput},
-    ]
 
 
 def _report(directory: SweepDirectory) -> Path | None:

@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.data import TensorDataset
 
 from bow.cluster import is_member
-from bow.data import BatchStream
 from bow.devices import StreamDevice, available_cores, prepare_environment
 from bow.engines import Batch, Loss, Step, check_loss, choose_engine, own_loss, step_from_loss
 from bow.engines.config import ROUND_CAPTURED, Engine
@@ -39,12 +38,10 @@ def check_step(loss: Loss | None, step: Step | None) -> Step:
         return own_loss
     if loss is not None and step is not None:
         raise SettingError("give either loss= or step=, got both; loss(outputs, targets) suits most models")
-    function = step if loss is None else loss
+    name, function = ("step", step) if loss is None else ("loss", loss)
     if not callable(function):
-        name = "step" if loss is None else "loss"
         raise SettingError(f"{name} must be a function, got {type(function).__name__}")
     if isinstance(function, type):
-        name = "step" if loss is None else "loss"
         raise SettingError(f"{name} must be a function, got the class {function.__name__}; write {function.__name__}()")
     return step_from_loss(loss) if loss is not None else step  # type: ignore[return-value]
 
@@ -109,9 +106,9 @@ def resolve_device(device: str | torch.device) -> torch.device:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         resolved = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise SettingError(f'device must be "auto", "cpu" or "cuda", got {device!r}') from error
-    if resolved.type not in ("cpu", "cuda"):
+    except (RuntimeError, TypeError):
+        resolved = None
+    if resolved is None or resolved.type not in ("cpu", "cuda"):
         raise SettingError(f'device must be "auto", "cpu" or "cuda", got {device!r}')
     if resolved.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -120,13 +117,6 @@ def resolve_device(device: str | torch.device) -> torch.device:
             raise SettingError(f'device={str(device)!r} is not here ({count} CUDA devices); use device="cpu"')
         return torch.device("cuda", index)
     return resolved
-
-
-def check_evaluate_every(every: float, stream: BatchStream) -> None:
-    if every < 1 and stream.samples_per_epoch is None:
-        raise SettingError(
-            f"validation.every={every} needs data whose length is known; give a Dataset or tensors, or leave it out"
-        )
 
 
 def warn_of_first_come(dispatch: str, sync: Synchroniser, learners: int) -> None:
@@ -350,7 +340,7 @@ def _forget_graphs(now: dict[str, Any], before: Mapping[str, Any]) -> None:
 
 
 def _check_finite(batch: Batch, loss: float, data: str, most_bad: float) -> None:
-    bad = [_not_finite(leaf).flatten(1).any(1) if leaf.dim() > 1 else _not_finite(leaf) for leaf in _floats(batch)]
+    bad = [each.flatten(1).any(1) if each.dim() > 1 else each for each in _not_finite(batch)]
     if any(float(each.float().mean()) > most_bad for each in bad if each.numel()):
         count = num_not_finite(batch)
         raise DataError(
@@ -359,16 +349,12 @@ def _check_finite(batch: Batch, loss: float, data: str, most_bad: float) -> None
 
 
 def num_not_finite(batch: Batch) -> int:
-    return sum(int(_not_finite(leaf).sum()) for leaf in _floats(batch))
+    return sum(int(each.sum()) for each in _not_finite(batch))
 
 
-def _floats(batch: Batch) -> list[Tensor]:
-    leaves = tree_leaves(batch)
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())]
-
-
-def _not_finite(leaf: Tensor) -> Tensor:
-    return ~torch.isfinite(leaf)
+def _not_finite(batch: Batch) -> list[Tensor]:
+    leaves = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
+    return [~torch.isfinite(leaf) for leaf in leaves if leaf.is_floating_point() or leaf.is_complex()]
 
 
 def _loss_on(template: nn.Module, batch: Batch, loss: Loss, labels: Tensor | None, data: str) -> Tensor:

@@ -10,10 +10,11 @@ import torch
 from bow.cluster import WorkerJob, is_leader, is_member
 from bow.devices import StreamDevice
 from bow.engines import choose_learners
+from bow.errors import SettingError
 from bow.observe import ProgressBar
 from bow.replicas import prepare_template
 from bow.training.candidates import Request
-from bow.training.checks import all_labels, check_evaluate_every, check_first_batch, choose_devices
+from bow.training.checks import all_labels, check_first_batch, choose_devices
 from bow.training.config import TrainConfig
 from bow.training.data_source import DataSource, check_round
 from bow.training.epoch import MOST_LOST
@@ -60,7 +61,11 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
     job = pack(count)  # before anything is read from the data
     opened = DataSource(config.data, **config.stream_settings)
     stream = opened.stream
-    check_evaluate_every(config.validation.every, stream)
+    if config.validation.every < 1 and stream.samples_per_epoch is None:
+        raise SettingError(
+            f"validation.every={config.validation.every} needs data whose length is known; give a Dataset or tensors, "
+            "or leave it out"
+        )
     rule = learners
     if rule == "auto":
         rule = choose_learners(device, template, stream.samples_per_epoch, stream.batch_size)

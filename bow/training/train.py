@@ -272,12 +272,6 @@ def _world(prepared: Prepared) -> contextlib.AbstractContextManager[World]:
     return start(count or 1, place, prepared.job, bucket_mb, remedy=REMEDY)
 
 
-def run_worker(config: TrainConfig, prepare_process: Callable[[], None] | None = None) -> None:
-    if prepare_process is not None:
-        prepare_process()
-    run_training(config)
-
-
 def _packed(config: TrainConfig, count: int | None) -> WorkerJob | None:
     """What other processes are to run; None where this one starts none."""
     if count in (None, 1) or is_member():
@@ -285,10 +279,16 @@ def _packed(config: TrainConfig, count: int | None) -> WorkerJob | None:
     quiet = dataclasses.replace(config.run, loggers=(), progress=False)
     config = dataclasses.replace(config, run=quiet)
     if config.partition is None:
-        return WorkerJob(functools.partial(run_worker, config))
+        return WorkerJob(functools.partial(run_training, config))
     from bow.planning.tiles import registered_rules, take_over_rules
 
-    return WorkerJob(functools.partial(run_worker, config, functools.partial(take_over_rules, registered_rules())))
+    rules = registered_rules()
+
+    def run() -> None:
+        take_over_rules(rules)
+        run_training(config)
+
+    return WorkerJob(run)
 
 
 def _scheduler_steps(

@@ -22,7 +22,7 @@ from bow.errors import CheckpointError, RunDirectoryError
 from bow.members import Member
 from bow.members.loop import SweepLoop
 from bow.members.member import Progress
-from bow.members.rungs import Rungs
+from bow.members.stopping import Rungs
 from tests.forked import FORKED
 
 SCRIPT = """
