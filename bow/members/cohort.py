@@ -76,13 +76,6 @@ class Cohort:
     def engine(self) -> str:
         return self.loop.description
 
-    @property
-    def num_taken(self) -> int:
-        return sum(member is not None for member in self.rows)
-
-    def free_row(self) -> int | None:
-        return next((row for row, member in enumerate(self.rows) if member is None), None)
-
     def place(self, row: int, progress: Progress) -> None:
         train, variant, group = self._config.train, progress.member.variant, self.group
         model = prepare_template(self._config.of(variant).model, variant.seed)

@@ -79,7 +79,8 @@ class MemberGroup(LearnerGroup):
         self._fixed = fixed_values(template)
         self.optimizer: MemberOptimizers = MemberOptimizers(self.layout, self.matrix)  # type: ignore[assignment]
         for row, learner in enumerate(self.learners):
-            self.learners[row] = Learner(self._own_module(learner.row), learner.row, learner.gradient)
+            module = replicate(template, self.layout, learner.row, device)  # whose frozen parameters are its own
+            self.learners[row] = Learner(module if template.training else module.train(), learner.row, learner.gradient)
             self.optimizer.place(row, make_optimizer(optimizer, template))
         self.seeds = [0] * rows
         self.own_rounds = [0] * rows  # completed, by row
@@ -142,11 +143,6 @@ class MemberGroup(LearnerGroup):
 
     def export_of(self, row: int) -> nn.Module:
         return self._exported(self.central_of(row))
-
-    def _own_module(self, row: Tensor) -> nn.Module:
-        """A module whose frozen parameters are its own."""
-        module = replicate(self.template, self.layout, row, self.device)
-        return module if self.template.training else module.train()
 
     def _check_alike(self, model: nn.Module) -> None:
         shapes = {name: (tuple(p.shape), p.requires_grad) for name, p in model.named_parameters()}

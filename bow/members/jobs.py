@@ -63,8 +63,9 @@ def why_alone(configs: Sequence[TrainConfig], goes_on: bool = False) -> str | No
         if not all(is_same(getattr(first, name), getattr(other, name)) for other in configs[1:]):
             return f"they differ in {name}"
     if not all(config.model is first.model for config in configs):
-        kinds = {_structure(config) for config in configs}
-        if len(kinds) > 1:
+        # All but the values of parameters and buffers.
+        metas = (copy.deepcopy(prepare_template(each.model, each.seed)).to("meta") for each in configs)
+        if len(set(map(cloudpickle.dumps, metas))) > 1:
             return "their models differ"
     return None
 
@@ -258,7 +259,9 @@ def _why_no_member(config: TrainConfig) -> str | None:
         f"devices={count}, and members have one": count not in (None, 1),
         "processes train together": is_member(),
         "operators are split by a partition": config.partition is not None,
-        f"sync={type(sync).__name__} changes what one learner does": not _is_plain(sync),
+        f"sync={type(sync).__name__} changes what one learner does": not (
+            type(sync) is Independent or (type(sync) is SMA and sync.alpha is None)
+        ),
         f"engine={engine.name}": engine.name == "fused",
         "engine has dispatch, schedule or capture=round": engine.dispatch != "fixed"
         or engine.schedule is not None
@@ -272,16 +275,6 @@ def _why_no_member(config: TrainConfig) -> str | None:
         "they go on from checkpoints": config.run.resume is not None,
     }
     return next((why for why, applies in reasons.items() if applies), None)
-
-
-def _is_plain(sync: Any) -> bool:
-    return type(sync) is Independent or (type(sync) is SMA and sync.alpha is None)
-
-
-def _structure(config: TrainConfig) -> bytes:
-    """Everything about a model but the values of its parameters and buffers."""
-    model = prepare_template(config.model, config.seed)
-    return bytes(cloudpickle.dumps(copy.deepcopy(model).to("meta")))
 
 
 def _optimizers(configs: Sequence[TrainConfig]) -> tuple[Any, list[Mapping[str, Any] | None]]:

@@ -112,7 +112,9 @@ class SweepLoop:
         most = max(MOST_ROWS, len(available_cores())) if asked == "auto" else asked
         is_search = self._config.search is not None
         rows = most if is_search else min(len(alike), most)
-        rounds = self._rounds_of(first)
+        rounds = self._config.train.steps
+        if rounds is None:
+            rounds = self._samples.open(self._config, first.member.variant).rounds_left(1)
         in_all = None if rounds is None or is_search else rounds * self._config.num_members
         is_reused = len(alike) > rows or is_search or self._config.halving is not None
         self._cohort = Cohort(self._config, first, rows, self._device, self._samples, in_all, is_reused)
@@ -128,11 +130,6 @@ class SweepLoop:
         if self._cohort is not None:
             self._cohort.close()
             self._cohort = None
-
-    def _rounds_of(self, progress: Progress) -> int | None:
-        if self._config.train.steps is not None:
-            return self._config.train.steps
-        return self._samples.open(self._config, progress.member.variant).rounds_left(1)
 
     def _train(self) -> None:
         """Train the first member that waits and all of its kind, or until the sweep is asked to end."""
@@ -151,20 +148,22 @@ class SweepLoop:
                     self._save(cohort)
                 began = time.perf_counter()
                 if self.interrupted_by is not None:
-                    self._put_back(cohort)
+                    for row in [row for row, each in enumerate(cohort.rows) if each is not None]:
+                        cohort.export(row)
+                        self._queue.append(cohort.take(row))
                     break
         self._train_s += time.perf_counter() - began
 
     def _fill(self, cohort: Cohort) -> None:
-        while (row := cohort.free_row()) is not None:
+        while None in cohort.rows:
             index = next((i for i, each in enumerate(self._queue) if each.kind == self._cohort_kind), None)
             if index is None:
-                if not self._propose(cohort.num_taken, len(cohort.rows)):
+                if not self._propose(len(cohort.rows) - cohort.rows.count(None), len(cohort.rows)):
                     return
                 continue
             progress = self._queue[index]
             del self._queue[index]
-            cohort.place(row, progress)
+            cohort.place(cohort.rows.index(None), progress)
 
     def _propose(self, training: int, rows: int) -> bool:
         """Ask the search for a member, unless as many train or wait as there are rows; whether there is one."""
@@ -229,7 +228,9 @@ class SweepLoop:
         if (why := self._why_over(progress)) is not None or is_over:
             self._end(cohort, row, why)
         elif self._rungs is not None and progress.epoch >= progress.rung:
-            self._pause(cohort, row, progress)
+            progress.state = cohort.state_of(row)
+            cohort.export(row)
+            self._wait_at_rung(cohort.take(row))
 
     def _why_over(self, progress: Progress) -> str | None:
         validation = self._config.train.validation
@@ -251,12 +252,6 @@ class SweepLoop:
         if self._rungs is not None:
             self._rungs.note(progress.member, progress.rung)
         self._count(progress)
-
-    def _pause(self, cohort: Cohort, row: int, progress: Progress) -> None:
-        """A member waits at a rung until it is known who goes on."""
-        progress.state = cohort.state_of(row)
-        cohort.export(row)
-        self._wait_at_rung(cohort.take(row))
 
     def _wait_at_rung(self, progress: Progress) -> None:
         self._directory.save_member(progress.member, self.engine)
@@ -311,12 +306,6 @@ class SweepLoop:
         self._directory.engine = {repr(self._cohort_kind): cohort.loop.engine_state}
         self._directory.save_checkpoint(self._num_rounds, waiting, self._members, self.elapsed_s)
         self._timer.wrote(began, time.perf_counter())
-
-    def _put_back(self, cohort: Cohort) -> None:
-        for row, progress in enumerate(cohort.rows):
-            if progress is not None:
-                cohort.export(row)
-                self._queue.append(cohort.take(row))
 
 
 def held_out(data: Any, indices: Any) -> Any:

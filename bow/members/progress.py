@@ -71,14 +71,16 @@ class SweepProgress(ProgressBar):
         self._shown_at = now = time.perf_counter()
         samples, total = self._samples([*training, *waiting])
         rate = (samples - self._before) / max(now - self._began, 1e-9)
-        left = "" if total is None or not rate else f"{self._bound}{duration_text((total - samples) / rate)} left"
+        bound = "at most " if self._config.stop or self._config.train.validation.target else ""
+        left = "" if total is None or not rate else f"{bound}{duration_text((total - samples) / rate)} left"
         self._live.update(TaskID(0), total=total, completed=samples, text="  ".join([rate_text(rate), left]))
         counts = [f"{len(self._ended)} done", f"{len(training)} training", f"{len(waiting)} waiting"]
         self._live.below = fitted(["  ".join(counts), *self._best()], WIDTH)
 
     def ended(self, member: Member, elapsed_s: float) -> None:
         self._ended.add(member.number)
-        values = [f"{name} {metric_text(name, value)}" for name, value in sorted_metrics(member)]
+        metrics = sorted(member.metrics.items(), key=lambda item: item[0] == "loss")
+        values = [f"{name} {metric_text(name, value)}" for name, value in metrics]
         loss = metric_text("loss", member.value("train_loss"))
         parts = [
             (0, f"{len(self._ended)}/{len(self._members)}"),
@@ -128,10 +130,6 @@ class SweepProgress(ProgressBar):
         per_epoch = self._per_epoch if variant.train_on is None else len(variant.train_on)
         return None if per_epoch is None else float(per_epoch * train.epochs)
 
-    @property
-    def _bound(self) -> str:
-        return "at most " if self._config.stop or self._config.train.validation.target else ""
-
     def _best(self) -> list[str]:
         begun = [member for member in self._members if member.history and member.stopped != "diverged"]
         if not begun:
@@ -140,11 +138,6 @@ class SweepProgress(ProgressBar):
         best, name = so_far.best, so_far.metric
         value = best.value(name)
         return [] if math.isnan(value) else [f"best {best.name}: {name.replace('_', ' ')} {metric_text(name, value)}"]
-
-
-def sorted_metrics(member: Member) -> list[tuple[str, float]]:
-    """The values of a member's last epoch, the loss last."""
-    return sorted(member.metrics.items(), key=lambda item: item[0] == "loss")
 
 
 def is_over(member: Member, config: SweepConfig) -> bool:

@@ -169,7 +169,8 @@ class Sweep:
         """Members, the best first; those that ended because others were better behind those that went on."""
         name = metric or self.metric
         self._check_has(name)
-        sign = -1 if self._is_higher_better(name) else 1
+        ways = {metric.name: metric.higher_is_better for metric in self.metrics}
+        sign = -1 if is_higher_better(name, ways.get(name)) else 1
 
         def key(member: Member) -> tuple[bool, float, float, int]:
             value = member.value(name)
@@ -233,10 +234,6 @@ class Sweep:
         known = dict.fromkeys(("loss", "train_loss", "lr", *(key for member in self.members for key in member.metrics)))
         if name not in known:
             raise SettingError(f"members have no value {name!r}; there are {', '.join(known)}")
-
-    def _is_higher_better(self, name: str) -> bool:
-        known = {metric.name: metric.higher_is_better for metric in self.metrics}
-        return is_higher_better(name, known.get(name))
 
 
 def combine_for(loss: Any) -> Combine:

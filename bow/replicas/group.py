@@ -89,7 +89,9 @@ class LearnerGroup:
         if not world.is_one:
             begins = sorted({slot.offset for slots in self.layout.group_slots for slot in slots})
             world.variables = [end - at for at, end in zip(begins, [*begins[1:], self.layout.row_length], strict=True)]
-        self._share_beginning()
+        if not world.is_one:  # a model that was built with other values than rank 0's counts not
+            frozen = [parameter.data for parameter in self._frozen.values()]
+            world.broadcast_tensors([self.matrix.z, *frozen, *self._central.buffers()])
         self.learners: list[Learner] = []
         for _ in range(learners):
             self.add()
@@ -188,12 +190,6 @@ class LearnerGroup:
             for buffer, value in zip(averaged, means, strict=True):
                 buffer.copy_(value.view_as(buffer))
         self.world.broadcast_tensors(others)
-
-    def _share_beginning(self) -> None:
-        """Have the weights, frozen parameters and buffers of rank 0: a model that was built with others counts not."""
-        if not self.is_alone:
-            frozen = [parameter.data for parameter in self._frozen.values()]
-            self.world.broadcast_tensors([self.matrix.z, *frozen, *self._central.buffers()])
 
     def add(self) -> None:
         """Add a learner that starts from `z`, with fresh optimizer state and the central model's buffers."""

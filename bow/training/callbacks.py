@@ -1,5 +1,6 @@
 """Hooks into a training. A callback is any object with some of these methods."""
 
+import itertools
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -125,7 +126,11 @@ class Hooks:
     """Calls one hook of all callbacks that have it."""
 
     def __init__(self, callbacks: Sequence[object]) -> None:
-        self._methods = {h: [getattr(c, h) for c in callbacks if _has(c, h)] for h in HOOKS}
+        self._methods: dict[str, list[Any]] = {hook: [] for hook in HOOKS}
+        for each, hook in itertools.product(callbacks, HOOKS):
+            inherited = getattr(type(each), hook, None) is getattr(Callback, hook)  # and empty
+            if hasattr(each, hook) and not inherited:
+                self._methods[hook].append(getattr(each, hook))
 
     def listen(self, hook: str) -> bool:
         return bool(self._methods[hook])
@@ -133,8 +138,3 @@ class Hooks:
     def call(self, hook: str, *arguments: Any) -> None:
         for method in self._methods[hook]:
             method(*arguments)
-
-
-def _has(callback: object, hook: str) -> bool:
-    """Whether a callback has a hook of its own, and not just the empty one that it inherits."""
-    return hasattr(callback, hook) and getattr(type(callback), hook, None) is not getattr(Callback, hook)

@@ -280,7 +280,10 @@ def check_first_batch(
     device = next((p.device for p in template.parameters()), torch.device("cpu"))
     batch = tree_map_only(Tensor, lambda t: t.to(device, copy=True), batch)  # a step may change it in place
     buffers = {} if has_lazy_modules(template) else buffer_state(template)  # some models count their calls
-    attributes = [(vars(module), _shallow(vars(module))) for module in template.modules()]
+    attributes = [
+        (own, {name: copy.copy(value) if type(value) in (dict, list) else value for name, value in own.items()})
+        for own in map(vars, template.modules())
+    ]
     trained = {} if has_lazy_modules(template) else {n: p for n, p in template.named_parameters() if p.requires_grad}
     versions = {name: parameter._version for name, parameter in trained.items()}
     try:
@@ -323,10 +326,6 @@ def _changed_in_place(parameter: str) -> ModelError:
         f"the model changes its parameter {parameter!r} in place, as nn.Embedding does with max_norm, and learners' "
         "parameters are views of a row, which cannot be; scale the value that is used instead"
     )
-
-
-def _shallow(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: copy.copy(value) if type(value) in (dict, list) else value for name, value in attributes.items()}
 
 
 def _forget_graphs(now: dict[str, Any], before: Mapping[str, Any]) -> None:

@@ -193,8 +193,13 @@ class TrainConfig:
         if learners != "auto":
             check_learners(learners)
         check_sync(self.sync)
-        if validation.ema is not None:
-            self._check_average()
+        if validation.ema is not None and (
+            self.engine.dispatch != "fixed" or isinstance(self.sync, Independent) or self.partition is not None
+        ):
+            raise SettingError(
+                f"validation.ema={validation.ema:g} averages a central model that moves round by round, which it does "
+                'not with dispatch="first_come", bow.Independent or a partition; leave one of them out'
+            )
         check_clipping(self.clip_norm)
         check_callbacks(self.callbacks)
         if self.stop is not None:
@@ -204,13 +209,6 @@ class TrainConfig:
             rules = directed(check_rules(self.stop), validation.metrics, names if self.step is None else None)
             object.__setattr__(self, "stop", rules)
         check_target(validation.target, validation.data, validation.metrics if self.step is None else None)
-
-    def _check_average(self) -> None:
-        if self.engine.dispatch != "fixed" or isinstance(self.sync, Independent) or self.partition is not None:
-            raise SettingError(
-                f"validation.ema={self.validation.ema:g} averages a central model that moves round by round, which it "
-                'does not with dispatch="first_come", bow.Independent or a partition; leave one of them out'
-            )
 
     @property
     def num_learners(self) -> int | Literal["auto"]:
@@ -246,11 +244,6 @@ class TrainConfig:
         """For a run's `config.yaml`: the settings of the command line, or the same sections with objects as text."""
         if self.source is not None:
             return self.source
-        names = [each.name for each in fields(self) if each.name != "source"]
-        return {name: _section(getattr(self, name)) for name in names}
-
-
-def _section(value: Any) -> Any:
-    if isinstance(value, Validation | Run | Engine | Devices):
-        return {each.name: getattr(value, each.name) for each in fields(value)}
-    return value
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "source"}
+        sections = (Validation, Run, Engine, Devices)
+        return {name: dict(vars(value)) if isinstance(value, sections) else value for name, value in values.items()}

@@ -82,13 +82,11 @@ def dealt_again(deals: Sequence[Deal], learners: int) -> list[Deal]:
     """The batches of some rounds for another number of learners; in the last round some may sit out."""
     batches = [batch for deal in deals for batch in batches_of(deal)]
     rounds = [batches[start : start + learners] for start in range(0, len(batches), learners)]
-    again = [_dealt(taken, learners, deals[0].epochs) for taken in rounds]
+    again = [
+        Deal([*own, *[None] * (learners - len(own))], False, sum(map(batch_length, own)), deals[0].epochs)
+        for own in rounds
+    ]
     return [*again[:-1], again[-1]._replace(epochs=deals[-1].epochs)]
-
-
-def _dealt(batches: list[Batch], learners: int, epochs: int) -> Deal:
-    sit_out = [None] * (learners - len(batches))
-    return Deal([*batches, *sit_out], False, sum(map(batch_length, batches)), epochs)
 
 
 def batches_of(deal: Deal) -> list[Batch]:

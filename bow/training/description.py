@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from bow.devices import StreamDevice, available_cores, processor
@@ -36,19 +36,15 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 def provenance() -> dict[str, str]:
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_initialized() else ""  # type: ignore[no-untyped-call]
     bow, commit = sys.modules["bow"].__version__, _commit()
+    words = sys.orig_argv
+    first = 1 if len(words) > 1 and Path(words[1]).name == "bow" else 0
     return {
         "began": f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}",
-        "command": _command(sys.orig_argv),
+        "command": shlex.join([Path(words[first]).name, *words[first + 1 :]]),  # `bow train ...`, `python train.py`
         **({"commit": commit} if commit else {}),
         "versions": f"bow {bow}, torch {torch.__version__}, Python {platform.python_version()}",
         "machine": f"{processor()}, {len(available_cores())} cores{gpu}",
     }
-
-
-def _command(words: list[str]) -> str:
-    """As one would write it: `bow train ...`, or `python train.py`."""
-    first = 1 if len(words) > 1 and Path(words[1]).name == "bow" else 0
-    return shlex.join([Path(words[first]).name, *words[first + 1 :]])
 
 
 @functools.cache  # what was imported is that of the first time
@@ -62,10 +58,14 @@ def _commit() -> str | None:
 
 
 def describe(request: Request, opened: DataSource, tuner: Tuner, loss: Callable[..., Any]) -> Any:
-    replicas_config, task = request.replicas, request.replicas.task
+    replicas_config, task, model = request.replicas, request.replicas.task, request.replicas.model
+    named = [*model.named_parameters(), *model.named_buffers()]
+    # Of modules that are not torch's own, neither text nor tensors tell what they do.
+    kinds = {type(module) for module in model.modules() if not type(module).__module__.startswith("torch.")}
+    tensors = [f"{name} {_tensor(tensor)} {tensor.requires_grad}" for name, tensor in named]
     return {
         "recipe": RECIPE,
-        "model": [_text(replicas_config.model), *_tensors(replicas_config.model), *_forwards(replicas_config.model)],
+        "model": [_text(model), *tensors, *sorted(_name(kind.forward) for kind in kinds)],
         "task": _name(loss),
         "optimizer": _optimizer(replicas_config),
         "sync": repr(replicas_config.sync),
@@ -80,17 +80,6 @@ def describe(request: Request, opened: DataSource, tuner: Tuner, loss: Callable[
         "native runtime": is_built() if replicas_config.on_cpu else None,
         "versions": [sys.modules["bow"].__version__, torch.__version__, platform.python_version()],
     }
-
-
-def _tensors(model: nn.Module) -> list[str]:
-    named = [*model.named_parameters(), *model.named_buffers()]
-    return [f"{name} {_tensor(tensor)} {tensor.requires_grad}" for name, tensor in named]
-
-
-def _forwards(model: nn.Module) -> list[str]:
-    """What modules do that are not torch's own: neither their text nor their tensors tell."""
-    kinds = {type(module) for module in model.modules()}
-    return sorted(_name(kind.forward) for kind in kinds if not kind.__module__.startswith("torch."))
 
 
 def _tensor(tensor: Tensor) -> str:

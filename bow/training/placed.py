@@ -73,9 +73,11 @@ def check_speed(replicas_config: ReplicasConfig, placed: Placed, group: ProcessG
     own = _runtime(captured, strategy, replicas_config, group)
     other = _runtime(captured, data, replicas_config, all_devices)
     own_s, data_s = _take_turns(own, other, batch, all_devices)
-    measured = _recorded(own, batch)
+    own.record()
+    own.step(batch, 0)
+    own.record(False)
     predicted = predicted_timeline(captured.graph, strategy, all_devices, type(own.optimizer).__name__)
-    checked = world.broadcast(Checked(own_s / strategy.learners, data_s, predicted, measured))
+    checked = world.broadcast(Checked(own_s / strategy.learners, data_s, predicted, own.timeline()))
     if checked.batch_s > MARGIN * checked.data_s:
         raise SettingError(
             f"the strategy is slower than data parallelism here: {checked.summary}; plan again, or "
@@ -113,13 +115,6 @@ def _stint(runtime: TileRuntime, batch: Batch, steps: int, group: ProcessGroup) 
     if group.device.type == "cuda":
         torch.cuda.synchronize(group.device)
     return time.perf_counter() - start
-
-
-def _recorded(runtime: TileRuntime, batch: Batch) -> Timeline:
-    runtime.record()
-    runtime.step(batch, 0)
-    runtime.record(False)
-    return runtime.timeline()
 
 
 def check_settings(partition: Partition, config: TrainConfig) -> None:

@@ -239,7 +239,9 @@ class TrainingLoop:
             self._rounds(deals)
             if cold and self.round >= warm_at:
                 meter.mark_steady()
-                self._record_memory()
+                memory = self.replicas.memory if isinstance(self.replicas, Replicas) else None
+                if memory is not None and (report := memory.report(self.replicas.learners)):
+                    self._records.event("memory", report)
         meter.pause()
         self.interrupted_by = self._agreement.signal_of(self._interruption.signal)
         if self.interrupted_by is not None:
@@ -341,8 +343,3 @@ class TrainingLoop:
     def _hear_tuner(self, seconds: float) -> None:
         if self._watch is not None and (change := self._watch.round_ended(seconds, self.position.meter.samples)):
             self._records.event("learners", change)
-
-    def _record_memory(self) -> None:
-        replicas = self.replicas
-        if isinstance(replicas, Replicas) and (report := replicas.memory.report(replicas.learners)):
-            self._records.event("memory", report)

@@ -75,7 +75,10 @@ class Signals:
         _add(self._gradients, replicas.G)
         if self._is_pulling and self._lr and self._has_settled(replicas.rounds):
             _add(self._distances, (row - replicas.z for row in replicas.W))
-            self._estimate_repulsion()
+            distances, gradients = self._distances.value, self._gradients.value
+            if distances is not None and gradients is not None:
+                alpha = self._alpha(self._learners)
+                self._repulsion = repulsion(distances.noise, gradients.noise, self._lr, alpha, self._momentum)
 
     def _notice_changes(self, replicas: Replicas) -> None:
         """Forget distances that another learning rate, momentum or number of learners has brought about."""
@@ -111,12 +114,6 @@ class Signals:
         """How strongly so many learners are pulled together, on the average of rounds."""
         alpha = self._sync.alpha if isinstance(self._sync, SMA) else None
         return (1 / learners if alpha is None else alpha) / self._sync.every
-
-    def _estimate_repulsion(self) -> None:
-        distances, gradients = self._distances.value, self._gradients.value
-        if distances is not None and gradients is not None:
-            alpha = self._alpha(self._learners)
-            self._repulsion = repulsion(distances.noise, gradients.noise, self._lr, alpha, self._momentum)
 
 
 def _add(moments: RunningMoments, rows: Iterable[Tensor]) -> None:

@@ -35,7 +35,7 @@ class Trials:
         signals: Signals | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._blueprint = replicas_config
+        self._config = replicas_config
         self._feed = feed
         self._signals = signals
         self._clock = clock
@@ -98,7 +98,7 @@ class Trials:
         """Learners of a setting, the seconds that compiling took, and the samples per second of their first round."""
         engine, compiles = split(setting.engine)
         is_new = _key(setting) not in self._made
-        builds = is_new and engine == "graph" and self._blueprint.on_cpu and not is_built()
+        builds = is_new and engine == "graph" and self._config.on_cpu and not is_built()
         began = self._clock()
         replicas = self._replicas(setting)
         made = self._clock()
@@ -115,11 +115,12 @@ class Trials:
         replicas = self._made.get(key)
         if self._current is not None and self._current is not replicas:
             self._current.close()  # its threads would be in the way
-            if not self._blueprint.on_cpu or self._held_bytes > MOST_HELD_BYTES:
+            held = sum(each.W.nbytes + each.G.nbytes for each in self._made.values())  # what else grows along
+            if not self._config.on_cpu or held > MOST_HELD_BYTES:
                 self.close()
                 replicas = None
         if replicas is None:
-            replicas = self._blueprint.build(engine, setting.learners, compile=compiles)
+            replicas = self._config.build(engine, setting.learners, compile=compiles)
             stand_still(replicas)
             self._made[key] = replicas
             if self._feed.stream is not None:
@@ -128,11 +129,6 @@ class Trials:
         if replicas.learners != setting.learners:
             replicas.resize(setting.learners)
         return replicas
-
-    @property
-    def _held_bytes(self) -> int:
-        """Weights and gradients of all learners that are kept; what else they hold grows along."""
-        return sum(replicas.W.nbytes + replicas.G.nbytes for replicas in self._made.values())
 
     def _stretch(self, replicas: Replicas, seconds: float) -> float:
         """Samples per second of rounds that last so long together, at least of one."""
@@ -158,8 +154,8 @@ class Trials:
     @contextlib.contextmanager
     def _apart(self, threads: int) -> Iterator[None]:
         before = torch.get_num_threads()
-        with without_a_trace(self._blueprint.device):
-            if self._blueprint.on_cpu:
+        with without_a_trace(self._config.device):
+            if self._config.on_cpu:
                 torch.set_num_threads(threads)
             try:
                 yield

@@ -280,9 +280,9 @@ def without_spinning(tuned: Tuned, replicas: ReplicasConfig, say: Callable[[str]
 def balanced(tuned: Tuned, request: Request, world: World) -> Tuned:
     """What this device begins with: as many learners as suit the common round, where all have measured."""
     batch = request.batch_size
-    own = {
-        row["learners"]: row["learners"] * batch / row["samples_per_s"] for row in tuned.rows if _is_like(row, tuned)
-    }
+    setting = tuned.engine + COMPILED * tuned.compile, tuned.threads or 1
+    alike = [row for row in tuned.rows if (row["engine"], row["threads"]) == setting and row["samples_per_s"]]
+    own = {row["learners"]: row["learners"] * batch / row["samples_per_s"] for row in alike}
     round_s = world.all_gather(own if request.learners == "auto" and tuned.source == "calibration" else {})
     if world.is_one or not all(round_s):
         return tuned
@@ -291,11 +291,6 @@ def balanced(tuned: Tuned, request: Request, world: World) -> Tuned:
         return tuned
     summary = f"{tuned.summary}; {tuned.learners} learners here alone, {learners[world.rank]} beside the other devices"
     return dataclasses.replace(tuned, learners=learners[world.rank], summary=summary)
-
-
-def _is_like(row: Mapping[str, Any], tuned: Tuned) -> bool:
-    same = row["engine"] == tuned.engine + COMPILED * tuned.compile and row["threads"] == (tuned.threads or 1)
-    return bool(same and row["samples_per_s"])
 
 
 def build(tuned: Tuned, replicas: ReplicasConfig, rounds: int | None, world: World, learners: int) -> Replicas:
