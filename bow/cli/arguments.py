@@ -58,19 +58,21 @@ def build(composition: Composition) -> dict[str, Any]:
     check_values(composition)
     settings = composition.settings
     model, splits = model_and_data(composition)
+    run, stop = settings["run"], settings.get("stop")
+    loggers = all_made(run["loggers"] or (), "run.loggers") if is_leader() else ()
     return {
         "model": model,
         "data": splits.train,
         **loss_or_step(composition, splits),
         "optimizer": _optimizer(settings["optimizer"]),
         "scheduler": _scheduler(settings["scheduler"]),
-        "stop": _stop(settings.get("stop")),
+        "stop": all_made(stop, "stop") if isinstance(stop, list) else None if stop is None else made(stop, "stop"),
         "learners": _learners(settings["learners"], settings["tuner"]),
         "sync": made(settings["sync"], "sync"),
         "engine": Engine(**settings["engine"]),
         "devices": Devices(**settings["devices"]),
         "validation": _validation(settings["validation"], splits),
-        "run": _run(settings["run"]),
+        "run": Run(**{**run, "loggers": loggers}),
         "callbacks": all_made(settings["callbacks"] or (), "callbacks"),
         **{name: settings[name] for name in PLAIN if name != "learners"},
     }
@@ -78,7 +80,9 @@ def build(composition: Composition) -> dict[str, Any]:
 
 def model_and_data(composition: Composition) -> tuple[Callable[[], nn.Module], DataSplits]:
     """What builds the model of composed settings, and the data, which say what it looks like."""
-    splits = _data(composition.settings["data"])
+    splits = made(composition.settings["data"], "data")
+    if not isinstance(splits, DataSplits):
+        raise SettingError(f"data must be a function that returns DataSplits, got a {type(splits).__name__}")
     return _model(composition.settings["model"], splits, composition.choices), splits
 
 
@@ -121,13 +125,6 @@ def check_values(composition: Composition) -> None:
             whole(name, settings[name])
     if settings["learners"] != AUTO:
         check_learners(settings["learners"])
-
-
-def _data(settings: Any) -> DataSplits:
-    splits = made(settings, "data")
-    if not isinstance(splits, DataSplits):
-        raise SettingError(f"data must be a function that returns DataSplits, got a {type(splits).__name__}")
-    return splits
 
 
 def _model(settings: Any, splits: DataSplits, choices: Mapping[str, str]) -> Callable[[], nn.Module]:
@@ -178,25 +175,13 @@ def _validation(settings: Mapping[str, Any], splits: DataSplits) -> Validation:
     return Validation(**{**settings, "data": data, "metrics": metrics_of(settings["metrics"])})
 
 
-def _run(settings: Mapping[str, Any]) -> Run:
-    loggers = all_made(settings["loggers"] or (), "run.loggers") if is_leader() else ()
-    return Run(**{**settings, "loggers": loggers})
-
-
 def _scheduler(settings: Any) -> Any:
     if settings is None:
         return None
-    if isinstance(settings, Mapping) and settings.get(TARGET) == "bow.PerRound":
+    target = settings.get(TARGET) if isinstance(settings, Mapping) else None
+    if target == "bow.PerRound":
         return bow.PerRound(factory(settings.get("factory"), "scheduler.factory"))
-    if isinstance(settings, Mapping) and settings.get(TARGET) == "bow.WarmupCosine":
-        return made(settings, "scheduler")
-    return factory(settings, "scheduler")
-
-
-def _stop(settings: Any) -> Any:
-    if settings is None:
-        return None
-    return all_made(settings, "stop") if isinstance(settings, list) else made(settings, "stop")
+    return (made if target == "bow.WarmupCosine" else factory)(settings, "scheduler")
 
 
 def metrics_of(settings: Any) -> tuple[Any, ...]:
@@ -204,15 +189,12 @@ def metrics_of(settings: Any) -> tuple[Any, ...]:
         raise SettingError(
             f"validation.metrics must be a list, got {shown(settings)}; write validation.metrics=[{shown(settings)}]"
         )
-    return tuple(_metric(setting) for setting in settings or ())
-
-
-def _metric(setting: Any) -> Any:
-    if isinstance(setting, Mapping):
-        return made(setting, "validation.metrics")
-    if setting not in METRICS:
-        raise SettingError(f"validation.metrics={shown(setting)} does not exist; {suggestion(str(setting), METRICS)}")
-    return METRICS[setting]()
+    for each in settings or ():
+        if not isinstance(each, Mapping) and each not in METRICS:
+            raise SettingError(f"validation.metrics={shown(each)} does not exist; {suggestion(str(each), METRICS)}")
+    return tuple(
+        made(each, "validation.metrics") if isinstance(each, Mapping) else METRICS[each]() for each in settings or ()
+    )
 
 
 def _optimizer(settings: Any) -> Callable[..., Any]:
@@ -228,25 +210,10 @@ def _learners(number: Any, settings: Any) -> Any:
 
 
 PLAIN = ("batch_size", "epochs", "steps", "learners", "clip_norm", "on_nan", "seed")
+WITHIN = ("validation.data", "validation.metrics", "run.loggers")
+# Keys whose values are descriptions of objects; all others are plain
 OBJECTS = (
-    "model",
-    "data",
-    "loss",
-    "step",
-    "optimizer",
-    "scheduler",
-    "stop",
-    "tuner",
-    "sync",
-    "callbacks",
-    "validation.data",
-    "validation.metrics",
-    "run.loggers",
-    LAUNCHER,
-    SWEEP,
-    "partition",
+    *("model", "data", "loss", "step", "optimizer", "scheduler", "stop", "tuner", "sync", "callbacks"),
+    *(*WITHIN, LAUNCHER, SWEEP, "partition"),
 )
-"""Keys whose values are descriptions of objects; all others are plain."""
-
-OPTIONAL = ("stop", SWEEP, "partition", *(key for key in OBJECTS if "." in key))
-"""Those that are not in the settings of every run."""
+OPTIONAL = ("stop", SWEEP, "partition", *WITHIN)  # those that are not in the settings of every run

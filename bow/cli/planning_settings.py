@@ -72,10 +72,6 @@ def _method(text: str) -> str:
     return text
 
 
-def _methods(text: str) -> tuple[str, ...]:
-    return tuple(_method(name) for name in text.split(",") if name)
-
-
 def _costs(text: str) -> str:
     if text not in COSTS:
         raise SettingError(f"costs={text!r} does not exist; {suggestion(text, COSTS)}")
@@ -94,7 +90,7 @@ _OWN: Mapping[str, Reader] = {
     "devices": COUNT,
     "save_topology": (lambda text: given_path("save_topology", text), "a file"),
     "method": (_method, "a name"),
-    "methods": (_methods, "names with commas"),
+    "methods": (lambda text: tuple(_method(name) for name in text.split(",") if name), "names with commas"),
     "out": (lambda text: given_path("out", text), "a folder or a file"),
     "dry_run": FLAG,
     "network": NAME,

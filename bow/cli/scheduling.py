@@ -89,7 +89,8 @@ def run(words: Sequence[str]) -> int:
     console = terminal()
     _make_folder(settings.out)
     _check_runtime(action)
-    step = _step(settings, others)
+    model, batch, function, _ = parts(settings.network, settings.size, others)
+    step = BoundStep.of(model, batch, step=function)
     profile = measure(
         step,
         interval=settings.interval,
@@ -209,11 +210,6 @@ def _make_folder(out: Path) -> None:
         raise SettingError(f"out={out} cannot be made ({disk_reason(error)}); give another folder") from error
     if not os.access(out, os.W_OK):
         raise SettingError(f"out={out} cannot be written; give another folder")
-
-
-def _step(settings: ScheduleSettings, others: Sequence[str]) -> BoundStep:
-    model, batch, step, _ = parts(settings.network, settings.size, others)
-    return BoundStep.of(model, batch, step=step)
 
 
 def _count(name: str) -> Reader:

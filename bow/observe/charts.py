@@ -5,6 +5,7 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bow.observe.records import VALIDATION, Record, is_number, metrics
@@ -160,7 +161,8 @@ def thin(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
     if len(points) <= most:
         return list(points)
     edges = [index * len(points) // most for index in range(most + 1)]
-    return [_mean(points[begin:end]) for begin, end in pairwise(edges)]
+    parts = [points[begin:end] for begin, end in pairwise(edges)]
+    return [(fmean(x for x, _ in part), fmean(y for _, y in part)) for part in parts]
 
 
 def _number(value: float, _: float = 0) -> str:
@@ -169,10 +171,6 @@ def _number(value: float, _: float = 0) -> str:
 
 def _percent(value: float, _: float = 0) -> str:
     return f"{100 * value:.6g} %"
-
-
-def _mean(points: Sequence[Point]) -> Point:
-    return sum(x for x, _ in points) / len(points), sum(y for _, y in points) / len(points)
 
 
 def _inline(document: str, title: str) -> str:

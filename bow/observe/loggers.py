@@ -43,7 +43,6 @@ class SafeLogger:
         self.failed = False
 
     def log(self, record: Record) -> None:
-        """Pass one record on."""
         if self.failed:
             return
         try:
@@ -75,28 +74,21 @@ class JsonLinesLogger:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         try:
-            cut_off = self.path.exists() and _is_cut_off(self.path)
+            before = self.path.read_bytes() if self.path.exists() else b""
             self._file = self.path.open("a", encoding="utf-8")
         except OSError as error:
             raise RunDirectoryError(
                 f"{path} cannot be written ({disk_reason(error)}); use another run directory"
             ) from error
-        if cut_off:
+        if before and not before.endswith(b"\n"):  # a line that a crash cut off
             self._file.write("\n")
 
     def log(self, record: Record) -> None:
-        """Append one record."""
         self._file.write(json.dumps(plain(record), allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
-
-
-def _is_cut_off(path: Path) -> bool:
-    text = path.read_bytes()
-    return bool(text) and not text.endswith(b"\n")
 
 
 class TensorBoardLogger:
@@ -126,12 +118,12 @@ class TensorBoardLogger:
         for name, value in scalars(record).items():
             self._writer.add_scalar(name, value, record["round"])
         if record["kind"] in ("start", "end"):
-            self._writer.add_text(f"run/{record['kind']}", _table(record))
+            rows = [f"| {name} | {value} |" for name, value in plain(record).items() if name != "kind"]
+            self._writer.add_text(f"run/{record['kind']}", "\n".join(["| field | value |", "| --- | --- |", *rows]))
         if record["kind"] == "event":
             self._writer.add_text(f"events/{record['event']}", record["message"], record["round"])
 
     def close(self) -> None:
-        """Write what is held back and close the files."""
         if self._writer is not None:
             self._writer.close()
 
@@ -139,8 +131,3 @@ class TensorBoardLogger:
         from torch.utils.tensorboard import SummaryWriter
 
         return SummaryWriter(str(self.dir or Path(record.get("run_dir") or ".") / "tensorboard"))
-
-
-def _table(record: Record) -> str:
-    rows = [f"| {name} | {value} |" for name, value in plain(record).items() if name != "kind"]
-    return "\n".join(["| field | value |", "| --- | --- |", *rows])

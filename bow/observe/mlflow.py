@@ -61,7 +61,6 @@ class MlflowLogger:
             self._status = "FINISHED"
 
     def close(self) -> None:
-        """End the run."""
         if self._client is not None:
             self._client.set_terminated(self._run_id, self._status)
 

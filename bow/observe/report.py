@@ -138,11 +138,13 @@ class Report:
         tiles = [self._metric_tile(name, value) for name, value in self._final_metrics().items()]
         if not tiles and (losses := self._final_losses or self.of("rounds", "loss")):
             tiles = [ResultTile(metric_text("loss", losses[-1]), "training loss", "there are no validation data")]
+        learners, size = self.last.get("learners"), self.start.get("batch_size")
+        batches = f"batches of {size} each" if size else ""
         return [
             *tiles[:2],
             self._time_tile(),
             self._throughput_tile(),
-            _learners_tile(self.last.get("learners"), self.start.get("batch_size")),
+            ResultTile(value_text(learners), "learner" if learners == 1 else "learners", batches),
         ]
 
     @property
@@ -234,11 +236,6 @@ class Report:
         samples = self.last.get("samples")
         note = f"{count_text(samples)} samples in all" if is_number(samples) else ""
         return ResultTile(rate_text(rate).removesuffix(" samples/s"), "samples per second", note)
-
-
-def _learners_tile(learners: Any, batch_size: Any) -> ResultTile:
-    note = f"batches of {batch_size} each" if batch_size else ""
-    return ResultTile(value_text(learners), "learner" if learners == 1 else "learners", note)
 
 
 def _data_of(settings: Mapping[str, str]) -> str:

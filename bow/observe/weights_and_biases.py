@@ -72,7 +72,6 @@ class WandbLogger:
             self._run.summary.update(_summary(record))
 
     def close(self) -> None:
-        """Write what is held back and end the run."""
         if self._run is not None:
             self._run.finish()
 

@@ -30,14 +30,6 @@ class DecisionRow:
     compile_s: float = 0.0  # what compilation took
 
 
-def decision_rows(record: TrialRecord, choice: EngineSetting | None) -> tuple[DecisionRow, ...]:
-    """The decision table of what is known by now, in the order of the first trials; then what was not tried."""
-    is_throughput = all(record.efficiency(setting.learners) == 1 for setting in (*record.trials, *record.refused))
-    what = "throughput" if is_throughput else "goodput"
-    tried = [_tried(record, setting, choice, what) for setting in record.trials]
-    return (*tried, *(_refused(record, setting, why) for setting, why in record.refused.items()))
-
-
 def _tried(record: TrialRecord, setting: EngineSetting, choice: EngineSetting | None, what: str) -> DecisionRow:
     trials, rates = record.trials[setting], record.rates(setting)
     failure = next((trial for trial in reversed(trials) if trial.failure is not None), None)
@@ -72,11 +64,6 @@ def _compared(record: TrialRecord, setting: EngineSetting, choice: EngineSetting
 
 def _relation(ratio: float, to: str) -> str:
     return f"{100 * ratio:.1f}% of the {to.removeprefix('the ')}"
-
-
-def _refused(record: TrialRecord, setting: EngineSetting, why: str) -> DecisionRow:
-    efficiency = record.efficiency(setting.learners)
-    return DecisionRow(setting.engine, setting.learners, setting.threads, "not tried", why, efficiency=efficiency)
 
 
 class Calibration:
@@ -122,7 +109,15 @@ class Calibration:
 
     @property
     def rows(self) -> tuple[DecisionRow, ...]:
-        return decision_rows(self._record, self.choice)
+        """The decision table of what is known by now, in the order of the first trials; then what was not tried."""
+        record, choice = self._record, self.choice
+        worth = {setting: record.efficiency(setting.learners) for setting in (*record.trials, *record.refused)}
+        what = "throughput" if all(value == 1 for value in worth.values()) else "goodput"
+        refused = (
+            DecisionRow(each.engine, each.learners, each.threads, "not tried", why, efficiency=worth[each])
+            for each, why in record.refused.items()
+        )
+        return (*(_tried(record, setting, choice, what) for setting in record.trials), *refused)
 
     @property
     def summary(self) -> str:
