@@ -75,7 +75,6 @@ class Processes(World):
     ) -> None:
         super().__init__()
         self._remedy = remedy
-        check_bucket(bucket_mb)
         self.rank, self.size, self.local_rank, self.local_size, self.node, self.nodes = self._ranks = ranks
         self._bucket_mb = bucket_mb
         self._group = group

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from bow.data import Indexed
+from bow.data import BatchStream, Indexed
 from bow.devices import StreamDevice, available_cores
 from bow.engines import Batch, Batches, LearningConfig, Loop, Turns, make_engine
 from bow.engines.captured import shape_of
@@ -21,7 +21,7 @@ from bow.members.config import SweepConfig
 from bow.members.feed import MemberFeed, SharedSamples
 from bow.members.group import MemberGroup
 from bow.members.member import Progress
-from bow.replicas import num_trainable, prepare_template
+from bow.replicas import prepare_template
 from bow.seeds import derive_seed
 from bow.sync import Members
 from bow.training.checks import make_scheduler
@@ -68,14 +68,6 @@ class Cohort:
         self._is_checked = False
         self._shown: list[nn.Module] = []  # models in which members are evaluated at the same time
 
-    @property
-    def num_parameters(self) -> int:
-        return num_trainable(self.group.template)
-
-    @property
-    def engine(self) -> str:
-        return self.loop.description
-
     def place(self, row: int, progress: Progress) -> None:
         train, variant, group = self._config.train, progress.member.variant, self.group
         model = prepare_template(self._config.of(variant).model, variant.seed)
@@ -84,7 +76,7 @@ class Cohort:
             self._samples.dealt()  # it goes on somewhere else than those that begin
         stream = self._samples.open(self._config, variant)
         rounds = train.steps or stream.rounds_left(1)
-        self.feed.put(row, stream)
+        self.feed.streams[row] = stream
         if progress.state is not None:
             self._samples.dealt()
         optimizer = group.optimizer.by_learner[row]
@@ -97,18 +89,17 @@ class Cohort:
 
     def state_of(self, row: int) -> dict[str, Any]:
         progress = self._on(row)
-        scheduler = progress.scheduler
         return {
             **self.group.state_of(row),
-            "stream": self.feed.state_of(row),
-            "scheduler": None if scheduler is None else scheduler.state_dict(),
+            "stream": self._stream_of(row).state_dict(),
+            "scheduler": None if progress.scheduler is None else progress.scheduler.state_dict(),
             "losses": torch.cat(progress.losses).cpu() if progress.losses else torch.empty(0),
         }
 
     def take(self, row: int) -> Progress:
         progress = self._on(row)
         self.rows[row] = None
-        self.feed.put(row, None)
+        self.feed.streams[row] = None
         progress.scheduler, progress.losses = None, []
         return progress
 
@@ -116,6 +107,11 @@ class Cohort:
         progress = self.rows[row]
         assert progress is not None
         return progress
+
+    def _stream_of(self, row: int) -> BatchStream:
+        stream = self.feed.streams[row]
+        assert stream is not None
+        return stream
 
     def rounds(self, most: int) -> Iterator[tuple[int, Progress, bool, int | None]]:
         """Run some rounds, one at least, and not beyond the end of an epoch.
@@ -183,19 +179,11 @@ class Cohort:
         return [[b if s == kind else None for b, s in zip(batches, shapes, strict=True)] for kind in kinds]
 
     def is_over(self, row: int, progress: Progress) -> bool:
-        if progress.round >= self._ends[row]:
-            return True
-        stream = self.feed.streams[row]
-        return stream is not None and stream.rounds_left(1) == 0
-
-    def is_finite(self, row: int) -> bool:
-        return bool(torch.isfinite(self.group.matrix.weights_of(row).sum()))
+        return progress.round >= self._ends[row] or self._stream_of(row).rounds_left(1) == 0
 
     def epochs(self, row: int) -> float:
         """Passes of a row's member over its data, where their length is known."""
-        progress, stream = self._on(row), self.feed.streams[row]
-        assert stream is not None
-        per_epoch = stream.samples_per_epoch
+        progress, per_epoch = self._on(row), self._stream_of(row).samples_per_epoch
         return round(progress.samples / per_epoch, 4) if per_epoch else float(progress.epoch)
 
     def mean_loss(self, progress: Progress) -> float:
@@ -251,19 +239,11 @@ class Cohort:
                 f"so; keep it in a buffer, or use at_once={self._config.num_members} without halving"
             )
 
-    def lr(self, row: int) -> float:
-        return float(self.group.optimizer.by_learner[row].param_groups[0]["lr"])
-
-    def close(self) -> None:
-        self.loop.close()
-
     def _restore(self, row: int, progress: Progress) -> None:
         state = progress.state
         assert state is not None
         self.group.load_state_of(row, dict(state))
-        stream = self.feed.streams[row]
-        assert stream is not None
-        stream.load_state_dict(state["stream"])
+        self._stream_of(row).load_state_dict(state["stream"])
         if progress.scheduler is not None:
             progress.scheduler.load_state_dict(state["scheduler"])
         losses: Tensor = state["losses"]

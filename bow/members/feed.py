@@ -33,15 +33,7 @@ class MemberFeed:
     """Deals batches to the members on the rows: of a round, or turns of several."""
 
     def __init__(self, rows: int) -> None:
-        self.streams: list[BatchStream | None] = [None] * rows
-
-    def put(self, row: int, stream: BatchStream | None) -> None:
-        self.streams[row] = stream
-
-    def state_of(self, row: int) -> Mapping[str, Any]:
-        stream = self.streams[row]
-        assert stream is not None
-        return stream.state_dict()
+        self.streams: list[BatchStream | None] = [None] * rows  # None: the row sits out
 
     def most_turns(self) -> float:
         """How many batches each member can be given at once, so that no epoch ends before the last of them."""

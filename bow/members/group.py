@@ -14,11 +14,11 @@ from torch.utils._pytree import tree_flatten
 from bow.errors import ModelError, SettingError
 from bow.replicas import LearnerGroup, OptimizerFactory, buffer_state, copy_buffers, load_buffers
 from bow.replicas.buffers import buffer_slots
-from bow.replicas.group import Learner, on_cpu
+from bow.replicas.group import Learner
 from bow.replicas.layout import ParameterLayout
 from bow.replicas.matrix import ReplicaMatrix
 from bow.replicas.model import replicate
-from bow.replicas.optimizer import OptimizerRows, make_optimizer
+from bow.replicas.optimizer import OptimizerRows, make_optimizer, on_cpu
 from bow.seeds import derive_seed
 
 
@@ -60,11 +60,7 @@ class MemberOptimizers:
 
     def state_of(self, learner: int) -> dict[str, Any]:
         row = self._rows[learner]
-        states = [
-            {name: on_cpu(value) if isinstance(value, Tensor) else value for name, value in state.items()}
-            for state in row.state_of(0)
-        ]
-        return {"settings": row.settings, "states": states}
+        return {"settings": row.settings, "states": row.state_of(0)}
 
     def load(self, learner: int, state: dict[str, Any]) -> None:
         self._rows[learner].load(state["settings"], [copy.deepcopy(state["states"])])
@@ -110,13 +106,8 @@ class MemberGroup(LearnerGroup):
         self.seeds[row], self.own_rounds[row] = seed, 0
 
     def state_of(self, row: int) -> dict[str, Any]:
-        module = self.learners[row].module
-        return {
-            "weights": on_cpu(self.matrix.weights_of(row)),
-            "buffers": {name: on_cpu(buffer) for name, buffer in buffer_state(module).items()},
-            "frozen": {n: on_cpu(p) for n, p in module.named_parameters() if n not in self.layout.names},
-            "optimizer": self.optimizer.state_of(row),
-        }
+        named = self.learners[row].module.named_parameters()
+        return {**self._state_of(row), "frozen": {n: on_cpu(p) for n, p in named if n not in self.layout.names}}
 
     @torch.no_grad()
     def load_state_of(self, row: int, state: dict[str, Any]) -> None:

@@ -30,19 +30,7 @@ from bow.training.config import Run, TrainConfig
 from bow.training.result import Result
 from bow.training.train import INSTEAD, run_training
 
-ALIKE = (
-    "data",
-    "loss",
-    "step",
-    "epochs",
-    "steps",
-    "engine",
-    "devices",
-    "clip_norm",
-    "on_nan",
-    "validation",
-    "stop",
-)
+ALIKE = ("data", "loss", "step", "epochs", "steps", "engine", "devices", "clip_norm", "on_nan", "validation", "stop")
 
 Outcome = Result | Exception
 """What a training returns, or raises."""

@@ -20,6 +20,7 @@ from bow.members.member import Member, Progress
 from bow.members.progress import SweepProgress
 from bow.members.saving import SweepDirectory
 from bow.members.stopping import Rungs
+from bow.replicas import num_trainable
 from bow.training.checkpoint import CheckpointTimer
 from bow.training.checks import step_scheduler
 from bow.training.evaluation import Evaluator
@@ -123,12 +124,12 @@ class SweepLoop:
         self._cohort.loop.load_engine(before.get(repr(first.kind), {}))
         self.at_once = max(self.at_once, rows)
         copies = rows + len(self._queue)
-        self._timer = CheckpointTimer(3 * 4 * self._cohort.num_parameters * copies, time.perf_counter())
+        self._timer = CheckpointTimer(3 * 4 * num_trainable(self._cohort.group.template) * copies, time.perf_counter())
         return self._cohort
 
     def _close_cohort(self) -> None:
         if self._cohort is not None:
-            self._cohort.close()
+            self._cohort.loop.close()
             self._cohort = None
 
     def _train(self) -> None:
@@ -182,7 +183,7 @@ class SweepLoop:
         most = every - self._num_rounds % every if isinstance(every, int) else MOST_ROUNDS
         outcomes = list(cohort.rounds(most))
         self._num_rounds += cohort.num_rounds - before
-        self.engine = cohort.engine
+        self.engine = cohort.loop.description
         ended: list[tuple[int, Progress, float, bool]] = []
         for row, progress, is_finite, epochs in outcomes:
             if not is_finite:
@@ -197,7 +198,8 @@ class SweepLoop:
             elif is_over:
                 ended.append((row, progress, cohort.epochs(row), is_over))
         for row, *_ in ended:
-            if not cohort.is_finite(row):  # a device with streams does not look at weights behind a step
+            # A device with streams does not look at weights behind a step.
+            if not bool(torch.isfinite(cohort.group.matrix.weights_of(row).sum())):
                 self._end(cohort, row, "diverged")
         ended = [each for each in ended if cohort.rows[each[0]] is not None]
         if ended:
@@ -217,12 +219,12 @@ class SweepLoop:
                 "epoch": epoch,
                 "round": progress.round,
                 "samples": progress.samples,
-                "lr": cohort.lr(row),
+                "lr": float(cohort.group.optimizer.by_learner[row].param_groups[0]["lr"]),
                 "train_loss": cohort.mean_loss(progress),
                 **values,
             }
             member.history.append(record)
-            self._directory.log_member(member, cohort.engine)
+            self._directory.log_member(member, self.engine)
             if not self._config.of(member.variant).is_per_round:
                 step_scheduler(progress.scheduler, record.get("loss", record["train_loss"]))
         if (why := self._why_over(progress)) is not None or is_over:

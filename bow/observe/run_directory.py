@@ -73,12 +73,8 @@ class RunLock(contextlib.AbstractContextManager["RunLock"]):
 def _locked(path: Path) -> int | None:
     """A descriptor of the locked file; None: another process has it."""
     while True:
-        try:
+        with _written(path.parent):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise RunDirectoryError(
-                f"run directory {path.parent} cannot be written ({disk_reason(error)}); name one that can be"
-            ) from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -159,10 +155,12 @@ class RunDirectory:
         cls, path: str | Path | None, name: str, root: str | Path = "runs", *, resume: bool = False
     ) -> "RunDirectory":
         """Make a directory for a run, or take the one that is to be resumed."""
-        directory = cls(_make_unique(Path(root), name) if path is None else _make(Path(path)))
+        directory = cls(_make_unique(Path(root), name) if path is None else Path(path))
+        with _written(directory.path):
+            directory.path.mkdir(parents=True, exist_ok=True)
         if not resume:
             directory._check_vacant()
-        _check_writable(directory.path)
+        directory._check_writable()
         return directory
 
     def check(self, resume: bool) -> None:
@@ -172,7 +170,7 @@ class RunDirectory:
         if not resume:
             self._check_vacant()
         if self.path.is_dir():
-            _check_writable(self.path)
+            self._check_writable()
 
     @property
     def holds_run(self) -> bool:
@@ -199,14 +197,15 @@ class RunDirectory:
         text = yaml.safe_dump(plain(settings), sort_keys=False, allow_unicode=True)
         is_new, part = not self.holds_run, self.config_path.with_suffix(PART)
         try:
-            self.metrics_path.touch()  # by its records a run is known, and goes on, however soon it ends
-            part.write_text(text, encoding="utf-8")
-            part.replace(self.config_path)
-        except OSError as error:
+            with _written(self.path):
+                self.metrics_path.touch()  # by its records a run is known, and goes on, however soon it ends
+                part.write_text(text, encoding="utf-8")
+                part.replace(self.config_path)
+        except RunDirectoryError:
             part.unlink(missing_ok=True)
             if is_new:
                 self.discard()
-            raise _unusable(self.path, error) from error
+            raise
 
     def read_config(self) -> Mapping[str, Any]:
         """The settings; empty where the file is missing or damaged."""
@@ -215,6 +214,10 @@ class RunDirectory:
         except (OSError, UnicodeDecodeError, yaml.YAMLError):
             return {}
         return settings if isinstance(settings, Mapping) else {}
+
+    def _check_writable(self) -> None:
+        with _written(self.path), tempfile.TemporaryFile(dir=self.path):
+            pass
 
     def _check_vacant(self) -> None:
         if self.holds_run:
@@ -234,34 +237,24 @@ def _make_unique(root: Path, name: str) -> Path:
     stem = f"{datetime.datetime.now():%Y-%m-%d_%H%M%S}_{slug}"
     for number in itertools.count(1):
         path = root / (stem if number == 1 else f"{stem}-{number}")
-        try:
-            # The directory is the lock: of two runs that start in one second only one can make it.
-            path.mkdir(parents=True)
-        except FileExistsError:
-            if root.is_dir():
-                continue
-            raise _unusable(path, NotADirectoryError(0, f"{root} is a file")) from None
-        except OSError as error:
-            raise _unusable(path, error) from error
+        with _written(path):
+            try:
+                # The directory is the lock: of two runs that start in one second only one can make it.
+                path.mkdir(parents=True)
+            except FileExistsError:
+                if root.is_dir():
+                    continue
+                raise NotADirectoryError(0, f"{root} is a file") from None
         return path
     raise AssertionError("unreachable")
 
 
-def _make(path: Path) -> Path:
+@contextlib.contextmanager
+def _written(path: Path) -> Iterator[None]:
+    """Refuse a run directory where writing there fails."""
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
-        raise _unusable(path, error) from error
-    return path
-
-
-def _check_writable(path: Path) -> None:
-    try:
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except OSError as error:
-        raise _unusable(path, error) from error
-
-
-def _unusable(path: Path, error: OSError) -> RunDirectoryError:
-    return RunDirectoryError(f"run directory {path} cannot be written ({disk_reason(error)}); name one that can be")
+        raise RunDirectoryError(
+            f"run directory {path} cannot be written ({disk_reason(error)}); name one that can be"
+        ) from error

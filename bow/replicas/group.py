@@ -23,7 +23,7 @@ from bow.replicas.buffers import (
 from bow.replicas.layout import ParameterLayout
 from bow.replicas.matrix import ReplicaMatrix
 from bow.replicas.model import check_trainable, frozen_parameters, replicate
-from bow.replicas.optimizer import OptimizerFactory, OptimizerRows, make_optimizer
+from bow.replicas.optimizer import OptimizerFactory, OptimizerRows, make_optimizer, on_cpu
 from bow.seeds import derive_seed
 from bow.values import whole
 
@@ -298,10 +298,7 @@ class LearnerGroup:
     def _state_of(self, index: int) -> dict[str, Any]:
         return {
             "weights": on_cpu(self.matrix.weights_of(index)),
-            "optimizer": [
-                {name: on_cpu(value) if isinstance(value, Tensor) else value for name, value in state.items()}
-                for state in self.optimizer.state_of(index)
-            ],
+            "optimizer": self.optimizer.state_of(index),
             "buffers": {name: on_cpu(buffer) for name, buffer in buffer_state(self.learners[index].module).items()},
         }
 
@@ -312,7 +309,3 @@ class LearnerGroup:
 
     def _modules(self) -> list[nn.Module]:
         return [learner.module for learner in self.learners]
-
-
-def on_cpu(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True)

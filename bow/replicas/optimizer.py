@@ -137,7 +137,11 @@ class OptimizerRows:
         return [{k: copy.deepcopy(v) for k, v in g.items() if k != "params"} for g in self.optimizer.param_groups]
 
     def state_of(self, learner: int) -> list[dict[str, Any]]:
-        return [copy.deepcopy(self.optimizer.state.get(tensor, {})) for tensor, _ in self._tensors[learner]]
+        """Copies on the CPU, by tensor of the learner."""
+        return [
+            {name: on_cpu(value) if isinstance(value, Tensor) else copy.deepcopy(value) for name, value in own.items()}
+            for own in (self.optimizer.state.get(tensor, {}) for tensor, _ in self._tensors[learner])
+        ]
 
     def load(self, settings: Sequence[dict[str, Any]], states: Sequence[Sequence[dict[str, Any]] | None]) -> None:
         """Take over hyper-parameters and, by learner, what `state_of` gave; None: the learner keeps what it has."""
@@ -342,6 +346,10 @@ def _like(value: Any, parameter: Tensor) -> Any:
     if value.dim() == 0:
         return value.clone()
     return torch.full_like(parameter, float(value.flatten()[0]))
+
+
+def on_cpu(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

@@ -35,16 +35,15 @@ _NAME = re.compile(r"round_(\d+)\.pt")
 _PARTS: dict[str, type | tuple[type, ...]] = {
     "replicas": dict,
     "stream": dict,
-    "learners": int,
     "started_with": list,
+    "history": list,
+    "epoch_losses": torch.Tensor,
+    "learners": int,
     "round": int,
     "samples": int,
     "epoch": int,
     "elapsed_s": (int, float),
-    "history": list,
-    "epoch_losses": torch.Tensor,
-}
-"""What every checkpoint holds."""
+}  # what every checkpoint holds
 
 _UNREADABLE = "not a readable checkpoint"
 

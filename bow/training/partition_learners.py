@@ -4,7 +4,7 @@ import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -71,24 +71,12 @@ def captured_again(replicas_config: ReplicasConfig, batch: Batch) -> CapturedOpe
         return capture_operators(replicas_config.model, batch, step=replicas_config.task.step)
 
 
-@dataclass(frozen=True)
-class PartitionShares:
+class PartitionShares(NamedTuple):
     """How learners are spread over devices of which each computes parts of one; its first device counts as its own."""
 
-    group: ProcessGroup
-    world: World
-
-    @property
-    def by_device(self) -> Sequence[int]:
-        return [int(rank % self.group.size == 0) for rank in range(self.world.size)]
-
-    @property
-    def num_all(self) -> int:
-        return self.group.learners
-
-    @property
-    def own(self) -> range:
-        return range(self.group.learner, self.group.learner + 1)
+    by_device: Sequence[int]
+    num_all: int
+    own: range
 
 
 class PartitionRounds:
@@ -217,7 +205,8 @@ class PartitionLearners:
         self._placed = placed
         self.device = group.device
         self.world = world
-        self.group = PartitionShares(group, world)
+        by_device = [int(rank % group.size == 0) for rank in range(world.size)]
+        self.group = PartitionShares(by_device, group.learners, range(group.learner, group.learner + 1))
         self.loop = PartitionRounds(self._runtime, replicas_config, placed, group, world.leads)
         if note is not None:
             self.loop.events.append(RoundEvent(0, "partition", note))
