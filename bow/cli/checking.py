@@ -60,14 +60,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def describe(hint: Any) -> str:
-    """An annotation in words.
-
-    Example:
-        >>> describe(int | None), describe(str | Path)
-        ('a whole number or null', 'a path')
-        >>> describe(Literal["epoch", "round"])
-        'epoch or round'
-    """
+    """An annotation in words."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         left = [each for each in arguments if not (_is_tensor(each) or is_dataclass(each))]
@@ -85,12 +78,7 @@ def describe(hint: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it is written on the command line.
-
-    Example:
-        >>> shown((1, None)), shown(""), shown("a"), shown("4")
-        ('[1, null]', "''", 'a', "'4'")
-    """
+    """A value as it is written on the command line."""
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(shown(element) for element in value)}]"
     looks_like_another = isinstance(value, str) and (not value or value[0] in "+-.0123456789")

@@ -114,10 +114,7 @@ class Cohort:
         return stream
 
     def rounds(self, most: int) -> Iterator[tuple[int, Progress, bool, int | None]]:
-        """Run some rounds, one at least, and not beyond the end of an epoch.
-
-        By row with a member: whether it is finite, and the epochs that it has completed, if it ran.
-        """
+        """Run a round or more, up to an epoch's end; by row whether it is finite and, if it ran, epochs completed."""
         self._samples.dealt()
         for row, progress in enumerate(self.rows):
             if progress is not None:

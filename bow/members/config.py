@@ -60,13 +60,13 @@ class SweepConfig:
     def of(self, variant: Variant) -> TrainConfig:
         """The training that a member is."""
         if variant.name not in self._own:
-            job = self.jobs.get(variant.name or "")
+            train, job = self.train, self.jobs.get(variant.name or "")
             self._own[variant.name] = dataclasses.replace(
-                self.train,
-                model=variant.make_model(self.train.model) if job is None else job.model,
-                optimizer=variant.make_optimizer(self.train.optimizer),
-                scheduler=self.train.scheduler if variant.scheduler is None else variant.scheduler,
-                batch_size=self.train.batch_size if variant.batch_size is None else variant.batch_size,
+                train,
+                model=variant.make_model(train.model) if job is None else job.model,
+                optimizer=variant.make_optimizer(train.optimizer),
+                scheduler=variant.scheduler or train.scheduler,
+                batch_size=variant.batch_size or train.batch_size,
                 seed=variant.seed,
             )
         return self._own[variant.name]

@@ -58,10 +58,7 @@ class MemberFeed:
         return [epochs.get(stream, 0) for stream in self.streams]  # type: ignore[call-overload]
 
     def deal(self) -> tuple[list[Batch | None], Sequence[tuple[int, int] | None]]:
-        """The batches of a round; and by row how many samples it has and how many epochs it completes.
-
-        None: the row sits out, or its stream has ended.
-        """
+        """The batches of a round, and samples and completed epochs by row; None: it sits out, or has no more."""
         batches: list[Any] = []
         dealt: list[tuple[int, int] | None] = []
         shared: dict[int, Any] = {}  # members that share a stream share its batch
@@ -81,10 +78,7 @@ class MemberFeed:
 
 
 class SharedSamples:
-    """Streams of members over the same data, whose tensors are taken in once.
-
-    With `batches="shared"` members that begin together have one stream, whose batches are read once.
-    """
+    """Streams over the same data, taken in once; with `batches="shared"` members that begin together have one."""
 
     def __init__(self, data: Any) -> None:
         self._data = data

@@ -269,18 +269,12 @@ def _checked(config: SweepConfig) -> SweepConfig:
     num_samples = open_stream(train.data, **train.stream_settings).samples_per_epoch
     if is_split and num_samples is None:
         raise SettingError("members with samples of their own need data with a length; give tensors or a Dataset")
-    variants, known = [], dict[int, Tensor]()
-
-    def numbers(name: str, given: Any) -> Tensor | None:
-        if given is None:
-            return None
-        if id(given) not in known:
-            known[id(given)] = check_indices(name, given, num_samples or 0)
-        return known[id(given)]
-
+    variants, known = [], dict[int, Tensor | None]({id(None): None})
     for variant in config.variants:
-        of = f"of variant {variant.name!r}"
-        own = numbers(f"train_on {of}", variant.train_on), numbers(f"validate_on {of}", variant.validate_on)
+        for name, given in (("train_on", variant.train_on), ("validate_on", variant.validate_on)):
+            if id(given) not in known:
+                known[id(given)] = check_indices(f"{name} of variant {variant.name!r}", given, num_samples or 0)
+        own = known[id(variant.train_on)], known[id(variant.validate_on)]
         variants.append(dataclasses.replace(variant, train_on=own[0], validate_on=own[1]))
     config = dataclasses.replace(config, variants=variants, stop=rules)
     _try_first_batches(config)

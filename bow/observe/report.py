@@ -138,12 +138,14 @@ class Report:
         tiles = [self._metric_tile(name, value) for name, value in self._final_metrics().items()]
         if not tiles and (losses := self._final_losses or self.of("rounds", "loss")):
             tiles = [ResultTile(metric_text("loss", losses[-1]), "training loss", "there are no validation data")]
-        learners, size = self.last.get("learners"), self.start.get("batch_size")
+        last, size = self.last, self.start.get("batch_size")
+        learners, samples = last.get("learners"), last.get("samples")
+        in_all = f"{count_text(samples)} samples in all" if is_number(samples) else ""
         batches = f"batches of {size} each" if size else ""
         return [
             *tiles[:2],
             self._time_tile(),
-            self._throughput_tile(),
+            ResultTile(rate_text(last.get("samples_per_s")).removesuffix(" samples/s"), "samples per second", in_all),
             ResultTile(value_text(learners), "learner" if learners == 1 else "learners", batches),
         ]
 
@@ -230,12 +232,6 @@ class Report:
         if is_number(reached):
             note = f"target reached after {duration_text(reached)}"
         return ResultTile(duration_text(seconds), "training time", note)
-
-    def _throughput_tile(self) -> ResultTile:
-        rate = self.last.get("samples_per_s")
-        samples = self.last.get("samples")
-        note = f"{count_text(samples)} samples in all" if is_number(samples) else ""
-        return ResultTile(rate_text(rate).removesuffix(" samples/s"), "samples per second", note)
 
 
 def _data_of(settings: Mapping[str, str]) -> str:

@@ -215,16 +215,7 @@ BYTES_PER_S = 200e6  # what the first checkpoint is expected to be written at; t
 
 
 class CheckpointTimer:
-    """Says when a checkpoint is due where nobody has said how often.
-
-    Example:
-        >>> timer = CheckpointTimer(1000, now_s=0.0)
-        >>> timer.is_due(59.0), timer.is_due(61.0)
-        (False, True)
-        >>> timer.wrote(61.0, 64.0)
-        >>> timer.is_due(360.0), timer.is_due(365.0)
-        (False, True)
-    """
+    """Says when a checkpoint is due where nobody has said how often."""
 
     def __init__(self, num_bytes: float, now_s: float) -> None:
         self._due_s = now_s + max(LEAST_S, num_bytes / BYTES_PER_S / SHARE)

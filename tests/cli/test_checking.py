@@ -1,9 +1,10 @@
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from bow.cli.checking import check_arguments, fits
+from bow.cli.checking import check_arguments, describe, fits, shown
 from bow.errors import SettingError
 
 
@@ -31,6 +32,18 @@ from bow.errors import SettingError
 )
 def test_values_fit_their_annotations(value: object, hint: Any, expected: bool) -> None:
     assert fits(value, hint) is expected
+
+
+@pytest.mark.parametrize(
+    ("hint", "words"),
+    [(int | None, "a whole number or null"), (str | Path, "a path"), (Literal["epoch", "round"], "epoch or round")],
+)
+def test_annotations_are_said_in_words(hint: Any, words: str) -> None:
+    assert describe(hint) == words
+
+
+def test_values_are_shown_as_they_are_written() -> None:
+    assert [shown(value) for value in ((1, None), "", "a", "4")] == ["[1, null]", "''", "a", "'4'"]
 
 
 def function(first: int, *, second: Literal["a", "b"] = "a") -> None: ...

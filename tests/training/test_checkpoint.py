@@ -22,12 +22,19 @@ import bow
 from bow.errors import BowError, CheckpointError, DataError, RunDirectoryError, SettingError
 from bow.observe.report import write_report
 from bow.testing import FakeDevice
-from bow.training.checkpoint import save_checkpoint
+from bow.training.checkpoint import CheckpointTimer, save_checkpoint
 
 Train = Callable[..., bow.Result]
 
 MOMENTUM = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)
+
+
+def test_automatic_checkpoints_are_a_minute_apart_and_take_a_hundredth_of_the_time() -> None:
+    timer = CheckpointTimer(1000, now_s=0.0)
+    assert (timer.is_due(59.0), timer.is_due(61.0)) == (False, True)
+    timer.wrote(61.0, 64.0)
+    assert (timer.is_due(360.0), timer.is_due(365.0)) == (False, True)
 
 
 def net() -> nn.Module:
