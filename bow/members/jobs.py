@@ -194,7 +194,7 @@ class _Job:
     def _train(self, config: TrainConfig) -> Result:
         path = config.run.path
         if path is not None:  # of this job's own directory
-            config = dataclasses.replace(config, run=dataclasses.replace(config.run, path=Path(path).absolute()))
+            config = config.with_run(path=Path(path).absolute())
         self.wanted = config
         self._has_paused.release()
         self._may_run.acquire()

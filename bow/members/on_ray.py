@@ -31,15 +31,8 @@ class RayLoop(SweepLoop):
         workers, resources = _workers(ray.nodes(), self._config.train.devices.count)
         self._began_at = self.elapsed_s
         train = ray.remote(scheduling_strategy="SPREAD", **resources)(train_part)
-        config = dataclasses.replace(
-            self._config,
-            cluster=None,
-            has_report=False,
-            train=dataclasses.replace(
-                self._config.train,
-                run=dataclasses.replace(self._config.train.run, loggers=(), progress=False, on_interrupt="raise"),
-            ),
-        )
+        quiet = self._config.train.with_run(loggers=(), progress=False, on_interrupt="raise")
+        config = dataclasses.replace(self._config, cluster=None, has_report=False, train=quiet)
         parts, shared = self._parts(workers), ray.put(config)
         tasks = {
             train.remote(shared, [each.member.number for each in part], self._folder(part)): part for part in parts
@@ -93,10 +86,8 @@ def train_part(config: SweepConfig, numbers: Sequence[int], path: Path) -> Sweep
     if path.exists():
         with RunLock() as lock:
             lock.take(path, ENDING_S)
-    run = dataclasses.replace(config.train.run, path=path, resume="auto")
-    variants = [config.variants[number] for number in numbers]
-    part = dataclasses.replace(config, variants=variants, train=dataclasses.replace(config.train, run=run))
-    sweep = run_sweep(part)
+    train, variants = config.train.with_run(path=path, resume="auto"), [config.variants[number] for number in numbers]
+    sweep = run_sweep(dataclasses.replace(config, variants=variants, train=train))
     shutil.rmtree(path, ignore_errors=True)
     return sweep
 

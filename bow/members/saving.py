@@ -57,20 +57,16 @@ class GroupLogger(Logger, Protocol):
         """The logger of a member; `group` is the name of the sweep's run directory."""
 
 
-class SweepDirectory:
+class SweepDirectory(RunDirectory):
     """The run directory of a sweep."""
 
-    def __init__(self, directory: RunDirectory, config: SweepConfig) -> None:
-        self.directory = directory
+    def __init__(self, path: Path, config: SweepConfig) -> None:
+        super().__init__(path)
         self._config = config
-        self._records = SafeLogger(JsonLinesLogger(directory.metrics_path))
+        self._records = SafeLogger(JsonLinesLogger(self.metrics_path))
         self._loggers = [each for each in config.train.run.loggers if isinstance(each, GroupLogger)]
         self.engine: dict[str, Any] = {}  # by kind of those that train, what decides how their rounds run
         self._own: dict[int, tuple[list[SafeLogger], int]] = {}  # by member, its loggers and how much they were told
-
-    @property
-    def path(self) -> Path:
-        return self.directory.path
 
     def save_member(self, member: Member, engine: str) -> None:
         try:
@@ -178,10 +174,10 @@ class SweepDirectory:
             "variants": self._kinds,
             "engine": self.engine,
         }
-        save_checkpoint(self.directory.checkpoints, number, state)
+        save_checkpoint(self.checkpoints, number, state)
 
     def load_checkpoint(self, resume: str | Path | None) -> dict[str, Any] | None:
-        folder = self.directory.checkpoints
+        folder = self.checkpoints
         state = open_checkpoint(resume, self.path, _PARTS)
         if state is None:
             return None

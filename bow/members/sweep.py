@@ -155,7 +155,7 @@ def run_sweep(config: SweepConfig) -> Sweep:
         directory = _directory(config, lock)
         at_the_end.callback(directory.close)
         members, waiting, elapsed_s, num_rounds = _members(config, directory)
-        directory.directory.write_config(_settings(config))  # behind what refuses to go on from another sweep's
+        directory.write_config(_settings(config))  # behind what refuses to go on from another sweep's
         progress = SweepProgress(config, members, enabled=train.run.progress)
         ask = None if config.search is None else functools.partial(_ask, config, members, directory.path)
         loop = _loop_of(config)(config, members, waiting, device, directory, progress, elapsed_s, num_rounds, ask)
@@ -163,7 +163,7 @@ def run_sweep(config: SweepConfig) -> Sweep:
         loop.go()
         if config.search is not None:
             proposed = dataclasses.replace(config, variants=[member.variant for member in members])
-            directory.directory.write_config(_settings(proposed))
+            directory.write_config(_settings(proposed))
         seconds = loop.elapsed_s
         directory.log({"kind": "members", "time_s": seconds, "engine": loop.engine, "at_once": loop.at_once})
         directory.log({"kind": "end", "time_s": seconds, "seconds": seconds, "samples_per_s": loop.throughput})
@@ -311,7 +311,7 @@ def _directory(config: SweepConfig, lock: RunLock) -> SweepDirectory:
     lock.take(directory.path)
     directory.check(goes_on)
     directory.remove_leftovers()
-    return SweepDirectory(directory, config)
+    return SweepDirectory(directory.path, config)
 
 
 def _settings(config: SweepConfig) -> dict[str, Any]:
@@ -360,7 +360,7 @@ def _report(directory: SweepDirectory) -> Path | None:
     from bow.members.report import write_sweep_report  # what is needed when all is over
 
     try:
-        return write_sweep_report(directory.directory)
+        return write_sweep_report(directory)
     except Exception as error:
         warnings.warn(f"the report cannot be written ({reason(error)}); bow report writes it anew", stacklevel=3)
         return None

@@ -58,15 +58,12 @@ class TrainingsLoop(SweepLoop):
         if newest_round(own.checkpoints) is None:
             own.model_path.unlink(missing_ok=True)  # of a training that had ended when the sweep was killed
         return dataclasses.replace(
-            train,
+            train.with_run(path=own.path, resume="auto", on_interrupt="return", loggers=(), progress=False),
             data=train.data if variant.train_on is None else held_out(train.data, variant.train_on),
             engine=dataclasses.replace(train.engine, name="graph") if train.engine.name == "auto" else train.engine,
             validation=validation,
             stop=(part,),
             callbacks=(part,),
-            run=dataclasses.replace(
-                train.run, path=own.path, resume="auto", on_interrupt="return", loggers=(), progress=False
-            ),
         )
 
     def _epoch_ended(self, progress: Progress, run: TrainingLoop) -> str | None:

@@ -1,7 +1,7 @@
 """All settings of a training, in one object: what worker processes get and a run directory holds."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -209,6 +209,9 @@ class TrainConfig:
             rules = directed(check_rules(self.stop), validation.metrics, names if self.step is None else None)
             object.__setattr__(self, "stop", rules)
         check_target(validation.target, validation.data, validation.metrics if self.step is None else None)
+
+    def with_run(self, **changes: Any) -> "TrainConfig":
+        return replace(self, run=replace(self.run, **changes))
 
     @property
     def num_learners(self) -> int | Literal["auto"]:

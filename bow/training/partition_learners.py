@@ -228,9 +228,7 @@ class PartitionLearners:
         return self.loop.count
 
     def rounds_at_once(self, batches: Sequence[Any]) -> list[Outcome]:
-        outcomes = self.loop.run(batches)
-        self.last = outcomes[-1] if outcomes else self.last
-        return outcomes
+        return self.loop.run(batches)
 
     def settle(self) -> None:
         """Gather the central model from all devices, on each of them."""

@@ -276,8 +276,7 @@ def _packed(config: TrainConfig, count: int | None) -> WorkerJob | None:
     """What other processes are to run; None where this one starts none."""
     if count in (None, 1) or is_member():
         return None
-    quiet = dataclasses.replace(config.run, loggers=(), progress=False)
-    config = dataclasses.replace(config, run=quiet)
+    config = config.with_run(loggers=(), progress=False)
     if config.partition is None:
         return WorkerJob(functools.partial(run_training, config))
     from bow.planning.tiles import registered_rules, take_over_rules
