@@ -47,18 +47,19 @@ bow.sweep(mlp, (FLAT, LABELS), torch.nn.functional.cross_entropy, variants=bow.g
 """
 
 
-def by_hand(path: Path, rule: Any, **run: Any) -> Any:
+def by_hand(path: Path, rule: Any, seeds: int = 4, at_once: Any = 3, learners: int = 1, **run: Any) -> Any:
     return bow.sweep(
         mlp,
         (FLAT, LABELS),
         F.cross_entropy,
-        variants=bow.grid(seed=range(4), lr=[0.05, 0.01]),
+        variants=bow.grid(seed=range(seeds), lr=[0.05, 0.01]),
         epochs=4,
-        at_once=3,
+        learners=learners,
+        at_once=at_once,
         engine="graph",
         validation=(FLAT, LABELS),
         stop=rule,
-        run=bow.Run(path, checkpoint_every=7, progress=False, **run),
+        run=bow.Run(path, **{"checkpoint_every": 7, "progress": False, **run}),
     )
 
 

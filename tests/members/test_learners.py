@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from members.test_equality import FLAT, IMAGES, LABELS, Normed, alone, assert_same, mlp, swept
+from members.test_going_on import by_hand
 from torch.nn import functional as F
 
 import bow
@@ -40,18 +41,8 @@ halved(sys.argv[1], resume="auto", checkpoint_every=2)
 
 
 def halved(path: Any, **run: Any) -> Any:
-    return bow.sweep(
-        mlp,
-        (FLAT, LABELS),
-        F.cross_entropy,
-        variants=bow.grid(seed=range(3), lr=[0.05, 0.01]),
-        learners=2,
-        epochs=4,
-        engine="graph",
-        validation=(FLAT, LABELS),
-        stop=bow.Halving("accuracy", reduction=2),
-        run=bow.Run(path, progress=False, **run),
-    )
+    rule = bow.Halving("accuracy", reduction=2)
+    return by_hand(path, rule, seeds=3, at_once="auto", learners=2, **{"checkpoint_every": "auto", **run})
 
 
 @pytest.mark.parametrize(
