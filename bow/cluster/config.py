@@ -34,4 +34,5 @@ class Devices:
 
     @classmethod
     def of(cls, given: Any) -> "Devices":
+        """Devices that may have been given by their number or name."""
         return given if isinstance(given, cls) else cls(given)

@@ -78,10 +78,12 @@ class Variant:
         return own
 
     def make_optimizer(self, base: OptimizerFactory) -> OptimizerFactory:
+        """Its factory: its own or the sweep's, with its settings."""
         factory = self.optimizer or base
         return functools.partial(factory, **self.settings) if self.settings else factory
 
     def make_model(self, model: nn.Module | ModelFactory) -> nn.Module | Callable[[], nn.Module]:
+        """Its model, or what makes it."""
         if not self.model:
             return model
         if isinstance(model, nn.Module):

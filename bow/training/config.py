@@ -143,6 +143,7 @@ class Run:
 
     @classmethod
     def of(cls, given: Any) -> "Run":
+        """A run that may have been given by its path."""
         return given if isinstance(given, cls) else cls(given)
 
 
