@@ -1,9 +1,10 @@
 """Ctrl-C, SIGTERM, a closed terminal: what is at work ends in its own way; asked again, it ends at once."""
 
+import _signal  # type: ignore[import-not-found]  # what `signal` wraps, at a tenth of the time
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import NoReturn
 
@@ -43,6 +44,33 @@ class Interruption:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()
+
+
+class Uninterrupted:
+    """Around a round: Ctrl-C ends one that has written nothing, and waits until another one is counted."""
+
+    __slots__ = ("_before", "_came", "_has_written")
+
+    def __init__(self, has_written: Callable[[], bool] = lambda: True) -> None:
+        self._has_written = has_written
+        self._came: tuple[int, FrameType | None] | None = None
+
+    def __enter__(self) -> None:
+        self._before = _signal.getsignal(signal.SIGINT)
+        if callable(self._before) and threading.current_thread() is threading.main_thread():  # which alone is told
+            _signal.signal(signal.SIGINT, self._take)
+
+    def __exit__(self, *error: object) -> None:
+        if _signal.getsignal(signal.SIGINT) == self._take:  # and not what whoever was told has put in its place
+            _signal.signal(signal.SIGINT, self._before)
+        if self._came is not None:
+            self._before(*self._came)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        if self._has_written():
+            self._came = number, frame
+        else:
+            self._before(number, frame)
 
 
 def end_as_asked(number: int, note: str | None) -> NoReturn:

@@ -12,13 +12,13 @@ from bow.engines.config import Engine as Engine
 from bow.engines.config import EngineName as EngineName
 from bow.engines.loop import Loop as Loop
 from bow.engines.loop import RoundLoop as RoundLoop
-from bow.engines.loop import TaskRunner as TaskRunner
 from bow.engines.outcome import LearningConfig as LearningConfig
 from bow.engines.outcome import OnNan as OnNan
 from bow.engines.outcome import Outcome as Outcome
 from bow.engines.outcome import RoundEvent as RoundEvent
 from bow.engines.outcome import Turns as Turns
 from bow.engines.outcome import check_clipping as check_clipping
+from bow.engines.runner import TaskRunner as TaskRunner
 from bow.engines.task import Batch as Batch
 from bow.engines.task import Loss as Loss
 from bow.engines.task import Step as Step

@@ -13,10 +13,10 @@ from bow.devices import cuda_device
 from bow.engines.batches import Batches
 from bow.engines.batches import batch_of as batch_of
 from bow.engines.context import RoundContext
-from bow.engines.loop import TaskRunner
 from bow.engines.offload import Around, offloaded_tasks
 from bow.engines.outcome import LearningConfig, Outcome
 from bow.engines.random import DrawWatch, task_random
+from bow.engines.runner import TaskRunner
 from bow.engines.task import Batch, Learned, LearningTask, PureTask, TaskResult, collected, compiled, out_of_range
 from bow.engines.task_scheduler import Learn, TaskScheduler
 from bow.errors import BowError, LossError, ModelError, reason

@@ -12,9 +12,9 @@ from bow.devices import sgd_sma_round
 from bow.engines.batches import Batches, Stacked, stack_batches
 from bow.engines.context import RoundContext
 from bow.engines.eager import Eager, InTurn
-from bow.engines.loop import InParts, TaskRunner
 from bow.engines.outcome import Outcome
 from bow.engines.random import task_random
+from bow.engines.runner import InParts, TaskRunner
 from bow.engines.step_state import Numbers, StepState, fits
 from bow.engines.task import Batch, Metrics, TaskResult, compiled
 from bow.engines.vectorised import StackedBuffers, TogetherTask, vectorised, writing_results

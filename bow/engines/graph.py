@@ -19,9 +19,10 @@ from bow.engines.first_come import FinishedTask, Period, run_tasks
 from bow.engines.graph_jobs import GraphJobs
 from bow.engines.graph_round import ExecutorGroups, GraphRound
 from bow.engines.live_check import COMPILED_ROUNDING, ROUNDING, LiveCheck
-from bow.engines.loop import AheadRunner, InParts, SeedOf, step_alone
+from bow.engines.loop import step_alone
 from bow.engines.outcome import Outcome, SideBySide, Turns
 from bow.engines.random import NumbersOfGraph, task_random
+from bow.engines.runner import AheadRunner, InParts, SeedOf
 from bow.engines.step_state import StepState, fits
 from bow.engines.task import Learned, out_of_range
 from bow.engines.task_scheduler import Learn

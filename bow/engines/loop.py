@@ -1,14 +1,10 @@
 """The order of a round: averaging begins, learning tasks, step, averaging ends, restarts."""
 
-import _signal  # type: ignore[import-not-found]  # what `signal` wraps, at a tenth of the time
 import abc
-import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from signal import SIGINT
-from types import FrameType
-from typing import Any, ClassVar, TypeAlias, final
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, final
 
 import torch
 from jaxtyping import Shaped
@@ -20,6 +16,8 @@ from bow.engines.context import RoundContext
 from bow.engines.memory_budget import out_of_memory_explained
 from bow.engines.outcome import Batches, LearningConfig, Outcome, RoundEvent, Turns
 from bow.engines.resizing import Resizing
+from bow.engines.runner import AheadRunner, SeedOf, TaskRunner
+from bow.interruption import Uninterrupted
 from bow.replicas import LearnerGroup
 from bow.schedule import Span
 from bow.sync import DropRule, Synchroniser
@@ -27,96 +25,8 @@ from bow.sync import DropRule, Synchroniser
 MAX_ROUNDS_TOGETHER = 64
 """Rounds that are handed to an engine at once, at most, so that not all batches of an epoch are in memory."""
 
-SeedOf: TypeAlias = Callable[[int, int], int]
-"""The seed of a learner's random numbers in its next learning task, and those behind it: `seed_of(learner, turn)`."""
-
 TURNS_S = 0.1
 """What learners may take without anybody seeing to signals and progress."""
-
-InParts: TypeAlias = Callable[[Batches, bool], Outcome]
-"""Runs a round in parts: learning tasks, optimizer, synchronisation task."""
-
-
-class TaskRunner(abc.ABC):
-    """Runs the learning tasks of one device's rounds: what engines on a host differ in."""
-
-    name: ClassVar[str]
-
-    def __init__(self, context: RoundContext) -> None:
-        self.context = context
-        self.group = context.group
-
-    @property
-    def description(self) -> str:
-        """The name of what really runs, after any fallback."""
-        return self.name
-
-    @property
-    def compile_s(self) -> float | None:
-        """Seconds that compiling the learning task may take, 0 where it was done before; None: there is no choice."""
-        return None
-
-    @abc.abstractmethod
-    def learn(self, batches: Batches) -> Outcome:
-        """Run every learning task up to its gradient, which goes to the learner's row of `G`."""
-
-    def learn_and_step(self, batches: Batches, due: bool, in_parts: InParts) -> Outcome:
-        """Run a round: in parts, unless the runner can step and average in one pass with the learning tasks."""
-        return in_parts(batches, due)
-
-    @property
-    def has_written(self) -> bool:
-        """Whether this round has changed what outlives it, before learners step by the optimizer."""
-        return False
-
-    @property
-    def runs_ahead(self) -> bool:
-        """Whether learners can start on their next batch while others are still at theirs; see `AheadRunner`."""
-        return False
-
-    @property
-    def most_turns(self) -> int:
-        """How many learning tasks each learner can take next; see `Loop.turns`."""
-        return 1
-
-    def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> list[Turns | None] | None:
-        """Let each learner take its batches; None: not these."""
-        return None
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """What has come of rounds so far that decides how later ones run, as plain values, for checkpoints."""
-        return {}
-
-    def load(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most depend on nothing but the round
-        """Run on as another training's runner would have."""
-
-    def resized(self) -> None:  # noqa: B027 - a runner that keeps nothing per learner has nothing to do
-        """Learners were added or removed."""
-
-    def close(self) -> None:  # noqa: B027 - most hold nothing
-        """End the runner's threads, if it has some; the next round starts them again."""
-
-
-class AheadRunner(TaskRunner):
-    """A runner whose learners can take batches as they come, without a barrier behind every round."""
-
-    @property
-    @abc.abstractmethod
-    def runs_ahead(self) -> bool:
-        """Whether learners still can: not where they keep step after a fallback."""
-
-    @abc.abstractmethod
-    def num_ahead(self, batches: Sequence[Batches]) -> int:
-        """How many of these rounds can be run as one, from the first on."""
-
-    @abc.abstractmethod
-    def learn_ahead(self, batches: Sequence[Batches], due: bool) -> list[Outcome]:
-        """Run the learning tasks of several rounds, each by the learner that is free first.
-
-        Every task steps its learner with `step_alone`, except in the last round where that is `due` to synchronise:
-        there each learner has its own batch, and its gradient is left in its row of `G`.
-        """
 
 
 class Loop(abc.ABC):
@@ -249,33 +159,6 @@ def rounds_to_synchronise(context: RoundContext) -> int:
     ahead = range(1, MAX_ROUNDS_TOGETHER)
     due = context.averaging.due
     return next((n for n in ahead if due(context.round_index + n - 1)), MAX_ROUNDS_TOGETHER)
-
-
-class Uninterrupted:
-    """Around a round: Ctrl-C ends one that has written nothing, and waits until another one is counted."""
-
-    __slots__ = ("_before", "_came", "_has_written")
-
-    def __init__(self, has_written: Callable[[], bool] = lambda: True) -> None:
-        self._has_written = has_written
-        self._came: tuple[int, FrameType | None] | None = None
-
-    def __enter__(self) -> None:
-        self._before = _signal.getsignal(SIGINT)
-        if callable(self._before) and threading.current_thread() is threading.main_thread():  # which alone is told
-            _signal.signal(SIGINT, self._take)
-
-    def __exit__(self, *error: object) -> None:
-        if _signal.getsignal(SIGINT) == self._take:  # and not what whoever was told has put in its place
-            _signal.signal(SIGINT, self._before)
-        if self._came is not None:
-            self._before(*self._came)
-
-    def _take(self, number: int, frame: FrameType | None) -> None:
-        if self._has_written():
-            self._came = number, frame
-        else:
-            self._before(number, frame)
 
 
 @final

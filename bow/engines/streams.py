@@ -16,9 +16,10 @@ from bow.engines.batches import Batches, FlatBatch, Stacked
 from bow.engines.context import RoundContext
 from bow.engines.eager import InTurn
 from bow.engines.first_come import FinishedTask, Period
-from bow.engines.loop import AheadRunner, step_alone
+from bow.engines.loop import step_alone
 from bow.engines.outcome import Outcome
 from bow.engines.random import DrawWatch, OwnNumbers, task_random, uncompiled
+from bow.engines.runner import AheadRunner
 from bow.engines.task_scheduler import Learn, TaskStart
 from bow.engines.thread_pool import ThreadPool, num_threads
 

@@ -16,9 +16,10 @@ from bow.engines.cuda.pending import IssuedRound, PendingRounds
 from bow.engines.cuda.results import LOSS, METRICS
 from bow.engines.cuda.runner import AheadDeviceRunner, DeviceRunner
 from bow.engines.live_check import Expected
-from bow.engines.loop import Loop, Uninterrupted, rounds_to_synchronise, step_learners
+from bow.engines.loop import Loop, rounds_to_synchronise, step_learners
 from bow.engines.memory_budget import out_of_memory_explained
 from bow.engines.outcome import LearningConfig, Outcome
+from bow.interruption import Uninterrupted
 from bow.replicas import LearnerGroup
 from bow.sync import Synchroniser, Timing
 
