@@ -180,13 +180,12 @@ class SgdRound:
 
     def __call__(self, buffers: dict[str, Tensor], batch: Batch, due: bool) -> Outcome:
         """Run one round; `due` is whether it has a synchronisation task."""
-        momenta = self._state.moments[0]
         self._update_hyperparameters()
         self._state.begin_round()
         matrix = self._group.matrix
         z, z_prev = matrix.z, matrix.state["z_prev"]
         loss, finite, metrics, z_next = self._regions[due](
-            matrix.weights, momenta, z, z_prev, self._hyper, buffers, batch
+            matrix.weights, self._state.moments[0], z, z_prev, self._hyper, buffers, batch
         )
         if due:
             # Not inside the region: torch.compile writes its mutated inputs back in the order of the arguments, so

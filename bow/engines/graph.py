@@ -107,7 +107,8 @@ class Graph(AheadRunner):
 
     def learn_and_step(self, batches: Batches, due: bool, in_parts: InParts) -> Outcome:
         """Run the whole round on the executors where optimizer and synchroniser are of the kind that fits."""
-        ready = self._ready(batches) if self._stepping is not None else None
+        stepping = self._stepping
+        ready = None if stepping is None else self._ready(batches, stepping)
         if ready is None:
             return in_parts(batches, due)
         return self._run(ready, due) if self.group.is_alone or not due else self._run_beside_the_sum(ready)
@@ -119,7 +120,7 @@ class Graph(AheadRunner):
 
     def learn(self, batches: Batches) -> Outcome:
         """Run the learning tasks on the executors, or in turn where they have no step graph."""
-        ready = self._ready(batches) if self._stepping is None else None
+        ready = self._ready(batches, None) if self._stepping is None else None
         if ready is None:
             self.context.before.keep()
             # An error that comes here as well is the user's.
@@ -244,18 +245,18 @@ class Graph(AheadRunner):
         if self.context.log.spans is not None:
             self.context.log.spans += ran.spans()
 
-    def _ready(self, batches: Batches) -> GraphRound | None:
+    def _ready(self, batches: Batches, stepping: StepState | None) -> GraphRound | None:
         """What runs these batches, which it has been given; None where they are to be run in turn."""
         self._running = None
         if self._failed:
             return None
         self.tasks.refused = None
         self._jobs.forgot_stale()
-        job = self._jobs.ready(batches, self._stepping)
+        job = self._jobs.ready(batches, stepping)
         while job is not None and not self._failed and self.live.is_due(self.context.round_index):
             if self._compare(batches):
                 break
-            job = self._jobs.ready(batches, self._stepping)
+            job = self._jobs.ready(batches, stepping)
         return None if self._failed else job
 
     def _compare(self, batches: Batches) -> bool:

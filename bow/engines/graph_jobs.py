@@ -55,7 +55,7 @@ class GraphJobs:
 
     def ready(self, batches: Batches, step_state: StepState | None) -> GraphRound | None:
         """What runs these batches, which it has been given; None where they are to be run in turn."""
-        mode = (self._groups(), torch.is_autocast_enabled("cpu"), step_state is not None)
+        mode = (torch.get_num_threads(), torch.is_autocast_enabled("cpu"), step_state is not None)
         usual = self._usual
         if usual is None or self._usual_mode != mode or not usual.feed(batches, self._seeds(usual)):
             usual = self._for(batches, step_state)

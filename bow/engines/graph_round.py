@@ -101,6 +101,8 @@ class GraphRound:
         self._structures = [structure_of(batch) for batch in like]
         self._executor: int | None = None
         self._step_state = step_state
+        self._weights = group.matrix.weights[self._rows]
+        self._moments = [] if step_state is None else [moment[self._rows] for moment in step_state.moments]
         self.groups = groups
         """The executors that it needs."""
         self._num_executors = len(groups.threads)
@@ -142,16 +144,16 @@ class GraphRound:
         """Say whether a synchronisation task is part of what is run next."""
         if self._step_state is None:
             return
-        matrix, rows, state = self._group.matrix, self._rows, self._step_state
+        matrix, state = self._group.matrix, self._step_state
         state.begin_round()
         steps = state.steps
         self._builder.job.set_rows(
-            matrix.weights[rows],
-            [moment[rows] for moment in state.moments],
+            self._weights,
+            self._moments,
             matrix.z,
             matrix.state.get("z_prev"),
-            steps if len(steps) == 1 else steps[rows],
-            state.counts[rows],
+            steps if len(steps) == 1 else steps[self._rows],
+            state.counts[self._rows],
             *state.averaging,
             due,
             total,
@@ -181,7 +183,7 @@ class GraphRound:
 
     def _fits(self, batches: Batches) -> bool:
         if isinstance(batches, Stacked):
-            return all(structure == structure_of(batches.value) for structure in self._structures)
+            return self._structures.count(structure_of(batches.value)) == len(self._structures)
         expected = zip(batches, self._structures, strict=True)
         return all(batch is None or structure_of(batch) == structure for batch, structure in expected)
 

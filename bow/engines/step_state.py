@@ -1,7 +1,7 @@
 """What the engines need that carry out the optimizer's step and SMA themselves, in one pass over the rows."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -37,26 +37,28 @@ class StepState:
         self._sync = sync
         self._is_adam = is_plain_adam(group.optimizer.optimizer)
         self._names = ("exp_avg", "exp_avg_sq") if self._is_adam else ("momentum_buffer",)
-        self._moments = [torch.zeros_like(group.matrix.weights) for _ in self._names]
-        self._rows = [list(moment) for moment in self._moments]
+        self.moments = [torch.zeros_like(group.matrix.weights) for _ in self._names]
+        """What the optimizer keeps of every parameter `[learners, parameters]`, from `begin_round` on."""
+        self._rows = [list(moment) for moment in self.moments]
 
-    @property
-    def moments(self) -> list[Tensor]:
-        """What the optimizer keeps of every parameter `[learners, parameters]`; its own state from now on.
+    def begin_round(self) -> None:
+        """Have the optimizer keep `moments` as its own state, with the values that it has by now.
 
         A buffer that is not there yet is zero: the first step of `torch.optim.SGD` sets it to the gradient.
         """
-        for learner, state in enumerate(self._states()):
-            for name, rows in zip(self._names, self._rows, strict=True):
-                buffer, row = state.get(name), rows[learner]
-                if buffer is not row:
+        for optimizer in set(self._group.optimizer.by_learner):
+            # What `step()` would tell learning-rate schedulers, which warn when they are stepped before it.
+            optimizer._opt_called = True  # type: ignore[attr-defined]
+        states = self._group.optimizer.states
+        for name, rows in zip(self._names, self._rows, strict=True):
+            for state, row in zip(states, rows, strict=True):
+                if (buffer := state.get(name)) is not row:
                     row.zero_() if buffer is None else row.copy_(buffer)
                     state[name] = row
-        return self._moments
 
     def bind_counts(self, counts: Sequence[Tensor]) -> None:
         """Have Adam count the steps of each learner in a tensor of its own."""
-        for state, own in zip(self._states(), counts, strict=True):
+        for state, own in zip(self._group.optimizer.states, counts, strict=True):
             if self._is_adam and state.get("step") is not own:
                 own.fill_(float(state.get("step", 0.0)))
                 state["step"] = own
@@ -66,12 +68,11 @@ class StepState:
         """Of the steps that each learner has taken, which only Adam counts."""
         if not self._is_adam:
             return []
-        return [state.setdefault("step", torch.tensor(0.0)) for state in self._states()]
-
-    def _states(self) -> Iterator[dict[str, Any]]:
-        rows = self._group.optimizer
-        for learner, optimizer in enumerate(rows.by_learner):
-            yield optimizer.state[rows.tensors_of(learner)[0]]
+        states = self._group.optimizer.states
+        for state in states:
+            if "step" not in state:
+                state["step"] = torch.tensor(0.0)
+        return [state["step"] for state in states]
 
     def numbers(self) -> Numbers:
         """The numbers of the coming round."""
@@ -90,11 +91,6 @@ class StepState:
         rows, have_own = self._group.optimizer, isinstance(self._sync, Members)
         optimizers = rows.by_learner if have_own else [rows.optimizer]
         return [_adam_step(each) for each in optimizers] if self._is_adam else [_sgd_step(each) for each in optimizers]
-
-    def begin_round(self) -> None:
-        """What `optimizer.step()` would tell learning-rate schedulers, which warn when they are stepped before it."""
-        for optimizer in set(self._group.optimizer.by_learner):
-            optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
 def _sgd_step(optimizer: Optimizer) -> SgdStep:

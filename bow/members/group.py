@@ -39,8 +39,9 @@ class MemberOptimizers:
     def by_learner(self) -> list[Optimizer]:
         return [row.optimizer for row in self._rows]
 
-    def tensors_of(self, learner: int) -> list[Tensor]:
-        return self._rows[learner].tensors_of(0)
+    @property
+    def states(self) -> list[dict[str, Any]]:
+        return [state for row in self._rows for state in row.states]
 
     def place(self, row: int, optimizer: Optimizer) -> None:
         made = OptimizerRows(optimizer, self._layout, self._matrix, first=row)

@@ -172,9 +172,11 @@ class OptimizerRows:
         """The optimizer of each learner: the same for all."""
         return [self.optimizer] * len(self._tensors)
 
-    def tensors_of(self, learner: int) -> list[Tensor]:
-        """The parts of a learner's row that its optimizer steps."""
-        return [tensor for tensor, _ in self._tensors[learner]]
+    @property
+    def states(self) -> list[dict[str, Any]]:
+        """What is kept for each learner's first tensor: its whole row, where all elements are treated alike."""
+        state = self.optimizer.state
+        return [state[bound[0][0]] for bound in self._tensors]
 
     def step(self, stepping: Sequence[bool] | None = None) -> None:
         """Update the rows of the learners that are `stepping` (all of them when None)."""

@@ -39,7 +39,6 @@ class SgdStep:
     def begin(self) -> None:
         """On the caller's stream, before the rounds: momenta and numbers as the optimizer has them by now."""
         self._has_moved = False
-        assert self._state.moments[0] is self._momenta
         self._state.begin_round()
         values = self._state.numbers()
         if values != self._values:
@@ -122,8 +121,6 @@ class RowsStep:
 
     def begin(self) -> None:
         """On the caller's stream, before the rounds: moments, counts and numbers as the optimizer has them by now."""
-        for moment, own in zip(self._state.moments, self._moments, strict=True):
-            assert moment is own
         self._state.bind_counts(self._count_of)
         self._state.begin_round()
         values = self._values()
