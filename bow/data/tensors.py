@@ -17,6 +17,7 @@ class TensorSamples:
 
     def __init__(self, data: Any) -> None:
         leaves, self._spec = tree_flatten(data)
+        self._is_tuple = type(data) is tuple and all(isinstance(each, Tensor) for each in data)
         _check_leaves(leaves)
         self.leaves: list[Tensor] = [leaf.detach() for leaf in leaves]  # in the order of the pytree's
         self.device: torch.device = leaves[0].device
@@ -48,7 +49,7 @@ class TensorSamples:
 
     def _tree(self, leaves: list[Tensor]) -> Batch:
         spec: TreeSpec = self._spec
-        return tree_unflatten(leaves, spec)
+        return tuple(leaves) if self._is_tuple else tree_unflatten(leaves, spec)  # which takes longer than a gather
 
 
 def _check_leaves(leaves: list[Tensor]) -> None:

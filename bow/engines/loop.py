@@ -203,7 +203,8 @@ class RoundLoop(Loop):
         """Some rounds; with `dispatch="first_come"` there is no barrier between synchronisation tasks."""
         outcomes: list[Outcome] = []
         while left := batches[len(outcomes) :]:
-            outcomes += self._rounds_ahead(left[: self.period]) or [self.round(left[0])]
+            period = self.period
+            outcomes += (self._rounds_ahead(left[:period]) if period > 1 else []) or [self.round(left[0])]
         return outcomes
 
     @torch.no_grad()

@@ -1,3 +1,5 @@
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch.utils._pytree import tree_leaves, tree_structure
@@ -121,3 +123,26 @@ def test_samples_stay_where_they_are_if_there_is_no_room() -> None:
     assert deal is not None
     assert isinstance(deal.batches, dict)
     assert stream.reside(torch.device("meta"), room_bytes=size)
+
+
+class Pair(NamedTuple):
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        (torch.arange(4), torch.arange(4) + 9),
+        ((torch.arange(4),), torch.arange(4) + 9),
+        (torch.arange(4), {"extra": (torch.arange(4) + 9,)}),
+        Pair(torch.arange(4), torch.arange(4) + 9),
+        (torch.arange(4),),
+    ],
+)
+def test_what_is_gathered_is_made_up_as_the_data_are(data: object) -> None:
+    gathered = TensorSamples(data).gather(torch.tensor([2, 0]))
+    assert type(gathered) is type(data)
+    assert tree_structure(gathered) == tree_structure(data)
+    for found, whole in zip(tree_leaves(gathered), tree_leaves(data), strict=True):
+        assert torch.equal(found, whole[[2, 0]])
