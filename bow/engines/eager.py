@@ -47,7 +47,6 @@ class Eager(TaskRunner):
 
     @property
     def state(self) -> dict[str, Any]:
-        """Whether tasks run compiled."""
         return self._in_turn.tasks.state
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -59,7 +58,6 @@ class Eager(TaskRunner):
         self._in_turn.resized()
 
     def learn(self, batches: Batches) -> Outcome:
-        """Run the learning tasks in turn."""
         self.context.before.keep()
         return self._in_turn.learn(batches, self.context.round_index)
 
@@ -79,7 +77,6 @@ class InTurn:
         self._order = _order_on_one_place(len(group))
 
     def resized(self) -> None:
-        """Learners were added or removed."""
         self.tasks.resized()
         self._order = _order_on_one_place(len(self._group))
 

@@ -68,7 +68,6 @@ class Graph(AheadRunner):
 
     @property
     def description(self) -> str:
-        """`graph`, `graph (compiled)`, or `eager` after falling back."""
         if self._failed:
             return Eager.name
         return f"{self.name} (compiled)" if self.tasks.any_compiled else self.name
@@ -84,7 +83,6 @@ class Graph(AheadRunner):
         return {"failed": self._failed, **self.tasks.state}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Capture what another training would have captured; what has failed there is not tried again."""
         self._jobs.forget()
         self.tasks.load(state)
         if (why := state["failed"]) and not self._failed:
@@ -92,7 +90,6 @@ class Graph(AheadRunner):
             self._failed = why
 
     def resized(self) -> None:
-        """Build the jobs anew for the learners that there are now."""
         self.context.log.side_by_side = None
         self._in_turn.resized()
         self.live.resized()
@@ -102,7 +99,6 @@ class Graph(AheadRunner):
         self._step_state = StepState(self.group, cast(SMA | Members, self.context.sync)) if stepping else None
 
     def close(self) -> None:
-        """End the executors' threads; the next round starts them again."""
         self._jobs.close()
 
     def learn_and_step(self, batches: Batches, due: bool, in_parts: InParts) -> Outcome:
@@ -115,7 +111,6 @@ class Graph(AheadRunner):
 
     @property
     def has_written(self) -> bool:
-        """Whether the executors have."""
         return self._running is not None and self._running.has_committed
 
     def learn(self, batches: Batches) -> Outcome:
@@ -136,17 +131,14 @@ class Graph(AheadRunner):
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether learners can run ahead of each other; not in `eager`."""
         return not self._failed
 
     def num_ahead(self, batches: Sequence[Batches]) -> int:
-        """Rounds whose learning tasks have been captured."""
         if self._failed or self._jobs.forgot_stale() or self.live.is_due(self.context.round_index):
             return 1
         return max(1, sum(1 for _ in itertools.takewhile(self._is_captured, batches)))
 
     def learn_ahead(self, batches: Sequence[Batches], due: bool) -> list[Outcome]:
-        """Run the learning tasks of several rounds, each by the learner that is free first."""
         groups = self._jobs.one_executor_each()
         team = self._jobs.team_of(groups)
         period = Period(self.group, batches, ahead=len(batches) - due)

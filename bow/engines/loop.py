@@ -181,20 +181,15 @@ class RoundLoop(Loop):
 
     @property
     def description(self) -> str:
-        """The name of what really runs, after any fallback."""
         return self.runner.description
 
     @property
     def compile_s(self) -> float | None:
-        """Seconds that compiling the learning task may take, 0 where it was done before; None: there is no choice."""
         return self.runner.compile_s
 
     @property
     def period(self) -> int:
-        """How many of the next rounds can be handed to `rounds` at once.
-
-        Where learners take batches as they come, those up to and with the next synchronisation task; otherwise one.
-        """
+        """Those up to the next synchronisation task where learners take batches as they come, otherwise one."""
         if self.settings.dispatch == "fixed" or not self.runner.runs_ahead or len(self.group) == 1:
             return 1
         return rounds_to_synchronise(self.context)
@@ -209,7 +204,6 @@ class RoundLoop(Loop):
 
     @torch.no_grad()
     def round(self, batches: Batches) -> Outcome:
-        """One learning task of every learner and, when it is due, the synchronisation task."""
         context, began = self.context, time.perf_counter()
         due = context.averaging.due(context.round_index)
         self._has_stepped = False
@@ -246,7 +240,6 @@ class RoundLoop(Loop):
         return taken
 
     def close(self) -> None:
-        """End the runner's threads, and give pinned memory back; the next round takes them anew."""
         self.runner.close()
 
     @property
@@ -255,7 +248,6 @@ class RoundLoop(Loop):
         return {self.runner.name: self.runner.state}
 
     def load_engine(self, state: Mapping[str, Any]) -> None:
-        """Run rounds as another training would have."""
         if own := state.get(self.runner.name):
             self.runner.load(own)
 
