@@ -79,7 +79,6 @@ class Graph(AheadRunner):
 
     @property
     def state(self) -> dict[str, Any]:
-        """What is captured, and why nothing is any more."""
         return {"failed": self._failed, **self.tasks.state}
 
     def load(self, state: Mapping[str, Any]) -> None:

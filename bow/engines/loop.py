@@ -244,7 +244,6 @@ class RoundLoop(Loop):
 
     @property
     def engine_state(self) -> dict[str, Any]:
-        """What the runner keeps, under its name: another's starts anew."""
         return {self.runner.name: self.runner.state}
 
     def load_engine(self, state: Mapping[str, Any]) -> None:
