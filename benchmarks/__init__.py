@@ -37,6 +37,7 @@ EXPERIMENTS: dict[str, tuple[str, float]] = {
     "manycore": ("both papers on operator scheduling, on their machine, simulated", 15),
     "placement": ("learned device placement against all that it was compared with", 25),
     "planner": ("the paper's experiments on planning that need no machine, simulated", 240),
+    "one_search": ("learners, splits and batch in one search, against each alone, simulated", 14),
     "predicted": ("what the planner predicts that a step takes, against what it takes here", 9),
     "tiles": ("a real training by a strategy that the planner found", 5),
     "readme": ("writes docs/results.md and the results in the README from the committed JSON", 0.02),

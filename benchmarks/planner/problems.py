@@ -33,13 +33,13 @@ CLUSTERS: Mapping[str, tuple[str, int]] = {"P100": ("p100_cluster", 4), "K80": (
 PAPER_SIZES = ("flexflow", "paper")  # The paper's size of a network has the first of these names that there is
 
 
-def graph_of(network: str, size: str) -> OperatorGraph:
-    """The operators of a network's step; nothing is computed, and no memory taken."""
+def graph_of(network: str, size: str, batch_size: int | None = None) -> OperatorGraph:
+    """The operators of a network's step; nothing is computed, and no memory taken. None: the batch of the size."""
     chosen = NETWORKS[network]
     name = next(each for each in PAPER_SIZES if each in chosen.sizes) if size == "paper" else size
     described = chosen.size(name)
     with torch.device("meta"):
-        model, batch = chosen.model(**described.arguments), chosen.samples(described, described.batch)
+        model, batch = chosen.model(**described.arguments), chosen.samples(described, batch_size or described.batch)
     return capture_operators(model, batch, chosen.loss).graph
 
 
@@ -66,6 +66,9 @@ def cluster(gpu: str, devices: int) -> DeviceTopology:
     return whole if whole.num_devices == devices else whole.restricted(range(devices))
 
 
-def problem_of(graph: OperatorGraph, topology: DeviceTopology, algorithm: Algorithm = "incremental") -> Problem:
+def problem_of(
+    graph: OperatorGraph, topology: DeviceTopology, algorithm: Algorithm = "incremental", batch_size: int = 1
+) -> Problem:
     """What is planned for, with costs by roofline, and SGD with momentum."""
-    return Problem(graph, RULES, topology, RooflineCosts(graph, RULES, topology), algorithm=algorithm)
+    costs = RooflineCosts(graph, RULES, topology)
+    return Problem(graph, RULES, topology, costs, algorithm=algorithm, batch_size=batch_size)

@@ -4,6 +4,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from bow.planning.simulator.python_simulator import SimulationResult
 from bow.planning.tiles import capture_operators
 from bow.planning.tiles.agreement import check_agreement
 from bow.planning.tiles.machine import MACHINE
-from bow.planning.tiles.planning import COSTS, problem_of, topology_of
+from bow.planning.tiles.planning import COSTS, part_of, problem_of, sized, topology_of
 from bow.planning.tiles.tile_costs import measured_costs
 from bow.schedule.picture import timeline_svg
 from bow.terminal import say, terminal, terminal_table
@@ -65,6 +66,8 @@ methods=NAME,NAME       those that are compared
 budget_s=30             seconds of each search, and of the other choices that explain tries
 proposals=N             instead: partitions that each walk looks at; then its best is improved to the end
 learners=1,2            with method=search: numbers of learners to choose from
+noise_scale=N           compare them by the time to an accuracy: the noise of a training's gradients, in samples
+batch_sizes=16,32       with noise_scale: sizes of a learner's batch to choose from
 processes=1             that search at the same time
 workers=0               with method=learned: processes in which its policy learns; 0: this one
 seed=0                  of the search
@@ -96,8 +99,13 @@ def run(words: Sequence[str]) -> int:
     topology = topology_of(settings.topology or "two_cores", settings.devices)
     if settings.save_topology is not None:
         save_topology(topology, settings.save_topology)
-    problem = _problem(console, settings, topology, is_new=True)
-    (_compare if action == "compare" else _plan)(console, problem, settings)
+    if action == "compare" and len(settings.batch_sizes) > 1:
+        raise SettingError("bow plan compare is for one size of batch; give batch_sizes=N")
+    problems = _problems(console, settings, topology, is_new=True)
+    if action == "plan":
+        _plan(console, problems, settings)
+    else:
+        _compare(console, problems[0], settings)
     return 0
 
 
@@ -127,17 +135,24 @@ def usage() -> str:
     )
 
 
-def _problem(console: Console, settings: PlanSettings, topology: DeviceTopology, is_new: bool = False) -> Problem:
-    model, batch, step, optimizer = parts(settings.network, settings.size, settings.others)
-    console.print(_subject(settings, batch, topology), markup=False)
-    captured = capture_operators(model, batch, step=step)
-    if is_new and not settings.network:  # the papers' networks take long, and hold nothing that capture would lose
-        check_agreement(captured, model, batch, step)
-    costs = None
-    if settings.costs == "measured":
-        with measuring(console) as tell:
-            costs = measured_costs(captured, model, batch, topology, optimizer, even=settings.search.even, tell=tell)
-    return problem_of(captured.graph, topology, costs=costs, optimizer=optimizer)
+def _problems(
+    console: Console, settings: PlanSettings, topology: DeviceTopology, is_new: bool = False
+) -> list[Problem]:
+    """What is planned for, by size of batch."""
+    model, example, step, optimizer = parts(settings.network, settings.size, settings.others)
+    problems = []
+    for batch in sized(example, settings.batch_sizes, settings.search):
+        console.print(_subject(settings, batch, topology), markup=False)
+        captured = capture_operators(model, batch, step=step)
+        if is_new and not settings.network:  # the papers' networks take long, and hold nothing that capture would lose
+            check_agreement(captured, model, batch, step)
+        costs, even = None, settings.search.even
+        if settings.costs == "measured":
+            with measuring(console) as tell:
+                costs = measured_costs(captured, model, batch, topology, optimizer, even=even, tell=tell)
+        made = problem_of(captured.graph, topology, costs=costs, optimizer=optimizer, batch_size=batch_length(batch))
+        problems.append(made)
+    return problems
 
 
 def _subject(settings: PlanSettings, batch: Any, topology: DeviceTopology) -> str:
@@ -149,14 +164,20 @@ def _subject(settings: PlanSettings, batch: Any, topology: DeviceTopology) -> st
     )
 
 
-def _plan(console: Console, problem: Problem, settings: PlanSettings) -> None:
-    planned = find(problem, settings.method, settings.search, console, settings.workers)
-    if planned.how:
-        console.print(planned.how)
-    partition = planned.partition
-    result = problem.simulate(partition.splits, partition.learners)
-    if result.refusal is not None:
-        raise SettingError(f"method={settings.method} gives a partition that does not fit: {result.refusal}")
+def _plan(console: Console, problems: Sequence[Problem], settings: PlanSettings) -> None:
+    found: list[tuple[float, Problem, Partition, SimulationResult]] = []
+    for each in problems:
+        planned = find(each, settings.method, part_of(settings.search, len(problems)), console, settings.workers)
+        if planned.how:
+            console.print(planned.how)
+        made = each.simulate(planned.partition.splits, planned.partition.learners)
+        if made.refusal is not None:
+            raise SettingError(f"method={settings.method} gives a partition that does not fit: {made.refusal}")
+        worth = settings.search.worth(each.batch_size, planned.partition.learners)
+        found.append((made.makespan_ns / worth, each, planned.partition, made))
+        if settings.search.noise_scale is not None:
+            console.print(_worth(each, planned.partition, made, worth))
+    _, problem, partition, result = min(found, key=itemgetter(0))
     console.print(_summary(partition, result))
     base_ns = _data_parallel_ns(problem)
     if base_ns is not None:
@@ -166,7 +187,9 @@ def _plan(console: Console, problem: Problem, settings: PlanSettings) -> None:
     if settings.dry_run:
         console.print("dry run: nothing is written")
     else:
-        written = _save(settings, Found(partition, result.makespan_ns, problem.topology, settings.search), result)
+        written = _save(
+            settings, Found(partition, result.makespan_ns, problem.topology, settings.search, problem), result
+        )
         console.print(f"files: {', '.join(map(str, written))}")
 
 
@@ -177,6 +200,7 @@ def _save(settings: PlanSettings, found: Found, result: SimulationResult) -> tup
         size=settings.size,
         others=list(settings.others),
         costs=settings.costs or COSTS[0],
+        **({"batch_size": found.problem.batch_size} if settings.batch_sizes and found.problem is not None else {}),
     )
     is_file = settings.out.suffix == ".json"
     folder = settings.out.parent if is_file else settings.out
@@ -244,7 +268,7 @@ def _data_parallel_ns(problem: Problem) -> int | None:
 def _tell(console: Console, file: str, settings: PlanSettings, action: str) -> None:
     loaded = load(given_path("the file of a partition", file), settings)
     topology = loaded.topology or topology_of(loaded.settings.topology, settings.devices)
-    problem, partition = _problem(console, loaded.settings, topology), loaded.partition
+    (problem,), partition = _problems(console, loaded.settings, topology), loaded.partition
     partition.check(problem.graph, topology.num_devices, problem.rules)
     splits, learners = partition.splits, partition.learners
     if action == "show":
@@ -297,9 +321,19 @@ def _summary(partition: Partition, result: SimulationResult) -> str:
     )
 
 
+def _worth(problem: Problem, partition: Partition, result: SimulationResult, worth: float) -> str:
+    """What a step brings, as far as gradient noise goes."""
+    together = f"{problem.batch_size * partition.learners:,} samples"
+    return (
+        f"learners={partition.learners} batch_size={problem.batch_size}: {result.makespan_ns / 1e6:.3f} ms for "
+        f"{together}, worth {worth:,.1f} one by one: {result.makespan_ns / worth / 1e3:.3f} us each"
+    )
+
+
 def _distance(problem: Problem, settings: PlanSettings, batch_ns: float, learners: int) -> str:
     """How far a partition is from the best possible one at most."""
-    bound_ns = least_batch_ns(problem, {learners, *settings.search.learners})
+    others = settings.search.learners if settings.search.noise_scale is None else ()
+    bound_ns = least_batch_ns(problem, {learners, *others})
     percent = math.ceil(100 * (batch_ns / bound_ns - 1)) if bound_ns else 0
     batch = "" if learners == 1 else " for a batch"
     return f"lower bound: {bound_ns / 1e6:.3f} ms{batch}; within {percent:,} % of the best possible"

@@ -75,7 +75,7 @@ def check_used(method: str, settings: SearchSettings, workers: int = 0) -> None:
         raise SettingError(
             f"proposals={settings.proposals} is for walks, and method=exhaustive has none; limit it by budget_s=SECONDS"
         )
-    for name in () if method in LEARNING else ("learners", "starts", "moves", "patience", "temperature"):
+    for name in () if method in LEARNING else ("learners", "noise_scale", "starts", "moves", "patience", "temperature"):
         value = getattr(settings, name)
         if value == getattr(USUAL, name):
             continue

@@ -36,6 +36,7 @@ class PlanSettings:
     workers: int = 0  # processes in which method=learned draws placements; 0: one, and the same for the same seed
     keep: int = 2  # how many other choices are shown for each operator
     others: tuple[str, ...] = ()  # settings of the model, as for `bow train`
+    batch_sizes: tuple[int, ...] = ()  # of a learner's batch, to choose from; empty: that of the model's data
     search: SearchSettings = field(default_factory=SearchSettings)
     given: frozenset[str] = frozenset()  # the names of all settings that were given
 
@@ -84,6 +85,8 @@ def _named(text: str) -> str:
     return text
 
 
+COUNTS: Reader = (lambda text: tuple(map(int, text.split(","))), "a whole number, or several with commas")
+
 _OWN: Mapping[str, Reader] = {
     "topology": (_named, "a name or a file"),
     "costs": (_costs, "a name"),
@@ -97,11 +100,13 @@ _OWN: Mapping[str, Reader] = {
     "size": NAME,
     "keep": COUNT,
     "workers": COUNT,
+    "batch_sizes": COUNTS,
 }
 _SEARCHING: Mapping[str, Reader] = {
     "budget_s": (float, "a number"),
     "proposals": COUNT,
-    "learners": (lambda text: tuple(int(part) for part in text.split(",")), "a whole number, or several with commas"),
+    "learners": COUNTS,
+    "noise_scale": (float, "a number"),
     "processes": COUNT,
     "seed": COUNT,
     "starts": (lambda text: tuple(text.split(",")), "names with commas"),
@@ -127,6 +132,8 @@ def load(path: Path, settings: PlanSettings) -> Loaded:
     file, partition, known = read_partition(path)
     topology = None
     try:
+        if not settings.batch_sizes and "batch_size" in known:
+            settings = replace(settings, batch_sizes=(int(known["batch_size"]),))
         has_model = settings.has_subject or known.get("network") is not None
         if has_model and not settings.has_subject:
             others = tuple(str(word) for word in known["others"])

@@ -310,6 +310,9 @@ class TrainingLoop:
             "train_loss": self._epoch.mean_loss(),
             "samples_per_s": self.position.meter.throughput,
         }
+        signals = self._context.tuned.signals
+        if signals is not None and math.isfinite(noise := signals.noise_scale or 0.0) and noise:
+            record["noise_scale"] = noise
         values = self._evaluations.evaluate()
         of_training = self._epoch.take_values()
         self.history.append(self._records.log(record | values | (of_training | values)))

@@ -43,6 +43,7 @@ SLOW = {
     "placement-all": ("quick=true", "placement"),
     "placement-real": ("quick=true part=real budget_s=0.5 networks=rnnlm", "placement_real"),
     "planner": ("quick=true", "planner"),
+    "one_search": ("quick=true", "one_search"),
     "members": ("quick=true", "members"),
     "tabular": ("quick=true", "tabular"),
     "halving": ("quick=true", "halving"),

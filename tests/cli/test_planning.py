@@ -120,6 +120,26 @@ def test_every_plan_says_how_far_from_the_best_possible_it_is_at_most(learners: 
     assert step / float(bound) == pytest.approx(1 + int(percent.replace(",", "")) / 100, rel=0.05)  # as printed
 
 
+def test_learners_and_batch_are_chosen_by_the_time_to_an_accuracy(
+    said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "capture_operators", capture_operators)
+    sizes = ["batch_sizes=8,16", "learners=1,4", "noise_scale=100"]
+    assert main(["plan", *MODEL, NODE, *SHORT, *sizes]) == 0
+    rows = re.findall(
+        r"learners=(\d) batch_size=(\d+): ([0-9.]+) ms for (\d+) samples, worth ([0-9.]+) .*? us", told := said()
+    )
+    assert [int(row[1]) for row in rows] == [8, 16]
+    for learners, size, _, samples, worth in rows:
+        assert int(samples) == int(learners) * int(size)
+        assert float(worth) == pytest.approx(int(samples) / (1 + int(samples) / 100), abs=0.05)
+    best = min(rows, key=lambda row: float(row[2]) / float(row[4]))
+    assert json.loads(Path("plan/partition.json").read_text())["planned_for"]["batch_size"] == int(best[1])
+    assert f"a step: {best[2]} ms" in told
+    assert main(["plan", "show", "plan"]) == 0
+    assert f"a batch of {best[1]};" in said()
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [
@@ -360,6 +380,8 @@ def test_ctrl_c_keeps_the_best_strategy(said: Callable[[], str]) -> None:
             [*MODEL, "proposals=9", "method=exhaustive"],
             "proposals=9 is for walks, and method=exhaustive has none; limit",
         ),
+        ([*MODEL, "batch_sizes=4,8"], "batch_sizes=4,8 are compared by the time to an accuracy"),
+        (["compare", *MODEL, "batch_sizes=4,8", "noise_scale=9"], "bow plan compare is for one size of batch"),
         ([*MODEL, "learners=2", "method=gpu"], "take method=search, or leave learners out"),
         ([*MODEL, "workers=2"], "workers=2 is for method=learned, and method=search trains no policy"),
         ([*MODEL, "workers=-1", "method=learned"], "workers must be a whole number of at least 0, got -1"),

@@ -100,7 +100,7 @@ def test_the_better_half_of_the_walks_goes_on_from_round_to_round(monkeypatch: p
 
     monkeypatch.setattr("bow.planning.search.chains.run_chain", of_number)
     monkeypatch.setattr("bow.planning.search.chains.time", SimpleNamespace(perf_counter=lambda: now[0]))
-    starts = [WalkStart("single", number, 1, baseline(PROBLEM, "single")) for number in range(4)]
+    starts = [WalkStart("single", number, 1, baseline(PROBLEM, "single"), 1) for number in range(4)]
     chains = run_chains(PROBLEM, starts, SearchSettings(budget_s=4.0, trial=0.5), lambda *_: True)
     # Of four seconds two are for trials, of which each of two rounds has one.
     assert walked[:-1] == [(0, 0, 12), (0, 1, 12), (0, 2, 12), (0, 3, 12), (1, 3, 24), (1, 2, 24)]
@@ -124,14 +124,14 @@ def test_trials_have_no_patience_and_what_it_takes_to_begin_counts(monkeypatch: 
     monkeypatch.setattr(Problem, "simulation", slowly)
     monkeypatch.setattr("bow.planning.search.chains.metropolis", walking)
     monkeypatch.setattr("bow.planning.search.chains.time", SimpleNamespace(perf_counter=lambda: now[0]))
-    starts = [WalkStart("single", number, 1, baseline(PROBLEM, "single")) for number in range(2)]
+    starts = [WalkStart("single", number, 1, baseline(PROBLEM, "single"), 1) for number in range(2)]
     run_chains(PROBLEM, starts, SearchSettings(budget_s=4.0, trial=0.5, descend=False), lambda *_: True)
     assert [limit.budget_s for limit in limits] == pytest.approx([0.9, 0.9, 1.9])
     assert [limit.patience for limit in limits] == [None, None, 0.5]
 
 
 def test_what_was_found_before_ctrl_c_is_kept_in_whatever_round_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    starts = [WalkStart("single", number, 1, baseline(PROBLEM, "single")) for number in range(3)]
+    starts = [WalkStart("single", number, 1, baseline(PROBLEM, "single"), 1) for number in range(3)]
 
     def interrupted_in(call: int) -> list[Chain]:
         calls = iter(range(100))
@@ -154,7 +154,7 @@ def test_what_was_found_before_ctrl_c_is_kept_in_whatever_round_it_comes(monkeyp
 def test_a_start_that_does_not_fit_takes_no_part_in_rungs() -> None:
     problem = small_memory(0.009)
     starts = [
-        WalkStart(name, number, 1, baseline(problem, name)) for number, name in enumerate(("single", "data", "data"))
+        WalkStart(name, number, 1, baseline(problem, name), 1) for number, name in enumerate(("single", "data", "data"))
     ]
     chains = run_chains(problem, starts, SearchSettings(budget_s=0.5, patience=None), lambda *_: True)
     refused = [chain.refusal is not None for chain in chains]
@@ -202,6 +202,23 @@ def test_the_tally_adds_up_walks() -> None:
     assert told == [(10, 5.0), (17, 5.0), (27, 4.0)]
 
 
+@pytest.mark.parametrize("noise_scale", [None, 1e9, 200.0, 1e-3])
+def test_learners_are_compared_by_the_time_to_an_accuracy(noise_scale: float | None) -> None:
+    problem, settings = replace(PROBLEM, batch_size=32), replace(SHORT, starts=("data",))
+    alone = {k: search(problem, replace(settings, learners=(k,))).makespan_ns for k in (1, 2, 4)}
+    found = search(problem, replace(settings, learners=(1, 2, 4), noise_scale=noise_scale))
+    together = {k: 32 * k for k in alone}
+    samples = {k: n if noise_scale is None else n / (1 + n / noise_scale) for k, n in together.items()}
+    best = min(alone, key=lambda k: alone[k] / samples[k])
+    assert found.partition.learners == best
+    assert found.makespan_ns == alone[best]
+    assert found.sample_ns == pytest.approx(alone[best] / samples[best])
+    if noise_scale == 1e-3:
+        assert alone[best] == min(alone.values())  # no sample but the first is worth anything
+    if noise_scale == 1e9:
+        assert best == search(problem, replace(settings, learners=(1, 2, 4))).partition.learners
+
+
 def test_learners_share_the_devices_and_are_compared_by_batch() -> None:
     found = search(PROBLEM, replace(SHORT, starts=("data",), learners=(1, 4)))
     assert {chain.start.learners for chain in found.chains} == {1, 4}
@@ -234,7 +251,7 @@ def test_every_baseline_is_legal_and_can_be_started_from(name: str, graph: Opera
     problem = problem_of(graph)
     splits = baseline(problem, name)
     problem.partition(splits).check(graph, NODE.num_devices, RULES)
-    start = WalkStart(name, 0, 1, splits)
+    start = WalkStart(name, 0, 1, splits, 1)
     (chain,) = run_chains(problem, [start], replace(SHORT, proposals=3, descend=False), lambda *_: True)
     assert isinstance(chain, Chain)
     assert chain.batch_ns <= problem.simulate(splits).makespan_ns
@@ -251,6 +268,8 @@ def test_every_baseline_is_legal_and_can_be_started_from(name: str, graph: Opera
         ({"learners": "auto"}, "learners must be .*at least 1, got .auto"),
         ({"learners": None}, "learners must be .*at least 1, got"),
         ({"learners": (0,)}, "learners must be .*at least 1"),
+        ({"noise_scale": 0}, "noise_scale must be .*above 0"),
+        ({"noise_scale": "large"}, "noise_scale must be"),
         ({"patience": 0}, "patience must be above 0 and at most 1, got 0"),
         ({"temperature": -1}, "temperature must be at least 0, got -1"),
         ({"proposals": -1}, "proposals must be .*at least 0, got -1"),

@@ -29,6 +29,7 @@ class WalkStart:
     number: int  # of all starts
     learners: int  # how many share the devices
     splits: tuple[Split, ...]
+    worth: float  # of a step with so many, by which walks are compared: `SearchSettings.worth`
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,9 @@ class Chain:
         return self.best is not None and self.best.ending == "interrupted"
 
     @property
-    def batch_ns(self) -> float:
-        return math.inf if self.best is None else self.best.makespan_ns / self.start.learners
+    def sample_ns(self) -> float:
+        """What a step takes for what it is worth."""
+        return math.inf if self.best is None else self.best.makespan_ns / self.start.worth
 
 
 SearchProgress: TypeAlias = Callable[[float, int, float], bool | None]
@@ -153,13 +155,13 @@ class _Walks:
         self, start: WalkStart, settings: SearchSettings, share_s: float | None, before: int = 0, turn: int = 0
     ) -> Chain:
         def watch(_: float, proposals: int, best_ns: int) -> bool:
-            return self._report(start.number, before + proposals, best_ns / start.learners)
+            return self._report(start.number, before + proposals, self._problem.batch_size * best_ns / start.worth)
 
         return run_chain(self._problem, start, self._spaces[start.learners], settings, share_s, watch, turn=turn)
 
     def _best(self, count: int) -> list[int]:
         walked = [number for number, chain in enumerate(self.chains) if chain.walk is not None]
-        return sorted(walked, key=lambda number: self.chains[number].batch_ns)[:count]
+        return sorted(walked, key=lambda number: self.chains[number].sample_ns)[:count]
 
     def _share_s(self, end_s: float | None, count: int) -> float | None:
         """What each of so many has of the time until then."""

@@ -248,6 +248,8 @@ class SearchSettings:
             divided among them, as in the paper.
         learners: numbers of learners to choose from, or one number: so many groups of equal size are made of the
             devices, one for each learner.
+        noise_scale: of the training's gradients, in samples: numbers of learners are then compared by the time to an
+            accuracy, and not by that of a batch, see `worth`; None: all samples are worth the same.
         seed: of all random numbers.
         processes: that walk at the same time.
         devices: which lists of devices are tried, see `SplitSpace`.
@@ -267,6 +269,7 @@ class SearchSettings:
     starts: tuple[str, ...] = ("data", "expert", "single", "random")
     trial: float = 0.4
     learners: tuple[int, ...] = (1,)
+    noise_scale: float | None = None
     seed: int = 0
     processes: int = 1
     devices: DeviceLists = "auto"
@@ -292,8 +295,19 @@ class SearchSettings:
         if not self.learners:
             raise SettingError("learners must list numbers of at least 1, got none")
         object.__setattr__(self, "learners", tuple(whole("learners", count) for count in self.learners))
+        if self.noise_scale is not None:
+            number("noise_scale", self.noise_scale, above=0, also="None for samples that are all worth the same")
         processes("processes", self.processes, os.cpu_count() or 1)
         object.__setattr__(self, "seed", whole_seed(self.seed))
+
+    def worth(self, batch_size: int, learners: int) -> float:
+        """How many samples of a batch of one it takes to come as far as by a step of learners with a batch each.
+
+        With noise scale `phi`, a batch `B` of all learners together comes as far as `B / (1 + B / phi)`
+        (McCandlish et al., An Empirical Model of Large-Batch Training, 2018, equation 2.7).
+        """
+        together = batch_size * learners
+        return together if self.noise_scale is None else together / (1 + together / self.noise_scale)
 
 
 def _listed(values: Any) -> tuple[Any, ...]:

@@ -24,6 +24,7 @@ class Problem:
     costs: Costs
     optimizer_bytes_per_weight_byte: float = 1.0  # what the optimizer keeps: 1 for momentum, 2 for Adam
     algorithm: Algorithm = "incremental"
+    batch_size: int = 1  # samples in the batch of a learner
 
     def partition(self, splits: Sequence[Split], learners: int = 1) -> Partition:
         return Partition(self.graph.hash, tuple(splits), learners)

@@ -173,6 +173,15 @@ class Found:
         return self.makespan_ns / self.partition.learners
 
     @property
+    def sample_ns(self) -> float:
+        """What a step takes for what it is worth: time to accuracy, by which batches of several sizes are compared.
+
+        Raises:
+            ScheduleError: it was read from a file, which has no model.
+        """
+        return self.makespan_ns / self.settings.worth(self._known_problem.batch_size, self.partition.learners)
+
+    @property
     def bound_ns(self) -> float:
         """What a batch takes at least by any partition; the best possible `batch_ns` is not below it.
 
@@ -181,7 +190,8 @@ class Found:
         Raises:
             ScheduleError: it was read from a file, which has no model.
         """
-        return least_batch_ns(self._known_problem, {self.partition.learners, *self.settings.learners})
+        others = self.settings.learners if self.settings.noise_scale is None else ()  # what is worth the same
+        return least_batch_ns(self._known_problem, {self.partition.learners, *others})
 
     @property
     def evaluated(self) -> int:
@@ -225,8 +235,8 @@ def damaged_origin(file: Path, error: Exception) -> SettingError:
 
 
 def best_chain(chains: Sequence[Chain]) -> Chain:
-    """The walk that found the fastest partition for a batch; of equal ones the first."""
-    return min(chains, key=lambda each: (each.batch_ns, each.start.number))
+    """The walk that found the fastest partition for what its steps are worth; of equal ones the first."""
+    return min(chains, key=lambda each: (each.sample_ns, each.start.number))
 
 
 def search(problem: Problem, settings: SearchSettings, progress: SearchProgress | None = None) -> Found:
@@ -261,4 +271,4 @@ def _starts(problem: Problem, settings: SearchSettings) -> Iterator[WalkStart]:
             splits = random_partition(of_one, space, random.Random(derive_seed(settings.seed, number, 1)))
         else:
             splits = baseline(of_one, name)
-        yield WalkStart(name, number, learners, splits)
+        yield WalkStart(name, number, learners, splits, settings.worth(problem.batch_size, learners))

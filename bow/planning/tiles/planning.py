@@ -3,14 +3,17 @@
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal, TextIO, TypeAlias, cast
 
+import torch
 from rich.console import Console
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
+from bow.data import batch_length
 from bow.errors import SettingError
 from bow.files import Expendable
 from bow.forking import begin_to_compute
@@ -31,6 +34,7 @@ from bow.planning.tiles.capture import capture_operators
 from bow.planning.tiles.machine import MACHINE, measure_machine
 from bow.planning.tiles.tile_costs import OPTIMIZER, measured_costs
 from bow.replicas import OptimizerFactory, num_state_tensors
+from bow.values import whole
 
 CostsName: TypeAlias = Literal["roofline", "measured"]
 
@@ -46,6 +50,7 @@ def plan(
     topology: DeviceTopology | str | Path = "two_cores",
     costs: CostsName = "roofline",
     optimizer: OptimizerFactory = OPTIMIZER,
+    batch_sizes: Sequence[int] = (),
     settings: SearchSettings | None = None,
     rules: Rules = RULES,
     progress: SearchProgress | bool = True,
@@ -70,16 +75,19 @@ def plan(
             `"p100_cluster"`, or `"machine"`: this machine's, measured.
         costs: `"roofline"`, or `"measured"`: once for each operator, tile shape and kind of device, and kept on disk.
         optimizer: makes an optimizer from the model's parameters; measured with the tiles, and its state is counted.
+        batch_sizes: of a learner's batch, to choose from by the time to an accuracy, which needs `noise_scale=`; each
+            has an equal part of the time. Empty: that of `batch`.
         settings: of the search; None: the defaults.
         rules: how operators can be split.
         progress: True: a bar with the best time so far, where standard error is a terminal; False: none; or who is told
             seconds, proposals and the best time of a batch in nanoseconds instead, and ends the search by returning
             False; None goes on.
-        **changes: fields of `settings`, such as `budget_s=60`, `learners=(1, 2)`, `starts="data"` or `seed=1`.
+        **changes: fields of `settings`, such as `budget_s=60`, `learners=(1, 2)`, `noise_scale=900` or `seed=1`.
 
     Returns:
-        The best one (`partition`), its simulated time (`makespan_ns`), and how it was found; `explain()` says what
-        was chosen and why, `timeline()` when what runs, `train(data, ...)` trains by it, and `save(path)` keeps it for
+        The best one (`partition`), for which batch (`problem.batch_size`), its simulated time (`makespan_ns`), and how
+        it was found; `explain()` says what was chosen and why, `timeline()` when what runs, `train(data, ...)` trains
+        by it, and `save(path)` keeps it for
         `bow.Found.load`.
 
     Raises:
@@ -104,23 +112,54 @@ def plan(
     chosen = _settings(settings, changes)
     if not isinstance(rules, Rules):
         raise SettingError(f"rules must be a Rules, got {type(rules).__name__}; leave it out for those of bow")
-    captured = capture_operators(model, batch, loss, step=step, rules=rules)
+    batches = sized(batch, batch_sizes, chosen)
     devices = topology_of(topology)
-    check_agreement(captured, model, batch, step_from_loss(loss) if step is None else step)  # type: ignore[arg-type]
     console = Console(file=cast(TextIO, Expendable(sys.stderr)))
     shown = progress is True and console.is_terminal
-    own = None
     if costs == "measured":
         begin_to_compute("bow.plan")
-        with measuring(console) if shown else nullcontext() as tell:
-            own = measured_costs(captured, model, batch, devices, optimizer, even=chosen.even, rules=rules, tell=tell)
-    problem = problem_of(captured.graph, devices, rules, own, optimizer)
-    if shown:
-        with watched(chosen.budget_s, console) as tell:
-            found = search(problem, chosen, tell)
-    else:
-        found = search(problem, chosen, None if isinstance(progress, bool) else progress)
+
+    def planned(batch: Any) -> Found:
+        captured = capture_operators(model, batch, loss, step=step, rules=rules)
+        check_agreement(captured, model, batch, step_from_loss(loss) if step is None else step)  # type: ignore[arg-type]
+        own = None
+        if costs == "measured":
+            with measuring(console) if shown else nullcontext() as tell:
+                own = measured_costs(
+                    captured, model, batch, devices, optimizer, even=chosen.even, rules=rules, tell=tell
+                )
+        problem = problem_of(captured.graph, devices, rules, own, optimizer, batch_length(batch))
+        if not shown:
+            return search(problem, each_search, None if isinstance(progress, bool) else progress)
+        with watched(each_search.budget_s, console) as tell:
+            return search(problem, each_search, tell)
+
+    each_search = part_of(chosen, len(batches))
+    found = min(map(planned, batches), key=lambda each: each.sample_ns)
     return dataclasses.replace(found, subject={"model": model, "loss": loss, "step": step})
+
+
+def sized(batch: Any, sizes: Sequence[int], settings: SearchSettings) -> list[Any]:
+    """A batch of each of these sizes, of the samples of one; no sizes: that one."""
+    sizes = [whole("batch_sizes", size) for size in ([sizes] if isinstance(sizes, int) else sizes)]
+    if len(sizes) > 1 and settings.noise_scale is None:
+        raise SettingError(
+            f"batch_sizes={','.join(map(str, sizes))} are compared by the time to an accuracy, since a large batch "
+            "always takes less time for a sample; give noise_scale= too, or one size"
+        )
+
+    def of_size(size: int) -> Any:
+        numbers = torch.arange(size) % batch_length(batch)
+        return tree_map_only(Tensor, lambda each: each[numbers.to(each.device)] if each.dim() else each, batch)
+
+    return [of_size(size) for size in sizes] or [batch]
+
+
+def part_of(settings: SearchSettings, searches: int) -> SearchSettings:
+    """Settings of each of several searches that share the time."""
+    if settings.budget_s is None:
+        return settings
+    return dataclasses.replace(settings, budget_s=settings.budget_s / searches)
 
 
 def _settings(settings: SearchSettings | None, changes: Mapping[str, Any]) -> SearchSettings:
@@ -151,6 +190,7 @@ def problem_of(
     rules: Rules = RULES,
     costs: Costs | None = None,
     optimizer: OptimizerFactory = OPTIMIZER,
+    batch_size: int = 1,
 ) -> Problem:
     """What is planned for."""
     devices = topology_of(topology)
@@ -160,4 +200,5 @@ def problem_of(
         devices,
         costs or RooflineCosts(graph, rules, devices),
         optimizer_bytes_per_weight_byte=float(num_state_tensors(optimizer)),
+        batch_size=batch_size,
     )

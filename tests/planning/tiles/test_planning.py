@@ -28,6 +28,14 @@ def small(**settings: Any) -> Any:
     return bow.plan(nn.Linear(4, 2), batch, cross_entropy, **{**SHORT, **settings})
 
 
+def test_a_batch_is_chosen_by_the_time_to_an_accuracy() -> None:
+    found = {noise: small(batch_sizes=(2, 8, 32), noise_scale=noise) for noise in (1e-3, 1e9)}
+    assert {noise: each.problem.batch_size for noise, each in found.items()} == {1e-3: 2, 1e9: 32}
+    alone = small(batch_sizes=8, noise_scale=5.0)
+    assert alone.problem.batch_size == 8
+    assert alone.sample_ns == pytest.approx(alone.makespan_ns / (8 / (1 + 8 / 5)))
+
+
 def test_one_number_of_learners_and_one_start_may_stand_alone() -> None:
     assert small(learners=2).partition.learners == 2
 
@@ -39,6 +47,8 @@ def test_one_number_of_learners_and_one_start_may_stand_alone() -> None:
         ({"rules": 0}, "rules must be a Rules, got int"),
         ({"seed": 0.5}, "seed must be a whole number"),
         ({"budget": 3}, "no setting 'budget'.*budget_s"),
+        ({"batch_sizes": (2, 4)}, "batch_sizes=2,4 are compared by the time to an accuracy.*give noise_scale="),
+        ({"batch_sizes": (0,)}, "batch_sizes must be a whole number of at least 1, got 0"),
     ],
 )
 def test_what_is_no_setting_gets_one_sentence(settings: dict[str, Any], words: str) -> None:
