@@ -313,7 +313,8 @@ def test_costs_and_topology_of_this_machine_are_measured_and_kept(
 @pytest.mark.parametrize(("words", "copies"), [([], 1), (["optimizer=adamw"], 2), (["optimizer.momentum=0"], 0)])
 def test_memory_is_that_of_the_optimizer_that_will_train(words: list[str], copies: int) -> None:
     settings = planning_settings.read([*MODEL, *words])
-    assert planning._problem(Console(), settings, load_topology("two_cores")).optimizer_bytes_per_weight_byte == copies
+    (problem,) = planning._problems(Console(), settings, load_topology("two_cores"))
+    assert problem.optimizer_bytes_per_weight_byte == copies
 
 
 @pytest.fixture(params=[1, 2])

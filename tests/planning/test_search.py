@@ -148,7 +148,7 @@ def test_what_was_found_before_ctrl_c_is_kept_in_whatever_round_it_comes(monkeyp
     with pytest.raises(KeyboardInterrupt):
         interrupted_in(0)
     assert [len(interrupted_in(call)) for call in range(1, 7)] == [1, 2, 3, 3, 3, 3]
-    assert min(chain.batch_ns for chain in interrupted_in(4)) == 99  # one had gone on for a second round
+    assert min(chain.sample_ns for chain in interrupted_in(4)) == 99  # one had gone on for a second round
 
 
 def test_a_start_that_does_not_fit_takes_no_part_in_rungs() -> None:
@@ -223,7 +223,7 @@ def test_learners_share_the_devices_and_are_compared_by_batch() -> None:
     found = search(PROBLEM, replace(SHORT, starts=("data",), learners=(1, 4)))
     assert {chain.start.learners for chain in found.chains} == {1, 4}
     assert found.batch_ns == found.makespan_ns / found.partition.learners
-    assert found.batch_ns == min(chain.batch_ns for chain in found.chains)
+    assert found.batch_ns == min(chain.sample_ns for chain in found.chains)
     assert 0 < found.bound_ns <= found.batch_ns
 
 
@@ -237,7 +237,7 @@ def test_a_start_that_does_not_fit_is_left_out_with_the_reason() -> None:
     refused = [chain for chain in found.chains if chain.walk is None]
     assert refused
     assert all("does not fit" in (chain.refusal or "") for chain in refused)
-    assert all(math.isinf(chain.batch_ns) for chain in refused)
+    assert all(math.isinf(chain.sample_ns) for chain in refused)
 
 
 def test_where_no_start_fits_there_is_one_sentence() -> None:
@@ -254,7 +254,7 @@ def test_every_baseline_is_legal_and_can_be_started_from(name: str, graph: Opera
     start = WalkStart(name, 0, 1, splits, 1)
     (chain,) = run_chains(problem, [start], replace(SHORT, proposals=3, descend=False), lambda *_: True)
     assert isinstance(chain, Chain)
-    assert chain.batch_ns <= problem.simulate(splits).makespan_ns
+    assert chain.sample_ns <= problem.simulate(splits).makespan_ns
 
 
 @pytest.mark.parametrize(
