@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bow.devices import sgd_sma_round
+from bow.engines.batched_layers import of_learners
 from bow.engines.batches import Batches, Stacked, stack_batches
 from bow.engines.context import RoundContext
 from bow.engines.eager import Eager, InTurn
@@ -29,10 +30,10 @@ WHOLE = "whole round"
 class Fused(TaskRunner):
     """Runs the learning tasks of all learners as one: the kernels of a step are shared by all of them.
 
-    Linear layers become batched matrix products and convolutions grouped ones. Worth it where a learning task is
-    many tiny kernels. The first of these that works is used, and the reasons for going down are kept: compiled,
-    `vmap` without compiling, `eager`. Rounds whose batches differ in shape, or in which a learner sits out, run in
-    `eager`.
+    Linear layers become batched matrix products, convolutions what is fastest here (`batched_layers.py`), and batch
+    norms one of the channels of all. Worth it where a learning task is many tiny kernels. The first of these that works
+    is used, and the reasons for going down are kept: compiled, `vmap` without compiling, `eager`. Rounds whose batches
+    differ in shape, or in which a learner sits out, run in `eager`.
     """
 
     name = "fused"
@@ -146,7 +147,7 @@ class Fused(TaskRunner):
 
     @contextlib.contextmanager
     def _random(self) -> Iterator[None]:
-        with task_random(self.group.device) as generator:
+        with task_random(self.group.device) as generator, of_learners():
             generator.manual_seed(self.context.round_seed)
             yield
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from bow.engines.batched_layers import of_learners
 from bow.engines.batches import FlatBatch
 from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.learner import WARM_UP, gathered, same_in_python, state_of
@@ -91,7 +92,7 @@ class CudaFused(RoundGraphs):
         """Learn on the current stream, and say on the device who stayed finite."""
         matrix = self.context.group.matrix
         batch = gathered(static.batch.batch, self.context.kernels)
-        with torch.autograd.set_multithreading_enabled(False):
+        with torch.autograd.set_multithreading_enabled(False), of_learners():
             loss, finite, metrics = self._together(matrix.weights, matrix.gradients, self._buffers.tensors(), batch)
         values = [loss, finite, *metrics.values()]
         static.rows.copy_(torch.stack([value.to(static.rows.dtype) for value in values], dim=1))

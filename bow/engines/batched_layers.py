@@ -1,0 +1,259 @@
+"""`vmap`'s rules for convolutions and batch norm of all learners at once, where those of torch are slow.
+
+Torch makes one grouped convolution of those of all learners, which cuDNN and oneDNN train slowly (PyTorch issues 70954
+and 73764), and a chain of operators of a batch norm and its gradient. Rules are torch's for the whole process: outside
+of bow's rounds convolutions are grouped as ever.
+"""
+
+import contextlib
+import functools
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from bow.engines import fastest
+
+aten = torch.ops.aten
+
+Role: TypeAlias = Literal["outputs", "inputs", "weights"]
+"""Which of a convolution's tensors is computed from the other two: of inputs and weights it is the gradient."""
+
+Shape: TypeAlias = tuple[int, ...]
+Tensors: TypeAlias = Sequence[Any]
+"""By role, None for the one that is asked for; with the learners in front where it is all of theirs."""
+
+_is_round_of_learners = False
+
+
+class Geometry(NamedTuple):
+    """What a convolution is told besides its tensors, dimension by dimension."""
+
+    stride: Shape
+    padding: Shape
+    dilation: Shape
+    transposed: bool
+    output_padding: Shape
+    groups: int
+
+
+@contextlib.contextmanager
+def of_learners() -> Iterator[None]:
+    """Around a round of learners: their convolutions are computed in the way that is fastest here."""
+    global _is_round_of_learners
+    before, _is_round_of_learners = _is_round_of_learners, True
+    try:
+        yield
+    finally:
+        _is_round_of_learners = before
+
+
+def _learners_first(learners: int, dims: Sequence[int | None], tensors: Tensors) -> list[Any]:
+    def first(tensor: Tensor, dim: int | None) -> Tensor:
+        return tensor.expand(learners, *tensor.shape).contiguous() if dim is None else tensor.movedim(dim, 0)
+
+    return [each if each is None else first(each, dim) for each, dim in zip(tensors, dims, strict=True)]
+
+
+# --- convolutions
+
+
+def _convolution(info: Any, in_dims: Any, input: Tensor, weight: Tensor, bias: Tensor | None, *given: Any) -> Any:
+    how = _geometry(weight.dim() - 2 - (in_dims[1] is not None), given)
+    outputs = _part("outputs", info.batch_size, (None, *in_dims[:2]), (None, input, weight), (), how)
+    if bias is not None:
+        (bias,) = _learners_first(info.batch_size, in_dims[2:3], (bias,))
+        outputs = outputs + bias.view(len(bias), 1, -1, *[1] * (outputs.dim() - 3))
+    return outputs, 0
+
+
+def _convolution_backward(
+    info: Any, in_dims: Any, outputs: Tensor, inputs: Tensor, weights: Tensor, bias_sizes: Any, *given: Any
+) -> Any:
+    learners, wanted, (of_outputs, of_inputs, of_weights) = info.batch_size, given[-1], in_dims[:3]
+    how = _geometry(weights.dim() - 2 - (of_weights is not None), given)
+    shapes = [
+        tuple(size for index, size in enumerate(each.shape) if index != dim)
+        for each, dim in zip((inputs, weights), in_dims[1:3], strict=True)
+    ]
+    found: list[Any] = [None] * 3
+    if wanted[0]:
+        dims = (of_outputs, None, of_weights)
+        found[0] = _part("inputs", learners, dims, (outputs, None, weights), shapes[0], how)
+    if wanted[1]:
+        found[1] = _part("weights", learners, (of_outputs, of_inputs, None), (outputs, inputs, None), shapes[1], how)
+    if wanted[2]:
+        (all_outputs,) = _learners_first(learners, (of_outputs,), (outputs,))
+        found[2] = all_outputs.sum((1, *range(3, all_outputs.dim())))
+    return tuple(found), tuple(each if each is None else 0 for each in found)
+
+
+def _geometry(dims: int, given: Sequence[Any]) -> Geometry:
+    stride, padding, dilation, output_padding = (
+        tuple(each) * (1 if len(each) == dims else dims) for each in (*given[:3], given[4])
+    )
+    return Geometry(stride, padding, dilation, given[3], output_padding, given[5])
+
+
+def _part(role: Role, learners: int, dims: Sequence[Any], tensors: Tensors, shape: Shape, how: Geometry) -> Any:
+    """One of the three tensors of all learners; `shape` is a learner's, where it is none of the outputs."""
+    outputs, inputs, weights = _learners_first(learners, dims, tensors)
+    if weights is not None and dims[2] is None:  # all share them: the samples of all are one batch
+        batch = [each if each is None else each.flatten(0, 1)[None] for each in (outputs, inputs)]
+        whole = (learners * shape[0], *shape[1:]) if shape else ()
+        return _grouped(role, (*batch, tensors[2][None]), whole, how)[0].unflatten(0, (learners, -1))
+    some = inputs if outputs is None else outputs
+    sizes = tuple(each if each is None else tuple(each.shape) for each in (outputs, inputs, weights))
+    way = "grouped"
+    if _is_round_of_learners and some.is_floating_point() and not how.transposed:
+        way = _fastest_way(some.device, some.dtype, torch.get_num_threads(), role, sizes, shape, how)
+    return WAYS[way](role, (outputs, inputs, weights), shape, how)
+
+
+def _grouped(role: Role, tensors: Tensors, shape: Shape, how: Geometry) -> Any:
+    """One convolution, in which each learner has groups of its own."""
+    learners = next(len(each) for each in tensors if each is not None)
+    outputs: Any
+    inputs: Any
+    outputs, inputs = (each if each is None else each.transpose(0, 1).flatten(1, 2) for each in tensors[:2])
+    rest = (None, *how[:5], learners * how.groups)
+    if role == "weights":
+        weights = outputs.new_empty(1).expand(learners * shape[0], *shape[1:])  # torch asks for its shape alone
+        found = aten.convolution_backward(outputs, inputs, weights, *rest, (False, True, False))[1]
+        return found.unflatten(0, (learners, -1))
+    weights = tensors[2].flatten(0, 1)
+    if role == "outputs":
+        found = aten.convolution(inputs, weights, *rest)
+    else:
+        inputs = outputs.new_empty(1).expand(shape[0], learners * shape[1], *shape[2:])
+        found = aten.convolution_backward(outputs, inputs, weights, *rest, (True, False, False))[0]
+    return found.unflatten(1, (learners, -1)).transpose(0, 1)
+
+
+def _in_turn(role: Role, tensors: Tensors, shape: Shape, how: Geometry) -> Tensor:
+    """A convolution for each learner."""
+    learners = next(len(each) for each in tensors if each is not None)
+    alone = ([each if each is None else each[j : j + 1] for each in tensors] for j in range(learners))
+    return torch.cat([_grouped(role, each, shape, how) for each in alone])
+
+
+def _product(role: Role, tensors: Tensors, shape: Shape, how: Geometry) -> Any:
+    """A product of matrices for each learner and group; in memory the result has its channels before its samples."""
+    outputs, inputs, weights = tensors
+    kernel, edges = shape[2:] if weights is None else weights.shape[3:], [(each, each) for each in how.padding]
+    if role == "inputs":  # a convolution of what comes back, zeros between, with the weights turned round
+        apart = [step * (size - 1) + 1 for step, size in zip(how.stride, outputs.shape[3:], strict=True)]
+        inputs = outputs
+        if apart != [*outputs.shape[3:]]:
+            inputs = outputs.new_zeros(*outputs.shape[:3], *apart)
+            inputs[(..., *(slice(None, None, step) for step in how.stride))] = outputs
+        reach = [step * (size - 1) for step, size in zip(how.dilation, kernel, strict=True)]
+        before = [over - pad for over, pad in zip(reach, how.padding, strict=True)]
+        edges = [(b, s - a - b + r) for b, s, a, r in zip(before, shape[2:], apart, reach, strict=True)]
+        weights = weights.flip(*range(3, weights.dim())).unflatten(1, (how.groups, -1)).transpose(2, 3).flatten(1, 2)
+        how = how._replace(stride=(1,) * len(kernel))
+    learners, samples = inputs.shape[:2]
+    columns = inputs.transpose(1, 2)
+    if any(any(each) for each in edges):
+        columns = F.pad(columns, [each for pair in reversed(edges) for each in pair])
+    for index, (size, step, gap) in enumerate(zip(kernel, how.stride, how.dilation, strict=True)):
+        columns = columns.unfold(3 + index, gap * (size - 1) + 1, step)[..., ::gap]
+    pixels, last = columns.shape[3 : 3 + len(kernel)], range(3, 3 + len(kernel))
+    matrices = columns.permute(0, 1, *(len(kernel) + each for each in last), 2, *last)
+    matrices = matrices.reshape(learners * how.groups, -1, samples * pixels.numel())
+    if role == "weights":
+        rows = outputs.transpose(1, 2).reshape(learners * how.groups, -1, matrices.shape[2])
+        return torch.bmm(rows, matrices.mT).view(learners, *shape)
+    found = torch.bmm(weights.reshape(learners * how.groups, -1, matrices.shape[1]), matrices)
+    return found.view(learners, -1, samples, *pixels).transpose(1, 2)
+
+
+WAYS: dict[str, Callable[[Role, Tensors, Shape, Geometry], Tensor]] = {
+    "grouped": _grouped,
+    "in turn": _in_turn,
+    "product": _product,
+}
+MOST_COLUMNS = 2**28
+"""What a product of matrices may take beside a learning task's activations, in elements."""
+
+
+@functools.cache
+def _fastest_way(
+    device: torch.device, dtype: torch.dtype, threads: int, role: Role, sizes: Any, shape: Shape, how: Geometry
+) -> str:
+    def case(way: str) -> Callable[[], object]:
+        tensors = [size and torch.ones(size, dtype=dtype, device=device) for size in sizes]
+        return functools.partial(WAYS[way], role, tensors, shape, how)
+
+    pixels = math.prod(sizes[0] if sizes[1] is None else sizes[1])
+    columns = pixels * math.prod((sizes[2] or shape)[-len(how.stride) :])  # elements, one of each pixel's neighbours
+    names = [way for way in WAYS if way != "product" or columns <= MOST_COLUMNS]
+    return fastest.fastest(names, case, device, str(dtype), role, sizes, shape, how)
+
+
+# --- batch norm
+
+
+def _batch_norm(info: Any, in_dims: Any, *given: Any) -> Any:
+    is_training = given[5]
+    if is_training and given[3] is not None and in_dims[3:5] != (0, 0):  # a view of the learners' own is to move
+        raise RuntimeError("batch norm would move running statistics that are not each learner's own")
+    tensors = _learners_first(info.batch_size, in_dims[:5], given[:5])
+    if tensors[3] is None:
+        return _with_channels_of_all(aten._native_batch_norm_legit.no_stats, 1, tensors[:3], given[5:])
+    return _with_channels_of_all(aten._native_batch_norm_legit, 1, tensors, given[5:])
+
+
+def _batch_norm_backward(info: Any, in_dims: Any, *given: Any) -> Any:
+    tensors = _learners_first(info.batch_size, in_dims[:7], given[:7])
+    return _with_channels_of_all(aten.native_batch_norm_backward, 2, tensors, given[7:])
+
+
+def _cudnn_batch_norm(info: Any, in_dims: Any, *given: Any) -> Any:
+    found, dims = _batch_norm(info, in_dims, *given)
+    return (*found, given[0].new_empty(0, dtype=torch.uint8)), (*dims, None)  # what cuDNN alone would keep
+
+
+def _cudnn_batch_norm_backward(info: Any, in_dims: Any, input: Any, outputs: Any, *given: Any) -> Any:
+    *tensors, eps, _ = given
+    rest = (True, eps, (True, True, True))
+    return _batch_norm_backward(info, (in_dims[1], in_dims[0], *in_dims[2:]), outputs, input, *tensors, *rest)
+
+
+def _with_channels_of_all(function: Any, images: int, tensors: Tensors, rest: Sequence[Any]) -> Any:
+    """The first tensors are images; their samples stay where they are, or stand among the pixels, as they lie."""
+    like = tensors[images - 1]
+    learners = len(like)
+    samples_first = like.transpose(0, 1).is_contiguous()
+    if samples_first:
+        flat = [each.transpose(0, 1).flatten(1, 2) for each in tensors[:images]]
+    else:
+        flat = [each.transpose(1, 2).reshape(1, learners * like.shape[2], -1) for each in tensors[:images]]
+    channels = [each if each is None else each.reshape(-1) for each in tensors[images:]]
+    found, *others = function(*flat, *channels, *rest)
+    if found is not None and samples_first:
+        found = found.unflatten(1, (learners, -1)).transpose(0, 1)
+    elif found is not None:
+        found = found.view(like.transpose(1, 2).shape).transpose(1, 2)
+    results = (found, *(each if each is None else each.view(learners, each.numel() // learners) for each in others))
+    return results, tuple(each if each is None else 0 for each in results)
+
+
+RULES: dict[str, Callable[..., Any]] = {
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    "native_batch_norm": _batch_norm,
+    "native_batch_norm_backward": _batch_norm_backward,
+    "_native_batch_norm_legit": _batch_norm,
+    "cudnn_batch_norm": _cudnn_batch_norm,
+    "cudnn_batch_norm_backward": _cudnn_batch_norm_backward,
+}
+_library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch says that it had rules of its own
+    for name, rule in RULES.items():
+        torch.library.register_vmap(f"aten::{name}", rule, lib=_library)

@@ -1,0 +1,73 @@
+"""Which of several ways to compute the same is the fastest one here: measured once, and kept."""
+
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeAlias
+
+import torch
+
+from bow.compiling import cache_folder
+from bow.disk_cache import JsonCache
+from bow.errors import RuntimeUnavailableError
+from bow.schedule.profiler.operator_times import hardware
+from bow.timing import time_window
+
+Case: TypeAlias = Callable[[str], Callable[[], object]]
+"""What is run for the way of a name."""
+
+GAIN = 0.9  # of the time of the first way: what takes longer does not take its place
+HOPELESS = 2.0  # times the shortest time: what takes longer is not timed again
+TURNS, WINDOW_S, CALLS = 4, 0.002, 8
+QUEUED_CYCLES = 10_000_000  # some 5 ms, in which the host issues what is timed behind them
+
+
+def fastest(names: Sequence[str], case: Case, device: torch.device, *described: object) -> str:
+    """The name of the fastest way; the first one where no other is clearly faster."""
+    place = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    key = [hardware(f"{place}, {torch.get_num_threads()} threads"), *names, *described]
+    found = None
+    with contextlib.suppress(OSError, RuntimeUnavailableError):  # there is no place to keep it
+        cache = JsonCache(cache_folder() / "fastest")
+        found = cache.find(key, lambda name: name if name in names else None)
+        if found is None:
+            found = _measured(names, case, device)
+            cache.store(key, found)
+    return found or _measured(names, case, device)
+
+
+def _measured(names: Sequence[str], case: Case, device: torch.device) -> str:
+    # In a thread of its own: what asks may stand in a trace of the compiler, in `vmap` or within modes.
+    with ThreadPoolExecutor(1) as pool:
+        seconds = pool.submit(_seconds, names, case, device).result()
+    best = min(seconds, key=lambda name: seconds[name])
+    return best if seconds[best] < GAIN * seconds[names[0]] else names[0]
+
+
+@torch.no_grad()
+def _seconds(names: Sequence[str], case: Case, device: torch.device) -> dict[str, float]:
+    seconds = {}
+    for name in names:
+        with contextlib.suppress(RuntimeError):  # there is no memory, or no kernel for it
+            case(name)()
+            seconds[name] = math.inf
+    for _ in range(TURNS):
+        limit = HOPELESS * min(seconds.values())
+        for name in [name for name in seconds if seconds[name] <= limit]:
+            seconds[name] = min(seconds[name], _time(case(name), device))
+    return {name: seconds.get(name, math.inf) for name in names}
+
+
+def _time(run: Callable[[], object], device: torch.device) -> float:
+    if device.type != "cuda":
+        return time_window(run, WINDOW_S)
+    marks: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+    with torch.cuda.device(device):
+        torch.cuda._sleep(QUEUED_CYCLES)  # type: ignore[no-untyped-call]  # so that the device never waits for the host
+        marks[0].record()
+        for _ in range(CALLS):
+            run()
+        marks[1].record()
+    marks[1].synchronize()
+    return float(marks[0].elapsed_time(marks[1])) / CALLS
