@@ -106,6 +106,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 
 @pytest.fixture(autouse=True)
+def _nobody_else_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bow.devices.load.busy_cores", lambda: 0.0)
+
+
+@pytest.fixture(autouse=True)
 def _no_choices_in_the_users_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """What trainings of a test find by measurement is kept for that test only."""
     folder = functools.cache(lambda: tmp_path_factory.mktemp("choices"))

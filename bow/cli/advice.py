@@ -14,8 +14,8 @@ from typing import Literal
 import torch
 
 from bow.data import digits
-from bow.devices import available_cores
 from bow.devices.cores import LOSS_TURNS
+from bow.devices.load import BUSY, busy_cores
 from bow.doctor import MachineInfo, version
 from bow.engines.memory import bytes_text
 from bow.models import LeNet
@@ -25,13 +25,9 @@ from bow.training.replicas import Replicas
 
 BATCH_SIZE = 16
 TURNS, WINDOW_S = 5, 0.15
-LOOK_S = 0.3  # over which it is seen how busy others are
 LOSS = 2.0  # times as long as one thread that torch's own take: from here on it is worth a word
-BUSY = 0.25  # cores that others use are worth a word from here on; half of all cores, and a measurement would be noise
 LITTLE_BYTES = 2 * 2**30  # free disk for checkpoints and caches
 WRITTEN, SLOW_S = 16 * 2**20, 1.0
-
-STAT = Path("/proc/stat")
 
 
 def advice(machine: MachineInfo) -> Iterator[str]:
@@ -55,23 +51,6 @@ def advice(machine: MachineInfo) -> Iterator[str]:
             yield "engines are not measured while others use most cores, which would be noise; ask again later"
         else:
             yield _engines(machine.cores)
-
-
-def busy_cores() -> float:
-    """How many cores others keep from this process, over a moment; 0 where the system does not say."""
-    try:
-        before, began, own = _busy_ticks(), time.perf_counter(), time.process_time()
-        time.sleep(LOOK_S)
-        ticks = (_busy_ticks() - before) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError):
-        return 0.0
-    busy = (ticks - (time.process_time() - own)) / (time.perf_counter() - began)
-    return max(0.0, len(available_cores()) - ((os.cpu_count() or 1) - busy))
-
-
-def _busy_ticks() -> int:
-    user, nice, system = map(int, STAT.read_text(encoding="ascii").split()[1:4])
-    return user + nice + system
 
 
 def _disk(folder: Path) -> Iterator[str]:

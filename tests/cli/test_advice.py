@@ -1,6 +1,5 @@
 """What bow doctor says is to be done."""
 
-import os
 import types
 from collections.abc import Callable
 from dataclasses import replace
@@ -70,16 +69,3 @@ def test_engines_are_really_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("needs the native runtime")
     monkeypatch.setattr(advice, "WINDOW_S", 0.0)
     assert "times the samples per second" in advice._engines(1)
-
-
-def test_others_are_as_busy_as_the_cores_that_they_keep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    ticks = iter((1000.0, 1000.0 + 3 * advice.LOOK_S * os.sysconf("SC_CLK_TCK")))
-    monkeypatch.setattr(advice, "_busy_ticks", lambda: next(ticks))
-    monkeypatch.setattr(advice, "available_cores", lambda: range(3))
-    monkeypatch.setattr(advice.os, "cpu_count", lambda: 4)
-    assert advice.busy_cores() == pytest.approx(2.0, abs=0.9)  # of four cores three are busy, of which one is not ours
-    monkeypatch.undo()
-    monkeypatch.setattr(advice, "STAT", tmp_path / "stat")
-    assert advice.busy_cores() == 0
-    advice.STAT.write_text("cpu 1 2 3 4\n")
-    assert advice._busy_ticks() == 6

@@ -14,6 +14,7 @@ import torch
 from bow.cluster import WorkerJob, World, join, start
 from bow.devices import available_cores, processor
 from bow.devices.links import Connection, gpu_uuid, read_gpu_links
+from bow.devices.load import warn_if_busy
 from bow.errors import SettingError
 from bow.planning.problem.device_topology import GIB, Device, DeviceKind, DeviceTopology, Link
 from bow.planning.tiles.link_benchmark import cache_busy_links, measure_busy_links, measured_topology
@@ -101,6 +102,7 @@ def measure_machine(devices: str = "auto", count: int | None = None) -> DeviceTo
     known = read_devices(devices, count)
     if known.num_devices == 1:
         return known
+    warn_if_busy()
     cuda = known.devices[0].name.startswith("gpu")
     with start(known.num_devices, _device(cuda, 0), WorkerJob(functools.partial(_elsewhere, known, cuda))) as world:
         return _measured(world, known, cuda)

@@ -16,6 +16,7 @@ from torch import nn
 
 from bow.compiling import cache_folder
 from bow.devices import available_cores, processor
+from bow.devices.load import warn_if_busy
 from bow.errors import SettingError, disk_reason
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
@@ -108,6 +109,7 @@ def cached_tile_times(
     known = cache.load(TileTimes.of_plain)
     times = measure_tiles(captured, model, batch, optimizer, num_devices, device=device, known=known, **settings)
     if times != known:
+        warn_if_busy()
         try:
             cache.keep(times.to_plain())
         except OSError as error:
