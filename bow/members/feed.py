@@ -1,6 +1,6 @@
 """The batches of members: each has a stream of its own, and what lies in the same tensors is gathered at once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,20 +13,6 @@ from bow.data.tensors import Indexed, TensorStream
 from bow.errors import SettingError
 from bow.members.config import SweepConfig
 from bow.members.variant import Variant
-
-
-def open_member(data: Any, among: Tensor | None, settings: Mapping[str, Any]) -> BatchStream:
-    """A member's stream over the data, or over some samples of them, of which no copies are made."""
-    stream = open_stream(data, **settings)
-    if among is None:
-        return stream
-    if isinstance(stream, TensorStream):
-        return stream.among(among, settings["epochs"] if settings["steps"] is None else None)
-    if isinstance(data, Dataset):
-        return open_stream(Subset(data, among.tolist()), **settings)
-    raise SettingError(
-        f"members with samples of their own need data that are tensors or a Dataset, got {type(data).__name__}"
-    )
 
 
 class MemberFeed:
@@ -98,9 +84,20 @@ class SharedSamples:
         self._beginning.clear()
 
     def _open(self, config: SweepConfig, variant: Variant) -> BatchStream:
-        among = None if variant.train_on is None else torch.as_tensor(variant.train_on)
-        shared = {"seed": config.train.seed} if config.batches == "shared" else {}
-        stream = open_member(self._data, among, {**config.of(variant).stream_settings, **shared})
+        """A stream over the data, or over some samples of them, of which no copies are made."""
+        settings, data = config.of(variant).stream_settings, self._data
+        if config.batches == "shared":
+            settings["seed"] = config.train.seed
+        stream = open_stream(data, **settings)
+        if variant.train_on is not None:
+            among = torch.as_tensor(variant.train_on)
+            if isinstance(stream, TensorStream):
+                stream = stream.among(among, settings["epochs"] if settings["steps"] is None else None)
+            elif isinstance(data, Dataset):
+                return open_stream(Subset(data, among.tolist()), **settings)
+            else:
+                kind = type(data).__name__
+                raise SettingError(f"members with samples of their own need tensors or a Dataset as data, got {kind}")
         if isinstance(stream, TensorStream):
             self._first = self._first or stream
             stream.samples = self._first.samples

@@ -7,7 +7,7 @@ import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import cloudpickle
 import numpy
@@ -153,7 +153,7 @@ class _Job:
         self._task = task
         self._surroundings = surroundings
         self._left: Any = None
-        self._random: _RandomStates | None = None
+        self._random: tuple[Any, dict[str, Any], Tensor] | None = None  # Python's, NumPy's and torch's states
         self._may_run, self._has_paused = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -161,12 +161,15 @@ class _Job:
         """Run until it waits for a training, or ends."""
         take_down = self._surroundings(self._left)
         if self._random is not None:
-            _set_random_states(self._random)
+            random.setstate(self._random[0])
+            numpy.random.set_state(self._random[1])
+            torch.set_rng_state(self._random[2])
         if not self._thread.ident:
             self._thread.start()
         self._may_run.release()
         self._has_paused.acquire()
-        self._left, self._random = take_down(), _random_states()
+        self._left = take_down()
+        self._random = random.getstate(), dict(numpy.random.get_state(legacy=False)), torch.get_rng_state()
         if self.wanted is None:
             self._thread.join()
 
@@ -203,19 +206,6 @@ class _Job:
         if isinstance(answer, BaseException):
             raise answer
         return answer
-
-
-_RandomStates: TypeAlias = tuple[Any, dict[str, Any], Tensor]
-
-
-def _random_states() -> _RandomStates:
-    return random.getstate(), dict(numpy.random.get_state(legacy=False)), torch.get_rng_state()
-
-
-def _set_random_states(states: _RandomStates) -> None:
-    random.setstate(states[0])
-    numpy.random.set_state(states[1])
-    torch.set_rng_state(states[2])
 
 
 def _outcome(sweep: Sweep, member: Member) -> Outcome:

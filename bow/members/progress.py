@@ -42,7 +42,9 @@ class SweepProgress(ProgressBar):
         self._config = config
         self._members = members
         self._live: _TwoLines | None = None
-        self._ended = {member.number for member in members if member.stopped is not None or is_over(member, config)}
+        self._ended = {
+            each.number for each in members if each.stopped is not None or (each.model is not None and each.history)
+        }
         self._began = self._shown_at = time.perf_counter()
         self._before: float = 0  # samples of an earlier part of the sweep
         self._per_epoch: int | None = None
@@ -75,7 +77,8 @@ class SweepProgress(ProgressBar):
         left = "" if total is None or not rate else f"{bound}{duration_text((total - samples) / rate)} left"
         self._live.update(TaskID(0), total=total, completed=samples, text="  ".join([rate_text(rate), left]))
         counts = [f"{len(self._ended)} done", f"{len(training)} training", f"{len(waiting)} waiting"]
-        self._live.below = fitted(["  ".join(counts), *self._best()], WIDTH)
+        line = "   ".join(["  ".join(counts), *self._best()])
+        self._live.below = line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}\N{HORIZONTAL ELLIPSIS}"
 
     def ended(self, member: Member, elapsed_s: float) -> None:
         self._ended.add(member.number)
@@ -138,12 +141,3 @@ class SweepProgress(ProgressBar):
         best, name = so_far.best, so_far.metric
         value = best.value(name)
         return [] if math.isnan(value) else [f"best {best.name}: {name.replace('_', ' ')} {metric_text(name, value)}"]
-
-
-def is_over(member: Member, config: SweepConfig) -> bool:
-    return member.model is not None and member.stopped is None and bool(member.history)
-
-
-def fitted(parts: Sequence[str], width: int) -> str:
-    line = "   ".join(parts)
-    return line if len(line) <= width else f"{line[: width - 1]}\N{HORIZONTAL ELLIPSIS}"

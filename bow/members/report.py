@@ -152,11 +152,14 @@ class SweepReport(Report):
         head = [*settings, "epochs", *values_of, "training loss", "ended by"]
         rows = []
         for place, member in enumerate(sweep.ranked()):
+            ended = ENDED.get(member.stopped, str(member.stopped))
+            if member.stopped is None and not self.end:
+                ended = "under way" if member.history else "waiting"
             values = member.variant.values
             last = member.history[-1] if member.history else {}
             cells = [value_text(values.get(name)) for name in settings]
             cells += [f"{member.epochs:g}", *(metric_text(name, last.get(name)) for name in names)]
-            cells += [metric_text("loss", last.get("train_loss")), self._end_of(member)]
+            cells += [metric_text("loss", last.get("train_loss")), ended]
             rows.append((place == 0, member.name, f"{os.path.relpath(member.run_dir, sweep.run_dir)}/", cells))
         return head, rows
 
@@ -197,11 +200,6 @@ class SweepReport(Report):
             what = f"{value_text(each.high)} instead of {value_text(each.low)}"
             rows.append([what, _gap_text(name, each.mean), shown, str(each.pairs), clear if each.pairs > 1 else ""])
         return rows
-
-    def _end_of(self, member: Member) -> str:
-        if member.stopped is None and not self.end:
-            return "under way" if member.history else "waiting"
-        return ENDED.get(member.stopped, str(member.stopped))
 
     def _alike(self, best: Member) -> list[Member]:
         """The members that differ from the best in seed or fold alone."""

@@ -41,9 +41,6 @@ class Meter:
     def now(self) -> float:
         return self.seconds + time.perf_counter() - self._started
 
-    def mark_steady(self) -> None:
-        self.steady_from = (self.now, self.samples)
-
     @property
     def throughput(self) -> float:
         """Samples per second of the steady part, or of all where there is none; while time is not counted."""

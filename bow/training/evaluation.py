@@ -89,12 +89,15 @@ class Evaluator:
             batch = tree_map_only(Tensor, lambda t: t.to(device, non_blocking=True), batch)
             with autocast(device, task.precision):
                 if self._loss is None and task.step is not own_loss:
-                    values = _step_values(task.step(model, batch))
+                    made = task.step(model, batch)
+                    loss, metrics = made if isinstance(made, tuple) else (made, {})
+                    check_names("a value of the step", metrics)
+                    values = {"loss": loss, **metrics}
                 else:
                     if self._loss is None and isinstance(batch, Mapping):
-                        made = outputs_of(model, batch)
-                        values = {"loss": loss_of(made)}
-                        outputs, targets = _logits_and_labels(made, batch)
+                        own = outputs_of(model, batch)
+                        values = {"loss": loss_of(own)}
+                        outputs, targets = _logits_and_labels(own, batch)
                     else:
                         inputs, targets = _pair(batch)
                         outputs = model(inputs)
@@ -343,9 +346,3 @@ def _logits_and_labels(outputs: Any, batch: Mapping[str, Any]) -> tuple[Any, Any
     labels = batch.get("labels")
     is_of_samples = isinstance(labels, Tensor) and labels.dim() == 1
     return (getattr(outputs, "logits", None), labels) if is_of_samples else (None, None)
-
-
-def _step_values(result: Tensor | tuple[Tensor, dict[str, Tensor]]) -> dict[str, Tensor]:
-    loss, metrics = result if isinstance(result, tuple) else (result, {})
-    check_names("a value of the step", metrics)
-    return {"loss": loss, **metrics}

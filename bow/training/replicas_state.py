@@ -50,7 +50,11 @@ def load_state(group: LearnerGroup, loop: Loop, state: Mapping[str, Any] | None,
     """Go on from what rank 0 is given, with so many learners here; None: as many as it had, or its part of them."""
     world = group.world
     problem = None if state is None else _mismatch(state, _identity(group, loop))
-    outline = world.broadcast({} if state is None or problem else _outline(state))
+    outline: dict[str, Any] = {}
+    if state is not None and not problem:
+        outline = {**{name: state[name] for name in ("round", "restarts", "drop")}, "engines": state.get("engines")}
+        outline["by_device"] = state["group"]["by_device"]
+    outline = world.broadcast(outline)
     if problem or not outline:
         raise CheckpointError(problem or "the state that rank 0 was given does not fit; its message says why")
     loop.catch_up()
@@ -88,11 +92,6 @@ def _mismatch(state: Any, identity: Mapping[str, Any]) -> str | None:
                 f"resume with the same {part}"
             )
     return None
-
-
-def _outline(state: Mapping[str, Any]) -> dict[str, Any]:
-    outline = {name: state[name] for name in ("round", "restarts", "drop")}
-    return outline | {"by_device": state["group"]["by_device"], "engines": state.get("engines")}
 
 
 def part_of(by_device: Sequence[int], world: World) -> int:

@@ -88,11 +88,6 @@ class Result:
         save(folder, **settings)
 
 
-def has_ties(model: nn.Module) -> bool:
-    """Whether some parameters have several names, of which a file holds one."""
-    return len(dict(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters()))
-
-
 def save_results(
     model: nn.Module, best: nn.Module | None, directory: RunDirectory, records: RunRecords, deletes: bool
 ) -> tuple[Path | None, Path | None]:

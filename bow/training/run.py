@@ -24,7 +24,7 @@ from bow.training.epoch import Epoch, mean_loss
 from bow.training.evaluation import Evaluations
 from bow.training.metrics import check_names
 from bow.training.replicas import Replicas, remember
-from bow.training.result import Result, has_ties, save_results
+from bow.training.result import Result, save_results
 from bow.training.resuming import scheduler_type
 from bow.training.run_records import RunRecords
 
@@ -137,7 +137,7 @@ class TrainingLoop:
                 deletes = is_over and not context.keeps_checkpoints
                 other = None if best is None or best.model is model else best.model
                 model_path, report_path = save_results(model, other, context.directory, self._records, deletes)
-                if has_ties(model):
+                if len(dict(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters())):
                     self._progress.say(
                         f"tied weights stand once in {model_path}: read it with safetensors.torch.load_model"
                     )
@@ -238,7 +238,7 @@ class TrainingLoop:
             cold = self.round < warm_at
             self._rounds(deals)
             if cold and self.round >= warm_at:
-                meter.mark_steady()
+                meter.steady_from = (meter.now, meter.samples)
                 memory = self.replicas.memory if isinstance(self.replicas, Replicas) else None
                 if memory is not None and (report := memory.report(self.replicas.learners)):
                     self._records.event("memory", report)

@@ -213,19 +213,15 @@ class Search:
             return False
         length = self._budget.trial_s if seconds is None else seconds
         most_s = self._budget.most_s(candidate, length)
-        result = yield Trial(setting, length, REPEATS, why, self._hopeless(learners), most_s)
-        return result.failure is None
-
-    def _hopeless(self, learners: int) -> float:
-        """The samples per second with so many learners that make `HOPELESS` of the best score."""
         best = self._record.best()
-        return 0.0 if best is None else HOPELESS * self._record.rate_for(self._record.score(best).log, learners)
+        rate = 0.0 if best is None else self._record.rate_for(self._record.score(best).log, learners)
+        result = yield Trial(setting, length, REPEATS, why, HOPELESS * rate, most_s)
+        return result.failure is None
 
     def _candidate_of(self, setting: EngineSetting) -> Candidate:
         return next(each for each in self._candidates if each.at(setting.learners) == setting)
 
     def _best_of(self, candidate: Candidate) -> float:
-        """The logarithm of the highest score in a candidate of which something was measured."""
         return max(self._record.score(candidate.at(count)).log for count in self._record.counts(candidate))
 
     def _climb(self, candidate: Candidate, start: int) -> _Search[None]:
