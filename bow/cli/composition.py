@@ -1,8 +1,4 @@
-"""From what stands on the command line to plain settings: the one file that knows hydra.
-
-Hydra composes `conf/config.yaml`, the chosen groups, the recipe and the overrides. What leaves this file are
-dictionaries, lists, strings and numbers, and every mistake leaves it as one sentence.
-"""
+"""From the command line to plain settings: the one file that knows hydra, whose errors become one sentence."""
 
 import copy
 import functools

@@ -109,11 +109,10 @@ def run_together(
     train: Callable[[Sequence[TrainConfig]], Sequence[Outcome] | None],
     surroundings: Callable[[Any], Any],
 ) -> list[Any]:
-    """Run functions that call `bow.train`, until all wait there; have what they ask for trained at once; go on.
+    """Run functions that call `bow.train`, one at a time, until all wait there; train what they ask for at once; go on.
 
-    One function runs at a time; where `train` returns None, one training, too, in the surroundings of its function.
-    `surroundings(before)` is given what it returned when the function was left, None at first, brings that back, and
-    returns a function that takes down what is there now.
+    Where `train` returns None, one at a time, too. `surroundings(before)` brings back what it gave when the function
+    was left, None at first, and returns a function that takes down what is there now.
     """
     jobs = [_Job(task, surroundings) for task in tasks]
     waiting = jobs

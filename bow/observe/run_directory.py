@@ -27,10 +27,9 @@ _held: set[int] = set()
 
 
 class RunLock(contextlib.AbstractContextManager["RunLock"]):
-    """Keeps other trainings out of a run directory; `bow report` and other readers do not ask for it.
+    """Keeps other trainings out of a run directory, by `flock`: the system lets go of it however the process ends.
 
-    It is an advisory lock (`flock`) on a file of the directory, which the system lets go of when the process ends,
-    however it ends. Children of a fork do not hold it: workers of a `DataLoader` may outlive a training that is killed.
+    Children of a fork do not hold it: workers of a `DataLoader` may outlive a training that is killed.
     """
 
     def __init__(self) -> None:

@@ -14,16 +14,12 @@ ALIGNMENT = 16  # rows are padded to a multiple of this many elements, so that e
 
 @dataclass(frozen=True)
 class Slot:
-    """One parameter's place in a row.
+    """One parameter's place in a row."""
 
-    A tied parameter has one slot and several names. `order` lists the parameter's dimensions from the
-    slowest to the fastest in memory, so that layouts such as channels_last survive flattening.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # several where it is tied
     offset: int
     shape: torch.Size
-    order: tuple[int, ...]
+    order: tuple[int, ...]  # its dimensions from the slowest to the fastest in memory, as in channels_last
 
     @property
     def numel(self) -> int:
@@ -41,10 +37,9 @@ class Slot:
 
 
 class ParameterLayout:
-    """Maps parameter names to `(offset, shape)` in a flat row; row j of `W` is learner j.
+    """Maps parameter names to `(offset, shape)` in a flat row, in which every group of the optimizer is one slice.
 
-    Parameters lie in the order of the optimizer's groups, so that every group is one contiguous slice of
-    the row. The padding at the end belongs to the last group; it starts at zero and its gradient is zero.
+    The padding at the end belongs to the last group; it starts at zero and its gradient is zero.
     """
 
     def __init__(self, model: nn.Module, groups: Sequence[Sequence[nn.Parameter]]) -> None:

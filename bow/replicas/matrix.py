@@ -65,11 +65,7 @@ class ReplicaMatrix:
         self._set_learners(self.learners - 1)
 
     def leaf(self, learner: int) -> Float[Tensor, " parameters"]:
-        """A leaf tensor on a learner's row, with a version counter of its own.
-
-        `W.data[j]` and not `W.detach()[j]`: the latter shares one version counter between all rows, so that
-        stepping one learner would invalidate the backward pass of another.
-        """
+        # Not `W.detach()[j]`: all rows would share a version counter, and a step invalidate others' backward passes.
         return self._weights.data[learner].requires_grad_()
 
     def weights_of(self, learner: int) -> Float[Tensor, " parameters"]:

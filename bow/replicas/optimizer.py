@@ -1,11 +1,6 @@
-"""Any torch optimizer, bound to the rows of the replica matrix.
+"""Any torch optimizer, bound to the rows of the replica matrix: its groups' parameters become slices of rows.
 
-The user's factory makes an ordinary `torch.optim` optimizer over the template's parameters. bow keeps that
-object, its groups and hyper-parameters, and replaces each group's parameters by one contiguous row slice per
-learner. Every learner so has optimizer state and step counters of its own, a learner can step alone or sit out
-(`.grad` is None), multi-tensor implementations update all rows at once, and learning-rate schedulers work
-unchanged. This is exact for optimizers that treat every element alike. One that does not (Muon, Adafactor,
-LARS, LAMB, ...) is found out by a numerical probe and gets one tensor per parameter and learner instead.
+So every learner has state of its own, can step alone or sit out, and schedulers work; docs/design.md says for which.
 """
 
 import contextlib

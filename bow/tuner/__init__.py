@@ -1,11 +1,4 @@
-"""How many learners, and which engine: measurements in, decisions out. Nothing here runs or times anything.
-
-Before a training, `Calibration` asks for timed trials within a budget and ends with a choice and a decision table.
-During it, `OnlineTuner` takes in windows of throughput and adds or removes a learner. With several devices, each is
-calibrated by itself, `balance` computes how many learners each begins with, and `DeviceTuners` lets their online tuners
-take turns. `StatisticalEfficiency` turns the objective into goodput, `ChoiceCache` keeps choices on disk, and `Tuner`
-is what a user can set.
-"""
+"""How many learners, and which engine: measurements in, decisions out. Nothing here runs or times anything."""
 
 from bow.tuner.cache import CachedChoice as CachedChoice
 from bow.tuner.cache import ChoiceCache as ChoiceCache

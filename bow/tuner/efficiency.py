@@ -1,38 +1,4 @@
-r"""Statistical efficiency: what a sample is worth with k learners, 1 being what it is worth with one.
-
-Two things make it fall as learners are added, and both can be estimated from sums that an engine has at hand.
-
-**Gradient noise.** k learners whose steps are averaged advance like one with a batch k times as large. Its gradient has
-less noise, which helps only as far as there is noise: with the noise scale `phi = tr(Sigma) / |G|^2` (Sigma: covariance
-of the gradient of one sample; G: the true gradient) a step with batch B brings `1 / (1 + phi / B)` of what a step
-without noise would (McCandlish et al., equation 2.7), so that per sample, relative to one learner with batch b,
-
-    noise_efficiency(k) = (phi + b) / (phi + k b)                       (Qiao et al., equation 5)
-
-**Learners that move apart.** Averaging brings the above as long as learners differ by the noise of their gradients and
-by nothing else. Let `delta_j` be what sets learner j apart from the mean of all. Where the loss is flat, SGD with
-learning rate lr and momentum m, pulled by `alpha (w_j - z)`, gives in each round
-
-    v_j' = m v_j + eps_j,    delta_j' = (1 - alpha) delta_j - lr v_j'    (eps_j: gradient minus the mean gradient)
-
-an autoregression with the roots a = 1 - alpha and m, whose variance is
-
-    D = lr^2 E|eps|^2 V(a, m),    V(a, m) = (1 + a m) / ((1 - a m) (1 - a^2) (1 - m^2))
-
-Curvature adds lambda to the root: a = 1 - alpha + lambda. In a bowl lambda is below 0, and the spread D smaller than
-the noise alone would make it. Where learners repel each other (negative curvature, basins of their own) lambda is above
-0: the spread exceeds what the noise explains, and that part of it is motion that averaging cancels. From the observed D
-follows lambda, and from lambda for any k, with its own alpha,
-
-    coherence(k) = V(1 - alpha, m) / V(1 - alpha + lambda, m), 1 where lambda <= 0, 0 from lambda >= alpha on
-
-As alpha = 1/k falls when learners are added, learners beyond 1 / lambda cannot be held together. The product of the two
-is the efficiency; throughput times efficiency is goodput. The derivation of the second factor is our own.
-
-References:
-    McCandlish et al., An Empirical Model of Large-Batch Training, 2018, section 2 and appendix A.1.
-    Qiao et al., Pollux: Co-adaptive Cluster Scheduling for Goodput-Optimized Deep Learning, 2021, section 3.1.
-"""
+"""Statistical efficiency: what a sample is worth with k learners, 1 with one; docs/design.md derives it."""
 
 import math
 from dataclasses import dataclass
@@ -89,7 +55,7 @@ def noise_efficiency(noise_scale: float, batch_size: int, learners: int) -> floa
 
 
 def spread_factor(root: float, momentum: float) -> float:
-    """V of the module's text: by how much gradient noise accumulates between learners; infinity from root 1 on."""
+    """V of docs/design.md: by how much gradient noise accumulates between learners; infinity from root 1 on."""
     if root >= 1:
         return math.inf
     both = root * momentum
@@ -97,7 +63,7 @@ def spread_factor(root: float, momentum: float) -> float:
 
 
 def repulsion(spread: float, noise: float, lr: float, alpha: float, momentum: float = 0.0) -> float:
-    """Lambda of the module's text: by what part learners move apart in a round; below 0 they approach each other."""
+    """Lambda of docs/design.md: by what part learners move apart in a round; below 0 they approach each other."""
     if not noise > 0 or not lr > 0:
         return 0.0
     wanted = spread / (lr**2 * noise)
