@@ -17,7 +17,6 @@ from bow.engines.config import Engine
 from bow.errors import SettingError
 from bow.graph.execution import call_factory
 from bow.models import sequence_cross_entropy
-from bow.training.checks import check_learners
 from bow.training.config import Run, Validation
 from bow.training.metrics import Accuracy
 from bow.values import whole, whole_seed
@@ -124,7 +123,7 @@ def check_values(composition: Composition) -> None:
         if settings[name] is not None:
             whole(name, settings[name])
     if settings["learners"] != AUTO:
-        check_learners(settings["learners"])
+        whole("learners", settings["learners"], also='"auto"')
 
 
 def _model(settings: Any, splits: DataSplits, choices: Mapping[str, str]) -> Callable[[], nn.Module]:

@@ -1,7 +1,7 @@
 """What a user can set about the devices of a training."""
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from bow.cluster.processes import Bucket, check_bucket
 from bow.devices import StreamDevice
@@ -31,8 +31,3 @@ class Devices:
 
     def __post_init__(self) -> None:
         check_bucket(self.bucket_mb)
-
-    @classmethod
-    def of(cls, given: Any) -> "Devices":
-        """Devices that may have been given by their number or name."""
-        return given if isinstance(given, cls) else cls(given)

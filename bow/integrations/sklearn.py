@@ -18,7 +18,6 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from bow.cluster.config import Devices
 from bow.engines import EngineName
 from bow.engines.config import Engine
 from bow.errors import SettingError
@@ -124,7 +123,7 @@ class MemberEstimator(BaseEstimator):  # type: ignore[misc]
                 epochs=self.epochs,
                 learners=1,
                 engine=Engine.of(self.engine),
-                devices=Devices.of(self.devices),
+                devices=self.devices,  # type: ignore[arg-type]
                 run=Run(Path(folder) / "sweep", checkpoint_every=None, progress=bool(self.verbose)),
             )
             stop = () if self.early_stopping is None else (self.early_stopping,)

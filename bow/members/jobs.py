@@ -31,9 +31,7 @@ from bow.training.result import Result
 from bow.training.train import INSTEAD, run_training
 
 ALIKE = ("data", "loss", "step", "epochs", "steps", "engine", "devices", "clip_norm", "on_nan", "validation", "stop")
-
-Outcome = Result | Exception
-"""What a training returns, or raises."""
+Outcome = Result | Exception  # what a training returns, or raises
 
 
 def why_alone(configs: Sequence[TrainConfig], goes_on: bool = False) -> str | None:

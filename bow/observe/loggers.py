@@ -114,7 +114,9 @@ class TensorBoardLogger:
     def log(self, record: Record) -> None:
         """Take one record; settings and events are shown as text, everything else as series."""
         if self._writer is None:
-            self._writer = self._open(record)
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(self.dir or Path(record.get("run_dir") or ".") / "tensorboard"))
         for name, value in scalars(record).items():
             self._writer.add_scalar(name, value, record["round"])
         if record["kind"] in ("start", "end"):
@@ -126,8 +128,3 @@ class TensorBoardLogger:
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
-
-    def _open(self, record: Record) -> "SummaryWriter":
-        from torch.utils.tensorboard import SummaryWriter
-
-        return SummaryWriter(str(self.dir or Path(record.get("run_dir") or ".") / "tensorboard"))

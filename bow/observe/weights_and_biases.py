@@ -69,7 +69,9 @@ class WandbLogger:
         if values:
             self._run.log(values, step=record["round"])
         if record["kind"] == "end":
-            self._run.summary.update(_summary(record))
+            names = ("round", "samples", "seconds", "samples_per_s", "time_to_target_s", "learner_restarts")
+            final = {name: record.get(name) for name in names} | metrics(record)
+            self._run.summary.update({f"final/{name}": value for name, value in final.items() if is_number(value)})
 
     def close(self) -> None:
         if self._run is not None:
@@ -111,11 +113,3 @@ def run_config(record: Record) -> dict[str, Any]:
     decided = {name: plain(value) for name, value in record.items() if name not in ("kind", "time_s")}
     asked = RunDirectory(run_dir_of(record)).read_config()
     return ({"settings": dict(asked)} if asked else {}) | decided
-
-
-def _summary(record: Record) -> dict[str, float]:
-    names = ("round", "samples", "seconds", "samples_per_s", "time_to_target_s", "learner_restarts")
-    values = {f"final/{name}": record.get(name) for name in names} | {
-        f"final/{name}": value for name, value in metrics(record).items()
-    }
-    return {name: value for name, value in values.items() if is_number(value)}

@@ -28,10 +28,6 @@ from bow.training.metrics import IGNORED_LABEL, Metric, reached
 from bow.values import number, parameter_names, processes, whole
 
 
-def check_learners(learners: Any) -> int:
-    return whole("learners", learners, also='"auto"')
-
-
 def check_step(loss: Loss | None, step: Step | None) -> Step:
     """The step that was given, the one that `loss` stands for, or the model's own loss."""
     if loss is None and step is None:

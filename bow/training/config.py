@@ -18,7 +18,7 @@ from bow.observe import Logger
 from bow.replicas import BufferPolicy, OptimizerFactory
 from bow.sync import Independent, Synchroniser
 from bow.training.callbacks import check_callbacks
-from bow.training.checks import check_learners, check_objects, check_step, check_sync, check_target
+from bow.training.checks import check_objects, check_step, check_sync, check_target
 from bow.training.metrics import Accuracy, Metric, as_metrics, check_names
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC
 from bow.tuner import Tuner
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
 SchedulerFactory: TypeAlias = Callable[[Optimizer], LRScheduler]
 
-DEFAULT_DEVICES = Devices()
-
-DEFAULT_METRICS = (Accuracy(),)
+DEFAULT_DEVICES, DEFAULT_METRICS = Devices(), (Accuracy(),)
 
 
 @dataclass(frozen=True)
@@ -141,11 +139,6 @@ class Run:
         if self.checkpoint_every not in (None, "auto"):
             whole("checkpoint_every", self.checkpoint_every, also='"auto", or None for no checkpoints')
 
-    @classmethod
-    def of(cls, given: Any) -> "Run":
-        """A run that may have been given by its path."""
-        return given if isinstance(given, cls) else cls(given)
-
 
 DEFAULT_VALIDATION, DEFAULT_RUN = Validation(), Run()
 
@@ -179,20 +172,17 @@ class TrainConfig:
     source: Mapping[str, Any] | None = None  # the settings of a command line that it was made of
 
     def __post_init__(self) -> None:
-        validation = self.validation if isinstance(self.validation, Validation) else Validation(self.validation)
-        sections = {
-            "engine": Engine.of(self.engine),
-            "devices": Devices.of(self.devices),
-            "validation": validation,
-            "run": Run.of(self.run),
-            "seed": whole_seed(self.seed),
-            "data": as_tensors(self.data),
-        }
-        for name, value in sections.items():
+        made = {"engine": Engine.of(self.engine), "seed": whole_seed(self.seed), "data": as_tensors(self.data)}
+        kinds: dict[str, type] = {"devices": Devices, "validation": Validation, "run": Run}
+        for name, kind in kinds.items():
+            given = getattr(self, name)
+            made[name] = given if isinstance(given, kind) else kind(given)
+        for name, value in made.items():
             object.__setattr__(self, name, value)
+        validation = self.validation
         learners = self.num_learners
         if learners != "auto":
-            check_learners(learners)
+            whole("learners", learners, also='"auto"')
         check_sync(self.sync)
         if validation.ema is not None and (
             self.engine.dispatch != "fixed" or isinstance(self.sync, Independent) or self.partition is not None

@@ -62,6 +62,9 @@ def describe(request: Request, opened: DataSource, tuner: Tuner, loss: Callable[
     named = [*model.named_parameters(), *model.named_buffers()]
     # Of modules that are not torch's own, neither text nor tensors tell what they do.
     kinds = {type(module) for module in model.modules() if not type(module).__module__.startswith("torch.")}
+    given = replicas_config.device
+    place = given.torch_device if isinstance(given, StreamDevice) else given
+    device = [type(given).__name__, torch.cuda.get_device_name(place)] if place.type == "cuda" else [str(place)]
     tensors = [f"{name} {_tensor(tensor)} {tensor.requires_grad}" for name, tensor in named]
     return {
         "recipe": RECIPE,
@@ -76,7 +79,7 @@ def describe(request: Request, opened: DataSource, tuner: Tuner, loss: Callable[
         "asked for": [request.engine, request.learners, request.compile, request.most],
         "length": None if request.samples is None else math.floor(math.log(max(request.samples, 1), 4)),
         "tuner": [tuner.objective, tuner.threshold, tuner.share],
-        "machine": [processor(), len(available_cores()), torch.get_num_threads(), *_device(replicas_config)],
+        "machine": [processor(), len(available_cores()), torch.get_num_threads(), *device],
         "native runtime": is_built() if replicas_config.on_cpu else None,
         "versions": [sys.modules["bow"].__version__, torch.__version__, platform.python_version()],
     }
@@ -109,9 +112,3 @@ def _name(function: Any) -> str:
 
 def _text(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__} {_ADDRESS.sub('', repr(value))}"
-
-
-def _device(replicas_config: ReplicasConfig) -> list[str]:
-    device = replicas_config.device
-    place = device.torch_device if isinstance(device, StreamDevice) else device
-    return [type(device).__name__, torch.cuda.get_device_name(place)] if place.type == "cuda" else [str(place)]

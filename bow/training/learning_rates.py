@@ -54,13 +54,13 @@ class WarmupCosine(PerRound):
         object.__setattr__(self, "factory", functools.partial(_warmup_cosine, self.warmup, self.end))
 
 
+@dataclass
 class _Shape:
     """The factor of a round; an object, whose numbers checkpoints hold."""
 
-    def __init__(self, warmup: int, rounds: int, end: float) -> None:
-        self.warmup = warmup
-        self.rounds = rounds
-        self.end = end
+    warmup: int
+    rounds: int
+    end: float
 
     def __call__(self, index: int) -> float:
         if index < self.warmup:

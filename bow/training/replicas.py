@@ -34,7 +34,6 @@ from bow.schedule import Schedule, Timeline
 from bow.sync import SMA, Synchroniser
 from bow.training.checks import (
     check_embeddings,
-    check_learners,
     check_schedule,
     check_step,
     check_sync,
@@ -47,7 +46,6 @@ from bow.training.round_batches import RoundBatches
 from bow.values import whole, whole_seed
 
 DEFAULT_OPTIMIZER: OptimizerFactory = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-
 DEFAULT_SYNC = SMA()
 
 
@@ -56,7 +54,6 @@ class TimelineRecorder:
     """Records what runs when."""
 
     start: Callable[[], None]  # record from now on: with engine `graph` every operator, otherwise tasks or rounds
-
     take: Callable[[], Timeline]  # what has run since `start`; nothing is recorded any more
 
 
@@ -162,7 +159,11 @@ class Replicas(nn.Module):
         if self.device.type == "cuda" and streams is None:
             streams = cuda_device(self.device)
         is_auto = learners == "auto"
-        count = choose_learners(streams or self.device, template, None, None) if is_auto else check_learners(learners)
+        count = (
+            choose_learners(streams or self.device, template, None, None)
+            if is_auto
+            else whole("learners", learners, also='"auto"')
+        )
         if world.is_one:
             sync.check(count)
         place = self.device if streams is None else streams

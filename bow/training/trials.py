@@ -105,7 +105,8 @@ class Trials:
         cold = self._stretch(replicas, 0.0)
         compile_s = self._clock() - made if (compiles and is_new) or engine == "fused" else 0.0
         compile_s += made - began if builds else 0.0
-        if not runs_as(replicas, engine, compiles):
+        is_compiled = compiles and engine == "graph" and replicas.device.type == "cpu"  # which it says
+        if replicas.engine != (f"{engine} (compiled)" if is_compiled else engine):
             raise BowError(f"it runs as {replicas.engine}")
         return replicas, compile_s, cold
 
@@ -176,14 +177,6 @@ def without_a_trace(place: torch.device | StreamDevice) -> Iterator[None]:
 def split(name: str) -> tuple[str, bool]:
     """The engine of a setting, and whether it compiles the learning task."""
     return name.removesuffix(COMPILED), name.endswith(COMPILED)
-
-
-def runs_as(replicas: Replicas, engine: str, compiles: bool) -> bool:
-    """Whether what runs is what was asked for: not where an engine has fallen back, or has not compiled."""
-    description = replicas.engine
-    if engine == "graph" and replicas.device.type == "cpu":
-        return description == (f"{engine} (compiled)" if compiles else engine)
-    return description == engine
 
 
 def stand_still(replicas: Replicas) -> None:
