@@ -17,7 +17,7 @@ from bow.engines.config import Engine
 from bow.errors import SettingError
 from bow.graph.execution import call_factory
 from bow.models import sequence_cross_entropy
-from bow.training.config import Run, Validation
+from bow.training.config import Run, TrainConfig, Validation
 from bow.training.metrics import Accuracy
 from bow.values import whole, whole_seed
 
@@ -57,7 +57,8 @@ def build(composition: Composition) -> dict[str, Any]:
     check_values(composition)
     settings = composition.settings
     model, splits = model_and_data(composition)
-    run, stop = settings["run"], settings.get("stop")
+    run, stop, learners = settings["run"], settings.get("stop"), settings["learners"]
+    tuner = None if settings["tuner"] is None else made(settings["tuner"], "tuner")
     loggers = all_made(run["loggers"] or (), "run.loggers") if is_leader() else ()
     return {
         "model": model,
@@ -66,7 +67,8 @@ def build(composition: Composition) -> dict[str, Any]:
         "optimizer": _optimizer(settings["optimizer"]),
         "scheduler": _scheduler(settings["scheduler"]),
         "stop": all_made(stop, "stop") if isinstance(stop, list) else None if stop is None else made(stop, "stop"),
-        "learners": _learners(settings["learners"], settings["tuner"]),
+        # A tuner of defaults is left out, so that trainings with nothing to tune hear no warning.
+        "learners": learners if tuner in (None, bow.Tuner()) else dataclasses.replace(tuner, learners=learners),
         "sync": made(settings["sync"], "sync"),
         "engine": Engine(**settings["engine"]),
         "devices": Devices(**settings["devices"]),
@@ -202,17 +204,12 @@ def _optimizer(settings: Any) -> Callable[..., Any]:
     return optimizer
 
 
-def _learners(number: Any, settings: Any) -> Any:
-    """A tuner where its settings are not the defaults, so that trainings with nothing to tune hear no warning."""
-    tuner = None if settings is None else made(settings, "tuner")
-    return number if tuner in (None, bow.Tuner()) else dataclasses.replace(tuner, learners=number)
-
-
-PLAIN = ("batch_size", "epochs", "steps", "learners", "clip_norm", "on_nan", "seed")
 WITHIN = ("validation.data", "validation.metrics", "run.loggers")
 # Keys whose values are descriptions of objects; all others are plain
 OBJECTS = (
     *("model", "data", "loss", "step", "optimizer", "scheduler", "stop", "tuner", "sync", "callbacks"),
     *(*WITHIN, LAUNCHER, SWEEP, "partition"),
 )
+OF_TRAIN = [each.name for each in dataclasses.fields(TrainConfig) if each.name not in ("check_partition", "source")]
+PLAIN = tuple(name for name in OF_TRAIN if name not in (*SECTIONS, *OBJECTS))
 OPTIONAL = ("stop", SWEEP, "partition", *WITHIN)  # those that are not in the settings of every run

@@ -57,7 +57,7 @@ class Composition:
 def compose(overrides: Sequence[str]) -> Composition:
     """Compose the settings of one run; what is described by its `_target_` as a whole stands alone."""
     with _hydra():
-        parsed = _parse(_with_library(overrides))
+        parsed = [_parse(each) for each in _with_library(overrides)]
         _refuse_doubtful(parsed)
         in_parts = [override for override in parsed if not _is_whole(override)]
         config = _compose(in_parts)
@@ -66,7 +66,7 @@ def compose(overrides: Sequence[str]) -> Composition:
         if foreign := _foreign_to_recipe(parsed, choices):
             about = {*foreign, "hydra"}
             own = [override for override in in_parts if str(override.key_or_group).split(".")[0] in about]
-            base = _compose([*own, _parse_one("recipe=none")])
+            base = _compose([*own, _parse("recipe=none")])
             for group in foreign:
                 config[group] = base[group]
         _replace_whole(parsed, config, choices)
@@ -80,7 +80,7 @@ def recompose(file: str | Path, overrides: Sequence[str]) -> Composition:
         goes_on = any(override.startswith("run.resume=") for override in overrides)
         run |= {"resume": None} if goes_on else {"resume": None, "path": None}
     with _hydra():
-        parsed = [_named(override) for override in _parse(overrides)]
+        parsed = [_named(_parse(each)) for each in overrides]
         _refuse_doubtful(parsed)
         known, config = set(_flat_keys(settings)), OmegaConf.create(settings)
         for override in parsed:
@@ -100,7 +100,7 @@ def _named(override: Override) -> Override:
     """`engine=NAME` as the setting that it is in a run's settings."""
     if override.key_or_group != "engine" or not isinstance(override.value(), str):
         return override
-    return _parse_one(f"engine.name={override.value()}")
+    return _parse(f"engine.name={override.value()}")
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _read(file: Path) -> dict[str, Any]:
 def sweep(overrides: Sequence[str]) -> list[list[str]]:
     """The overrides of every run of a sweep: `learners=1,2` and `seed=range(3)` make six runs."""
     with _hydra():
-        axes = [_axis(override) for override in _parse(overrides)]
+        axes = [_axis(_parse(each)) for each in overrides]
         return [list(run) for run in itertools.product(*axes)]
 
 
@@ -153,10 +153,6 @@ def _axis(override: Override) -> list[str]:
     return runs
 
 
-def _parse(overrides: Sequence[str]) -> list[Override]:
-    return [_parse_one(override) for override in overrides]
-
-
 def _with_library(overrides: Sequence[str]) -> Sequence[str]:
     """`model=timm:NAME` as the option `timm` and its name; other settings of the model may be new to the option."""
     found = next(filter(None, map(_LIBRARY.match, overrides)), None)
@@ -167,7 +163,7 @@ def _with_library(overrides: Sequence[str]) -> Sequence[str]:
     return [*named, *(f"++{each}" if each.startswith("model.") else each for each in others)]
 
 
-def _parse_one(override: str) -> Override:
+def _parse(override: str) -> Override:
     if override.startswith("-"):
         raise SettingError(
             f"{override} is not an option of this command; settings are written NAME=VALUE, such as learners=4"
@@ -347,7 +343,7 @@ def _foreign_to_recipe(parsed: Sequence[Override], choices: Mapping[str, str]) -
     if not chosen or "recipe" not in choices:
         return []
     places = [override for override in parsed if override.key_or_group == SEARCH_PATH]
-    own = _choices(_compose([*places, _parse_one(f"recipe={choices['recipe']}")]))
+    own = _choices(_compose([*places, _parse(f"recipe={choices['recipe']}")]))
     return [group for group in chosen if choices[group] != own[group]]
 
 

@@ -38,9 +38,9 @@ def run(words: Sequence[str]) -> int:
         return 0
     console = terminal()
     machine = inspect_machine()
-    console.print(
-        _machine_table(machine), "", _engine_table(machine), "", _library_table(), "", _learner_table(machine)
-    )
+    rows = [(engine.name, GOOD if engine.runs else BAD, engine.note) for engine in check_engines(machine)]
+    engines = terminal_table("Engines", "name", "runs", "", texts=range(3), rows=rows)
+    console.print(_machine_table(machine), "", engines, "", _library_table(), "", _learner_table(machine))
     for problem in (machine.gpu_problem, library_clash()):
         if problem:
             console.print(Text(f"\n{problem}", "yellow"))
@@ -69,11 +69,6 @@ def _machine_table(machine: MachineInfo) -> Table:
     held, folder = sum(size for _, size, _ in cached_files()), cache_folder()
     table.add_row("cache", f"{bytes_text(held)} of at most {bytes_text(MOST_BYTES)} in {folder} ({CLEAR} deletes it)")
     return table
-
-
-def _engine_table(machine: MachineInfo) -> Table:
-    rows = [(engine.name, GOOD if engine.runs else BAD, engine.note) for engine in check_engines(machine)]
-    return terminal_table("Engines", "name", "runs", "", texts=range(3), rows=rows)
 
 
 def _library_table() -> Table:

@@ -44,7 +44,7 @@ class Liveness:
         return next(late, None)
 
 
-class Heartbeat:
+class Heartbeat(contextlib.AbstractContextManager["Heartbeat"]):
     """A thread that writes this process's heartbeat into the store and watches others', after the rendezvous."""
 
     def __init__(
@@ -64,9 +64,6 @@ class Heartbeat:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bow heartbeat", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> "Heartbeat":
-        return self
 
     def __exit__(self, *exception: object) -> None:
         """Beat no more; the thread ends by itself."""

@@ -30,7 +30,8 @@ from bow.training.config import Run, TrainConfig
 from bow.training.result import Result
 from bow.training.train import INSTEAD, run_training
 
-ALIKE = ("data", "loss", "step", "epochs", "steps", "engine", "devices", "clip_norm", "on_nan", "validation", "stop")
+# What members may differ in, have not, or are given by their sweep; all other settings must be alike.
+APART = {"model", "optimizer", "scheduler", "batch_size", "learners", "sync", "run", "callbacks", "seed", "source"}
 Outcome = Result | Exception  # what a training returns, or raises
 
 
@@ -45,7 +46,7 @@ def why_alone(configs: Sequence[TrainConfig], goes_on: bool = False) -> str | No
         if (why := _why_no_member(config)) is not None:
             return why
     first = configs[0]
-    for name in ALIKE:
+    for name in (each.name for each in dataclasses.fields(first) if each.name not in APART):
         if not all(is_same(getattr(first, name), getattr(other, name)) for other in configs[1:]):
             return f"they differ in {name}"
     if not all(config.model is first.model for config in configs):

@@ -110,7 +110,9 @@ class SweepReport(Report):
         sweep, name = self.sweep, self.sweep.metric
         best = sweep.best
         tiles = [ResultTile(metric_text(name, best.value(name)), f"best {_words(name)}", best.name)]
-        alike = [member.value(name) for member in self._alike(best)]
+        own = {id(m): {k: repr(v) for k, v in m.variant.values.items() if k not in CHANCE} for m in sweep}
+        like_best = [each.value(name) for each in sweep if own[id(each)] == own[id(best)]]  # but for seed or fold
+        alike = [value for value in like_best if is_number(value)]
         if len(alike) > 1:
             spread = f"± {_gap_text(name, statistics.stdev(alike)).lstrip('+')} over {len(alike)} like the best"
             tiles.append(ResultTile(metric_text(name, statistics.fmean(alike)), f"mean {_words(name)}", spread))
@@ -200,16 +202,6 @@ class SweepReport(Report):
             what = f"{value_text(each.high)} instead of {value_text(each.low)}"
             rows.append([what, _gap_text(name, each.mean), shown, str(each.pairs), clear if each.pairs > 1 else ""])
         return rows
-
-    def _alike(self, best: Member) -> list[Member]:
-        """The members that differ from the best in seed or fold alone."""
-
-        def settings(member: Member) -> str:
-            return repr(sorted((k, repr(v)) for k, v in member.variant.values.items() if k not in CHANCE))
-
-        return [
-            each for each in self.sweep if settings(each) == settings(best) and is_number(each.value(self.sweep.metric))
-        ]
 
     @cached_property
     def _colors(self) -> tuple[str | None, dict[str, str]]:

@@ -231,8 +231,8 @@ class TrainConfig:
 
     @property
     def task(self) -> LearningConfig:
-        settings = {name: getattr(self, name) for name in ("clip_norm", "on_nan", "seed", "engine")}
-        return LearningConfig(self.step_or_loss, **settings)
+        settings = {each.name for each in fields(LearningConfig)} - {"step", "batch_size"}
+        return LearningConfig(self.step_or_loss, **{n: value for n, value in vars(self).items() if n in settings})
 
     def as_settings(self) -> Mapping[str, Any]:
         """For a run's `config.yaml`: the settings of the command line, or the same sections with objects as text."""
