@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -157,6 +158,39 @@ def test_batch_norm_is_that_of_each_learner(pixels: tuple[int, ...], layout: str
     order = (*order, *range(3, inputs.dim()))
     laid_out = inputs.permute(order).contiguous().permute(order)
     assert_as_in_turn(task, laid_out, rows[:, :2], rows[:, 3:], *statistics)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_cudnns_batch_norm_is_that_of_each_learner(training: bool) -> None:
+    """What torch calls on GPUs; its rule has torch's own kernels run, those of the CPU too."""
+
+    def task(function: Callable[..., Any], inputs: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        weight, bias, *moved = (each.clone() for each in tensors)
+
+        def outputs(*leaves: Tensor) -> tuple[Tensor, Tensor]:
+            found = function(*leaves, *moved, training, 0.3, 0.01)
+            found = found if isinstance(found, Tensor) else found[0]
+            return found.sin().sum(), found
+
+        gradients, found = torch.func.grad(outputs, (0, 1, 2), has_aux=True)(inputs, weight, bias)
+        return found, *gradients, *moved
+
+    def plain(inputs: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *rest: Any) -> Tensor:
+        return F.batch_norm(inputs, mean, var, weight, bias, *rest)
+
+    inputs, *tensors = random((LEARNERS, 6, 2, 4, 3), *[(LEARNERS, 2)] * 4)
+    tensors[3] = tensors[3].exp()
+    expected = zip(*(task(plain, *each) for each in zip(inputs, *tensors, strict=True)), strict=True)
+    actual = torch.vmap(functools.partial(task, torch.cudnn_batch_norm))(inputs, *tensors)
+    for found, each in zip(actual, expected, strict=True):
+        torch.testing.assert_close(found, torch.stack(each), rtol=0, atol=1e-10)
+
+
+def test_outside_of_rounds_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batched_layers, "_fastest_way", lambda *_: pytest.fail("it is measured"))
+    inputs, weights = random((LEARNERS, 2, 3, 6, 6), (LEARNERS, 4, 3, 3, 3))
+    expected = torch.stack([F.conv2d(*each) for each in zip(inputs, weights, strict=True)])
+    torch.testing.assert_close(torch.vmap(F.conv2d)(inputs, weights), expected)
 
 
 def test_running_statistics_that_learners_share_are_refused() -> None:

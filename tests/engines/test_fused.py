@@ -7,9 +7,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from bow import SMA, LocalSGD, Replicas
+from bow.engines import batched_layers
 from bow.engines.step_state import fits
 from bow.engines.task import LearningTask, PureTask
 from bow.errors import DataError
+from bow.testing import FakeDevice
 from tests.grouped import of_replicas
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -49,6 +51,25 @@ def in_both(rounds, **settings) -> tuple[Replicas, Replicas]:
         rounds(one)
     assert both[1].engine == "fused"
     return both
+
+
+@pytest.mark.parametrize("device", [lambda: "cpu", FakeDevice], ids=["cpu", "fake"])
+def test_convolutions_of_a_round_are_computed_in_the_way_that_was_chosen(device, not_compiled, monkeypatch) -> None:
+    roles = []
+
+    def product(role: str, *given: object) -> torch.Tensor:
+        roles.append(role)
+        return batched_layers._product(role, *given)
+
+    monkeypatch.setitem(batched_layers.WAYS, "product", product)  # of which tests choose the last one
+    template = nn.Sequential(
+        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 3, 2), nn.ReLU(), nn.Conv2d(3, 3, 1), nn.Flatten()
+    )
+    template = template.append(nn.Linear(6, 3)).double()
+    fused = replicas("fused", template=template, device=device())
+    fused.round([batch(j) for j in range(3)])
+    assert fused.engine.startswith("fused")
+    assert set(roles) == {"outputs", "inputs", "weights"}
 
 
 def test_short_rounds_and_odd_batches_run_in_turn_and_agree(not_compiled) -> None:
