@@ -37,9 +37,10 @@ def choose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tup
     ("seconds", "chosen"),
     [
         ({"first": 1.0, "second": 0.5, "third": 0.7}, "second"),
-        ({"first": 1.0, "second": 0.95}, "first"),
+        ({"first": 1.0, "second": 0.8}, "first"),
         ({"first": 1.0, "second": None, "third": 0.1}, "third"),
         ({"first": 1.0, "second": None}, "first"),
+        ({"first": None, "second": None}, "first"),
     ],
 )
 def test_the_fastest_is_chosen_and_the_first_unless_another_is_clearly_faster(
