@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bow.members import Halving as Halving
     from bow.members import Variant as Variant
     from bow.members import grid as grid
-    from bow.members.cross_validation import cross_validate as cross_validate
+    from bow.members.sweep import cross_validate as cross_validate
     from bow.members.sweep import sweep as sweep
     from bow.planning.search.search import Found as Found
     from bow.planning.tiles.planning import plan as plan

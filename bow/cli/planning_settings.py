@@ -51,10 +51,6 @@ class PlanSettings:
         whole("keep", self.keep)
         whole("workers", self.workers, least=0)
 
-    @property
-    def has_subject(self) -> bool:
-        return bool(self.network or self.others)
-
 
 def read(words: Sequence[str]) -> PlanSettings:
     """Settings from `NAME=VALUE` words; what is none of ours belongs to the model."""
@@ -134,8 +130,9 @@ def load(path: Path, settings: PlanSettings) -> Loaded:
     try:
         if not settings.batch_sizes and "batch_size" in known:
             settings = replace(settings, batch_sizes=(int(known["batch_size"]),))
-        has_model = settings.has_subject or known.get("network") is not None
-        if has_model and not settings.has_subject:
+        is_given = bool(settings.network or settings.others)
+        has_model = is_given or known.get("network") is not None
+        if has_model and not is_given:
             others = tuple(str(word) for word in known["others"])
             settings = replace(settings, network=str(known["network"]), size=str(known["size"]), others=others)
         if not settings.topology and known.get("topology") is not None:

@@ -60,14 +60,14 @@ def _look(path: Path) -> tuple[str, list[str], str] | None:
     except BowError as error:
         if isinstance(error.__cause__, FileNotFoundError):  # it has been deleted meanwhile
             return None
-        return began, [_name(directory), began[5:], "", "", "", "damaged"], str(error)
+        return began, [directory.path.resolve().name, began[5:], "", "", "", "damaged"], str(error)
 
 
 def _row(directory: RunDirectory) -> list[str]:
     told = open_report(directory).summary
     state = "under way" if _is_in_use(directory) else told["state"]
     return [
-        _name(directory),
+        directory.path.resolve().name,
         told["began"][5:] or _began(directory)[5:],
         ", ".join(filter(None, (told["model"], told["data"]))),
         ", ".join(filter(None, (told["learners"], told["engine"]))),
@@ -83,10 +83,6 @@ def _is_in_use(directory: RunDirectory) -> bool:
     except OSError as error:
         return error.errno in (EAGAIN, EACCES)
     return False
-
-
-def _name(directory: RunDirectory) -> str:
-    return directory.path.resolve().name
 
 
 def _began(directory: RunDirectory) -> str:
