@@ -25,6 +25,9 @@ class TensorSamples:
     def __len__(self) -> int:
         return len(self.leaves[0])
 
+    def __repr__(self) -> str:  # alike in every process: a checkpoint names what was captured of them
+        return f"TensorSamples({', '.join(f'{leaf.dtype} {list(leaf.shape)}' for leaf in self.leaves)})"
+
     @property
     def nbytes(self) -> int:
         return sum(leaf.nbytes for leaf in self.leaves)
@@ -72,10 +75,7 @@ Gather: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]
 
 
 class Indexed:
-    """Samples that are still to be gathered: as a pytree, one tensor of numbers.
-
-    A captured graph begins by gathering them, so that no batch has to be brought from the host.
-    """
+    """Samples that are still to be gathered: as a pytree, one tensor of numbers. Captured graphs begin by that."""
 
     def __init__(self, samples: TensorSamples, indices: Int64[Tensor, "*shape"]) -> None:
         self.samples = samples

@@ -146,3 +146,8 @@ def test_what_is_gathered_is_made_up_as_the_data_are(data: object) -> None:
     assert tree_structure(gathered) == tree_structure(data)
     for found, whole in zip(tree_leaves(gathered), tree_leaves(data), strict=True):
         assert torch.equal(found, whole[[2, 0]])
+
+
+def test_samples_are_told_apart_in_words_that_every_process_has() -> None:
+    data = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
+    assert repr(TensorSamples(data)) == "TensorSamples(torch.float32 [4, 2], torch.int64 [4])"

@@ -15,6 +15,7 @@ from bow.engines.cuda.first_come import issue_ahead
 from bow.engines.cuda.pending import IssuedRound, PendingRounds
 from bow.engines.cuda.results import LOSS, METRICS
 from bow.engines.cuda.runner import AheadDeviceRunner, DeviceRunner
+from bow.engines.cuda.whole_round import UNROLLED, RoundGraphs
 from bow.engines.live_check import Expected
 from bow.engines.loop import Loop, rounds_to_synchronise, step_learners
 from bow.engines.memory_budget import out_of_memory_explained
@@ -141,9 +142,12 @@ class DeviceRoundLoop(Loop):
         issued: list[IssuedRound] = []
         while (done := len(issued)) < len(batches):
             ahead = self._num_ahead(len(batches) - done)
+            several = slice(done, done + UNROLLED)
             if ahead and isinstance(self.runner, AheadDeviceRunner):
                 part = slice(done, done + ahead)
                 issued += issue_ahead(self.context, self.runner, self._pending, batches[part], made[part])
+            elif isinstance(self.runner, RoundGraphs) and self._unrolls(self.runner, batches[several]):
+                issued += self._issue_unrolled(self.runner, batches[several], made[several])
             else:
                 issued.append(self._issue(batches[done], made[done]))
         return issued
@@ -154,6 +158,33 @@ class DeviceRoundLoop(Loop):
             return 0
         together = min(self.period, rounds)
         return together - self.context.averaging.due(self.context.round_index + together - 1)
+
+    def _unrolls(self, runner: RoundGraphs, batches: Sequence[Batches]) -> bool:
+        """Whether these rounds go as one graph: always the same ones of a training, as far as nobody looks at any."""
+        context = self.context
+        if context.round_index % UNROLLED or context.log.spans is not None or not runner.unrolls(batches):
+            return False
+        context.restarts.observe_learning_rate()
+        drops = self.sync.restarts_on_drop and context.restarts.drop.pending
+        return not drops and context.live.rounds_before(context.round_index) >= UNROLLED
+
+    def _issue_unrolled(self, runner: RoundGraphs, batches: Sequence[Batches], made: Tensor) -> list[IssuedRound]:
+        """Issue rounds that one graph holds."""
+        context, order = self.context, self.context.order
+        slot = self._pending.make_room(len(batches))
+        there = [context.feed.put(slot + index, each, len(self.group)) for index, each in enumerate(batches)]
+        with Uninterrupted():
+            runner.issue_unrolled(slot, there)
+            order.gate = None
+            with context.device.on(order.sync_stream):
+                if self.sync.follows(self.group.num_all):
+                    runner.followed()
+                for index, own in enumerate(made):
+                    context.results.collect(slot + index, own)
+            for index, each in enumerate(there):
+                self._pending.add(slot + index, each.active)
+                context.log.round_index += 1
+        return [IssuedRound(each.active) for each in there]
 
     def _issue(self, batches: Batches, made: Tensor) -> IssuedRound:
         """Issue one round."""

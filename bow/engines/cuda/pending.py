@@ -70,9 +70,9 @@ class PendingRounds:
         self._rounds: deque[PendingRound] = deque()
         self._over = [context.device.event(f"round of slot {slot} is over") for slot in range(SLOTS)]
 
-    def make_room(self) -> int:
-        """The slot of the coming round; waits for the round that has it."""
-        while len(self._rounds) >= SLOTS:
+    def make_room(self, rounds: int = 1) -> int:
+        """The slot of the coming round, or of the first of several; waits for the rounds that have theirs."""
+        while len(self._rounds) > SLOTS - rounds:
             self._finish_oldest()
         return self._context.round_index % SLOTS
 

@@ -2,19 +2,23 @@
 
 import abc
 import contextlib
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from bow.devices import CapturedGraph, Stream
-from bow.engines.batches import FlatBatch
+from bow.data import Indexed
+from bow.devices import CapturedGraph, Event, Stream
+from bow.engines.batches import Batches, FlatBatch, Stacked
 from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.feed import DeviceBatches
 from bow.engines.cuda.learner import IssuedTask, StreamLearner
 from bow.engines.cuda.runner import DeviceRunner, issue_side_by_side, learn_one
 from bow.engines.cuda.step import RowsStep
+
+UNROLLED = 4
+"""Rounds that one graph holds where the samples lie on the device: two such graphs may be under way."""
 
 
 @dataclass
@@ -41,12 +45,22 @@ class StaticRound:
 
 
 @dataclass
+class UnrolledRounds:
+    """Some rounds as one graph."""
+
+    static: list[StaticRound]
+    leaves: list[Tensor]  # of the batches, those of all rounds in one tensor
+    graph: CapturedGraph
+
+
+@dataclass
 class CapturedRound:
     """A round as graphs, for batches of one shape."""
 
     static: StaticRound
     graphs: dict[bool, CapturedGraph]  # by whether it has a synchronisation task
     draws: bool
+    unrolled: UnrolledRounds | None = None
 
 
 class RoundGraphs(DeviceRunner):
@@ -88,16 +102,34 @@ class RoundGraphs(DeviceRunner):
         stream.record(self._forked)
         draws = self.warm_up(static)
         context.order.gate = None
-        graphs = {}
-        for due in self._kinds_of_rounds() if context.stepping is not None else (False,):
-            try:
-                with self.device.capture(stream, self.generator) as graph:
+        kinds = self._kinds_of_rounds() if context.stepping is not None else [False]
+        captured = CapturedRound(static, {due: self._graph([static], due) for due in kinds}, draws)
+        if context.stepping is not None and len(kinds) == 1 and not draws and isinstance(batch.batch, Indexed):
+            captured.unrolled = self._unrolled(static, kinds[0])
+        self._rounds[batch.signature] = captured
+
+    def _unrolled(self, static: StaticRound, due: bool) -> UnrolledRounds:
+        with self.device.on(self.stream):
+            leaves = [torch.stack([leaf] * UNROLLED) for leaf in static.batch.leaves]
+            rows = self.context.results.empty(UNROLLED)
+        rounds = [
+            StaticRound(static.batch.with_leaves([leaf.data[index] for leaf in leaves]), rows.data[index])
+            for index in range(UNROLLED)
+        ]
+        return UnrolledRounds(rounds, leaves, self._graph(rounds, due))
+
+    def _graph(self, rounds: Sequence[StaticRound], due: bool) -> CapturedGraph:
+        matrix, follows = self.context.group.matrix, self.context.sync.follows(self.context.group.num_all)
+        try:
+            with self.device.capture(self.stream, self.generator) as graph:
+                for static in rounds:
                     self.issue_round(static, due)
-            except BaseException:
-                self.generator = self.device.generator()  # the other one takes part in a capture that has not ended
-                raise
-            graphs[due] = graph
-        self._rounds[batch.signature] = CapturedRound(static, graphs, draws)
+                    if len(rounds) > 1 and follows:
+                        matrix.z.copy_(matrix.weights[0])
+        except BaseException:
+            self.generator = self.device.generator()  # the other one takes part in a capture that has not ended
+            raise
+        return graph
 
     def issue(self, slot: int, batches: DeviceBatches, due: bool) -> None:
         """Replay the round's graph, or issue it on the learners' streams."""
@@ -111,18 +143,48 @@ class RoundGraphs(DeviceRunner):
             rows = context.results.rows_of_learners(slot)
             issue_side_by_side(context, batches, rows, due, lambda learner, batch: learn_one(context, learner, batch))
             return
-        stream = self.stream
-        if order.gate is not None:
-            stream.wait(order.gate)
-        if batches.copied is not None:
-            stream.wait(batches.copied)
-        with self.device.on(stream):
+        with self._on_stream(batches.copied):
             captured.static.take(batches)
             if captured.draws:
                 self.generator.manual_seed(context.round_seed)
             captured.graphs[due and context.stepping is not None].replay()
             context.results.rows(slot).copy_(captured.static.rows)
-        stream.record(self.through)
+
+    def unrolls(self, batches: Sequence[Batches]) -> bool:
+        """Whether one graph holds these rounds, of which nobody looks at any."""
+        values = [each.value if isinstance(each, Stacked) else None for each in batches]
+        shapes = {each.indices.shape if isinstance(each, Indexed) else None for each in values}
+        if len(values) != UNROLLED or len(shapes) > 1 or None in shapes:
+            return False
+        captured = self._rounds.get(FlatBatch.of(values[0], stacked=True).signature)
+        return captured is not None and captured.unrolled is not None
+
+    def issue_unrolled(self, slot: int, batches: Sequence[DeviceBatches]) -> None:
+        """Replay the graph of these rounds, whose slots begin with this one."""
+        first = batches[0].stacked
+        assert first is not None
+        unrolled = self._rounds[first.signature].unrolled
+        assert unrolled is not None
+        if not self._last_replayed and self.context.order.gate is None:
+            self.context.order.move()
+        self._last_replayed = True
+        with self._on_stream(None):
+            for index, leaf in enumerate(unrolled.leaves):
+                torch.stack([each.stacked.leaves[index] for each in batches if each.stacked is not None], out=leaf)
+            unrolled.graph.replay()
+            for index, static in enumerate(unrolled.static):
+                self.context.results.rows(slot + index).copy_(static.rows)
+
+    @contextlib.contextmanager
+    def _on_stream(self, copied: Event | None) -> Iterator[None]:
+        """On the stream of the rounds' graphs, behind all that they wait for and before what waits for them."""
+        order = self.context.order
+        for event in (order.gate, copied):
+            if event is not None:
+                self.stream.wait(event)
+        with self.device.on(self.stream):
+            yield
+        self.stream.record(self.through)
         order.sync_stream.wait(self.through)
 
     @property
@@ -144,6 +206,8 @@ class RoundGraphs(DeviceRunner):
         for captured in self._rounds.values():
             for graph in captured.graphs.values():
                 graph.reset()
+            if captured.unrolled is not None:
+                captured.unrolled.graph.reset()
         self._rounds.clear()
         super().bind()
 

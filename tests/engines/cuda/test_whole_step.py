@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import bow
+from bow.data import open_stream
+from bow.engines import Stacked
+from bow.engines.cuda.loop import DeviceRoundLoop
 from bow.engines.cuda.pending import PendingRounds
 from bow.testing import FakeDevice
-from tests.engines.cuda.trainings import ADAMW, BATCH, CLASSES, SIZE, batch, round_of, training
+from tests.engines.cuda.trainings import ADAMW, BATCH, CLASSES, LEARNERS, SIZE, batch, round_of, training
 
 pytestmark = [
     pytest.mark.usefixtures("_uncompiled"),
@@ -160,3 +163,62 @@ def test_what_is_asked_for_by_name_is_what_runs() -> None:
         replicas = training(engine, FakeDevice(), learners=2 if engine == "graph" else 1)
         assert replicas.engine == runs
         replicas.close()
+
+
+def unrolled(
+    engine: str, device: FakeDevice, data: tuple[Tensor, Tensor], rounds: int, drop_at: int = -1, **settings: Any
+) -> tuple[list[Tensor], list[Any]]:
+    """Losses, and the state behind rounds on samples that lie on the device, issued eight by eight."""
+    learners = settings.get("learners", LEARNERS)
+    replicas = training(engine, device, build=plain, **settings)
+    stream = open_stream(data, batch_size=BATCH, steps=rounds)
+    assert stream.reside(torch.device("cpu"), room_bytes=0)
+    losses: list[Tensor] = []
+    try:
+        while len(losses) < rounds:
+            if len(losses) == drop_at:
+                replicas.optimizer.param_groups[0]["lr"] /= 10
+            deals = [stream.deal(learners) for _ in range(min(8, rounds - len(losses)))]
+            given = [Stacked(each.batches) if each.stacked else each.batches for each in deals if each is not None]
+            losses += [each.losses for each in replicas.rounds_at_once(given)]
+        return losses, tree_leaves(replicas.training_state())
+    finally:
+        replicas.close()
+
+
+@pytest.mark.parametrize(
+    ("engine", "settings", "calls"),
+    [
+        ("graph+round", {}, 7),
+        ("graph+round", {"optimizer": ADAMW, "clip_norm": 0.1}, 7),
+        ("graph+round", {"sync": bow.SMA(restart="drop"), "drop_at": 24}, 6),
+        ("graph+round", {"sync": bow.SMA(every=2)}, 0),
+        ("graph", {"learners": 1, "optimizer": ADAMW}, 7),
+        ("fused", {"optimizer": ADAMW}, 7),
+    ],
+)
+@pytest.mark.parametrize("diverges", [False, True])
+def test_rounds_that_one_graph_holds_are_those_that_are_issued_one_by_one(
+    engine: str, settings: dict[str, Any], calls: int, diverges: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bow.engines.live_check.FREE_S", 0.0)  # looked at in the first rounds alone
+    monkeypatch.setattr("bow.engines.live_check.SHARE", 1e-9)
+    data = batch(0, samples=12 * 40)
+    if diverges:
+        data[0][200] = torch.inf
+    devices, found = [FakeDevice(), FakeDevice()], []
+    for device, unrolls in zip(devices, (False, True), strict=True):
+        with monkeypatch.context() as patched:
+            if not unrolls:
+                patched.setattr(DeviceRoundLoop, "_unrolls", lambda *_: False)
+            found.append(unrolled(engine, device, data, 37, **settings))
+    for own, other in zip(*(losses for losses, _ in found), strict=True):
+        torch.testing.assert_close(own, other, rtol=0, atol=0, equal_nan=True)
+    for own, other in zip(*(state for _, state in found), strict=True):
+        if isinstance(own, Tensor):
+            torch.testing.assert_close(own, other, rtol=0, atol=0, equal_nan=True)
+        else:
+            assert own == other
+    one_by_one, together = (device.replays for device in devices)
+    # Of nine times four rounds the first two are looked at one by one, and so are those where the rate has dropped.
+    assert one_by_one - together == 3 * calls
