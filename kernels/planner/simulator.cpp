@@ -37,13 +37,14 @@ struct Builder {
   std::vector<std::vector<int32_t>> routes;
   std::vector<int64_t> capacity;
   bool overlap = true;
+  bool passing = false;
   Time sum = 0;
   Model model;
 };
 
 Builder* planner_builder(int32_t num_devices, const int64_t* capacity, int32_t num_channels, const int64_t* latency_ns,
                          const double* ns_per_byte, const int32_t* routes, const int32_t* route_offsets,
-                         int32_t overlap, int64_t sum_ns, int32_t learners, double copies) {
+                         int32_t overlap, int32_t passing, int64_t sum_ns, int32_t learners, double copies) {
   auto* builder = new Builder;
   for (int32_t channel = 0; channel < num_channels; ++channel) {
     builder->channels.push_back({latency_ns[channel], ns_per_byte[channel]});
@@ -51,6 +52,7 @@ Builder* planner_builder(int32_t num_devices, const int64_t* capacity, int32_t n
   builder->routes = rows(routes, route_offsets, num_devices * num_devices);
   builder->capacity.assign(capacity, capacity + num_devices);
   builder->overlap = overlap;
+  builder->passing = passing;
   builder->sum = sum_ns;
   builder->model.learners = learners;
   builder->model.copies = copies;
@@ -83,7 +85,7 @@ Simulator* planner_simulator(Builder* builder, int64_t (*update_ns)(int64_t, int
   Topology topology(static_cast<int>(builder->capacity.size()), builder->channels, builder->routes, builder->overlap,
                     builder->sum);
   auto* simulator = new Simulator(std::move(topology), std::move(builder->model), update_ns, builder->capacity,
-                                  static_cast<Algorithm>(algorithm));
+                                  static_cast<Algorithm>(algorithm), builder->passing);
   delete builder;
   return simulator;
 }

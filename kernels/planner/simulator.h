@@ -8,6 +8,7 @@
 
 #include "delta.h"
 #include "memory.h"
+#include "passing.h"
 #include "replay.h"
 #include "task_graph.h"
 
@@ -29,10 +30,14 @@ enum class Algorithm {
 
 class Simulator {
  public:
-  Simulator(Topology topology, Model model, UpdateTime update_time, std::vector<int64_t> capacity, Algorithm algorithm)
+  // Where tasks pass each other, what changed does not tell who passes whom: `kDelta` is `kIncremental` then.
+  Simulator(Topology topology, Model model, UpdateTime update_time, std::vector<int64_t> capacity, Algorithm algorithm,
+            bool passes)
       : graph(std::move(topology), std::move(model), std::move(update_time)),
         memory(graph),
-        algorithm_(algorithm),
+        algorithm_(passes && algorithm == Algorithm::kDelta ? Algorithm::kIncremental : algorithm),
+        passes_(passes),
+        passing_(graph.tasks, graph.topology().num_places()),
         replay_(graph.tasks, graph.topology().num_places()),
         delta_(graph.tasks, graph.topology().num_places()),
         capacity_(std::move(capacity)) {}
@@ -136,7 +141,7 @@ class Simulator {
   Time replay(Time limit, Visit visit) {
     num_looked_at_ = graph.tasks.num_live();
     is_stale_ = false;
-    return replay_.run(limit, visit);
+    return passes_ ? passing_.run(limit) : replay_.run(limit, visit);
   }
 
   Outcome too_slow(Time least) {
@@ -164,6 +169,8 @@ class Simulator {
   }
 
   Algorithm algorithm_;
+  bool passes_;
+  Passing passing_;
   Replay replay_;
   Delta delta_;
   std::vector<int64_t> capacity_;  // by device

@@ -100,6 +100,9 @@ def check_timeline(result: SimulationResult, partition: Partition) -> None:
         assert all(graph.tasks[number].rank < task.rank for number in before)
         for place in task.places:
             turns[place].append((time.ready_ns, task.identity))
+    if result.model.topology.passing:
+        check_passing(graph, times)
+        return
     free_ns: dict[Identity, int] = defaultdict(int)
     for queue in turns.values():
         queue.sort()
@@ -108,6 +111,21 @@ def check_timeline(result: SimulationResult, partition: Partition) -> None:
             free_ns[later] = max(free_ns[later], times[earlier].end_ns)
     for identity, time in times.items():
         assert time.start_ns == max(time.ready_ns, free_ns[identity])
+
+
+def check_passing(graph: TaskGraph, times: Mapping[Identity, TaskTime]) -> None:
+    """A place does one thing at a time, and no task waits while all of its places are free."""
+    busy: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for task in graph.tasks:
+        for place in task.places:
+            busy[place].append((times[task.identity].start_ns, times[task.identity].end_ns))
+    for spans in busy.values():
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(sorted(spans)))
+    for task in graph.tasks:
+        now = times[task.identity].ready_ns
+        for start, end in sorted(span for place in task.places for span in busy[place]):
+            now = end if start <= now < end <= times[task.identity].start_ns else now
+        assert now == times[task.identity].start_ns
 
 
 def times_of(result: SimulationResult) -> dict[Identity, TaskTime]:

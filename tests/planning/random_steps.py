@@ -131,7 +131,8 @@ class Step:
 def random_step(source: random.Random) -> Step:
     # Now and then so little memory that some strategies do not fit.
     topology = random_topology(source, source.choice([GIB, GIB, source.randint(300, 3000)]) / GIB)
-    topology = dataclasses.replace(topology, sum_us=source.choice([0.0, 0.0, 0.002]), overlap=source.random() < 0.7)
+    sum_us, overlap, passing = source.choice([0.0, 0.0, 0.002]), source.random() < 0.7, source.random() < 0.3
+    topology = dataclasses.replace(topology, sum_us=sum_us, overlap=overlap, passing=passing)
     learners = source.choice([1, 1, *(n for n in (2, 3) if topology.num_devices % n == 0 and _is_uniform(topology))])
     kinds = tuple(device.kind for device in topology.devices)
     graph = random_graph(source)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bow.planning.simulator.python_simulator import simulate_tasks
+from bow.planning.simulator.python_simulator import simulate_passing, simulate_tasks
 from bow.planning.simulator.step_model import Task, TaskKind
 from bow.planning.simulator.task_graph import TaskGraph
 from tests.planning.small_steps import ALONE, DATA, problem
@@ -12,9 +12,9 @@ def task(rank: int, duration_ns: int, *places: int, tile: int = 0) -> Task:
     return Task(TaskKind.FORWARD, 0, rank, tile, 0, 0, places, duration_ns)
 
 
-def starts(*tasks: tuple[Task, tuple[int, ...]]) -> list[int]:
+def starts(*tasks: tuple[Task, tuple[int, ...]], passing: bool = False) -> list[int]:
     graph = TaskGraph(tuple(each for each, _ in tasks), tuple(before for _, before in tasks), (), ())
-    return [time.start_ns for time in simulate_tasks(graph)]
+    return [time.start_ns for time in (simulate_passing if passing else simulate_tasks)(graph)]
 
 
 def test_a_place_takes_tasks_in_the_order_in_which_they_become_ready() -> None:
@@ -33,7 +33,14 @@ def test_a_task_on_several_places_waits_for_all_of_them() -> None:
 def test_places_are_kept_for_who_was_ready_first() -> None:
     # The second waits for place 1 and keeps place 0 free for that long, although the third could run there.
     both, other = task(1, 1, 0, 1), task(2, 1, 0)
-    assert starts((task(0, 9, 1), ()), (both, ()), (other, ())) == [0, 9, 10]
+    tasks = (task(0, 9, 1), ()), (both, ()), (other, ())
+    assert starts(*tasks) == [0, 9, 10]
+    assert starts(*tasks, passing=True) == [0, 9, 0]
+
+
+def test_of_those_that_can_start_the_first_in_turn_does() -> None:
+    tasks = (task(0, 4, 0), ()), (task(2, 1, 0), ()), (task(1, 1, 0), ()), (task(3, 1, 0), (0,))
+    assert starts(*tasks) == starts(*tasks, passing=True) == [0, 5, 4, 6]
 
 
 def test_tasks_without_a_place_run_when_they_are_ready() -> None:

@@ -84,6 +84,8 @@ class DeviceTopology:
         switches: names of what is in between, such as a PCIe switch or a network.
         overlap: whether devices compute while they send and receive; a process on a CPU that copies every byte itself
             does not.
+        passing: whether what can start passes what waits for another place: messages may leave out of turn. Else every
+            channel and every device keeps the order in which messages and operators became ready.
         sum_us: what each sum over devices takes beside its messages, in microseconds: to begin it and to add up.
 
     Raises:
@@ -105,10 +107,14 @@ class DeviceTopology:
     switches: tuple[str, ...] = ()
     overlap: bool = True
     sum_us: float = 0.0
+    passing: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.overlap, bool):
-            raise TopologyError(f"overlap of topology {self.name!r} must be true or false, got {self.overlap!r}")
+        for name in ("overlap", "passing"):
+            if not isinstance(getattr(self, name), bool):
+                raise TopologyError(
+                    f"{name} of topology {self.name!r} must be true or false, got {getattr(self, name)!r}"
+                )
         _check(f"sum_us of topology {self.name!r}", self.sum_us, above_zero=False)
         if not self.devices:
             raise TopologyError(f"topology {self.name!r} has no devices; list at least 1")

@@ -16,7 +16,7 @@ from bow.values import given_path
 
 NETWORK = "network"  # the switch that joins the nodes
 _Described = TypeVar("_Described", DeviceKind, Link)
-_KEYS = {"name", "kinds", "devices", "switches", "links", "nodes", "network", "overlap", "sum_us"}
+_KEYS = {"name", "kinds", "devices", "switches", "links", "nodes", "network", "overlap", "sum_us", "passing"}
 
 
 def shipped_topologies() -> tuple[str, ...]:
@@ -72,6 +72,7 @@ def topology_to_dict(topology: DeviceTopology) -> dict[str, Any]:
         "links": [{"between": list(link.ends), **_fields(link, leave_out="ends")} for link in topology.links],
         "overlap": topology.overlap,
         "sum_us": topology.sum_us,
+        "passing": topology.passing,
     }
 
 
@@ -106,6 +107,7 @@ def _read(data: Mapping[str, Any]) -> DeviceTopology:
         tuple(switches),
         data.get("overlap", True),
         data.get("sum_us", 0.0),
+        data.get("passing", False),
     )
 
 

@@ -36,7 +36,7 @@ _INTS, _LONGS, _DOUBLES, _BYTES = (
     np.ctypeslib.ndpointer(dtype, flags="C_CONTIGUOUS") for dtype in (np.int32, np.int64, np.float64, np.uint8)
 )
 _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "builder": (_OBJECT, (_INT, _LONGS, _INT, _LONGS, _DOUBLES, _INTS, _INTS, _INT, _LONG, _INT, _DOUBLE)),
+    "builder": (_OBJECT, (_INT, _LONGS, _INT, _LONGS, _DOUBLES, _INTS, _INTS, _INT, _INT, _LONG, _INT, _DOUBLE)),
     "add_tensor": (None, (_OBJECT, _INT, _INT, _LONG, _INT)),
     "add_group": (None, (_OBJECT, _INT, _INTS, _LONGS, _INT)),
     "add_operator": (None, (_OBJECT, _INT, _INTS, _INT, _INTS, _INT, _INTS, _INT)),
@@ -123,6 +123,7 @@ def create_simulator(library: ctypes.CDLL, model: StepModel, update_ns: Any, alg
         ints(channel for route in routes for channel in route),
         ints(np.cumsum([0, *map(len, routes)])),
         topology.overlap,
+        topology.passing,
         round(topology.sum_us * NS_PER_US),
         model.learners,
         model.copies,

@@ -1,5 +1,6 @@
 """The simulator in Python, from nothing each time: slow, needs no compiler, and is the oracle of the compiled one."""
 
+import bisect
 import heapq
 import itertools
 from collections import defaultdict
@@ -51,6 +52,50 @@ def simulate_tasks(graph: TaskGraph) -> list[TaskTime]:
     done = [time for time in times if time is not None]
     assert len(done) == len(times), "tasks wait for each other"
     return done
+
+
+def simulate_passing(graph: TaskGraph) -> list[TaskTime]:
+    """When every task runs where one that can start passes those before it that wait for another place."""
+    # Whenever tasks end, those that are ready are looked at by (ready time, identity), and start if places are free.
+    missing, after = [len(before) for before in graph.predecessors], successors(graph)
+    times: dict[int, TaskTime] = {}
+    waiting: list[tuple[int, Identity, int]] = []
+    ends: list[tuple[int, int]] = []
+    busy: set[int] = set()
+
+    def end(number: int, now: int) -> None:
+        busy.difference_update(graph.tasks[number].places)
+        for later in after[number]:
+            missing[later] -= 1
+            if not missing[later]:
+                arrive(later, now)
+
+    def arrive(number: int, now: int) -> None:
+        task = graph.tasks[number]
+        if task.places:
+            bisect.insort(waiting, (now, task.identity, number))
+        else:
+            times[number] = TaskTime(now, now, now)
+            end(number, now)
+
+    now = 0
+    for number in [number for number, count in enumerate(missing) if not count]:
+        arrive(number, now)
+    while waiting or ends:
+        left = []
+        for ready, identity, number in waiting:
+            task = graph.tasks[number]
+            if busy.isdisjoint(task.places):
+                busy.update(task.places)
+                times[number] = TaskTime(ready, now, now + task.duration_ns)
+                heapq.heappush(ends, (now + task.duration_ns, number))
+            else:
+                left.append((ready, identity, number))
+        waiting[:] = left
+        now = ends[0][0]
+        while ends and ends[0][0] == now:
+            end(heapq.heappop(ends)[1], now)
+    return [times[number] for number in range(len(graph.tasks))]
 
 
 def successors(graph: TaskGraph) -> list[list[int]]:
@@ -189,7 +234,7 @@ class SimulationResult:
 def simulate(model: StepModel, partition: Partition) -> SimulationResult:
     """A step with a partition that fits the model, in Python: the oracle of the compiled simulator."""
     tasks = TaskGraph.of(model, partition)
-    times = simulate_tasks(tasks)
+    times = (simulate_passing if model.topology.passing else simulate_tasks)(tasks)
     return SimulationResult(model, tasks.tasks, tuple(times), memory_peaks(model, tasks, times))
 
 
