@@ -28,4 +28,4 @@ def test_a_block_runs(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_there_are_blocks() -> None:
-    assert len(BLOCKS) == 7
+    assert len(BLOCKS) == 8

@@ -6,7 +6,7 @@ from bow.data.bundled import text as text
 from bow.data.images import cifar10 as cifar10
 from bow.data.images import fashion_mnist as fashion_mnist
 from bow.data.images import mnist as mnist
-from bow.data.opening import as_tensors as as_tensors
+from bow.data.opening import as_torch_data as as_torch_data
 from bow.data.opening import evaluation_batches as evaluation_batches
 from bow.data.opening import is_in_memory as is_in_memory
 from bow.data.opening import open_stream as open_stream

@@ -1,6 +1,6 @@
 """From whatever a user calls data to a stream of batches."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,16 @@ DEFAULT_BATCH_SIZE = 16
 DEFAULT_EVALUATION_BATCH_SIZE = 256
 
 
+class LoadedBatches(IterableDataset[Batch]):
+    """The batches of a loader that is not torch's, which begins anew for every pass."""
+
+    def __init__(self, loader: Iterable[Batch]) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.loader)
+
+
 def open_stream(
     data: Any,
     *,
@@ -30,13 +40,13 @@ def open_stream(
     seed: int = 0,
 ) -> BatchStream:
     """A stream of training batches, over what `bow.train` takes as data; with `steps` it is endless."""
-    data = as_tensors(data)
+    data = as_torch_data(data)
     given = None if batch_size is None else whole("batch_size", batch_size)
     passes = whole("epochs", epochs) if steps is None else None
     if steps is not None:
         whole("steps", steps)
     if is_iterable(data) and steps is None:
-        raise SettingError("an IterableDataset has no epochs, got steps=None; set steps to the number of rounds")
+        raise SettingError("data without a length have no epochs, got steps=None; set steps to the number of rounds")
     if isinstance(data, DataLoader):
         if given is not None and given != data.batch_size:
             raise _batch_size_conflict("batch_size", given, data)
@@ -51,7 +61,7 @@ def open_stream(
 
 def evaluation_batches(data: Any, batch_size: int | None = None) -> Iterator[Batch]:
     """Batches for evaluation: in order, once, the last one as small as it comes; 256 samples, or the loader's own."""
-    data = as_tensors(data)
+    data = as_torch_data(data)
     size = DEFAULT_EVALUATION_BATCH_SIZE if batch_size is None else whole("validation.batch_size", batch_size)
     if isinstance(data, DataLoader):
         if batch_size not in (None, data.batch_size):
@@ -69,16 +79,26 @@ def is_in_memory(data: Any) -> bool:
     return _tensors(data) is not None
 
 
-def as_tensors(data: Any) -> Any:
-    """Arrays as tensors, which share their memory where it can be; a data set of Hugging Face's gives tensors, too."""
+def as_torch_data(data: Any) -> Any:
+    """Arrays as tensors, which share their memory where it can be; data and loaders of other libraries as torch's."""
     if hasattr(data, "with_format") and (getattr(data, "format", None) or {}).get("type", "") is None:
         return data.with_format("torch")  # it would give lists
+    if _is_other_loader(data):
+        return DataLoader(LoadedBatches(data), batch_size=None)
     if not any(isinstance(leaf, np.ndarray) for leaf in tree_leaves(data)):
         return data
     try:
         return tree_map_only(np.ndarray, lambda array: torch.as_tensor(np.require(array, None, ["C", "W"])), data)
     except (TypeError, ValueError) as error:
         raise DataError(f"an array cannot be a tensor ({reason(error)}); give numbers, as torch has them") from error
+
+
+def _is_other_loader(data: Any) -> bool:
+    if isinstance(data, IterableDataset):  # as webdataset's is, whose first stage is a loader of torch's
+        stages = getattr(data, "pipeline", None)
+        return isinstance(stages, list) and any(isinstance(first, DataLoader) for first in stages[:1])
+    is_known = isinstance(data, DataLoader | Container | Iterator) or hasattr(data, "__getitem__")
+    return isinstance(data, Iterable) and not is_known
 
 
 def _read_in_order(dataset: Any, batch_size: int) -> Iterator[Batch]:
@@ -116,7 +136,7 @@ def _map_dataset(data: Any) -> Any:
 
 
 def _batch_size_conflict(setting: str, batch_size: int, loader: DataLoader[Any]) -> SettingError:
-    own = "sampler's" if loader.batch_size is None else f"batch_size={loader.batch_size}"
+    own = "batches" if loader.batch_size is None else f"batch_size={loader.batch_size}"
     return SettingError(
         f"{setting}={batch_size} contradicts the DataLoader's own {own}; "
         f"leave {setting} out, or give the data set itself"

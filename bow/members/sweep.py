@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bow.cluster.config import Devices
-from bow.data import as_tensors, open_stream
+from bow.data import as_torch_data, open_stream
 from bow.devices import StreamDevice
 from bow.engines import EngineName, Loss, Step
 from bow.engines.config import Engine
@@ -435,7 +435,7 @@ def fold_variants(data: Any, count: Any, seeds: Any, stratify: bool | None) -> l
         raise SettingError(f"seeds must be a list of seeds, got {seeds!r}; give for instance range(4)")
     seeds = list(seeds)  # which every fold is trained with
     if not isinstance(count, Iterable):
-        data = as_tensors(data)
+        data = as_torch_data(data)
         labels = all_labels(data)
         is_classes = labels is not None and labels.dim() == 1 and not labels.is_floating_point()
         if stratify and not is_classes:

@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from bow.cluster.config import Devices
-from bow.data import as_tensors
+from bow.data import as_torch_data
 from bow.engines import LearningConfig, Loss, OnNan, Step, check_clipping
 from bow.engines.config import DEFAULT_ENGINE, Engine
 from bow.errors import SettingError
@@ -87,7 +87,7 @@ class Validation:
             number("validation.ema", self.ema, above=0, below=1, also="None for no average")
         object.__setattr__(self, "metrics", as_metrics(self.metrics))
         check_objects("metrics", self.metrics, Metric)
-        object.__setattr__(self, "data", as_tensors(self.data))
+        object.__setattr__(self, "data", as_torch_data(self.data))
         check_names("a metric", [getattr(metric, "name", None) for metric in self.metrics])
         number("validation.every", self.every, above=0, remedy="0.25 evaluates four times an epoch")
 
@@ -172,7 +172,7 @@ class TrainConfig:
     source: Mapping[str, Any] | None = None  # the settings of a command line that it was made of
 
     def __post_init__(self) -> None:
-        made = {"engine": Engine.of(self.engine), "seed": whole_seed(self.seed), "data": as_tensors(self.data)}
+        made = {"engine": Engine.of(self.engine), "seed": whole_seed(self.seed), "data": as_torch_data(self.data)}
         kinds: dict[str, type] = {"devices": Devices, "validation": Validation, "run": Run}
         for name, kind in kinds.items():
             given = getattr(self, name)

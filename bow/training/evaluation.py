@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from bow.data import Batch, batch_length, evaluation_batches, is_in_memory, open_stream
+from bow.data.loader import is_iterable
 from bow.engines import Engine, LearningConfig, Loss, Step, autocast, loss_of, outputs_of, own_loss
 from bow.engines.eager import batch_of
 from bow.engines.loop import MAX_ROUNDS_TOGETHER
@@ -306,9 +307,8 @@ def recalibrate_central(replicas: Learners, data: Any, batch_size: int | None, s
 
 def _some_batches(data: Any, batch_size: int | None, seed: int) -> Iterator[Batch]:
     size = {} if batch_size is None else {"batch_size": batch_size}
-    endless = isinstance(data.dataset if isinstance(data, DataLoader) else data, IterableDataset)
     source = _second_loader(data) if isinstance(data, DataLoader) else data
-    stream = open_stream(source, **size, steps=RECALIBRATION_BATCHES if endless else None, seed=seed)
+    stream = open_stream(source, **size, steps=RECALIBRATION_BATCHES if is_iterable(data) else None, seed=seed)
     deals = iter(lambda: stream.deal(1), None)
     for deal in itertools.islice(deals, RECALIBRATION_BATCHES):
         yield batch_of(batches_in(deal), 0)

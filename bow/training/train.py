@@ -92,7 +92,8 @@ def train(
     Args:
         model: the model, or a function of no arguments that builds it. It is read, not changed.
         data: tensors or NumPy arrays `[samples, ...]` in a pair `(inputs, targets)` or any pytree, a `Dataset`, a
-            `DataLoader` (keeps its own batch size and workers), or an `IterableDataset` (needs `steps`).
+            `DataLoader` (keeps its own batch size and workers), or an `IterableDataset` or another library's loader of
+            batches (both need `steps`).
         loss: `loss(outputs, targets) -> scalar`, a mean over samples: the central model's loss on the validation data
             is the mean over its batches, each counted by its samples.
         step: instead of `loss`: `step(model, batch) -> loss`, or `(loss, {name: scalar})`, whose means are in the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, SequentialSampler, TensorDataset, default_collate
 
 import bow
 from benchmarks.models import let_torchvision_be_imported
 from bow.data import open_stream
-from bow.errors import DataError
+from bow.errors import DataError, SettingError
 
 SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 FEATURES, LABELS = torch.randn(24, 5, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 3
@@ -118,6 +119,60 @@ def test_a_frame_through_a_collate_function(tmp_path: Path) -> None:
     for given in (frame, (frame, frame["label"])):
         with pytest.raises(DataError, match=r"DataFrame.*; convert a column with \.to_numpy\(\)"):
             trained(model, given, tmp_path)
+
+
+def shards(folder: Path) -> Any:
+    """The samples as a `WebDataset`."""
+    webdataset = pytest.importorskip("webdataset")
+    with webdataset.TarWriter(str(folder / "samples.tar")) as writer:
+        for index, (features, label) in enumerate(zip(FEATURES.numpy(), LABELS.tolist(), strict=True)):
+            writer.write({"__key__": f"{index:04}", "npy": features, "cls": label})
+    data = webdataset.WebDataset(str(folder / "samples.tar"), shardshuffle=False)
+    return data.decode().to_tuple("npy", "cls")
+
+
+def web_loader(folder: Path, **settings: Any) -> Any:
+    data = shards(folder).batched(4)
+    return sys.modules["webdataset"].WebLoader(data, batch_size=None, **settings)
+
+
+def stateful_loader(folder: Path) -> Any:
+    loaders = pytest.importorskip("torchdata.stateful_dataloader")
+    return loaders.StatefulDataLoader(TensorDataset(FEATURES, LABELS), batch_size=4)
+
+
+def nodes(folder: Path) -> Any:
+    nodes = pytest.importorskip("torchdata.nodes")
+    samples = nodes.MapStyleWrapper(TensorDataset(FEATURES, LABELS), sampler=SequentialSampler(FEATURES))
+    return nodes.Loader(nodes.ParallelMapper(nodes.Batcher(samples, 4), default_collate, num_workers=1))
+
+
+LOADERS = {
+    "webdataset": shards,
+    "webdataset's loader": web_loader,
+    "webdataset's loader in a process": functools.partial(web_loader, num_workers=1),
+    "torchdata's stateful loader": stateful_loader,
+    "torchdata's nodes": nodes,
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of these libraries
+@pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS)
+def test_data_sets_and_loaders_that_are_iterated_over(make: Any, tmp_path: Path) -> None:
+    model, data = linear(), make(tmp_path)
+    size = {"batch_size": 4} if make is shards else {}
+    result = trained(model, data, tmp_path, steps=12, validation=make(tmp_path), **size)
+    native = trained(model, DataLoader(TensorDataset(FEATURES, LABELS), batch_size=4), tmp_path / "native")
+    assert_same(result.model, list(native.model.parameters()))
+    assert_same(result.model, looped(model, 2 * list(zip(FEATURES.split(4), LABELS.split(4), strict=True))))
+    assert "accuracy" in result.metrics
+
+
+@pytest.mark.filterwarnings("ignore")  # of these libraries
+@pytest.mark.parametrize("make", [shards, web_loader, nodes])
+def test_passes_over_what_has_no_length_are_not_counted(make: Any, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="have no epochs, got steps=None; set steps to the number of rounds"):
+        trained(linear(), make(tmp_path), tmp_path)
 
 
 class Transformed(Dataset[Any]):

@@ -28,6 +28,23 @@ class _Stream(IterableDataset[int]):
         return iter(range(7))
 
 
+class _Batches:
+    """A loader that is none of torch's."""
+
+    def __iter__(self) -> Any:
+        return iter(torch.arange(7).split(3))
+
+
+class _Pipeline(_Stream):
+    """As webdataset's loaders are."""
+
+    def __init__(self) -> None:
+        self.pipeline = [DataLoader(_Numbers(), batch_size=3)]
+
+    def __iter__(self) -> Any:
+        return iter(self.pipeline[0])
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -38,8 +55,9 @@ class _Stream(IterableDataset[int]):
         ("digits", "got str;"),
         (None, "got NoneType"),
         (iter([1]), "got list_iterator"),
+        ({1, 2}, "got set"),
     ],
-    ids=["array", "arrays", "numbers", "empty", "name", "None", "iterator"],
+    ids=["array", "arrays", "numbers", "empty", "name", "None", "iterator", "set"],
 )
 @pytest.mark.parametrize("read", [open_stream, evaluation_batches])
 def test_what_is_no_data_is_refused(read: Any, data: object, message: str) -> None:
@@ -69,6 +87,17 @@ def test_subclasses_of_tensor_dataset_keep_their_transforms() -> None:
 def test_evaluation_reads_everything_once_in_order(data: Any) -> None:
     batches = [batch.tolist() for batch in evaluation_batches(data, 3)]
     assert batches == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+@pytest.mark.parametrize("make", [_Batches, _Pipeline])
+def test_another_librarys_loader_has_the_batches_of_every_pass(make: Any) -> None:
+    assert [batch.tolist() for batch in evaluation_batches(make())] == [[0, 1, 2], [3, 4, 5], [6]]
+    stream = open_stream(make(), steps=4)
+    assert [len(stream.deal(1).batches[0]) for _ in range(4)] == [3, 3, 1, 3]  # type: ignore[union-attr]
+    with pytest.raises(SettingError, match="data without a length have no epochs, got steps=None; set steps"):
+        open_stream(make())
+    with pytest.raises(SettingError, match="batch_size=3 contradicts the DataLoader's own batches; leave batch_size"):
+        open_stream(make(), batch_size=3, steps=1)
 
 
 def test_evaluation_batches_are_256_by_default() -> None:

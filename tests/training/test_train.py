@@ -171,7 +171,7 @@ def test_iterable_data_are_trained_on_for_a_number_of_steps(
 
 
 def test_iterable_data_without_steps_are_refused(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
-    with pytest.raises(SettingError, match="IterableDataset has no epochs, got steps=None; set steps"):
+    with pytest.raises(SettingError, match="data without a length have no epochs, got steps=None; set steps"):
         train(model, Endless(data))
 
 
