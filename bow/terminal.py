@@ -68,9 +68,11 @@ def wrapped(line: str, width: int) -> list[str]:
 
 
 def fitted_by_rank(parts: Sequence[tuple[int, str]], width: int) -> str:
-    """Parts with space between them, without the least important ones where the line would be too wide."""
+    """Parts with space between them; less of it, or without the least important ones, where a line is too narrow."""
     left = list(parts)
     while len(line := "  ".join(text for _, text in left)) > width:
+        if len(line := " ".join(text for _, text in left)) <= width:
+            break
         rank = max(rank for rank, _ in left)
         if rank == 0:
             break

@@ -173,7 +173,7 @@ def test_setup_takes_the_torch_that_the_driver_can_run(
 def test_setup_tells_what_it_does_in_few_lines(status: int, tmp_path: Path) -> None:
     said = [f"Collecting package-{number}" for number in range(45)]
     said += [
-        "  Downloading torch-2.13.0.whl (190.1 MB)",
+        "  Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (190.1 MB)",
         "  Downloading small-1.0.whl (1.2 MB)",
         "Obtaining file:///bow",
     ]
@@ -191,7 +191,7 @@ def test_setup_tells_what_it_does_in_few_lines(status: int, tmp_path: Path) -> N
     assert done.stdout.splitlines()[1:] == [
         "  20 packages found",
         "  40 packages found",
-        "  downloading torch-2.13.0.whl (190.1 MB)",
+        "  downloading torch-2.13.0 (190.1 MB)",
         "  installing 3 packages",
     ]
     assert [line[:10] for line in done.stderr.splitlines()] == ["ERROR: no ", "bow: the i"][: 2 * status]

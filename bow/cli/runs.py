@@ -2,6 +2,7 @@
 
 import datetime
 import fcntl
+import re
 from collections.abc import Sequence
 from errno import EACCES, EAGAIN
 from pathlib import Path
@@ -23,6 +24,7 @@ came out, and whether it is finished. bow compare A B says more of two of them,
 bow report RUN of one.
 """
 COLUMNS = ("run", "began", "model, data", "learners, engine", "result", "state, epochs, time")
+DATED = re.compile(r"^\d{4}-\d\d-\d\d_\d{6}_")
 LONGEST_NAME = 30  # that is not cut where other columns have no room
 
 
@@ -38,10 +40,15 @@ def run(words: Sequence[str]) -> int:
     if not runs:
         say(f"there are no runs in {folder}")
         return 0
-    rows = [row for _, row, _ in runs]
-    table = terminal_table(f"Runs in {folder}", *COLUMNS, texts=range(len(COLUMNS)), rows=rows)
-    table.columns[0].no_wrap = all(len(row[0]) <= LONGEST_NAME for row in rows)
-    terminal().print(table)
+    console, rows = terminal(), [row for _, row, _ in runs]
+    columns = list(COLUMNS)
+    if all(row[1] == f"{row[0][5:10]} {row[0][11:13]}:{row[0][13:15]}" for row in rows):  # names say it
+        rows, columns = [[row[0], *row[2:]] for row in rows], [columns[0], *columns[2:]]
+    if console.is_terminal:  # long names go on below behind their dates
+        rows = [[DATED.sub("\\g<0>\n", row[0]) if len(row[0]) > LONGEST_NAME else row[0], *row[1:]] for row in rows]
+    table = terminal_table(f"Runs in {folder}", *columns, texts=range(len(columns)), rows=rows)
+    table.columns[0].no_wrap = all(len(part) <= LONGEST_NAME for row in rows for part in row[0].split("\n"))
+    console.print(table)
     for _, _, damage in runs:
         if damage:
             say(f"damaged: {damage}")

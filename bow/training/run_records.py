@@ -123,7 +123,7 @@ class RunRecords:
         self._own_events()
         by_device = self._world.gather(self._replicas.loop.take_events()) or []
         for device, events in enumerate(by_device):
-            for event in events:
+            for event in (each for each in events if each.event != "restart"):  # all do behind the same round
                 self.event(event.event, f"device {device}: {event.message}", event.round)
                 if event.event in TOLD and (device, event.event) not in self._warned_of:
                     self._warned_of.add((device, event.event))
