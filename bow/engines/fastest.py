@@ -18,7 +18,7 @@ from bow.timing import time_window
 Case: TypeAlias = Callable[[str], Callable[[], object]]
 """What is run for the way of a name."""
 
-GAIN = 0.6  # of the time of the first way: what takes longer may lose what it wins where it meets other ways
+GAIN = 0.4  # of the time of the first way: what takes longer may lose what it wins where it meets other ways
 HOPELESS = 2.0  # times the shortest time: what takes longer is not timed again
 TURNS, WINDOW_S, CALLS = 5, 0.005, 8
 QUEUED_CYCLES = 10_000_000  # some 5 ms, in which the host issues what is timed behind them
