@@ -63,7 +63,7 @@ def test_without_a_place_to_keep_it_the_choice_counts_nevertheless(
 
 
 def test_what_is_far_behind_runs_twice_at_most(choose: Callable[..., tuple[str, list[str]]]) -> None:
-    assert choose(first=0.1, second=1.0)[1].count("second") == 2
+    assert choose(first=0.1, second=2.0)[1].count("second") == 2
 
 
 def test_nothing_that_surrounds_the_question_reaches_the_measurement(
