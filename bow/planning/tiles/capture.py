@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.errors import BowError, CaptureError, DataError, LossError
 from bow.graph.learning_step import LearningStep, Step, batch_tensors, checked_model, step_from_loss
@@ -232,6 +232,7 @@ def capture_operators(
         raise LossError(f"give either loss or step, got {'neither' if loss is None else 'both'}")
     chosen = step if step is not None else step_from_loss(loss)  # type: ignore[arg-type]
     batch_tensors(batch)
+    batch = tree_map_only(Tensor, Tensor.clone, batch)  # one that stands there twice may be two in the next batch
     model = checked_model(model)
     learning_step, program = _captured(model, chosen, batch)
     translation = _Translation(learning_step.model, program, tree_leaves(batch))

@@ -81,6 +81,14 @@ def test_a_graph_is_the_same_every_time() -> None:
     assert capture_operators(Net(), larger, F.cross_entropy).graph.hash != one.hash
 
 
+def test_a_tensor_that_stands_twice_in_a_batch_is_two_inputs() -> None:
+    """As targets that are the inputs, of autoencoders and language models: a loader's batches have two tensors."""
+    model, inputs = nn.Linear(3, 3), torch.randn(4, 3)
+    twice = capture_operators(model, (inputs, inputs), F.mse_loss)
+    apart = capture_operators(model, (inputs, inputs.clone()), F.mse_loss)
+    assert twice.graph.hash == apart.graph.hash
+
+
 def test_a_model_is_not_changed() -> None:
     model = Net()
     before, weights = copy.deepcopy(model.state_dict()), [id(parameter) for parameter in model.parameters()]
