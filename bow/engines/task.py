@@ -1,6 +1,7 @@
 """The learning task: forward and loss of one learner on one batch, as a module and as a pure function."""
 
 import contextlib
+import os
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
@@ -184,8 +185,14 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     and does not change: those checks are most of them, and add a fifth to a round of a tiny model.
     """
     options: dict[str, str | int | bool | Callable[..., Any]] = {"cpp.threads": 1, "guard_filter_fn": _guards_to_keep}
+    # Code that torch keeps for other instructions than it is told to use is taken all the same, and computes nonsense
+    # (torch 2.13): the length of vectors, which is part of what it is kept under, keeps them apart.
+    if bits := VECTOR_BITS.get(os.environ.get("ATEN_CPU_CAPABILITY", "")):
+        options["cpp.simdlen"] = bits
     return torch.compile(_with_own_code(function), fullgraph=True, dynamic=False, options=options)
 
+
+VECTOR_BITS = {"default": 1, "avx2": 256, "avx512": 512}
 
 UNCHANGING = (
     "__import__('torch')",

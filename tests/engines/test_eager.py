@@ -1,4 +1,8 @@
 import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -226,3 +230,27 @@ def test_sparse_gradients_are_refused_with_the_remedy() -> None:
     tokens, labels = torch.zeros(8, 2, dtype=torch.int64), torch.zeros(8, dtype=torch.int64)
     with pytest.raises(ModelError, match="sparse=False"):
         replicas(model).round([(tokens, labels)] * 2)
+
+
+COMPILED = """
+import torch, bow
+def trained(compile):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+    engine = bow.Engine("eager", compile=compile)
+    replicas = bow.Replicas(model, torch.nn.functional.cross_entropy, learners=2, engine=engine,
+                            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    for t in range(4):
+        replicas.round([(torch.randn(4, 6), torch.randint(3, (4,))) for _ in range(2)])
+    return replicas.W
+print(float((trained(False) - trained(True)).abs().max()))
+"""
+
+
+@pytest.mark.nightly
+def test_code_that_torch_has_kept_for_other_instructions_is_not_taken(tmp_path: Path) -> None:
+    for capability in (None, "avx2", "default", None):
+        environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+        environment |= {} if capability is None else {"ATEN_CPU_CAPABILITY": capability}
+        made = subprocess.run([sys.executable, "-c", COMPILED], env=environment, capture_output=True, check=True)
+        assert float(made.stdout) < 1e-5, capability

@@ -84,6 +84,7 @@ def test_number_of_parameters(case: Case) -> None:
 
 @each_model
 def test_learners_at_once_equal_learners_one_by_one(case: Case) -> None:
+    torch.manual_seed(0)
     models = [case.build().double() for _ in range(LEARNERS)]
     inputs, targets = case.inputs(LEARNERS, BATCH), case.targets(LEARNERS, BATCH)
     parameters, buffers = stack_module_state(models)
@@ -98,7 +99,9 @@ def test_learners_at_once_equal_learners_one_by_one(case: Case) -> None:
         loss.backward()
         torch.testing.assert_close(losses[learner], loss, rtol=1e-12, atol=1e-12)
         for name, parameter in model.named_parameters():
-            torch.testing.assert_close(gradients[name][learner], parameter.grad, rtol=1e-12, atol=1e-12)
+            # Sums in another order: rounding is relative to the largest of what is summed, and deep networks add to it.
+            atol = 1e-10 * float(parameter.grad.abs().max())
+            torch.testing.assert_close(gradients[name][learner], parameter.grad, rtol=1e-10, atol=atol)
 
 
 @each_model
