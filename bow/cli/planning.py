@@ -31,7 +31,7 @@ from bow.planning.simulator.python_simulator import SimulationResult
 from bow.planning.tiles import capture_operators
 from bow.planning.tiles.agreement import check_agreement
 from bow.planning.tiles.machine import MACHINE
-from bow.planning.tiles.planning import COSTS, part_of, problem_of, sized, topology_of
+from bow.planning.tiles.planning import COSTS, fitting_sizes, part_of, problem_of, sized, topology_of
 from bow.planning.tiles.tile_costs import measured_costs
 from bow.schedule.picture import timeline_svg
 from bow.terminal import say, terminal, terminal_table
@@ -91,6 +91,8 @@ def run(words: Sequence[str]) -> int:
     action, file, rest = _action(words)
     settings = read(rest)
     console = terminal()
+    if action != "plan" and len(settings.batch_sizes) > 1:
+        raise SettingError(f"bow plan {action} is for one size of batch; give batch_sizes=N")
     if action in ("show", "explain"):
         _tell(console, file, settings, action)
         return 0
@@ -99,8 +101,6 @@ def run(words: Sequence[str]) -> int:
     topology = topology_of(settings.topology or "two_cores", settings.devices)
     if settings.save_topology is not None:
         save_topology(topology, settings.save_topology)
-    if action == "compare" and len(settings.batch_sizes) > 1:
-        raise SettingError("bow plan compare is for one size of batch; give batch_sizes=N")
     problems = _problems(console, settings, topology, is_new=True)
     if action == "plan":
         _plan(console, problems, settings)
@@ -165,8 +165,7 @@ def _subject(settings: PlanSettings, batch: Any, topology: DeviceTopology) -> st
 
 
 def _plan(console: Console, problems: Sequence[Problem], settings: PlanSettings) -> None:
-    found: list[tuple[float, Problem, Partition, SimulationResult]] = []
-    for each in problems:
+    def planned_for(each: Problem) -> tuple[float, Problem, Partition, SimulationResult]:
         planned = find(each, settings.method, part_of(settings.search, len(problems)), console, settings.workers)
         if planned.how:
             console.print(planned.how)
@@ -174,9 +173,11 @@ def _plan(console: Console, problems: Sequence[Problem], settings: PlanSettings)
         if made.refusal is not None:
             raise SettingError(f"method={settings.method} gives a partition that does not fit: {made.refusal}")
         worth = settings.search.worth(each.batch_size, planned.partition.learners)
-        found.append((made.makespan_ns / worth, each, planned.partition, made))
         if settings.search.noise_scale is not None:
             console.print(_worth(each, planned.partition, made, worth))
+        return made.makespan_ns / worth, each, planned.partition, made
+
+    found = fitting_sizes(planned_for, problems, console.print)
     _, problem, partition, result = min(found, key=itemgetter(0))
     console.print(_summary(partition, result))
     base_ns = _data_parallel_ns(problem)

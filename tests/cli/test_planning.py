@@ -382,6 +382,7 @@ def test_ctrl_c_keeps_the_best_strategy(said: Callable[[], str]) -> None:
             "proposals=9 is for walks, and method=exhaustive has none; limit",
         ),
         ([*MODEL, "batch_sizes=4,8"], "batch_sizes=4,8 are compared by the time to an accuracy"),
+        (["show", "plan", "batch_sizes=4,8", "noise_scale=9"], "bow plan show is for one size of batch"),
         (["compare", *MODEL, "batch_sizes=4,8", "noise_scale=9"], "bow plan compare is for one size of batch"),
         ([*MODEL, "learners=2", "method=gpu"], "take method=search, or leave learners out"),
         ([*MODEL, "workers=2"], "workers=2 is for method=learned, and method=search trains no policy"),

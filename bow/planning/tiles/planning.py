@@ -3,18 +3,19 @@
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Literal, TextIO, TypeAlias, cast
+from typing import Any, Literal, TextIO, TypeAlias, TypeVar, cast
 
 import torch
 from rich.console import Console
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.data import batch_length
-from bow.errors import SettingError
+from bow.errors import ScheduleError, SettingError, reason
 from bow.files import Expendable
 from bow.forking import begin_to_compute
 from bow.graph.learning_step import Step, step_from_loss
@@ -135,13 +136,20 @@ def plan(
             return search(problem, each_search, tell)
 
     each_search = part_of(chosen, len(batches))
-    found = min(map(planned, batches), key=lambda each: each.sample_ns)
+    fitting = fitting_sizes(planned, batches, lambda left_out: warnings.warn(left_out, stacklevel=4))
+    found = min(fitting, key=lambda each: each.sample_ns)
     return dataclasses.replace(found, subject={"model": model, "loss": loss, "step": step})
 
 
 def sized(batch: Any, sizes: Sequence[int], settings: SearchSettings) -> list[Any]:
     """A batch of each of these sizes, of the samples of one; no sizes: that one."""
-    sizes = [whole("batch_sizes", size) for size in ([sizes] if isinstance(sizes, int) else sizes)]
+    sizes = [whole("batch_sizes", size) for size in (sizes if isinstance(sizes, Iterable) else [sizes])]
+    length = batch_length(batch)
+    if sizes and any(each.dim() and len(each) != length for each in tree_leaves(batch) if isinstance(each, Tensor)):
+        raise SettingError(
+            f"batch_sizes cannot size a batch whose tensors differ from its first one in length, {length} samples; "
+            "leave them out, and plan for a batch of each size"
+        )
     if len(sizes) > 1 and settings.noise_scale is None:
         raise SettingError(
             f"batch_sizes={','.join(map(str, sizes))} are compared by the time to an accuracy, since a large batch "
@@ -149,10 +157,31 @@ def sized(batch: Any, sizes: Sequence[int], settings: SearchSettings) -> list[An
         )
 
     def of_size(size: int) -> Any:
-        numbers = torch.arange(size) % batch_length(batch)
+        numbers = torch.arange(size) % length
         return tree_map_only(Tensor, lambda each: each[numbers.to(each.device)] if each.dim() else each, batch)
 
     return [of_size(size) for size in sizes] or [batch]
+
+
+Sized = TypeVar("Sized")
+Chosen = TypeVar("Chosen")
+
+
+def fitting_sizes(
+    planned: Callable[[Sized], Chosen], sizes: Sequence[Sized], tell: Callable[[str], None]
+) -> list[Chosen]:
+    """What is planned for each size of batch that the devices have room for; why others are left out is told."""
+    found, refused = [], []
+    for each in sizes:
+        try:
+            found.append(planned(each))
+        except ScheduleError as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    for left_out in refused:
+        tell(f"a size of batch_sizes is left out ({reason(left_out)})")
+    return found
 
 
 def part_of(settings: SearchSettings, searches: int) -> SearchSettings:

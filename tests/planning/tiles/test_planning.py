@@ -36,6 +36,27 @@ def test_a_batch_is_chosen_by_the_time_to_an_accuracy() -> None:
     assert alone.sample_ns == pytest.approx(alone.makespan_ns / (8 / (1 + 8 / 5)))
 
 
+def test_a_size_of_batch_that_does_not_fit_is_left_out_with_the_reason() -> None:
+    kind = DeviceKind("small", memory_gib=0.01, tflops=1, gb_per_s=1)
+    settings = {"topology": DeviceTopology("one", (Device("a", kind),)), "noise_scale": 5.0}
+    model, batch = nn.Sequential(nn.Linear(4, 100), nn.Linear(100, 2)), (torch.ones(8, 4), torch.zeros(8).long())
+    with pytest.warns(UserWarning, match="a size of batch_sizes is left out .*does not fit"):
+        found = bow.plan(model, batch, cross_entropy, batch_sizes=(8, 50_000), **settings, **SHORT)
+    assert found.problem.batch_size == 8
+    with pytest.raises(ScheduleError, match="does not fit"):
+        bow.plan(model, batch, cross_entropy, batch_sizes=50_000, **settings, **SHORT)
+
+
+def test_a_batch_with_tensors_that_count_no_samples_has_one_size() -> None:
+    def step(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        inputs, targets, weight = batch
+        return cross_entropy(model(inputs), targets, weight=weight)
+
+    batch = torch.ones(8, 4), torch.zeros(8, dtype=torch.long), torch.ones(2)
+    with pytest.raises(SettingError, match="batch_sizes cannot size a batch whose tensors differ"):
+        bow.plan(nn.Linear(4, 2), batch, step=step, batch_sizes=4, **SHORT)
+
+
 def test_one_number_of_learners_and_one_start_may_stand_alone() -> None:
     assert small(learners=2).partition.learners == 2
 
@@ -48,6 +69,8 @@ def test_one_number_of_learners_and_one_start_may_stand_alone() -> None:
         ({"seed": 0.5}, "seed must be a whole number"),
         ({"budget": 3}, "no setting 'budget'.*budget_s"),
         ({"batch_sizes": (2, 4)}, "batch_sizes=2,4 are compared by the time to an accuracy.*give noise_scale="),
+        ({"batch_sizes": None}, "batch_sizes must be a whole number of at least 1, got None"),
+        ({"batch_sizes": 8.5}, "batch_sizes must be a whole number of at least 1, got 8.5"),
         ({"batch_sizes": (0,)}, "batch_sizes must be a whole number of at least 1, got 0"),
     ],
 )
