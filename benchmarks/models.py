@@ -4,29 +4,35 @@ Models of timm, torchvision and Hugging Face, small ones by their configurations
 PyTorch, in float32 and in float64, and by two learners in each engine, which are not averaged meanwhile. The distance
 of plain PyTorch's two results is what float32 arithmetic costs this very training: a learner agrees whose weights are
 not further than a few times that from those in float64. A model has a process of its own, and another one after a
-crash.
+crash. One learner of each is also trained by a partition that splits its operators at random over two processes.
 """
 
 import contextlib
 import copy
 import functools
 import importlib
+import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import harness
 from benchmarks.harness import CaseError, setting
-from benchmarks.harness.processes import Host, first_words
+from benchmarks.harness.processes import ROOT, Host, first_words
 from bow.errors import BowError, reason
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor, nn
 
 ENGINES = ("eager", "graph", "fused")
+PARTITION = "partition"  # instead of an engine: operators split at random over two processes
+WAYS = (*ENGINES, PARTITION)
 AIM = 27
 """Models that train in engine `graph`."""
 
@@ -119,7 +125,7 @@ class Config(harness.Config):
     """Settings of the experiment."""
 
     models: tuple[str, ...] = setting(tuple(BY_TITLE), "what is trained", choices=tuple(BY_TITLE), quick=("hf:vit",))
-    engines: tuple[str, ...] = setting(ENGINES, "by which engines", choices=ENGINES, quick=("eager", "graph"))
+    engines: tuple[str, ...] = setting(WAYS, "by which engines", choices=WAYS, quick=("eager", "graph", PARTITION))
     compiles: bool = setting(False, "whether fused compiles, which takes a minute or two a model")
     workers: int = setting(2, "processes at a time")
     limit_s: float = setting(100.0, "seconds after which an engine is given up")
@@ -165,7 +171,7 @@ def page(values: Mapping[str, Any]) -> dict[str, Any]:
 def _cell(outcome: Mapping[str, Any]) -> str:
     if outcome["status"] != "trains":
         return str(outcome["status"])
-    how = "" if outcome["ran"] in ENGINES else f", {outcome['ran'].partition('(')[2].rstrip(')')}"
+    how = "" if outcome["ran"] in WAYS else f", {outcome['ran'].partition('(')[2].rstrip(')')}"
     return f"{outcome['distance']:.1e}{how}" if outcome["distance"] else f"equal{how}"
 
 
@@ -207,26 +213,13 @@ def _trained(title: str, engine: str) -> dict[str, Any]:
     """What became of a model in an engine."""
     import torch
 
-    import bow
-
     torch.set_num_threads(1)
     case = BY_TITLE[title]
     plain = _plain(case)
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            replicas = bow.Replicas(
-                _built(case),
-                step=_step(case),
-                optimizer=functools.partial(torch.optim.SGD, lr=LR, momentum=0.9),
-                learners=LEARNERS,
-                sync=bow.SMA(every=ROUNDS + 1),  # until then a learner is plain PyTorch
-                engine=engine,  # type: ignore[arg-type]
-                device="cpu",
-            )
-            replicas.run(iter(_batches(case)), ROUNDS)
-            found, ran = [_state(replicas.learner(index)) for index in range(LEARNERS)], replicas.engine
-            replicas.close()
+            found, ran = _by_partition(case) if engine == PARTITION else _by_learners(case, engine)
     except BowError as error:
         return {"status": "refused", "why": reason(error)}
     except Exception as error:
@@ -236,7 +229,7 @@ def _trained(title: str, engine: str) -> dict[str, Any]:
         for each in said
         if "engine" in str(each.message) or "fused" in str(each.message)
     ]
-    distances = [_distances(own, *others) for own, others in zip(found, plain, strict=True)]
+    distances = [_distances(own, *others) for own, others in zip(found, plain, strict=False)]
     distance, share, own_error = map(max, zip(*distances, strict=True))
     if own_error > MUCH:
         told.append(
@@ -247,6 +240,52 @@ def _trained(title: str, engine: str) -> dict[str, Any]:
         why = f"{share:.3g} times as far from float64 as plain PyTorch in float32, {distance:.1e} of the way moved"
         return {"status": "disagrees", **outcome, "why": "; ".join([why, *told])}
     return {"status": "trains" if ran.startswith(engine) else "refused", **outcome}
+
+
+def _by_learners(case: Case, engine: str) -> tuple[list["Tensor"], str]:
+    """The weights of two learners, and what has really run."""
+    import bow
+
+    replicas = bow.Replicas(
+        _built(case),
+        step=_step(case),
+        optimizer=_sgd(),
+        learners=LEARNERS,
+        sync=bow.SMA(every=ROUNDS + 1),  # until then a learner is plain PyTorch
+        engine=engine,  # type: ignore[arg-type]
+        device="cpu",
+    )
+    replicas.run(iter(_batches(case)), ROUNDS)
+    found, ran = [_state(replicas.learner(index)) for index in range(LEARNERS)], replicas.engine
+    replicas.close()
+    return found, ran
+
+
+def _by_partition(case: Case) -> tuple[list["Tensor"], str]:
+    """The weights of one learner that was trained in parts by two processes."""
+    from torch.utils.data import DataLoader
+
+    import bow
+
+    batches = list(_batches(case)[::LEARNERS])
+    draw: dict[str, Any] = {"starts": "random", "proposals": 1, "budget_s": None, "descend": False, "temperature": 0}
+    planned = bow.plan(_built(case), batches[0], step=_step(case), topology="two_cores", progress=False, **draw)
+    data: Any = DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+    with tempfile.TemporaryDirectory() as folder:
+        # Processes of the devices import what models are made of, too.
+        Path(folder, "sitecustomize.py").write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{_IMPORTS}")
+        os.environ["PYTHONPATH"] = folder
+        result = planned.train(data, optimizer=_sgd(), epochs=1, check=False, run=bow.Run(Path(folder, "run")))
+    return [_state(result.model)], PARTITION
+
+
+_IMPORTS = "from benchmarks.models import let_torchvision_be_imported\nlet_torchvision_be_imported()\n"
+
+
+def _sgd() -> Callable[..., "torch.optim.Optimizer"]:
+    import torch
+
+    return functools.partial(torch.optim.SGD, lr=LR, momentum=0.9)
 
 
 def _parameters(title: str) -> int:
