@@ -89,6 +89,18 @@ def test_a_tensor_that_stands_twice_in_a_batch_is_two_inputs() -> None:
     assert twice.graph.hash == apart.graph.hash
 
 
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_dropout_in_place_is_dropout(p: float) -> None:
+    batch = torch.randn(4, 3), torch.randn(4, 2)
+    graphs = []
+    for inplace in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 5), nn.Dropout(p, inplace=inplace), nn.Linear(5, 2))
+        graphs.append(capture_operators(model, batch, F.mse_loss).graph)
+    assert graphs[0].hash == graphs[1].hash
+    assert kinds(graphs[1]).get("dropout", 0) == (p > 0)
+
+
 def test_a_model_is_not_changed() -> None:
     model = Net()
     before, weights = copy.deepcopy(model.state_dict()), [id(parameter) for parameter in model.parameters()]

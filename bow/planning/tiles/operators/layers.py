@@ -61,7 +61,7 @@ def _softmax(builder: GraphBuilder, exported: Exported) -> Result:
 
 @translates("dropout", "feature_dropout")
 def _dropout(builder: GraphBuilder, exported: Exported) -> Result:
-    samples: Value = exported["input"]
+    samples = exported.operands[0]  # by another name where it is dropped in place
     if not exported["train"] or not exported["p"]:
         return samples
     return dropped(builder, samples, exported["p"], "feature" in exported.function)
