@@ -37,15 +37,13 @@ FORKED = (sys.executable, "-X", OPTION)
 
 # What bow, and torchrun for it, start by themselves.
 MODULES = (
+    "benchmarks.harness.serving",
     "bow",
     "bow.cluster.worker",
     "tests.cluster.job",
     "torch.distributed.run",
 )
-SCRIPTS = (
-    "from bow.planning.search.processes import main; main()",
-    "import torch, runpy; runpy.run_module('benchmarks.harness.serving', run_name='__main__')",
-)
+SCRIPTS = ("from bow.planning.search.processes import main; main()",)
 
 PLACE = "BOW_TESTS_FORKED"  # the server's socket, for what is started by what was forked
 LIMIT = 2**20  # bytes of a request

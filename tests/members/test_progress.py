@@ -76,7 +76,7 @@ def test_the_least_important_parts_are_left_out_of_a_line() -> None:
     parts = [(0, "1/2"), (1, "accuracy"), (2, "epochs"), (0, "diverged")]
     assert fitted_by_rank(parts, 80) == "1/2  accuracy  epochs  diverged"
     assert fitted_by_rank(parts, 24) == "1/2  accuracy  diverged"
-    assert fitted_by_rank(parts, 3) == "1/2  diverged"
+    assert fitted_by_rank(parts, 3) == "1/2 diverged"
 
 
 @pytest.mark.parametrize(("members", "epochs", "share"), [(8, 4, 16 / 32), (9, 1, 1.0), (4, 3, 7 / 12)])
