@@ -104,14 +104,19 @@ GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.Ran
 
 
 def state_of(generator: Any) -> Any:
-    """How far a random generator of torch's, NumPy's or Python's is."""
+    """How far a random generator of torch's, NumPy's or Python's is; None: it has no state, as the system's."""
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
-    return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+    try:
+        return generator.getstate() if isinstance(generator, random.Random) else generator.get_state()
+    except NotImplementedError:
+        return None
 
 
 def set_state(generator: Any, state: Any) -> None:
     """Put a generator where it was."""
+    if state is None:
+        return
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = state
     elif isinstance(generator, random.Random):

@@ -1,5 +1,6 @@
 import functools
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -254,3 +255,26 @@ def test_code_that_torch_has_kept_for_other_instructions_is_not_taken(tmp_path: 
         environment |= {} if capability is None else {"ATEN_CPU_CAPABILITY": capability}
         made = subprocess.run([sys.executable, "-c", COMPILED], env=environment, capture_output=True, check=True)
         assert float(made.stdout) < 1e-5, capability
+
+
+class Drawing(nn.Linear):
+    """Libraries keep such a generator for names of files; nothing says how far it is."""
+
+    numbers = random.SystemRandom()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs) * min(1, 2 + self.numbers.random())
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph", "streams", "fused"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_generator_without_a_state_is_left_alone(engine: str) -> None:
+    plain, drawing = nn.Linear(6, 3), Drawing(6, 3)
+    drawing.load_state_dict(plain.state_dict())
+    expected, found = replicas(plain), replicas(drawing, engine=engine)
+    for t in range(3):
+        for each in (expected, found):
+            each.round([batch(t), batch(t + 9)])
+    torch.testing.assert_close(found.W, expected.W, rtol=1e-5, atol=1e-6)
+    for each in (expected, found):
+        each.close()
