@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
@@ -13,14 +12,13 @@ from bow.compiling import cache_folder
 from bow.disk_cache import JsonCache
 from bow.errors import RuntimeUnavailableError
 from bow.schedule.profiler.operator_times import hardware
-from bow.timing import time_window
 
 Case: TypeAlias = Callable[[str], Callable[[], object]]
 """What is run for the way of a name."""
 
 GAIN = 0.4  # of the time of the first way: what takes longer may lose what it wins where it meets other ways
 HOPELESS = 10.0  # times the shortest time: what takes longer is not timed again; a busy machine can make it several
-TURNS, WINDOW_S, CALLS = 5, 0.005, 8
+TURNS, CALLS = 5, 8
 QUEUED_CYCLES = 10_000_000  # some 5 ms, in which the host issues what is timed behind them
 
 
@@ -62,12 +60,6 @@ def _seconds(names: Sequence[str], case: Case, device: torch.device, threads: in
 
 
 def _time(run: Callable[[], object], device: torch.device) -> float:
-    if device.type != "cuda":  # the shortest run: others may use the machine
-        until = time.perf_counter() + WINDOW_S
-        best = time_window(run, 0.0)
-        while time.perf_counter() < until:
-            best = min(best, time_window(run, 0.0))
-        return best
     marks: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
     with torch.cuda.device(device):
         torch.cuda._sleep(QUEUED_CYCLES)  # type: ignore[no-untyped-call]  # so that the device never waits for the host

@@ -88,8 +88,7 @@ def plan(
     Returns:
         The best one (`partition`), for which batch (`problem.batch_size`), its simulated time (`makespan_ns`), and how
         it was found; `explain()` says what was chosen and why, `timeline()` when what runs, `train(data, ...)` trains
-        by it, and `save(path)` keeps it for
-        `bow.Found.load`.
+        by it, and `save(path)` keeps it for `bow.Found.load`.
 
     Raises:
         CaptureError, LossError, DataError: as `bow.capture` does.
@@ -157,8 +156,11 @@ def sized(batch: Any, sizes: Sequence[int], settings: SearchSettings) -> list[An
         )
 
     def of_size(size: int) -> Any:
-        numbers = torch.arange(size) % length
-        return tree_map_only(Tensor, lambda each: each[numbers.to(each.device)] if each.dim() else each, batch)
+        try:
+            numbers = torch.arange(size) % length
+            return tree_map_only(Tensor, lambda each: each[numbers.to(each.device)] if each.dim() else each, batch)
+        except RuntimeError as error:
+            raise SettingError(f"there is no memory for batch_sizes={size}; give a smaller size") from error
 
     return [of_size(size) for size in sizes] or [batch]
 

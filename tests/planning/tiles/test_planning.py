@@ -71,6 +71,7 @@ def test_one_number_of_learners_and_one_start_may_stand_alone() -> None:
         ({"batch_sizes": (2, 4)}, "batch_sizes=2,4 are compared by the time to an accuracy.*give noise_scale="),
         ({"batch_sizes": None}, "batch_sizes must be a whole number of at least 1, got None"),
         ({"batch_sizes": 8.5}, "batch_sizes must be a whole number of at least 1, got 8.5"),
+        ({"batch_sizes": 10**15}, "there is no memory for batch_sizes=1000000000000000; give a smaller size"),
         ({"batch_sizes": (0,)}, "batch_sizes must be a whole number of at least 1, got 0"),
     ],
 )
