@@ -10,16 +10,13 @@ from benchmarks.cost_models import Saturation, Threads, Work
 from benchmarks.manycore.curves import Curves, Teams
 from benchmarks.manycore.executors import first_come
 from benchmarks.manycore.machines import CACHES, CORES, by_work, nanoseconds
-from benchmarks.manycore.scheduler import ManycoreScheduler, Strategy
 from benchmarks.manycore.schedulers import Seated, fit
 from benchmarks.manycore.simulator import simulate_operators
 from benchmarks.manycore.steps import Step
 from bow.schedule import Timeline
 from bow.schedule.picture import co_running, mean_co_running
-from bow.schedule.scheduler import Start
-from bow.schedule.scheduler.corun import Cores, threads_by_kind
-
-HARDWARE_THREADS = 4  # Of a core
+from bow.schedule.scheduler import CoRunScheduler, Start
+from bow.schedule.scheduler.corun import Cores, Strategy, threads_by_kind
 
 # Times as long as alone an operator takes while it shares its cores with another (Liu et al., Table III: two that
 # have all cores each, on hyper-threads, are 1.03 times as fast as one after the other)
@@ -67,13 +64,12 @@ def simulate_plan(
     step: Step, curves: Curves, plan: Plan, *, sharing: float = SHARED, change_ns: int = 0, whose: str = OF_A_CORE
 ) -> tuple[Timeline, int]:
     """A step by some of the strategies: its timeline, and how often numbers of threads changed."""
-    scheduler = ManycoreScheduler(
+    scheduler = CoRunScheduler(
         step.dependencies,
         curves.predicted,
         step.kinds,
         CORES,
         plan.strategy,
-        hardware_threads=HARDWARE_THREADS,
         narrow=plan.narrow,
     )
     teams = Teams(curves.actual, change_ns, step.kinds if whose == OF_A_TYPE else None)

@@ -192,7 +192,8 @@ def _named(policies: Sequence[Policy], name: str) -> Policy:
     found = next((policy for policy in policies if policy.name == name), None)
     if found is None:
         names = "; ".join(policy.name for policy in policies)
-        raise SettingError(f"policy={name!r} does not exist; use one of: {names}")
+        problem = "needs two hardware threads on each core" if name == "strategy 4" else "does not exist"
+        raise SettingError(f"policy={name!r} {problem}; use one of: {names}")
     return found
 
 

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.manycore.scheduler import ManycoreScheduler
 from benchmarks.manycore.simulator import simulate_operators
 from bow.errors import SettingError
-from bow.schedule.scheduler import ListScheduler, Start
+from bow.schedule.scheduler import CoRunScheduler, ListScheduler, Start
 from bow.schedule.simulator import simulate_operators as plain
 from tests.schedule.replay import OrderScheduler
 from tests.schedule.scheduler.graphs import Dependencies, dependencies, listed, times
@@ -44,7 +43,7 @@ def test_operators_on_the_same_core_slow_each_other_down_while_both_run() -> Non
     assert spans == {0: (0, 130), 1: (0, 15), 2: (15, 90), 3: (130, 137)}
 
 
-def by_the_tick(scheduler: ManycoreScheduler, duration: dict[int, int], before: Dependencies, factor: Fraction) -> Any:
+def by_the_tick(scheduler: CoRunScheduler, duration: dict[int, int], before: Dependencies, factor: Fraction) -> Any:
     """Starts and ends, by letting one nanosecond pass after the other; every operator takes at least one."""
     moment, now = Moment(before), 0
     left: dict[int, Fraction] = {}
@@ -79,15 +78,15 @@ def test_slowing_down_is_the_same_as_one_nanosecond_after_the_other(
 ) -> None:
     predicted = data.draw(times(before, cores=3, least=1))
     duration = dict(enumerate(data.draw(listed(st.integers(1, 30), before))))
-    arguments: dict[str, Any] = {"kinds": ["any"] * len(before), "cores": 3, "strategy": 4, "hardware_threads": 2}
+    arguments: dict[str, Any] = {"kinds": ["any"] * len(before), "cores": 3, "strategy": 4}
     timeline = simulate_operators(
-        ManycoreScheduler(before, predicted, **arguments),
+        CoRunScheduler(before, predicted, **arguments),
         lambda start: duration[start.operator],
         siblings_factor=float(factor),
     )
     check_carried_out(timeline, before)
     spans = {int(span.details["operator"]): (span.start_ns, span.end_ns) for span in timeline.spans}
-    assert spans == by_the_tick(ManycoreScheduler(before, predicted, **arguments), duration, before, factor)
+    assert spans == by_the_tick(CoRunScheduler(before, predicted, **arguments), duration, before, factor)
 
 
 @pytest.mark.parametrize(

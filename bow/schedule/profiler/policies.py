@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from bow.devices import available_cores, physical_first
 from bow.devices.cores import hardware_threads
@@ -20,13 +19,11 @@ from bow.schedule.scheduler import (
     held_by_core,
     separation,
 )
+from bow.schedule.scheduler.corun import Strategy
 from bow.schedule.simulator import simulate_operators
 
 SMALL_NS = 2_000
 """An operator that takes no longer than this runs where it becomes ready: handing it over would take as long."""
-
-
-STRATEGIES: tuple[Literal[1, 2, 3], ...] = (1, 2, 3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,14 +46,17 @@ def make_policies(step: BoundStep, profile: Profile, cores: int) -> list[Policy]
     * first come: one queue for all executors, as TensorFlow and MXNet have it, with each uniform number of executors
       and threads;
     * critical path: Graphi's, the same; and its order as it is simulated, carried out without asking again;
-    * strategies 1 to 3 of Liu et al., their decisions reused from step to step; and strategy 3 with bow's addition
-      `narrow`, where what takes longest starts on fewer cores instead of waiting.
+    * strategies 1 to 3 of Liu et al., their decisions reused from step to step; strategy 3 with bow's addition
+      `narrow`, where what takes longest starts on fewer cores instead of waiting; and strategy 4 where the cores are
+      the hardware threads, two of each, of all physical cores that there are.
     """
+    physical = cores_with_two_threads()
     return [
         *_sequential(step, profile),
         *_uniform(step, profile, cores),
-        *(strategy_policy(step, profile, cores, number) for number in STRATEGIES),
+        *(strategy_policy(step, profile, cores, number) for number in (1, 2, 3)),
         strategy_policy(step, profile, cores, 3, narrow=True),
+        *([strategy_policy(step, profile, physical, 4)] if 2 * physical == cores else []),
     ]
 
 
@@ -105,7 +105,7 @@ def strategy_policy(
     step: BoundStep,
     profile: Profile,
     cores: int,
-    number: Literal[1, 2, 3],
+    number: Strategy,
     interference: Interference | None = None,
     *,
     narrow: bool = False,
@@ -123,7 +123,7 @@ def strategy_policy(
     predicted = simulate_operators(recorder, lambda start: curves[start.operator][start.threads], names=kinds)
     order, after = held_by_core(recorder.decisions, cores), separation(recorder.decisions, before, kinds, pairs)
     name = f"strategy {number}{', narrow' if narrow else ''}{', interfering types separate' if pairs else ''}"
-    return Policy(name, OrderedSchedule((1,) * cores, order, after), predicted)
+    return Policy(name, OrderedSchedule((1,) * len(order), order, after), predicted)
 
 
 def policies_here(step: BoundStep, profile: Profile, cores: int, repeats: int = REPEATS) -> list[Policy]:
@@ -160,6 +160,14 @@ def observed(
         if operator in large:
             found.observe(operator, predicted_ns[operator], took_ns[operator], others & large)
     return found
+
+
+def cores_with_two_threads() -> int:
+    """How many physical cores there are, if executors that follow behind one on each are on their second threads."""
+    threads = {thread.number: thread.core for thread in hardware_threads()}
+    cores = [threads[place] for place in physical_first(available_cores())]
+    half = len(cores) // 2
+    return half if cores[:half] == cores[half:] and len(set(cores)) == half else 0
 
 
 def shared_by_neighbours(cores: int) -> tuple[int, ...] | None:

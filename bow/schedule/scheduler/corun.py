@@ -109,6 +109,13 @@ class Cores:
         """By operator that runs."""
         self._caches = caches
         self._idle = list(range(num_cores))
+        self._beside: dict[int, int] = {}  # by operator on the second hardware thread of a core: that core
+        self._idle_seconds = list(range(num_cores))
+
+    @property
+    def can_share(self) -> bool:
+        """Whether an operator holds all cores, and has one on which it is alone."""
+        return bool(self._idle_seconds) and any(len(hold.cores) == self.num_cores for hold in self.holds.values())
 
     @property
     def num_idle(self) -> int:
@@ -140,12 +147,20 @@ class Cores:
         for core in cores:
             self._idle.remove(core)
 
+    def share(self, operator: int) -> int:
+        """Give an operator the second hardware thread of a core."""
+        self._beside[operator] = self._idle_seconds.pop(0)
+        return self._beside[operator]
+
     def release(self, operator: int) -> None:
+        if operator in self._beside:
+            bisect.insort(self._idle_seconds, self._beside.pop(operator))
+            return
         for core in self.holds.pop(operator).cores:
             bisect.insort(self._idle, core)
 
 
-Strategy: TypeAlias = Literal[1, 2, 3]
+Strategy: TypeAlias = Literal[1, 2, 3, 4]
 """How far the strategies of Liu et al. are applied, each on top of those before."""
 
 MOST_DIFFERENCE = 2
@@ -178,6 +193,8 @@ class CoRunScheduler:
        fewer cores are idle it takes the fastest of its three numbers that finds cores and is at most 2 away; where
        there is none it waits. Others may start meanwhile if they fit. As these are over no later than what runs, it
        waits no longer than for that.
+    4. While one operator holds all cores, those that take least with one thread run on second hardware threads, one
+       on each core, as long as they are over no later than it.
 
     With `narrow`, beyond the paper, that operator does not wait, but starts on the idle cores, however far its number
     of threads is from strategy 2's, if it is predicted to be over no later than if it waited for what runs.
@@ -220,6 +237,11 @@ class CoRunScheduler:
         self._times = [_usable(operator, own, cores) for operator, own in enumerate(times)]
         self._usual = self._usual_threads()
         self._candidates = [sorted(candidates(own)) for own in self._times]
+        for operator, own in enumerate(self._times if strategy == 4 else ()):
+            if 1 not in own:
+                raise ScheduleError(
+                    f"operator {operator} ({kinds[operator]}) has no predicted time for 1 thread; predict one"
+                )
         self._interference = interference
         self._progress = ReadyOperators(dependencies)
         self._begin()
@@ -262,6 +284,10 @@ class CoRunScheduler:
         starts = []
         while self._ready and (choice := self._next(now_ns)) is not None:
             starts.append(self._carry_out(*choice, now_ns))
+        while self._strategy == 4 and self._ready and (operator := self._small_beside(now_ns)) is not None:
+            self._note(operator, now_ns, self._times[operator][1])
+            core = self._cores.share(operator)
+            starts.append(Start(operator, self._num_cores + core, 1, (core,), sibling=True))
         return starts
 
     def _carry_out(self, operator: int, threads: int, now_ns: int) -> Start:
@@ -321,6 +347,15 @@ class CoRunScheduler:
             if threads is not None and not self._interferes(operator):
                 return operator, threads
         return None
+
+    def _small_beside(self, now_ns: int) -> int | None:
+        """Strategy 4: what takes least with one thread, beside an operator that holds all cores."""
+        until_ns = self._cores.until_ns
+        if until_ns is None or self._cores.num_idle or not self._cores.can_share:
+            return None
+        calm = [operator for operator in self._ready if not self._interferes(operator)]
+        operator = min(calm, key=lambda each: self._times[each][1], default=None)
+        return None if operator is None or self._times[operator][1] > until_ns - now_ns else operator
 
     def _threads_within(self, operator: int, left_ns: int) -> int | None:
         """With how many threads an operator finds idle cores and is over in time."""
@@ -383,8 +418,8 @@ def _check(
 ) -> None:
     if cores < 1:
         raise ScheduleError(f"a schedule needs at least 1 core, got {cores}")
-    if strategy not in (1, 2, 3):
-        raise ScheduleError(f"strategy must be 1, 2 or 3, got {strategy}")
+    if strategy not in (1, 2, 3, 4):
+        raise ScheduleError(f"strategy must be 1, 2, 3 or 4, got {strategy}")
     for what, given in (("times", times), ("kinds", kinds)):
         if len(given) != num_operators:
             raise ScheduleError(f"{len(given)} {what} for {num_operators} operators; give every operator one")

@@ -12,8 +12,14 @@ from bow.devices import available_cores
 from bow.devices.cores import HardwareThread
 from bow.runtime.local import LocalRuntime
 from bow.schedule import OrderedSchedule, Schedule, Timeline
-from bow.schedule.profiler import Policy, make_policies, policies
-from bow.schedule.profiler.policies import SMALL_NS, configurations, shared_by_neighbours, strategy_policy
+from bow.schedule.profiler import BoundStep, Policy, make_policies, policies
+from bow.schedule.profiler.policies import (
+    SMALL_NS,
+    configurations,
+    cores_with_two_threads,
+    shared_by_neighbours,
+    strategy_policy,
+)
 from bow.schedule.scheduler import CoRunScheduler, critical_path
 from tests.machines import manycore, server
 
@@ -90,7 +96,7 @@ def test_every_policy_gives_the_numbers_of_the_graph(position: int) -> None:
         pytest.skip("policies for two cores")
     policy = made(2)[position]
     subject = branches()
-    expected = subject.graph.run(subject.parameters, subject.buffers, subject.batch, seed=0)
+    expected = reference(subject)
     with LocalRuntime(subject.graph, policy.schedule) as runtime:
         made_here = subject.run(runtime, record=True)
     assert runtime.timeline is not None
@@ -101,6 +107,10 @@ def test_every_policy_gives_the_numbers_of_the_graph(position: int) -> None:
     else:  # with two threads, sums may be cut in another way
         torch.testing.assert_close(made_here.loss, expected.loss)
         torch.testing.assert_close(made_here.gradients, expected.gradients)
+
+
+def reference(subject: BoundStep) -> Any:
+    return subject.graph.run(subject.parameters, subject.buffers, subject.batch, seed=0)
 
 
 def _threads_of(schedule: Schedule) -> list[int]:
@@ -160,6 +170,51 @@ def test_where_neighbours_share_a_cache_the_strategies_know(
     else:
         assert (given[0].caches, given[0].least) == (caches, profile.curves())
         assert [given[0].is_better_separate(0, threads) for threads in (1, 2)] == [True, False]
+
+
+def of_two_threads(monkeypatch: pytest.MonkeyPatch, cores: list[int]) -> None:
+    """A machine whose hardware threads, in the order in which executors get them, are on these physical cores."""
+    threads = tuple(HardwareThread(number, core, 0) for number, core in enumerate(cores))
+    monkeypatch.setattr(policies, "hardware_threads", lambda: threads)
+    monkeypatch.setattr(policies, "available_cores", lambda: tuple(range(len(cores))))
+    monkeypatch.setattr(policies, "physical_first", list)
+
+
+@pytest.mark.parametrize(
+    ("threads", "physical"),
+    [([0, 1], 0), ([0, 0], 1), ([0, 1, 0, 1], 2), ([0, 1, 2, 0], 0), ([0, 1, 2, 0, 1], 0), ([0] * 4, 0), ([0], 0)],
+)
+def test_strategy_4_is_for_cores_that_have_two_hardware_threads_each(
+    monkeypatch: pytest.MonkeyPatch, threads: list[int], physical: int
+) -> None:
+    of_two_threads(monkeypatch, threads)
+    assert cores_with_two_threads() == physical
+    assert ("strategy 4" in [policy.name for policy in made(len(threads))]) == (physical > 0)
+    assert all(policy.name != "strategy 4" for policy in made(len(threads) + 1))  # of which some are another learner's
+
+
+@pytest.mark.parametrize("places", [[(0,), (1,)], [(0,), (0,)]], ids=["two threads", "one core for both"])
+def test_strategy_4_runs_small_operators_beside_a_large_one(
+    monkeypatch: pytest.MonkeyPatch, places: list[tuple[int, ...]]
+) -> None:
+    if CORES < 2:
+        pytest.skip("two executors")
+    own = available_cores()
+    of_two_threads(monkeypatch, [0, 0])
+    policy = named(2, "strategy 4")
+    assert isinstance(policy.schedule, OrderedSchedule)
+    beside = policy.schedule.order[1]
+    assert beside
+    subject = branches()
+    times = made_up(subject).nanoseconds(1)
+    assert max(times[operator] for operator in beside) < max(times)
+    expected = reference(subject)
+    cores = [tuple(own[place] for place in each) for each in places]
+    with LocalRuntime(subject.graph, policy.schedule, cores=cores) as runtime:
+        assert_same(subject.run(runtime, record=True), expected)
+    assert runtime.timeline is not None
+    ran = {int(span.details["operator"]) for span in runtime.timeline.spans if span.place == "executor 1"}
+    assert ran == set(beside)
 
 
 def test_a_fixed_order_is_that_of_the_simulated_critical_path() -> None:

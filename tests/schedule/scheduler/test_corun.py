@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.manycore.scheduler import ManycoreScheduler
 from benchmarks.manycore.simulator import simulate_operators
 from bow.errors import ScheduleError
 from bow.schedule import Timeline
@@ -22,7 +21,7 @@ Times = list[dict[int, int]]
 
 @st.composite
 def cases(draw: st.DrawFn, least: int = 0) -> dict[str, Any]:
-    """Arguments of a ManycoreScheduler."""
+    """Arguments of a CoRunScheduler."""
     before = draw(dependencies(most=16))
     cores = draw(st.integers(1, 7))
     return {
@@ -36,7 +35,7 @@ def cases(draw: st.DrawFn, least: int = 0) -> dict[str, Any]:
 CASES = cases()
 
 
-def run(scheduler: ManycoreScheduler | Watched, predicted: Times, actual: list[int] | None = None) -> Timeline:
+def run(scheduler: CoRunScheduler | Watched, predicted: Times, actual: list[int] | None = None) -> Timeline:
     """A step in simulated time, with the predicted times or with others."""
     return simulate_operators(
         scheduler,
@@ -136,21 +135,19 @@ def usual_threads(case: dict[str, Any]) -> list[int]:
 def test_every_strategy_gives_a_schedule_that_can_be_carried_out(
     case: dict[str, Any], data: st.DataObject, strategy: Any, narrow: bool
 ) -> None:
-    arguments = {**case, "strategy": strategy, "hardware_threads": 2, "narrow": narrow}
+    arguments = {**case, "strategy": strategy, "narrow": narrow}
     actual = data.draw(st.none() | listed(st.integers(0, 30), case["dependencies"]))
-    scheduler = ManycoreScheduler(**arguments)
+    scheduler = CoRunScheduler(**arguments)
     timeline = run(scheduler, case["times"], actual)
     check_carried_out(timeline, case["dependencies"])
-    assert (
-        run(scheduler, case["times"], actual) == timeline == run(ManycoreScheduler(**arguments), case["times"], actual)
-    )
+    assert run(scheduler, case["times"], actual) == timeline == run(CoRunScheduler(**arguments), case["times"], actual)
 
 
 @given(CASES, st.sampled_from([1, 2]))
 def test_strategies_1_and_2_run_one_after_another_as_operators_became_ready(
     case: dict[str, Any], strategy: Any
 ) -> None:
-    watched = Watched(ManycoreScheduler(**case, strategy=strategy))
+    watched = Watched(CoRunScheduler(**case, strategy=strategy))
     run(watched, case["times"])
     moment, usual = Moment(case["dependencies"]), usual_threads(case)
     for event in watched.events:
@@ -169,7 +166,7 @@ def test_strategies_3_and_4_start_what_fits_and_else_what_takes_longest(
     case: dict[str, Any], data: st.DataObject, strategy: Any
 ) -> None:
     actual = data.draw(st.none() | listed(st.integers(0, 30), case["dependencies"]))
-    watched = Watched(ManycoreScheduler(**case, strategy=strategy, hardware_threads=2))
+    watched = Watched(CoRunScheduler(**case, strategy=strategy))
     run(watched, case["times"], actual)
     rules = Rules(case, strategy)
     for event in watched.events:
@@ -179,7 +176,7 @@ def test_strategies_3_and_4_start_what_fits_and_else_what_takes_longest(
 @settings(max_examples=40)
 @given(CASES)
 def test_nothing_outlasts_what_runs_unless_it_takes_longest_of_all(case: dict[str, Any]) -> None:
-    watched = Watched(ManycoreScheduler(**case, strategy=3))
+    watched = Watched(CoRunScheduler(**case, strategy=3))
     run(watched, case["times"])
     moment, usual, ends = Moment(case["dependencies"]), usual_threads(case), dict[int, int]()
     for event in watched.events:
@@ -205,7 +202,7 @@ def test_threads_that_share_caches_or_not_still_give_a_schedule_that_can_be_carr
     cores, before = case["cores"], case["dependencies"]
     caches = data.draw(st.lists(st.integers(0, 3), min_size=cores, max_size=cores))
     by_cache = CacheTimes(case["times"], data.draw(times(before, cores, 0)), caches)
-    scheduler = ManycoreScheduler(**{**case, "times": by_cache}, strategy=strategy, hardware_threads=2, narrow=narrow)
+    scheduler = CoRunScheduler(**{**case, "times": by_cache}, strategy=strategy, narrow=narrow)
     timeline = simulate_operators(scheduler, lambda start: by_cache.ns(start.operator, start.cores))
     check_carried_out(timeline, before)
 
@@ -213,10 +210,10 @@ def test_threads_that_share_caches_or_not_still_give_a_schedule_that_can_be_carr
 @settings(max_examples=40)
 @given(CASES, st.sampled_from([1, 2, 3, 4]), st.booleans())
 def test_caches_that_no_cores_share_change_nothing(case: dict[str, Any], strategy: Any, narrow: bool) -> None:
-    arguments = {**case, "strategy": strategy, "hardware_threads": 2, "narrow": narrow}
+    arguments = {**case, "strategy": strategy, "narrow": narrow}
     own = CacheTimes(case["times"], case["times"], range(case["cores"]))
-    with_caches = run(ManycoreScheduler(**{**arguments, "times": own}), case["times"])
-    assert with_caches == run(ManycoreScheduler(**arguments), case["times"])
+    with_caches = run(CoRunScheduler(**{**arguments, "times": own}), case["times"])
+    assert with_caches == run(CoRunScheduler(**arguments), case["times"])
 
 
 TILES = (0, 0, 1, 1, 2, 2)
@@ -231,7 +228,7 @@ TILES = (0, 0, 1, 1, 2, 2)
 def test_threads_sit_where_an_operator_is_faster(together: int, apart: int, cores: tuple[int, ...]) -> None:
     predicted = CacheTimes([{2: together}], [{1: 20, 2: apart}], TILES)
     for strategy in (1, 3):
-        (start,) = ManycoreScheduler([[]], predicted, ["conv"], 6, strategy).start()  # type: ignore[arg-type]
+        (start,) = CoRunScheduler([[]], predicted, ["conv"], 6, strategy).start()  # type: ignore[arg-type]
         assert start.cores == cores
 
 
@@ -239,19 +236,19 @@ def test_threads_sit_where_an_operator_is_faster(together: int, apart: int, core
 def test_what_fits_is_decided_by_the_time_on_the_cores_that_are_idle(left: int, second: int) -> None:
     # Four of six cores are held: two threads share the last cache, and take 9 there, not the 5 of two caches.
     predicted = CacheTimes([{4: left}, {2: 9}, {2: 7}], [{4: 99}, {2: 5}, {2: 7}], TILES)
-    starts = ManycoreScheduler([[], [], []], predicted, ["conv", "pool", "add"], cores=6).start()
+    starts = CoRunScheduler([[], [], []], predicted, ["conv", "pool", "add"], cores=6).start()
     assert [(start.operator, start.cores) for start in starts] == [(0, (0, 1, 2, 3)), (second, (4, 5))]
 
 
 def test_one_thread_leaves_whole_caches_to_others() -> None:
     predicted = CacheTimes([{}, {}, {2: 5}], [{1: 9}, {1: 8}, {2: 6}], TILES)
-    starts = ManycoreScheduler([[], [], []], predicted, ["a", "b", "c"], cores=6).start()
+    starts = CoRunScheduler([[], [], []], predicted, ["a", "b", "c"], cores=6).start()
     assert [start.cores for start in starts] == [(0,), (1,), (2, 3)]
 
 
 def test_every_core_needs_a_cache() -> None:
     with pytest.raises(ScheduleError, match="2 caches for 6 cores; name the cache of every core"):
-        ManycoreScheduler([[]], CacheTimes([{1: 1}], [{}], (0, 0)), ["a"], cores=6)
+        CoRunScheduler([[]], CacheTimes([{1: 1}], [{}], (0, 0)), ["a"], cores=6)
     with pytest.raises(ScheduleError, match="1 separate times for 2 operators"):
         CacheTimes([{1: 1}] * 2, [{}], (0, 0))
 
@@ -259,7 +256,7 @@ def test_every_core_needs_a_cache() -> None:
 def test_the_example_of_the_paper() -> None:
     # 1.9 s are left on 48 of 68 cores; 16 threads take longer, and 18 leave more room than 20.
     predicted = [{48: 1900}, {16: 2100, 18: 1500, 20: 1300}]
-    starts = ManycoreScheduler([[], []], predicted, kinds=["conv", "pool"], cores=68).start()
+    starts = CoRunScheduler([[], []], predicted, kinds=["conv", "pool"], cores=68).start()
     assert [(start.operator, start.threads) for start in starts] == [(0, 48), (1, 18)]
     assert starts[1].cores == tuple(range(48, 66))
 
@@ -268,7 +265,7 @@ def test_what_runs_is_given_the_time_that_is_left_by_the_clock() -> None:
     # 2 takes 40 where 1 has ended; 0 has 100 - 50 left then, or nothing if it should have ended.
     predicted = [{2: 100}, {1: 20}, {1: 40}, {3: 100}]
     for now_ns, expected in ((50, [(2, 1)]), (60, [(2, 1)]), (61, []), (120, [])):
-        scheduler = ManycoreScheduler([[], [], [1], [1]], predicted, kinds=["a", "b", "c", "d"], cores=3)
+        scheduler = CoRunScheduler([[], [], [1], [1]], predicted, kinds=["a", "b", "c", "d"], cores=3)
         assert [(start.operator, start.threads) for start in scheduler.start(now_ns=0)] == [(0, 2), (1, 1)]
         assert [(start.operator, start.threads) for start in scheduler.finished(1, now_ns=now_ns)] == expected
 
@@ -277,9 +274,9 @@ def test_far_from_the_number_of_its_type_an_operator_takes_that() -> None:
     # conv is best with 8; beside operator 0, conv 2 would do with 4.
     predicted = [{8: 100}, {8: 90}, {4: 50, 8: 60}]
     kinds = ["pool", "conv", "conv"]
-    scheduler = ManycoreScheduler([[], [], []], predicted, kinds, cores=24)
+    scheduler = CoRunScheduler([[], [], []], predicted, kinds, cores=24)
     assert [(start.operator, start.threads) for start in scheduler.start()] == [(0, 8), (1, 8), (2, 8)]
-    scheduler = ManycoreScheduler([[], [], []], predicted, kinds, cores=23)
+    scheduler = CoRunScheduler([[], [], []], predicted, kinds, cores=23)
     assert [(start.operator, start.threads) for start in scheduler.start()] == [(0, 8), (1, 8)]
 
 
@@ -287,7 +284,7 @@ def test_far_from_the_number_of_its_type_an_operator_takes_that() -> None:
 def test_what_takes_longest_takes_a_number_close_by_or_waits(cores: int, threads: int | None) -> None:
     # Operator 0 holds 4 cores for 60 ns when operator 1 becomes ready, whose best numbers are 6, 5 and 4.
     predicted = [{4: 60}, {4: 190, 5: 180, 6: 170, 7: 195}, {1: 0}]
-    scheduler = ManycoreScheduler([[], [2], []], predicted, ["pool", "conv", "add"], cores)
+    scheduler = CoRunScheduler([[], [2], []], predicted, ["pool", "conv", "add"], cores)
     assert [start.operator for start in scheduler.start()] == [0, 2]
     assert [start.threads for start in scheduler.finished(2, 0)] == ([] if threads is None else [threads])
     if threads is None:
@@ -309,7 +306,7 @@ def test_small_operators_run_on_second_hardware_threads_of_an_operator_that_hold
     before = [[], [], [], [], [], [0]]
     predicted = [{1: 900, 2: 500}, {1: 30, 2: 20}, {1: 10, 2: 20}, {1: 20, 2: 30}, {1: 501, 2: 400}, {1: 5, 2: 6}]
     kinds = ["conv", "add", "relu", "mul", "pool", "tanh"]
-    scheduler = ManycoreScheduler(before, predicted, kinds, cores=2, strategy=4, hardware_threads=2)
+    scheduler = CoRunScheduler(before, predicted, kinds, cores=2, strategy=4)
     assert scheduler.start() == [
         Start(0, 0, threads=2, cores=(0, 1)),
         Start(2, 2, threads=1, cores=(0,), sibling=True),
@@ -322,7 +319,7 @@ def test_small_operators_run_on_second_hardware_threads_of_an_operator_that_hold
         Start(4, 0, threads=2, cores=(0, 1)),
         Start(5, 2, threads=1, cores=(0,), sibling=True),
     ]
-    without = ManycoreScheduler(before, predicted, kinds, cores=2)
+    without = CoRunScheduler(before, predicted, kinds, cores=2)
     assert without.start() == [Start(0, 0, threads=2, cores=(0, 1))]
 
 
@@ -334,7 +331,7 @@ def test_types_that_interfere_are_kept_separate_from_the_next_step_on() -> None:
         "cores": 2,
     }
     interference = Interference(case["kinds"], factor=1.5)
-    scheduler = ManycoreScheduler(**case, interference=interference)
+    scheduler = CoRunScheduler(**case, interference=interference)
     assert [start.operator for start in scheduler.start(1000)] == [0, 1]
     assert [start.operator for start in scheduler.finished(1, 1140)] == [2]  # 140 instead of 90, beside 0
     assert interference.pairs == {("conv", "pool")}
@@ -347,7 +344,7 @@ def test_types_that_interfere_are_kept_separate_from_the_next_step_on() -> None:
 
 def test_what_begins_when_another_ends_was_not_beside_it() -> None:
     interference = Interference(["a", "b", "c"])
-    scheduler = ManycoreScheduler([[], [], [0]], [{1: 10}] * 3, ["a", "b", "c"], cores=2, interference=interference)
+    scheduler = CoRunScheduler([[], [], [0]], [{1: 10}] * 3, ["a", "b", "c"], cores=2, interference=interference)
     assert [start.operator for start in scheduler.start()] == [0, 1]
     assert [start.operator for start in scheduler.finished(0, 30)] == [2]
     assert scheduler.finished(1, 30) == scheduler.finished(2, 60) == []
@@ -360,7 +357,7 @@ def test_what_has_interfered_never_runs_together_again(
     case: dict[str, Any], data: st.DataObject, strategy: Any
 ) -> None:
     interference = Interference(case["kinds"], factor=1.2)
-    scheduler = ManycoreScheduler(**case, strategy=strategy, hardware_threads=2, interference=interference)
+    scheduler = CoRunScheduler(**case, strategy=strategy, interference=interference)
     for _ in range(3):
         known = interference.pairs
         watched = Watched(scheduler)
@@ -381,7 +378,7 @@ def test_what_has_interfered_never_runs_together_again(
 @given(CASES, st.data())
 def test_a_step_observes_what_took_too_long_beside_what(case: dict[str, Any], data: st.DataObject) -> None:
     interference = Interference(case["kinds"], factor=2)
-    watched = Watched(ManycoreScheduler(**case, interference=interference))
+    watched = Watched(CoRunScheduler(**case, interference=interference))
     actual = data.draw(listed(st.integers(1, 90), case["dependencies"]))
     timeline = run(watched, case["times"], actual)
     threads = {start.operator: start.threads for start in watched.starts}
@@ -398,16 +395,15 @@ def test_a_step_observes_what_took_too_long_beside_what(case: dict[str, Any], da
     ("arguments", "message"),
     [
         ({"cores": 0}, "at least 1 core, got 0"),
-        ({"strategy": 5}, "strategy must be 1, 2 or 3, got 5"),
-        ({"strategy": 4}, "strategy 4 needs 2 hardware threads a core, got 1; use strategy 3"),
+        ({"strategy": 5}, "strategy must be 1, 2, 3 or 4, got 5"),
         ({"times": [{1: 1}]}, "1 times for 2 operators"),
         ({"kinds": ["add"]}, "1 kinds for 2 operators"),
         ({"times": [{1: 1}, {3: 1}]}, "operator 1 has no predicted time for 1 to 2 threads"),
         ({"times": [{1: 1}, {1: -1}]}, "predicted times must be at least 0, got -1 ns for operator 1"),
         ({"times": [{1: 1}, {2: 2}]}, r"operator 0 \(add\) has no predicted time for 2 threads"),
         (
-            {"strategy": 4, "hardware_threads": 2, "times": [{2: 1}, {2: 2}]},
-            r"operator 0 \(add\) has no predicted time for 1 threads",
+            {"strategy": 4, "times": [{2: 1}, {2: 2}]},
+            r"operator 0 \(add\) has no predicted time for 1 thread;",
         ),
         ({"interference": Interference(["conv"])}, "operators of other types"),
     ],
@@ -415,10 +411,10 @@ def test_a_step_observes_what_took_too_long_beside_what(case: dict[str, Any], da
 def test_what_cannot_be_scheduled_is_refused(arguments: dict[str, Any], message: str) -> None:
     plain = {"dependencies": [[], []], "times": [{1: 1}, {1: 1}], "kinds": ["add", "add"], "cores": 2}
     with pytest.raises(ScheduleError, match=message):
-        ManycoreScheduler(**{**plain, **arguments})
+        CoRunScheduler(**{**plain, **arguments})
 
 
 def test_strategy_1_needs_no_times_in_common() -> None:
-    scheduler = ManycoreScheduler([[], [0]], [{1: 1}, {2: 2}], ["add", "add"], cores=2, strategy=1)
+    scheduler = CoRunScheduler([[], [0]], [{1: 1}, {2: 2}], ["add", "add"], cores=2, strategy=1)
     assert [start.threads for start in scheduler.start()] == [1]
     assert [start.threads for start in scheduler.finished(0, 1)] == [2]

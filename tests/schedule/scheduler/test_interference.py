@@ -8,10 +8,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.manycore.scheduler import ManycoreScheduler
 from benchmarks.manycore.simulator import simulate_operators
 from bow.schedule import OrderedSchedule
 from bow.schedule.scheduler import (
+    CoRunScheduler,
     DecisionRecorder,
     Interference,
     Start,
@@ -36,7 +36,7 @@ def decided(draw: st.DrawFn) -> tuple[tuple[Start, ...], Dependencies, list[str]
     known = Interference(kinds)
     known._pairs = pairs
     strategy: Any = draw(st.sampled_from([3, 4]))
-    scheduler = ManycoreScheduler(before, predicted, kinds, cores, strategy, hardware_threads=2, interference=known)
+    scheduler = CoRunScheduler(before, predicted, kinds, cores, strategy, interference=known)
     recorder = DecisionRecorder(scheduler)
     simulate_operators(recorder, lambda start: predicted[start.operator][start.threads])
     return recorder.decisions, before, kinds, cores, pairs

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.manycore.scheduler import ManycoreScheduler
 from benchmarks.manycore.simulator import simulate_operators
 from bow.errors import ScheduleError
 from bow.schedule import OrderedSchedule, Timeline
 from bow.schedule.scheduler import (
+    CoRunScheduler,
     DecisionRecorder,
     ListScheduler,
     Start,
@@ -33,7 +33,7 @@ def recorded(draw: st.DrawFn) -> tuple[WaitRecorder, Dependencies, int, dict[int
     predicted = draw(times(before, cores))
     kinds = draw(listed(st.sampled_from(["conv", "pool", "add"]), before))
     strategy: Any = draw(st.sampled_from([1, 2, 3, 4]))
-    recorder = WaitRecorder(ManycoreScheduler(before, predicted, kinds, cores, strategy, hardware_threads=2))
+    recorder = WaitRecorder(CoRunScheduler(before, predicted, kinds, cores, strategy))
     timeline = simulate_operators(recorder, lambda start: predicted[start.operator][start.threads])
     durations = {start.operator: predicted[start.operator][start.threads] for start in recorder.decisions}
     return recorder, before, cores, durations, timeline
@@ -108,7 +108,7 @@ def test_a_core_that_was_left_idle_on_purpose_is_told_by_the_waits() -> None:
     # When 1 is over, 3 would outlast 0, and 2 needs all cores. When 0 is over, 4 takes longest, and 3 fits beside it.
     before: Dependencies = [[], [], [1], [1], [0]]
     predicted = [{2: 50}, {1: 0}, {3: 80}, {1: 60}, {2: 100}]
-    recorder = WaitRecorder(ManycoreScheduler(before, predicted, kinds=list("abcde"), cores=3))
+    recorder = WaitRecorder(CoRunScheduler(before, predicted, kinds=list("abcde"), cores=3))
     timeline = simulate_operators(recorder, lambda start: predicted[start.operator][start.threads])
     assert begins(timeline) == {0: 0, 1: 0, 4: 50, 3: 50, 2: 150}
     assert recorder.waits == {4: 0, 3: 0, 2: 4}
