@@ -90,6 +90,7 @@ _HOMES = {
 
 __all__ = sorted(name for names in _HOMES.values() for name in names)
 
+_PACKAGES = ("data", "devices", "members", "models", "observe", "sync", "testing")  # whose names users meet as well
 # No part of `from bow import *`: each loads the library that it is for.
 _INTEGRATIONS = {
     "lightning": "bow.integrations.lightning",
@@ -99,14 +100,13 @@ _INTEGRATIONS = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _INTEGRATIONS:
-        return importlib.import_module(_INTEGRATIONS[name])
+    if name in _INTEGRATIONS or name in _PACKAGES:
+        return importlib.import_module(_INTEGRATIONS.get(name, f"bow.{name}"))
     for home, names in _HOMES.items():
         if name in names:
-            globals()[name] = value = getattr(importlib.import_module(home), name)
-            return value
+            return globals().setdefault(name, getattr(importlib.import_module(home), name))
     raise AttributeError(f"module 'bow' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_INTEGRATIONS})
+    return sorted({*globals(), *__all__, *_PACKAGES, *_INTEGRATIONS})

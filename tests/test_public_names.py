@@ -28,5 +28,11 @@ def test_importing_bow_imports_nothing_that_takes_long() -> None:
     assert done.stdout.strip() == "[]"
 
 
+def test_packages_are_there_where_only_bow_is_imported() -> None:
+    program = "import bow; print(bow.members.StopRule, bow.observe.WandbLogger, bow.sync.Synchroniser)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_dir_shows_what_is_imported_lazily() -> None:
     assert {"train", "Replicas", "SMA"} <= set(dir(bow))

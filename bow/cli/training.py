@@ -44,10 +44,10 @@ usage: bow train [NAME=VALUE ...] [-m] [--show] [--config FILE]
   bow train recipe=lenet --show                 print the settings and stop
   bow train --config runs/first/config.yaml run=runs/again    the same training once more
 
--m, --multirun   train once for every combination of values: side by side where
-                 only seed, optimizer, scheduler and batch_size differ and there
-                 is one learner each; otherwise, or with sweep=one_by_one, one
-                 after another
+-m, --multirun   train once for every combination of values: in one sweep where
+                 only seed, optimizer, scheduler and batch_size differ, side by
+                 side if there is one learner each; otherwise, or with
+                 sweep=one_by_one, one after another
 --show           print the settings that would be used, as YAML
 --config FILE    the settings of a run instead of those of conf, with NAME=VALUE changed
 -h, --help       this text
@@ -180,17 +180,17 @@ def _side_by_side(compositions: Sequence[Composition]) -> int:
     from bow.members.saving import GroupLogger
     from bow.members.sweep import run_sweep
 
-    first, instead = build(compositions[0]), ""
-    if compositions[0].choices and not compositions[0].given("learners"):
-        instead = "" if first["learners"] in (1, AUTO) else f" instead of {first['learners']}"
-        first["learners"] = 1  # a recipe's number is for a training alone
+    first, asked = build(compositions[0]), compositions[0].settings["learners"]
+    is_own = compositions[0].choices and not compositions[0].given("learners")  # a recipe's, for a training alone
+    first["learners"] = learners = 1 if is_own or asked == AUTO else asked
+    instead = "" if asked in (learners, AUTO) else f" instead of {asked}"
     built = [first, *(build_alike(first, each) for each in compositions[1:])]
     run = first["run"]
     theirs = [each for each in run.loggers if not isinstance(each, GroupLogger)]
     configs = [
         TrainConfig(
             **{**arguments, "run": replace(run, path=None, resume=None, loggers=theirs)},
-            source={**composition.settings, "learners": 1, "run": {**composition.settings["run"], "path": None}},
+            source={**composition.settings, "learners": learners, "run": {**composition.settings["run"], "path": None}},
         )
         for arguments, composition in zip(built, compositions, strict=True)
     ]
@@ -198,7 +198,7 @@ def _side_by_side(compositions: Sequence[Composition]) -> int:
         _check_run_dirs(compositions)
         return _one_by_one(compositions, why)
     on = " on synthetic data" if isinstance(first["data"], SyntheticSamples) else ""
-    say(f"{side_by_side(configs)}{instead}{on} (sweep=one_by_one: in turn)")
+    say(f"{side_by_side(configs)}{instead}{on} (sweep=one_by_one: {'in turn' if learners == 1 else 'a report each'})")
     result = run_sweep(as_members(configs, run, "go on with the same command and run={path} run.resume=auto"))
     for setting in result.varying:
         with contextlib.suppress(SettingError):

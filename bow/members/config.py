@@ -68,6 +68,7 @@ class SweepConfig:
                 scheduler=variant.scheduler or train.scheduler,
                 batch_size=variant.batch_size or train.batch_size,
                 seed=variant.seed,
+                source=None if job is None else job.source,
             )
         return self._own[variant.name]
 

@@ -46,7 +46,11 @@ def why_alone(configs: Sequence[TrainConfig], goes_on: bool = False) -> str | No
         if (why := _why_no_member(config)) is not None:
             return why
     first = configs[0]
-    for name in (each.name for each in dataclasses.fields(first) if each.name not in APART):
+    numbers = {num_learners(config) for config in configs}
+    if len(numbers) > 1:
+        return "they differ in learners"
+    apart = APART if numbers == {1} else APART - {"sync"}
+    for name in (each.name for each in dataclasses.fields(first) if each.name not in apart):
         if not all(is_same(getattr(first, name), getattr(other, name)) for other in configs[1:]):
             return f"they differ in {name}"
     if not all(config.model is first.model for config in configs):
@@ -79,7 +83,8 @@ def as_members(configs: Sequence[TrainConfig], run: Run, go_on: str) -> SweepCon
         dataclasses.replace(variant, name=name if name not in names[:number] else f"{name} ({number})")
         for number, (variant, name) in enumerate(zip(variants, names, strict=True))
     ]
-    train = dataclasses.replace(first, optimizer=base, scheduler=schedulers[0] if shared else None, learners=1, run=run)
+    common = {"optimizer": base, "scheduler": schedulers[0] if shared else None, "learners": num_learners(first)}
+    train = dataclasses.replace(first, **common, run=run)
     jobs = {str(variant.name): config for variant, config in zip(named, configs, strict=True)}
     return SweepConfig(train=train, variants=named, jobs=jobs, go_on=go_on, stop=first.stop or ())
 
@@ -100,7 +105,12 @@ def train_together(
 
 
 def side_by_side(configs: Sequence[TrainConfig]) -> str:
-    return f"{len(configs)} runs side by side, one learner each"
+    learners = num_learners(configs[0])
+    return f"{len(configs)} runs " + ("side by side, one learner each" if learners == 1 else f"of {learners} learners")
+
+
+def num_learners(config: TrainConfig) -> int:
+    return 1 if config.num_learners == "auto" else config.num_learners
 
 
 def run_together(
@@ -215,7 +225,7 @@ def _outcome(sweep: Sweep, member: Member) -> Outcome:
         model=member.model,
         history=member.history,
         throughput=sweep.throughput / max(1, min(sweep.at_once, len(sweep.members))),
-        learners=1,
+        learners=last.get("learners", 1),
         engine=sweep.engine,
         time_to_target=last["time_s"] if member.stopped == "target" else None,
         run_dir=path.parent,
@@ -230,15 +240,14 @@ def _outcome(sweep: Sweep, member: Member) -> Outcome:
 def _why_no_member(config: TrainConfig) -> str | None:
     engine, sync, validation = config.engine, config.sync, config.validation
     count = 1 if is_member() else choose_devices(config.devices.count)[1]
+    is_one = num_learners(config) == 1
     reasons = {
-        f"learners={config.num_learners}, and a member is one": config.num_learners not in (1, "auto"),
         f"devices={count}, and members have one": count not in (None, 1),
         "processes train together": is_member(),
         "operators are split by a partition": config.partition is not None,
-        f"sync={type(sync).__name__} changes what one learner does": not (
-            type(sync) is Independent or (type(sync) is SMA and sync.alpha is None)
-        ),
-        f"engine={engine.name}": engine.name == "fused",
+        f"sync={type(sync).__name__} changes what one learner does": is_one
+        and not (type(sync) is Independent or (type(sync) is SMA and sync.alpha is None)),
+        f"engine={engine.name}": is_one and engine.name == "fused",
         "engine has dispatch, schedule or capture=round": engine.dispatch != "fixed"
         or engine.schedule is not None
         or engine.capture == "round",

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from bow.cli import main
 from bow.members import loop
+from bow.members.trainings import TrainingsLoop
 
 SMALL = ["data.limit=64", "epochs=2", "engine=eager"]
 
@@ -44,6 +45,38 @@ def test_seeds_and_rates_train_side_by_side_to_what_each_becomes_alone(capsys: p
     assert Path("again/model.safetensors").read_bytes() == Path("alone/model.safetensors").read_bytes()
 
 
+def test_runs_of_several_learners_are_one_sweep_of_what_each_becomes_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = [*SMALL, "sync=easgd", "learners=2"]
+    sweep = ["train", "-m", *words, "optimizer.lr=0.1,0.2", "seed=range(2)"]
+    assert main([*sweep, "run=sweep"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("4 runs of 2 learners (sweep=one_by_one: a report each)\n")
+    assert "accuracy by lr, paired" in shown
+    assert max(map(len, shown.splitlines())) <= 80
+    own = f"sweep/{json.loads(Path('sweep/members.json').read_text())[3]['folder']}"
+    assert main(["train", *words, "optimizer.lr=0.2", "seed=1", "run=alone"]) == 0
+    assert main(["train", "--config", f"{own}/config.yaml", "run=again"]) == 0
+    expected, member = load_file("alone/model.safetensors"), load_file(f"{own}/model.safetensors")
+    assert all(torch.equal(member[name], value) for name, value in expected.items())
+    assert Path("again/model.safetensors").read_bytes() == Path("alone/model.safetensors").read_bytes()
+    before = TrainingsLoop._epoch_ended
+
+    def interrupted(self: Any, progress: Any, run: Any) -> Any:
+        if progress.member.number == 1 and run.epoch == 1:
+            signal.raise_signal(signal.SIGINT)
+        return before(self, progress, run)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingsLoop, "_epoch_ended", interrupted)
+        assert main([*sweep, "run=here"]) == 130
+    assert main([*sweep, "run=here", "run.resume=auto"]) == 0
+    for folder in Path("sweep/members").iterdir():
+        again = Path("here/members") / folder.name
+        assert (again / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
 def test_batch_sizes_and_schedules_may_differ() -> None:
     schedules = ",".join(f"{{_target_: torch.optim.lr_scheduler.StepLR, step_size: {size}}}" for size in (1, 2))
     assert main(["train", "-m", *SMALL, "batch_size=16,32", f"scheduler={schedules}"]) == 0
@@ -57,7 +90,6 @@ def test_batch_sizes_and_schedules_may_differ() -> None:
     ("words", "why"),
     [
         (["learners=1,2"], "they differ in learners"),
-        (["seed=0,1", "learners=2"], "learners=2, and a member is one"),
         (["seed=0,1", "model=mlp,lenet"], "they differ in model"),
         (["seed=0,1", "sync=easgd"], "sync=EASGD changes what one learner does"),
         (["seed=0,1", "validation.every=2"], "validation.every=2"),

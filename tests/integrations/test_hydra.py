@@ -141,13 +141,20 @@ def config(**settings: Any) -> TrainConfig:
         ({"model": nn.Linear(6, 4)}, "their models differ"),
         ({"model": nn.Sequential(nn.Dropout(0.1), nn.Linear(6, 3))}, "their models differ"),
         ({"callbacks": [bow.Callback()]}, "they have callbacks"),
-        ({"learners": 2}, "learners=2, and a member is one"),
+        ({"learners": 2}, "they differ in learners"),
+        ({"learners": bow.Tuner()}, None),
         ({"devices": 2}, "devices=2, and members have one"),
         ({"run": bow.Run(resume="auto")}, "they go on from checkpoints"),
     ],
 )
 def test_trainings_that_differ_in_more_are_not_members(settings: dict[str, Any], why: str | None) -> None:
     assert why_alone([config(), config(**settings)]) == why
+
+
+def test_trainings_of_several_learners_may_average_as_they_like() -> None:
+    first = config(learners=2, sync=bow.EASGD(), engine="fused")
+    assert why_alone([first, config(learners=2, sync=bow.EASGD(), engine="fused", seed=1)]) is None
+    assert why_alone([first, config(learners=2, engine="fused")]) == "they differ in sync"
 
 
 def test_run_directories_that_are_taken_are_left_to_each_training(tmp_path: Path) -> None:

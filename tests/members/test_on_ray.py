@@ -73,6 +73,20 @@ cluster.shutdown()
 """
 
 
+KILLING = """
+import os, signal
+from pathlib import Path
+
+class Killing:
+    def why_over(self, member):
+        seen = Path({seen!r})
+        with seen.open("a") as file:
+            print(member.name, os.getpid(), file=file)
+        if len(seen.read_text().splitlines()) == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 @pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
 def test_a_machine_that_dies_changes_nothing(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
@@ -81,6 +95,36 @@ def test_a_machine_that_dies_changes_nothing(tmp_path: Path) -> None:
     given: dict[str, Any] = {"env": settings, "capture_output": True, "text": True, "timeout": 280}
     ended = subprocess.run([sys.executable, str(script), str(tmp_path)], check=False, **given)
     assert "all the same" in ended.stdout, ended.stdout[-3000:] + ended.stderr[-6000:]
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+def test_a_trial_of_ray_tune_is_several_members_that_go_on_where_it_was_killed(tmp_path: Path) -> None:
+    pytest.importorskip("ray.tune", exc_type=ImportError)
+    page = (Path(__file__).parents[2] / "docs/members_integrations.md").read_text()
+    block = page.partition("## Ray Tune")[2].partition("```python\n")[2].partition("```")[0]
+    for documented, changed in (
+        ("epochs=3", "epochs=3, stop=Killing(), at_once=1"),
+        ("num_samples=2", "num_samples=1"),
+        ("progress=False", "progress=False, checkpoint_every=1"),
+    ):
+        assert documented in block
+        block = block.replace(documented, changed)
+    script, seen = tmp_path / "script.py", tmp_path / "seen"
+    script.write_text(KILLING.format(seen=str(seen)) + block)
+    cache = os.environ.get("BOW_CACHE", str(Path.home() / ".cache/bow"))
+    settings = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "HOME": str(tmp_path), "BOW_CACHE": cache}
+    given: dict[str, Any] = {"env": settings, "capture_output": True, "text": True, "timeout": 280}
+    ended = subprocess.run([sys.executable, str(script)], check=False, **given)
+    assert ended.returncode == 0, ended.stdout[-3000:] + ended.stderr[-6000:]
+    accuracy, lr = map(float, ended.stdout.split()[-2:])
+    assert accuracy > 0.8
+    epochs = [line.rsplit(" ", 1) for line in seen.read_text().splitlines()]
+    assert f"lr={lr:g}" in {name for name, _ in epochs}
+    processes = dict.fromkeys(process for _, process in epochs)
+    first, second = ([name for name, process in epochs if process == each] for each in processes)
+    assert [first.count(name) for name in dict.fromkeys(first)] == [3, 2]  # then it was killed
+    assert first[0] not in second
+    assert len(set(second)) == 7
 
 
 @pytest.mark.skipif(HAS_RAY, reason="ray is installed")
