@@ -7,13 +7,16 @@ of bow's rounds convolutions are grouped as ever.
 
 import contextlib
 import functools
+import hashlib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.compiler import config
 from torch.nn import functional as F
 
 from bow.engines import fastest
@@ -27,7 +30,8 @@ Shape: TypeAlias = tuple[int, ...]
 Tensors: TypeAlias = Sequence[Any]
 """By role, None for the one that is asked for; with the learners in front where it is all of theirs."""
 
-_is_round_of_learners = False
+Ways: TypeAlias = dict[str, str]
+"""The ways in which a training's convolutions are computed, by what is computed on which device."""
 
 
 class Geometry(NamedTuple):
@@ -41,15 +45,55 @@ class Geometry(NamedTuple):
     groups: int
 
 
+class _Round:
+    """What the rules know of the round that is under way."""
+
+    def __init__(self, ways: Ways) -> None:
+        self._ways = ways
+        self._told: list[str] = []
+        self._tag = ""
+
+    def way(self, what: str, find: Callable[[], str]) -> str:
+        """The way of a convolution, found where the training has none yet."""
+        if what not in self._ways:
+            self._ways[what] = find()
+        self.tell(f"{what}: {self._ways[what]}")
+        return self._ways[what]
+
+    def tell(self, what: str) -> None:
+        """Say what becomes of an operator: torch keeps compiled code by what there was in front of these rules."""
+        if what in self._told:
+            return
+        if not self._told:
+            self._tag = config.cache_key_tag
+        self._told.append(what)
+        made = hashlib.sha256("\n".join((_source(), *self._told)).encode()).hexdigest()
+        config.cache_key_tag = f"{self._tag} {made}"
+
+    def end(self) -> None:
+        """Give the tag back."""
+        if self._told:
+            config.cache_key_tag = self._tag
+
+
+_round: _Round | None = None
+
+
 @contextlib.contextmanager
-def of_learners() -> Iterator[None]:
-    """Around a round of learners: their convolutions are computed in the way that is fastest here."""
-    global _is_round_of_learners
-    before, _is_round_of_learners = _is_round_of_learners, True
+def of_learners(ways: Ways) -> Iterator[None]:
+    """Around a round of learners: convolutions have the ways that are fastest here, which are added to `ways`."""
+    global _round
+    before, _round = _round, _Round(ways)
     try:
         yield
     finally:
-        _is_round_of_learners = before
+        _round.end()
+        _round = before
+
+
+@functools.cache
+def _source() -> str:
+    return Path(__file__).read_text(encoding="utf-8")
 
 
 def _learners_first(learners: int, dims: Sequence[int | None], tensors: Tensors) -> list[Any]:
@@ -109,8 +153,10 @@ def _part(role: Role, learners: int, dims: Sequence[Any], tensors: Tensors, shap
     some = inputs if outputs is None else outputs
     sizes = tuple(each if each is None else tuple(each.shape) for each in (outputs, inputs, weights))
     way = "grouped"
-    if _is_round_of_learners and some.is_floating_point() and not how.transposed:
-        way = _fastest_way(some.device, some.dtype, torch.get_num_threads(), role, sizes, shape, how)
+    if _round is not None and some.is_floating_point() and not how.transposed:
+        asked = some.device, some.dtype, role, sizes, shape, how
+        what = f"{role} {sizes} {shape} {tuple(how)} {some.dtype} {fastest.place(some.device)}"
+        way = _round.way(what, lambda: _fastest_way(*asked))
     return WAYS[way](role, (outputs, inputs, weights), shape, how)
 
 
@@ -183,7 +229,7 @@ MOST_COLUMNS = 2**28
 
 @functools.cache
 def _fastest_way(
-    device: torch.device, dtype: torch.dtype, threads: int, role: Role, sizes: Any, shape: Shape, how: Geometry
+    device: torch.device, dtype: torch.dtype, role: Role, sizes: Any, shape: Shape, how: Geometry
 ) -> str:
     if device.type != "cuda":  # on two cores ways that win by themselves lost it again where they met others
         return "grouped"
@@ -232,6 +278,8 @@ def _cudnn_batch_norm_backward(info: Any, in_dims: Any, input: Any, outputs: Any
 
 def _with_channels_of_all(function: Any, images: int, tensors: Tensors, rest: Sequence[Any]) -> Any:
     """The first tensors are images; their samples stay where they are, or stand among the pixels, as they lie."""
+    if _round is not None:
+        _round.tell("batch norm")
     like = tensors[images - 1]
     learners = len(like)
     samples_first = like.transpose(0, 1).is_contiguous()

@@ -22,10 +22,14 @@ TURNS, CALLS = 5, 8
 QUEUED_CYCLES = 10_000_000  # some 5 ms, in which the host issues what is timed behind them
 
 
+def place(device: torch.device) -> str:
+    """What kind of device it is."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
 def fastest(names: Sequence[str], case: Case, device: torch.device, *described: object) -> str:
     """The name of the fastest way; the first one where no other is clearly faster."""
-    place = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    key = [hardware(f"{place}, {torch.get_num_threads()} threads"), *names, *described]
+    key = [hardware(place(device)), *names, *described]
     found = None
     with contextlib.suppress(OSError, RuntimeUnavailableError):  # there is no place to keep it
         cache = JsonCache(cache_folder() / "fastest")
@@ -39,14 +43,13 @@ def fastest(names: Sequence[str], case: Case, device: torch.device, *described: 
 def _measured(names: Sequence[str], case: Case, device: torch.device) -> str:
     # In a thread of its own: what asks may stand in a trace of the compiler, in `vmap` or within modes.
     with ThreadPoolExecutor(1) as pool:
-        seconds = pool.submit(_seconds, names, case, device, torch.get_num_threads()).result()
+        seconds = pool.submit(_seconds, names, case, device).result()
     best = min(names, key=lambda name: seconds[name])
     return best if seconds[best] < GAIN * seconds[names[0]] else names[0]
 
 
 @torch.no_grad()
-def _seconds(names: Sequence[str], case: Case, device: torch.device, threads: int) -> dict[str, float]:
-    torch.set_num_threads(threads)  # oneDNN asks OpenMP, which counts them by thread
+def _seconds(names: Sequence[str], case: Case, device: torch.device) -> dict[str, float]:
     seconds = {}
     for name in names:
         with contextlib.suppress(RuntimeError):  # there is no memory, or no kernel for it

@@ -147,7 +147,7 @@ class Fused(TaskRunner):
 
     @contextlib.contextmanager
     def _random(self) -> Iterator[None]:
-        with task_random(self.group.device) as generator, of_learners():
+        with task_random(self.group.device) as generator, of_learners({}):  # all grouped on a CPU
             generator.manual_seed(self.context.round_seed)
             yield
 

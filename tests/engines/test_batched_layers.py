@@ -59,7 +59,7 @@ def assert_as_in_turn(
         for j in range(LEARNERS)
     ]
 
-    with batched_layers.of_learners():
+    with batched_layers.of_learners({}):
         actual = torch.vmap(task, in_dims)(*tensors)
     for index, found in enumerate(actual):
         torch.testing.assert_close(found, torch.stack([each[index] for each in expected]), rtol=0, atol=tolerance)

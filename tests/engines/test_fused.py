@@ -1,5 +1,6 @@
 import functools
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -53,8 +54,22 @@ def in_both(rounds, **settings) -> tuple[Replicas, Replicas]:
     return both
 
 
+@pytest.fixture
+def chosen(monkeypatch) -> Callable[[str], None]:
+    """What is the fastest way of all convolutions by now, as it would be measured."""
+    return lambda way: monkeypatch.setattr(batched_layers, "_fastest_way", lambda *_: way)
+
+
+def convolutional() -> nn.Module:
+    torch.manual_seed(0)
+    layers = nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 3, 2), nn.ReLU(), nn.Conv2d(3, 3, 1), nn.Flatten()
+    return nn.Sequential(*layers, nn.Linear(6, 3)).double()
+
+
 @pytest.mark.parametrize("device", [lambda: "cpu", FakeDevice], ids=["cpu", "fake"])
-def test_convolutions_of_a_round_are_computed_in_the_way_that_was_chosen(device, not_compiled, monkeypatch) -> None:
+def test_convolutions_of_a_round_are_computed_in_the_way_that_was_chosen(
+    device, chosen, not_compiled, monkeypatch
+) -> None:
     roles = []
 
     def product(role: str, *given: object) -> torch.Tensor:
@@ -62,15 +77,44 @@ def test_convolutions_of_a_round_are_computed_in_the_way_that_was_chosen(device,
         return batched_layers._product(role, *given)
 
     monkeypatch.setitem(batched_layers.WAYS, "product", product)
-    monkeypatch.setattr(batched_layers, "_fastest_way", lambda *_: "product")
-    template = nn.Sequential(
-        nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 3, 2), nn.ReLU(), nn.Conv2d(3, 3, 1), nn.Flatten()
-    )
-    template = template.append(nn.Linear(6, 3)).double()
-    fused = replicas("fused", template=template, device=device())
+    chosen("product")
+    fused = replicas("fused", template=convolutional(), device=device())
     fused.round([batch(j) for j in range(3)])
     assert fused.engine.startswith("fused")
     assert set(roles) == {"outputs", "inputs", "weights"}
+
+
+def test_a_training_goes_on_with_the_ways_that_it_has_chosen(chosen, not_compiled, monkeypatch) -> None:
+    def training() -> Replicas:
+        return replicas("fused", template=convolutional(), device=FakeDevice())
+
+    chosen("in turn")
+    first, again = training(), training()
+    first.round([batch(j) for j in range(3)])
+    again.load_training_state(first.training_state())
+    monkeypatch.setattr(batched_layers, "_fastest_way", lambda *_: pytest.fail("it is measured anew"))
+    for one in (first, again):
+        one.round([batch(3 + j) for j in range(3)])
+    assert torch.equal(first.W, again.W)
+
+
+@pytest.mark.usefixtures("_unchecked_shapes")
+def test_code_that_torch_has_kept_is_used_for_the_ways_that_it_was_made_for(chosen, monkeypatch, tmp_path) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    def found_code(way: str) -> bool:
+        torch._dynamo.reset()  # what this process holds itself
+        counters = torch._dynamo.utils.counters
+        counters.clear()
+        chosen(way)
+        fused = replicas("fused", template=convolutional())
+        fused.round([batch(j) for j in range(3)])
+        assert fused.engine == "fused"
+        return counters["aot_autograd"]["autograd_cache_hit"] > 0
+
+    tag = torch.compiler.config.cache_key_tag
+    assert [found_code(way) for way in ("grouped", "product", "product", "grouped")] == [False, False, True, True]
+    assert torch.compiler.config.cache_key_tag == tag
 
 
 def test_short_rounds_and_odd_batches_run_in_turn_and_agree(not_compiled) -> None:

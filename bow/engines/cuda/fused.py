@@ -1,9 +1,12 @@
 """The vectorised round as one CUDA graph."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from bow.engines.batched_layers import of_learners
+from bow.engines.batched_layers import WAYS, Ways, of_learners
 from bow.engines.batches import FlatBatch
 from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.learner import WARM_UP, gathered, same_in_python, state_of
@@ -26,6 +29,7 @@ class CudaFused(RoundGraphs):
     def __init__(self, context: StreamContext) -> None:
         super().__init__(context)
         self._compiles = True
+        self._ways: Ways = {}
         self._together: TogetherTask
         self._buffers: StackedBuffers
 
@@ -33,6 +37,16 @@ class CudaFused(RoundGraphs):
     def description(self) -> str:
         """`fused`, `fused (not compiled)`, or `fused (not captured)` where every learner runs by itself."""
         return super().description if self._compiles or self.context.captures.refused else f"{self.name} (not compiled)"
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Whether compiling works, and the ways of convolutions."""
+        return {"compiles": self._compiles, "ways": dict(self._ways)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Compute as another training's rounds were computed."""
+        self._compiles = bool(state["compiles"])
+        self._ways = {what: way for what, way in state["ways"].items() if way in WAYS}
 
     def capture(self, batch: FlatBatch) -> None:
         """Stack the learners' buffers, and capture the round."""
@@ -92,7 +106,7 @@ class CudaFused(RoundGraphs):
         """Learn on the current stream, and say on the device who stayed finite."""
         matrix = self.context.group.matrix
         batch = gathered(static.batch.batch, self.context.kernels)
-        with torch.autograd.set_multithreading_enabled(False), of_learners():
+        with torch.autograd.set_multithreading_enabled(False), of_learners(self._ways):
             loss, finite, metrics = self._together(matrix.weights, matrix.gradients, self._buffers.tensors(), batch)
         values = [loss, finite, *metrics.values()]
         static.rows.copy_(torch.stack([value.to(static.rows.dtype) for value in values], dim=1))

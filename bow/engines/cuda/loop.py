@@ -123,11 +123,12 @@ class DeviceRoundLoop(Loop):
     def engine_state(self) -> dict[str, Any]:
         """What is captured, and why nothing is any more."""
         captures = self.context.captures
-        return {f"{self.runner.name} on a device": {"failed": captures.refused, **captures.state}}
+        return {f"{self.runner.name} on a device": {**self.runner.state, "failed": captures.refused, **captures.state}}
 
     def load_engine(self, state: Mapping[str, Any]) -> None:
         """Capture what another training would have captured."""
         if own := state.get(f"{self.runner.name} on a device"):
+            self.runner.load(own)
             self.runner.bind()
             self.context.captures.load(own)
             if (why := own["failed"]) is not None:

@@ -2,8 +2,8 @@
 
 import abc
 import threading
-from collections.abc import Callable, Sequence
-from typing import ClassVar, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -39,6 +39,14 @@ class DeviceRunner(abc.ABC):
     def draws_as_eager(self) -> bool:
         """Whether a learner's captured task draws the random numbers that it draws uncaptured."""
         return False
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What decides how later rounds run, besides what is captured, as plain values for checkpoints."""
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most depend on nothing else
+        """Run on as another training's runner would have."""
 
     @abc.abstractmethod
     def capture(self, batch: FlatBatch) -> None:
