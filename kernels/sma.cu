@@ -4,8 +4,8 @@
 //     w_j  = w_j - (optimizer's step) - c_j
 //     z'   = z + sum_j c_j + mu * (z - z_prev);       z_prev = z;     z = z'
 //
-// Layout: W, C, M (momentum), G (gradient) are rows `[learners, columns]` with a stride in elements each; z, z_prev,
-// z_next and the total are single rows. `numbers` are six doubles on the device, so that a captured CUDA graph takes
+// Layout: W, C, M (momentum), G (gradient) are rows `[learners, columns]` with a stride in elements each; z, z_prev
+// and the total are single rows. `numbers` are six doubles on the device, so that a captured CUDA graph takes
 // other values when it is replayed: lr, momentum, weight_decay, nesterov (0 or 1), alpha, mu. `finite` is one byte per
 // learner, 0 for one whose loss or gradient is not finite.
 //
@@ -131,17 +131,16 @@ __device__ inline void sma_apply(
   });
 }
 
-// z_next = z + sum_j alpha * (w_j - z) + mu * (z - z_prev). Only reads the rows: it runs beside the learning tasks,
-// which subtract their own corrections in `sgd_row`.
-// Moved: W, z and z_prev read, z_next written, (k + 3) P.
+// z' = z + sum_j alpha * (w_j - z) + mu * (z - z_prev);  z_prev = z;  z = z'. Only reads the rows: it runs beside the
+// learning tasks, behind which each row is corrected in `sgd_row`.
+// Moved: W read, z and z_prev read and written, (k + 4) P.
 template <typename T>
 __device__ inline void sma_center(
-    const T* weights, long long weights_stride, const T* z, const T* z_prev, T* z_next, const double* numbers_,
-    long long learners, long long columns) {
+    const T* weights, long long weights_stride, T* z, T* z_prev, const double* numbers_, long long learners,
+    long long columns) {
   using A = typename Arithmetic<T>::type;
   const Numbers<A> numbers(numbers_);
-  const bool aligned =
-      in_steps_of_16(address(weights), address(z), address(z_prev), address(z_next), weights_stride * sizeof(T));
+  const bool aligned = in_steps_of_16(address(weights), address(z), address(z_prev), weights_stride * sizeof(T));
   for_columns<T>(columns, aligned, [&](auto width, long long column) {
     constexpr int N = decltype(width)::value;
     const Values<T, N> central = widen(load<N>(z + column));
@@ -157,22 +156,24 @@ __device__ inline void sma_center(
         for (int i = 0; i < N; ++i) sum.at[i] += numbers.alpha * (row.at[i] - central.at[i]);
       }
     }
-    store(z_next + column, moved_central(central, widen(load<N>(z_prev + column)), sum, numbers.mu));
+    const Values<T, N> next = moved_central(central, widen(load<N>(z_prev + column)), sum, numbers.mu);
+    store(z_prev + column, central);
+    store(z + column, next);
   });
 }
 
 // One learner's row, w, m and g:
 //
 //     g += weight_decay * w;   m = momentum * m + g;   step = lr * (nesterov ? g + momentum * m : m)
-//     w  = w - step - (synchronise ? alpha * (w - z) : 0)
+//     w  = w - step - (synchronise ? alpha * (w - z_prev) : 0)
 //
 // `task` holds [loss, sum of the gradient, metrics...]; the learner is finite if loss and sum are, and `kept` is given
-// [loss, 0 or 1, metrics...]. One that is not finite starts again from the central model: w = synchronise ? z_next : z,
-// and m = 0. z_next is only read then, and z only where it is needed.
-// Moved: w, m and g read, w and m written, z read when synchronising, 6 P; without momentum m is not touched, 4 P.
+// [loss, 0 or 1, metrics...]. One that is not finite starts again: w = z and m = 0. z is only read then, and z_prev,
+// which is z as it was before `sma_center`, only when synchronising.
+// Moved: w, m and g read, w and m written, z_prev read when synchronising, 6 P; without momentum m is not touched, 4 P.
 template <typename T>
 __device__ inline void sgd_row(
-    T* weights, T* momenta, const T* gradient, const T* z, const T* z_next, const typename Arithmetic<T>::type* task,
+    T* weights, T* momenta, const T* gradient, const T* z, const T* z_prev, const typename Arithmetic<T>::type* task,
     typename Arithmetic<T>::type* kept, const double* numbers_, long long width, long long columns,
     long long synchronise) {
   using A = typename Arithmetic<T>::type;
@@ -182,14 +183,13 @@ __device__ inline void sgd_row(
   if (thread_index() == 0) {
     for (long long i = 0; i < width; ++i) kept[i] = i == 1 ? static_cast<A>(steps) : task[i];
   }
-  const T* restart = synchronise ? z_next : z;
   const bool aligned =
-      in_steps_of_16(address(weights), address(momenta), address(gradient), address(z), address(restart));
+      in_steps_of_16(address(weights), address(momenta), address(gradient), address(z), address(z_prev));
   for_columns<T>(columns, aligned, [&](auto width, long long column) {
     constexpr int N = decltype(width)::value;
     Values<T, N> m = {};
     if (!steps) {
-      store(weights + column, widen(load<N>(restart + column)));
+      store(weights + column, widen(load<N>(z + column)));
       store(momenta + column, m);
       return;
     }
@@ -199,7 +199,7 @@ __device__ inline void sgd_row(
 #pragma unroll
     for (int i = 0; i < N; ++i) moved.at[i] = w.at[i] - sgd_step(numbers, w.at[i], g.at[i], m.at[i]);
     if (synchronise) {
-      const Values<T, N> central = widen(load<N>(z + column));
+      const Values<T, N> central = widen(load<N>(z_prev + column));
 #pragma unroll
       for (int i = 0; i < N; ++i) moved.at[i] -= numbers.alpha * (w.at[i] - central.at[i]);
     }
@@ -330,14 +330,14 @@ __device__ inline void sma_round(
     sma_apply(weights, weights_stride, corrections, corrections_stride, z, z_prev, total, mu, learners, columns);   \
   }                                                                                                                 \
   extern "C" __global__ void __launch_bounds__(256) sma_center_##suffix(                                            \
-      const T* weights, long long weights_stride, const T* z, const T* z_prev, T* z_next, const double* numbers,    \
-      long long learners, long long columns) {                                                                      \
-    sma_center(weights, weights_stride, z, z_prev, z_next, numbers, learners, columns);                             \
+      const T* weights, long long weights_stride, T* z, T* z_prev, const double* numbers, long long learners,       \
+      long long columns) {                                                                                          \
+    sma_center(weights, weights_stride, z, z_prev, numbers, learners, columns);                                     \
   }                                                                                                                 \
   extern "C" __global__ void __launch_bounds__(256) sgd_row_##suffix(                                               \
-      T* weights, T* momenta, const T* gradient, const T* z, const T* z_next, const Arithmetic<T>::type* task,      \
+      T* weights, T* momenta, const T* gradient, const T* z, const T* z_prev, const Arithmetic<T>::type* task,      \
       Arithmetic<T>::type* kept, const double* numbers, long long width, long long columns, long long synchronise) { \
-    sgd_row(weights, momenta, gradient, z, z_next, task, kept, numbers, width, columns, synchronise);               \
+    sgd_row(weights, momenta, gradient, z, z_prev, task, kept, numbers, width, columns, synchronise);               \
   }                                                                                                                 \
   extern "C" __global__ void __launch_bounds__(256) sgd_round_##suffix(                                             \
       T* weights, long long weights_stride, T* momenta, long long momenta_stride, const T* gradients,               \

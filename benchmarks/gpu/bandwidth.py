@@ -101,7 +101,7 @@ def row_cases(machine: Machine, size: str, columns: int, learners: int) -> Itera
     """The kernels over rows, on tensors that they share."""
     rows = Rows(machine, columns, learners)
     row_bytes = FLOAT * columns
-    passes = {"sma_round": 2 * learners + 4, "sgd_round": 5 * learners + 4, "sma_center": learners + 3}
+    passes = {"sma_round": 2 * learners + 4, "sgd_round": 5 * learners + 4, "sma_center": learners + 4}
     for kernel, count in passes.items():
         yield Case(kernel, size, learners, count * row_bytes, rows.launch(machine.kernels, kernel))
 
@@ -118,7 +118,7 @@ class Rows:
             return torch.randn(*shape, generator=generator, device=where)
 
         self.weights, self.momenta, self.gradients = (made(learners, padded) for _ in range(3))
-        self.z, self.z_prev, self.z_next = (made(padded) for _ in range(3))
+        self.z, self.z_prev = (made(padded) for _ in range(2))
         self.finite = torch.ones(learners, dtype=torch.bool, device=where)
         self.numbers = torch.tensor(NUMBERS, dtype=torch.float64, device=where)
 
@@ -129,7 +129,7 @@ class Rows:
             "sgd_round": lambda: kernels.sgd_round(
                 self.weights, self.momenta, self.gradients, self.z, self.z_prev, self.finite, self.numbers, True
             ),
-            "sma_center": lambda: kernels.sma_center(self.weights, self.z, self.z_prev, self.z_next, self.numbers),
+            "sma_center": lambda: kernels.sma_center(self.weights, self.z, self.z_prev, self.numbers),
         }
         return calls[name]
 

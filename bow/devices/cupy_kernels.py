@@ -52,13 +52,13 @@ class CupyKernels(Kernels):
         self.gather(index, index, torch.empty_like(index))
         for dtype in SUFFIXES:
             rows = torch.zeros(3, 1, 16, dtype=dtype, device=self._device)
-            z, z_prev, z_next = torch.zeros(3, 16, dtype=dtype, device=self._device)
-            self.sma_contribute(rows[0], z, rows[1], z_next, 0.0)
-            self.sma_apply(rows[0], rows[1], z, z_prev, z_next, 0.0)
-            self.sma_center(rows[0], z, z_prev, z_next, numbers)
+            z, z_prev, total = torch.zeros(3, 16, dtype=dtype, device=self._device)
+            self.sma_contribute(rows[0], z, rows[1], total, 0.0)
+            self.sma_apply(rows[0], rows[1], z, z_prev, total, 0.0)
+            self.sma_center(rows[0], z, z_prev, numbers)
             self.sma_round(rows[0], z, z_prev, numbers)
             task = torch.zeros(2, dtype=torch.promote_types(dtype, torch.float32), device=self._device)
-            self.sgd_row(rows[0, 0], rows[1, 0], rows[2, 0], z, z_next, task, torch.empty_like(task), numbers, True)
+            self.sgd_row(rows[0, 0], rows[1, 0], rows[2, 0], z, z_prev, task, torch.empty_like(task), numbers, True)
             self.sgd_round(rows[0], rows[1], rows[2], z, z_prev, finite, numbers, True)
 
     def sma_contribute(self, weights: Matrix, z: Row, corrections: Matrix, total: Row, alpha: float) -> None:
@@ -76,10 +76,10 @@ class CupyKernels(Kernels):
         arguments = (w, strides[0], c, strides[1], center, before, added, float(mu), *weights.shape)
         return self._launch_over_rows("sma_apply", weights, arguments)
 
-    def sma_center(self, weights: Matrix, z: Row, z_prev: Row, z_next: Row, numbers: Numbers) -> None:
+    def sma_center(self, weights: Matrix, z: Row, z_prev: Row, numbers: Numbers) -> None:
         if weights.dtype not in SUFFIXES:
-            return super().sma_center(weights, z, z_prev, z_next, numbers)
-        w, *centers = self._pointers(weights, z, z_prev, z_next)
+            return super().sma_center(weights, z, z_prev, numbers)
+        w, *centers = self._pointers(weights, z, z_prev)
         arguments = (w, weights.stride(0), *centers, self._address(numbers, torch.float64), *weights.shape)
         return self._launch_over_rows("sma_center", weights, arguments)
 
@@ -89,15 +89,15 @@ class CupyKernels(Kernels):
         momentum: Row,
         gradient: Row,
         z: Row,
-        z_next: Row,
+        z_prev: Row,
         task: TaskNumbers,
         kept: TaskNumbers,
         numbers: Numbers,
         synchronise: bool,
     ) -> None:
         if weights.dtype not in SUFFIXES:
-            return super().sgd_row(weights, momentum, gradient, z, z_next, task, kept, numbers, synchronise)
-        rows = (weights, momentum, gradient, z, z_next)
+            return super().sgd_row(weights, momentum, gradient, z, z_prev, task, kept, numbers, synchronise)
+        rows = (weights, momentum, gradient, z, z_prev)
         addresses = (*(row.data_ptr() for row in rows), task.data_ptr(), kept.data_ptr(), numbers.data_ptr())
         if addresses not in self._checked:  # looking at all of them takes longer than the launch
             computed = torch.promote_types(weights.dtype, torch.float32)

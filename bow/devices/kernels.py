@@ -24,8 +24,8 @@ class Kernels:
     """Operations over the rows of the replica matrix: here by operators of PyTorch, for any device and dtype.
 
     The CUDA kernels override them, and are tested against them. `weights`, `momenta`, `gradients` and `corrections` are
-    rows of learners, whose elements lie without gaps while the rows themselves may have any stride; `z`, `z_prev`,
-    `z_next` and `total` are single rows. No operation waits for the device or reads from it, so that all of them can be
+    rows of learners, whose elements lie without gaps while the rows themselves may have any stride; `z`, `z_prev` and
+    `total` are single rows. No operation waits for the device or reads from it, so that all of them can be
     captured in a CUDA graph. For that, `numbers` is a tensor too: `lr, momentum, weight_decay, nesterov (0 or 1),
     alpha, mu`; a graph that is replayed takes the values that it has by then. `finite` says of which learners loss and
     gradient are finite.
@@ -70,13 +70,13 @@ class Kernels:
             torch.sub(central, before, out=before).mul_(mu).add_(_read(total))
             _advance(central, before)
 
-    def sma_center(self, weights: Matrix, z: Row, z_prev: Row, z_next: Row, numbers: Numbers) -> None:
-        """`z_next = z + sum_j alpha (w_j - z) + mu (z - z_prev)`; everything else is only read."""
-        with torch.no_grad(), _written(z_next) as (following,):
-            w, central, before = _read(weights), _read(z), _read(z_prev)
+    def sma_center(self, weights: Matrix, z: Row, z_prev: Row, numbers: Numbers) -> None:
+        """`z' = z + sum_j alpha (w_j - z) + mu (z - z_prev)`, `z_prev = z`, `z = z'`; the rows are only read."""
+        with torch.no_grad(), _written(z, z_prev) as (central, before):
+            w = _read(weights)
             *_, alpha, mu = numbers.to(w.dtype).unbind()
             total = torch.sub(w, central).sum(0).mul_(alpha)
-            torch.add(central, total.addcmul_(torch.sub(central, before), mu), out=following)
+            _advance(central, torch.sub(central, before, out=before).mul_(mu).add_(total))
 
     def sgd_row(
         self,
@@ -84,7 +84,7 @@ class Kernels:
         momentum: Row,
         gradient: Row,
         z: Row,
-        z_next: Row,
+        z_prev: Row,
         task: TaskNumbers,
         kept: TaskNumbers,
         numbers: Numbers,
@@ -95,12 +95,12 @@ class Kernels:
         ::
 
             g = gradient + weight_decay * w;   m = momentum * m + g;   step = lr * (nesterov ? g + momentum * m : m)
-            w = w - step - (synchronise ? alpha * (w - z) : 0)
+            w = w - step - (synchronise ? alpha * (w - z_prev) : 0)
 
-        Without momentum, m is left alone. `task` is what the learning task has left, `[loss, sum of the gradient,
-        metrics...]`: the learner is finite if loss and sum are, and `kept` becomes `[loss, 0 or 1, metrics...]`. One
-        that is not starts again from the central model, `z_next` when synchronising and else `z`, with m = 0; its
-        gradient is not looked at. `z_next` is not read when not synchronising.
+        When synchronising, `sma_center` has moved z, and `z_prev` is what z was; else `z_prev` is not read. Without
+        momentum, m is left alone. `task` is what the learning task has left, `[loss, sum of the gradient, metrics...]`:
+        the learner is finite if loss and sum are, and `kept` becomes `[loss, 0 or 1, metrics...]`. One that is not
+        starts again from z with m = 0; its gradient is not looked at.
         """
         with torch.no_grad(), _written(weights, momentum) as (w, m):
             told = task[0] + task[1]
@@ -112,8 +112,8 @@ class Kernels:
             m.copy_(momentum_next)
             if synchronise:
                 alpha = hyper[4]
-                moved.addcmul_(torch.sub(w, _read(z)), alpha, value=-1)
-            torch.where(finite, moved, _read(z_next if synchronise else z), out=w)
+                moved.addcmul_(torch.sub(w, _read(z_prev)), alpha, value=-1)
+            torch.where(finite, moved, _read(z), out=w)
 
     def sgd_round(
         self,

@@ -228,9 +228,7 @@ MOST_COLUMNS = 2**28
 
 
 @functools.cache
-def _fastest_way(
-    device: torch.device, dtype: torch.dtype, role: Role, sizes: Any, shape: Shape, how: Geometry
-) -> str:
+def _fastest_way(device: torch.device, dtype: torch.dtype, role: Role, sizes: Any, shape: Shape, how: Geometry) -> str:
     if device.type != "cuda":  # on two cores ways that win by themselves lost it again where they met others
         return "grouped"
 

@@ -51,7 +51,7 @@ class _Rows:
             return torch.randn(*shape, generator=generator).to(device, dtype)
 
         self.w, self.m, self.g, self.c = (made(learners, columns) for _ in range(4))
-        self.z, self.z_prev, self.z_next, self.total = (made(columns) for _ in range(4))
+        self.z, self.z_prev, self.total = (made(columns) for _ in range(3))
         computed = torch.promote_types(dtype, torch.float32)
         self.task, self.kept = made(3).to(computed), made(learners, 3).to(computed)
         self.bad = torch.tensor([0.5, torch.inf, 3.0], device=device, dtype=computed)
@@ -65,11 +65,11 @@ class _Rows:
         calls: dict[str, Any] = {
             "sma_contribute": lambda: kernels.sma_contribute(self.w, self.z, self.c, self.total, 0.3),
             "sma_apply": lambda: kernels.sma_apply(self.w, self.c, self.z, self.z_prev, self.total, 0.5),
-            "sma_center": lambda: kernels.sma_center(self.w, self.z, self.z_prev, self.z_next, numbers),
+            "sma_center": lambda: kernels.sma_center(self.w, self.z, self.z_prev, numbers),
             "sma_round": lambda: kernels.sma_round(self.w, self.z, self.z_prev, numbers),
             "sgd_row": lambda: [
                 kernels.sgd_row(
-                    *(self.w[j], self.m[j], self.g[j], self.z, self.z_next),
+                    *(self.w[j], self.m[j], self.g[j], self.z, self.z_prev),
                     torch.where(finite[j], self.task, self.bad),
                     self.kept[j],
                     numbers,

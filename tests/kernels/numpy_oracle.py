@@ -38,17 +38,17 @@ def sma_center(w: Array, z: Array, z_prev: Array, numbers: Numbers) -> Array:
 
 
 def sgd_row(
-    w: Array, m: Array, g: Array, z: Array, z_next: Array, finite: bool, numbers: Numbers, synchronise: bool
+    w: Array, m: Array, g: Array, z: Array, z_prev: Array, finite: bool, numbers: Numbers, synchronise: bool
 ) -> tuple[Array, Array]:
     """The next w and m of one learner."""
     if not finite:
-        return (z_next if synchronise else z), np.zeros_like(m)
+        return z, np.zeros_like(m)
     g = g + numbers.weight_decay * w
     step = numbers.lr * g
     if numbers.momentum:
         m = numbers.momentum * m + g
         step = numbers.lr * (g + numbers.momentum * m if numbers.nesterov else m)
-    return w - step - (numbers.alpha * (w - z) if synchronise else 0.0), m
+    return w - step - (numbers.alpha * (w - z_prev) if synchronise else 0.0), m
 
 
 def sgd_round(
@@ -56,7 +56,7 @@ def sgd_round(
 ) -> tuple[Array, Array, Array, Array]:
     """The next w, m, z and z_prev."""
     z_next = sma_center(w, z, z_prev, numbers) if synchronise else z
-    rows = [sgd_row(w[j], m[j], g[j], z, z_next, finite[j], numbers, synchronise) for j in range(len(w))]
+    rows = [sgd_row(w[j], m[j], g[j], z_next, z, finite[j], numbers, synchronise) for j in range(len(w))]
     w_next, m_next = (np.stack(column) for column in zip(*rows, strict=True))
     return w_next, m_next, z_next, (z if synchronise else z_prev)
 

@@ -64,7 +64,7 @@ def test_rounds_are_those_of_sgd_and_sma(
     start = torch.randn(COLUMNS, dtype=torch.float64)
     reference = Reference(start, settings)
     w = start.repeat(LEARNERS, 1).to(device)
-    m, z, z_prev, z_next = torch.zeros_like(w), w[0].clone(), w[0].clone(), w[0].clone()
+    m, z, z_prev = torch.zeros_like(w), w[0].clone(), w[0].clone()
     named = [settings.get(name, 0) for name in ("lr", "momentum", "weight_decay", "nesterov")]
     numbers = torch.tensor([*named, ALPHA, MU], dtype=torch.float64, device=device)
     finite = torch.ones(LEARNERS, dtype=torch.bool, device=device)
@@ -75,12 +75,10 @@ def test_rounds_are_those_of_sgd_and_sma(
         g = gradients.to(device)
         if by_row:
             if synchronise:
-                kernels.sma_center(w, z, z_prev, z_next, numbers)
+                kernels.sma_center(w, z, z_prev, numbers)
             for j in range(LEARNERS):
                 task = left_by_task(True, torch.float64, device)
-                kernels.sgd_row(w[j], m[j], g[j], z, z_next, task, torch.empty_like(task), numbers, synchronise)
-            if synchronise:
-                z_prev, z, z_next = z, z_next, z_prev
+                kernels.sgd_row(w[j], m[j], g[j], z, z_prev, task, torch.empty_like(task), numbers, synchronise)
         else:
             kernels.sgd_round(w, m, g, z, z_prev, finite, numbers, synchronise)
         for ours, theirs in [(w, reference.w), (m, reference.momenta), (z, reference.z)]:
@@ -117,13 +115,13 @@ class _Operators(TorchDispatchMode):
 
 def test_nothing_is_read_on_the_host() -> None:
     w, m, g = torch.randn(3, 2, 16)
-    z, z_prev, z_next = torch.randn(3, 16)
+    z, z_prev = torch.randn(2, 16)
     finite, numbers = torch.tensor([True, False]), torch.rand(6, dtype=torch.float64)
     kernels = Kernels()
     with _Operators() as seen:
         kernels.sgd_round(w, m, g, z, z_prev, finite, numbers, True)
-        kernels.sgd_row(w[0], m[0], g[0], z, z_next, torch.ones(2), torch.empty(2), numbers, True)
-        kernels.sma_center(w, z, z_prev, z_next, numbers)
+        kernels.sgd_row(w[0], m[0], g[0], z, z_prev, torch.ones(2), torch.empty(2), numbers, True)
+        kernels.sma_center(w, z, z_prev, numbers)
         kernels.sma_round(w, z, z_prev, numbers)
     assert "aten.addcmul" in seen.names
     assert not {"aten._local_scalar_dense", "aten.item", "aten.nonzero", "aten.is_nonzero"} & set(seen.names)

@@ -112,7 +112,6 @@ def issue_side_by_side(
     """Issue a round; the synchronisation stream comes last. Results go to `rows`, by learner."""
     stepping, sync_stream, learners = context.stepping, context.order.sync_stream, context.learners
     by_row = stepping if isinstance(stepping, SgdStep) else None
-    waits = by_row is not None and by_row.prepare(sync_stream, due)
     tasks: list[IssuedTask | None] = [None] * len(learners)
 
     def issue(learner: StreamLearner) -> None:
@@ -123,16 +122,15 @@ def issue_side_by_side(
             issue(learner)
     else:
         for_each(issue)
-    # No learner steps before all have issued their learning tasks: one that fails leaves all weights as they were.
+    # Nothing moves before all learners have issued their learning tasks: one that fails leaves all as it was.
+    waits = by_row is not None and by_row.center(sync_stream, due)
     for learner, task in zip(learners, tasks, strict=True):
         if by_row is not None:
             _step(context, by_row, learner, task, rows[learner.index], due, waits)
         learner.stream.record(learner.through)
         sync_stream.wait(learner.through)
-    with context.device.on(sync_stream):
-        if by_row is not None and due:
-            by_row.commit()
-        elif isinstance(stepping, RowsStep):
+    if isinstance(stepping, RowsStep):
+        with context.device.on(sync_stream):
             stepping.whole(torch.stack([row[FINITE] for row in rows]), due)
 
 

@@ -16,9 +16,8 @@ class SgdStep:
 
     The next central model needs only what was there before the step, so that it is made while the learners learn:
 
-        center:  z_next = z + sum_j alpha (w_j - z) + mu (z - z_prev)      on the synchronisation stream
-        row:     w_j = w_j - (SGD's step) - alpha (w_j - z)                on learner j's stream, behind its gradient
-        commit:  z_prev = z, z = z_next                                    behind all rows
+        center:  z_prev, z = z, z + sum_j alpha (w_j - z) + mu (z - z_prev)   on the synchronisation stream
+        row:     w_j = w_j - (SGD's step) - alpha (w_j - z_prev)              on learner j's stream, behind its gradient
     """
 
     def __init__(self, device: StreamDevice, group: LearnerGroup, sync: SMA, kernels: Kernels) -> None:
@@ -30,11 +29,10 @@ class SgdStep:
         self._momenta: Tensor = self._state.moments[0]
         learners = range(len(group))
         self._rows = [(matrix.weights_of(j), self._momenta[j], matrix.gradient_of(j)) for j in learners]
-        self._next = torch.empty_like(matrix.z)
         self._numbers = torch.zeros(len(Numbers._fields), dtype=torch.float64, device=matrix.z.device)
         self._values: Numbers | None = None
         self.centered = device.event("the next central model is there")
-        self._has_moved = False  # the central model, since learners have waited for it
+        self._has_moved = False  # the central model, otherwise than in a round, since learners have waited for it
 
     def begin(self) -> None:
         """On the caller's stream, before the rounds: momenta and numbers as the optimizer has them by now."""
@@ -45,17 +43,16 @@ class SgdStep:
             self._device.upload(self._numbers, values)
             self._values = values
 
-    def prepare(self, stream: Stream, due: bool) -> bool:
-        """Make the next central model from the weights before the step, if a round is due.
+    def center(self, stream: Stream, due: bool) -> bool:
+        """Move the central model by the weights before the step, if a round is due.
 
-        Whether learners have to wait for `centered` before they step: they read the next central model, or the one that
-        they start again from, which moves in rounds that are due.
+        Whether learners have to wait for `centered` before they step: they read what it was, or start again from it.
         """
         if due:
             matrix = self._group.matrix
             with self._device.on(stream):
-                self._kernels.sma_center(matrix.weights, matrix.z, matrix.state["z_prev"], self._next, self._numbers)
-        waits, self._has_moved = due or self._has_moved, due
+                self._kernels.sma_center(matrix.weights, matrix.z, matrix.state["z_prev"], self._numbers)
+        waits, self._has_moved = due or self._has_moved, False
         if waits:
             stream.record(self.centered)
         return waits
@@ -66,19 +63,15 @@ class SgdStep:
 
     def row(self, learner: int, results: Tensor, kept: Tensor, synchronise: bool) -> None:
         """Step one learner and keep its results; where they are not finite, it starts again from the central model."""
-        rows = self._rows[learner]
-        self._kernels.sgd_row(*rows, self._group.matrix.z, self._next, results, kept, self._numbers, synchronise)
+        matrix = self._group.matrix
+        rows = *self._rows[learner], matrix.z, matrix.state["z_prev"]
+        self._kernels.sgd_row(*rows, results, kept, self._numbers, synchronise)
 
     def correct(self, learner: int) -> None:
         """Correct a learner that has no batch and takes no step."""
         weights, _, _ = self._rows[learner]
-        weights.sub_((weights - self._group.matrix.z) * self._numbers[Numbers._fields.index("alpha")])
-
-    def commit(self) -> None:
-        """Make the next central model the central model."""
-        matrix = self._group.matrix
-        matrix.state["z_prev"].copy_(matrix.z)
-        matrix.z.copy_(self._next)
+        before = self._group.matrix.state["z_prev"]
+        weights.sub_((weights - before) * self._numbers[Numbers._fields.index("alpha")])
 
     def whole(self, finite: Tensor, synchronise: bool) -> None:
         """Everything for all learners in one pass over the rows, behind all of them."""

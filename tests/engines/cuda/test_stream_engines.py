@@ -328,19 +328,22 @@ def test_the_averaging_hides_behind_the_learning_tasks(device: FakeDevice, monke
     replicas = training("graph", device)
     for t in range(3):
         replicas.round(round_of(t))
-    order: list[tuple[str, str]] = []
+    known: list[dict[str, int]] = []
     see = device.log.tick
 
     def noting(actor: str, what: str, reads: Any, writes: Any) -> None:
-        order.append((actor, what))
         see(actor, what, reads, writes)
+        if actor == "synchronisation":
+            known.append(dict(device.log.clock(actor)))
 
     device.log.tick = noting  # type: ignore[method-assign]
+    before = {actor: clock[actor] for actor, clock in device.log.clocks.items() if actor.startswith("learner")}
     replicas.round(round_of(3))
     replicas.close()
-    # What is computed from before the step is issued, and needs nothing, before any learner begins.
-    first_learning = next(i for i, (actor, _) in enumerate(order) if actor.startswith("learner"))
-    assert any(actor == "synchronisation" for actor, _ in order[:first_learning])
+    # What is computed from before the step waits for nothing that learners do in this round.
+    assert before
+    assert all(known[0].get(actor, 0) <= time for actor, time in before.items())
+    assert any(known[-1].get(actor, 0) > time for actor, time in before.items())
 
 
 @pytest.mark.sample(2)
