@@ -1,5 +1,7 @@
 """Members: many models side by side that owe each other nothing."""
 
+from bow.members.cross_validation import cross_validate as cross_validate
+from bow.members.cross_validation import folds as folds
 from bow.members.member import Member as Member
 from bow.members.member import MemberSearch as MemberSearch
 from bow.members.result import Difference as Difference
@@ -8,9 +10,7 @@ from bow.members.result import Ensemble as Ensemble
 from bow.members.result import Sweep as Sweep
 from bow.members.saving import GroupLogger as GroupLogger
 from bow.members.stopping import Halving as Halving
-from bow.members.sweep import cross_validate as cross_validate
 from bow.members.sweep import sweep as sweep
 from bow.members.variant import Variant as Variant
-from bow.members.variant import folds as folds
 from bow.members.variant import grid as grid
 from bow.training.stopping import StopRule as StopRule

@@ -1,4 +1,4 @@
-"""`bow.sweep`: many models side by side that owe each other nothing; `bow.cross_validate`: one on every fold."""
+"""`bow.sweep`: many models side by side that owe each other nothing."""
 
 import contextlib
 import dataclasses
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from bow.cluster.config import Devices
-from bow.data import as_torch_data, open_stream
+from bow.data import open_stream
 from bow.devices import StreamDevice
 from bow.engines import EngineName, Loss, Step
 from bow.engines.config import Engine
@@ -30,13 +30,13 @@ from bow.members.progress import SweepProgress
 from bow.members.result import Sweep
 from bow.members.saving import FOLD, FOLDER, MEMBERS, GroupLogger, SweepDirectory, folder_of
 from bow.members.stopping import Stop, check_stop
-from bow.members.variant import ModelFactory, Variant, check_indices, check_proposed, check_variants, folds
+from bow.members.variant import ModelFactory, Variant, check_indices, check_proposed, check_variants
 from bow.observe import Record, RunDirectory, RunLock
 from bow.observe.run_directory import readable
 from bow.replicas import OptimizerFactory, num_trainable, prepare_template
 from bow.replicas.optimizer import make_optimizer
 from bow.training.checks import all_labels, check_first_batch, choose_devices, make_scheduler
-from bow.training.config import PerRound, Run, SchedulerFactory, TrainConfig, Validation
+from bow.training.config import PerRound, Run, SchedulerFactory, TrainConfig
 from bow.training.data_source import DataSource, check_round
 from bow.training.description import provenance
 from bow.training.epoch import MOST_LOST
@@ -383,74 +383,3 @@ def _members(config: SweepConfig, directory: SweepDirectory) -> tuple[list[Membe
         if at := each["at"]:
             waiting[member.name] = Progress(member, config.kind_of(member.variant), **at)
     return members, [waiting[name] for name in state["waiting"]], float(state["elapsed_s"]), state["round"]
-
-
-def cross_validate(
-    model: nn.Module | ModelFactory,
-    data: Any,
-    loss: Loss | None = None,
-    *,
-    folds: int | Sequence[tuple[Any, Any]] = 5,
-    seeds: Iterable[int] = (0,),
-    stratify: bool | None = None,
-    **settings: Any,
-) -> Sweep:
-    """Train a model on every fold of the data, side by side, each evaluated on what was held out of it.
-
-    Args:
-        model: as for `bow.sweep`.
-        data: tensors or a `Dataset`, of which no copies are made.
-        loss: as for `bow.sweep`.
-        folds: how many, or pairs of the numbers of the samples to train on and to evaluate on.
-        seeds: each fold is trained with each of them: members of an ensemble.
-        stratify: have the classes in the same shares in every fold; None: where targets are classes.
-        settings: others of `bow.sweep`.
-
-    Returns:
-        The members, named `fold=0 seed=0` and so on, with their values on what was held out.
-
-    Raises:
-        BowError: as `bow.sweep`, and for folds that cannot be made.
-
-    Example:
-        >>> import bow, torch
-        >>> inputs, targets = torch.randn(60, 8), torch.arange(60) % 2
-        >>> result = cross_validate(
-        ...     lambda: nn.Linear(8, 2), (inputs, targets), nn.functional.cross_entropy, folds=3, engine="eager",
-        ...     run=bow.Run(getfixture("tmp_path") / "folds", progress=False),
-        ... )
-        >>> [round(member.epochs) for member in result.members]
-        [1, 1, 1]
-    """
-    for name in ("variants", "validation"):
-        if isinstance(settings.get(name), Validation) and settings[name].data is None:
-            continue
-        if name in settings:
-            raise SettingError(f"cross_validate makes {name} itself; use bow.sweep(...) to give them")
-    return sweep(model, data, loss, variants=fold_variants(data, folds, seeds, stratify), **settings)
-
-
-def fold_variants(data: Any, count: Any, seeds: Any, stratify: bool | None) -> list[Variant]:
-    if not isinstance(seeds, Iterable):
-        raise SettingError(f"seeds must be a list of seeds, got {seeds!r}; give for instance range(4)")
-    seeds = list(seeds)  # which every fold is trained with
-    if not isinstance(count, Iterable):
-        data = as_torch_data(data)
-        labels = all_labels(data)
-        is_classes = labels is not None and labels.dim() == 1 and not labels.is_floating_point()
-        if stratify and not is_classes:
-            raise SettingError("stratify=True needs data (inputs, targets) with classes as targets; leave it out")
-        by_class = labels if is_classes and stratify is not False else None
-        samples = open_stream(data, batch_size=1).samples_per_epoch
-        if samples is None:
-            raise SettingError("folds need data with a length; give tensors or a Dataset")
-        pairs: Sequence[tuple[Any, Any]] = folds(samples, count, labels=by_class)
-    else:
-        pairs = list(count)
-        if not pairs or any(not isinstance(pair, (tuple, list)) or len(pair) != 2 for pair in pairs):
-            raise SettingError(f"folds must be a number, or pairs (train, test) of numbers of samples, got {count!r}")
-    return [
-        Variant(seed=seed, train_on=train, validate_on=test, name=f"fold={fold} seed={seed}")
-        for fold, (train, test) in enumerate(pairs)
-        for seed in seeds
-    ]

@@ -188,38 +188,6 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(plain(value))
 
 
-def folds(num_samples: int, count: int, *, seed: int = 0, labels: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
-    """Cross-validation (Stone, 1974): by fold, the numbers of the samples to train on and of those held out.
-
-    With `labels`, classes `[samples]`, every fold has them in the same shares.
-
-    Example:
-        >>> train, test = folds(10, 5)[0]
-        >>> len(train), len(test)
-        (8, 2)
-    """
-    count = whole("folds", count, least=2)
-    if num_samples < count:
-        raise SettingError(f"folds={count} are more than the {num_samples} samples; use fewer folds")
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(num_samples, generator=generator)
-    fold = torch.empty(num_samples, dtype=torch.int64)
-    if labels is None:
-        fold[order] = torch.arange(num_samples) % count
-    else:
-        start = 0
-        for label in torch.unique(labels):
-            own = order[labels[order] == label]
-            if len(own) < count:
-                raise SettingError(
-                    f"class {label.item()} has {len(own)} samples and there are {count} folds, so that some fold would "
-                    "have none of it; use fewer folds, or stratify=False"
-                )
-            fold[own] = (torch.arange(len(own)) + start) % count
-            start += len(own)
-    return [((fold != number).nonzero().flatten(), (fold == number).nonzero().flatten()) for number in range(count)]
-
-
 def check_indices(name: str, indices: Any, num_samples: int) -> Tensor:
     try:
         made = torch.as_tensor(indices).flatten()

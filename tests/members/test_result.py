@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import bow
 from bow.errors import SettingError
 from bow.members import Ensemble, Member, Sweep, folds
-from bow.members.sweep import fold_variants
+from bow.members.cross_validation import fold_variants
 
 
 def made(values: dict[tuple[int, float], float]) -> Sweep:
