@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from bow.integrations import sklearn as sklearn
     from bow.members import Halving as Halving
     from bow.members import Variant as Variant
+    from bow.members import cross_validate as cross_validate
     from bow.members import grid as grid
-    from bow.members.sweep import cross_validate as cross_validate
     from bow.members.sweep import sweep as sweep
     from bow.planning.search.search import Found as Found
     from bow.planning.tiles.planning import plan as plan

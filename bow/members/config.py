@@ -72,6 +72,9 @@ class SweepConfig:
             )
         return self._own[variant.name]
 
+    def batch_size_of(self, variant: Variant) -> int | None:
+        return self.of(variant).batch_size or self.usual_batches.get(self.kind_of(variant))
+
     def best_of(self, progress: Progress) -> BestEvaluation:
         return BestEvaluation(self.rules, self.train.validation.metrics, progress.best)
 

@@ -57,9 +57,12 @@ class Member:
 
         return metrics(self.history[-1]) if self.history else {}
 
-    def value(self, name: str) -> float:
-        """The last epoch's value of this name; of `loss` without validation data that of training, NaN where none."""
-        last = self.history[-1] if self.history else {}
+    def value(self, name: str, epochs: float = math.inf) -> float:
+        """The last value of this name, or the last within so many epochs; NaN where there is none.
+
+        Of `loss` without validation data it is that of training.
+        """
+        last = next((record for record in reversed(self.history) if record["epoch"] <= epochs), {})
         value = last.get(name, last.get("train_loss") if name == "loss" else None)
         return math.nan if value is None else float(value)
 

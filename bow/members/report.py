@@ -14,6 +14,7 @@ from bow.errors import RunDirectoryError, SettingError
 from bow.members.member import Member
 from bow.members.result import Sweep
 from bow.members.saving import FOLD, FOLDER, MEMBERS, folder_of
+from bow.members.stopping import BEATEN
 from bow.members.variant import Variant
 from bow.observe import RunDirectory, read_records
 from bow.observe.charts import BLUE, EPOCHS, GREY, PALETTE, Chart, ChartAxis, Series
@@ -24,6 +25,7 @@ from bow.observe.text import count_text, duration_text, is_share, metric_text, r
 CHANCE = ("seed", FOLD)  # settings whose values are not compared: others are, over them
 FEW = 4  # values of a setting of which all pairs are compared; of more, each is compared with the best one
 MOST_TICKS = 8
+OWN = "each member's own"  # of settings that differ
 ACCURACY = {"accuracy": True}  # metrics and their directions, of a sweep whose record of the start is lost
 ENDED = {
     None: "all epochs",
@@ -76,7 +78,10 @@ class SweepReport(Report):
             float(end.get("samples_per_s") or math.nan),
             metrics=metrics,
         )
-        return cls(directory.path.resolve().name, dict(flat(config)), list(records), sweep, end)
+        differing = [*sweep.varying, *["seed"] * (len({member.variant.seed for member in members}) > 1)]
+        own = {key for name in differing for key in (name, f"optimizer.{name}")}
+        settings = {key: OWN if key in own else text for key, text in flat(config)}
+        return cls(directory.path.resolve().name, settings, list(records), sweep, end)
 
     @property
     def state(self) -> str:
@@ -111,7 +116,8 @@ class SweepReport(Report):
         best = sweep.best
         tiles = [ResultTile(metric_text(name, best.value(name)), f"best {_words(name)}", best.name)]
         own = {id(m): {k: repr(v) for k, v in m.variant.values.items() if k not in CHANCE} for m in sweep}
-        like_best = [each.value(name) for each in sweep if own[id(each)] == own[id(best)]]  # but for seed or fold
+        # But for seed or fold, and all to their end.
+        like_best = [m.value(name) for m in sweep if own[id(m)] == own[id(best)] and m.stopped not in BEATEN]
         alike = [value for value in like_best if is_number(value)]
         if len(alike) > 1:
             spread = f"± {_gap_text(name, statistics.stdev(alike)).lstrip('+')} over {len(alike)} like the best"
@@ -231,12 +237,17 @@ class SweepReport(Report):
         return Chart(title, lines, EPOCHS, ChartAxis(percent=is_share(name)))
 
     def _by_setting(self, setting: str) -> Chart:
-        """The values at the end over those of a setting; a line joins members that are alike otherwise."""
-        name = self.sweep.metric
+        """The values at the end over those of a setting; a line joins members that are alike otherwise.
+
+        Where some ended because others were better, the values are those after as many epochs as all have.
+        """
+        name, sweep = self.sweep.metric, [m for m in self.sweep if m.history and m.stopped != "diverged"]
+        beaten = [m for m in sweep if m.stopped in BEATEN]
+        epochs = min((m.epochs for m in beaten), default=math.inf)
         by: dict[str, list[tuple[float, float]]] = {}
-        for member in self.sweep:
+        for member in sweep:
             values = dict(member.variant.values)
-            own, value = values.pop(setting, None), member.value(name)
+            own, value = values.pop(setting, None), member.value(name, epochs)
             if is_number(own) and is_number(value):
                 by.setdefault(repr(sorted(values.items(), key=str)), []).append((own, value))
         lines = [sorted(line) for line in by.values()]
@@ -247,9 +258,9 @@ class SweepReport(Report):
         series = [Series("members", line, GREY, faint=True) for line in lines] if len(lines) > 1 else []
         is_log = where[0] > 0 and where[-1] / where[0] >= 8
         ticks = where if len(where) <= MOST_TICKS else where[:: math.ceil(len(where) / MOST_TICKS)]
-        label = _words(name)
+        label, after = _words(name), f" after {epochs:g} epoch{'s' * (epochs != 1)}" if beaten else ""
         return Chart(
-            f"{label[:1].upper()}{label[1:]} by {setting}",
+            f"{label[:1].upper()}{label[1:]} by {setting}{after}",
             [*series, Series("mean" if len(lines) > 1 else name, means)],
             ChartAxis(setting, log_ticks=ticks if is_log else ()),
             ChartAxis(percent=is_share(name)),

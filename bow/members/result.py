@@ -197,6 +197,9 @@ class Sweep:
     def compare(self, setting: str, metric: str | None = None) -> Differences:
         """How the values of a setting differ, paired over members that are otherwise alike, such as seeds.
 
+        A member that ended because others were better is compared with others after as many epochs as it has; one that
+        diverged with none.
+
         Args:
             setting: a name among the settings of variants, such as `"lr"`.
             metric: of the validation data; None: the first one, else the loss.
@@ -209,18 +212,19 @@ class Sweep:
         known = sorted({key for member in self.members for key in member.variant.values})
         if setting not in known:
             raise SettingError(f"no variant has a setting {setting!r}; there are {', '.join(known)}")
-        by_value: dict[str, dict[str, float]] = {}
+        by_value: dict[str, dict[str, Member]] = {}
         shown: dict[str, Any] = {}
         for member in self.members:
             values = dict(member.variant.values)
             own = values.pop(setting, None)
             fold = () if member.variant.train_on is None else (id(member.variant.train_on),)
             shown[repr(own)] = own
-            by_value.setdefault(repr(own), {})[repr((sorted(values.items()), fold))] = member.value(name)
+            if member.stopped != "diverged":
+                by_value.setdefault(repr(own), {})[repr((sorted(values.items()), fold))] = member
         differences = []
         for low, high in itertools.combinations(by_value, 2):
             both = [key for key in by_value[low] if key in by_value[high]]
-            gaps = [by_value[high][key] - by_value[low][key] for key in both]
+            gaps = [_gap(by_value[low][key], by_value[high][key], name) for key in both]
             gaps = [gap for gap in gaps if math.isfinite(gap)]
             if gaps:
                 differences.append(
@@ -246,6 +250,12 @@ def combine_for(loss: Any) -> Combine:
     if name in ("binary_cross_entropy_with_logits", "BCEWithLogitsLoss"):
         return "sigmoid"
     return "outputs"
+
+
+def _gap(low: Member, high: Member, name: str) -> float:
+    is_beaten = low.stopped in BEATEN or high.stopped in BEATEN
+    epochs = min(low.epochs, high.epochs) if is_beaten else math.inf
+    return high.value(name, epochs) - low.value(name, epochs)
 
 
 def _interval(gaps: Sequence[float]) -> tuple[float, float]:

@@ -117,7 +117,7 @@ class SweepDirectory(RunDirectory):
             "time_s": 0.0,
             "learners": self._config.train.num_learners,
             "engine": engine,
-            "batch_size": self._config.of(member.variant).batch_size,
+            "batch_size": self._config.batch_size_of(member.variant),
             "epochs": None if self._config.train.steps is not None else self._config.train.epochs,
             "steps": self._config.train.steps,
             **({} if member.model is None else {"model": type(member.model).__name__}),

@@ -19,7 +19,7 @@ from bow.devices import StreamDevice
 from bow.engines import EngineName, Loss, Step
 from bow.engines.config import Engine
 from bow.engines.thread_pool import num_threads
-from bow.errors import SettingError, reason
+from bow.errors import DataError, SettingError, reason
 from bow.forking import begin_to_compute
 from bow.interruption import end_as_asked
 from bow.members.config import Dealing, SweepConfig
@@ -147,7 +147,7 @@ def run_sweep(config: SweepConfig) -> Sweep:
     train = config.train
     device, count = choose_devices(train.devices.count)
     if count not in (None, 1):
-        raise SettingError(f"devices={count}: a sweep trains on one device; use devices=1")
+        raise SettingError(f'devices={count}: a sweep trains on one device; use devices=1, or cluster="ray"')
     with contextlib.ExitStack() as at_the_end:
         if not config.has_learners:
             at_the_end.enter_context(num_threads(1))  # of all members alike, whatever trains beside them
@@ -169,7 +169,7 @@ def run_sweep(config: SweepConfig) -> Sweep:
         directory.log({"kind": "end", "time_s": seconds, "seconds": seconds, "samples_per_s": loop.throughput})
         directory.write_table(members)
         report_path = _report(directory) if config.has_report else None
-        progress.last(loop.elapsed_s, loop.throughput)
+        progress.last(seconds, loop.throughput)
     number = loop.interrupted_by
     if number is not None and train.run.on_interrupt == "raise":
         go_on = config.go_on if config.search is None else "members that have ended are in {path}"
@@ -178,7 +178,7 @@ def run_sweep(config: SweepConfig) -> Sweep:
         members=members,
         run_dir=directory.path,
         report_path=report_path,
-        seconds=loop.elapsed_s,
+        seconds=seconds,
         engine=loop.engine,
         at_once=loop.at_once,
         throughput=loop.throughput,
@@ -290,7 +290,12 @@ def _try_first_batches(config: SweepConfig) -> None:
         if is_new:
             templates[kind] = prepare_template(config.of(variant).model, variant.seed)
         stream = SharedSamples(train.data).open(config, variant)
-        check_round(stream, 1)
+        try:
+            check_round(stream, 1)
+        except DataError as error:
+            raise (
+                error if variant.train_on is None else DataError(f"samples of variant {variant.name!r}: {error}")
+            ) from None
         if is_new:
             opened = DataSource(train.data, **config.of(variant).stream_settings)
             config.usual_batches[kind] = opened.usual_batch
@@ -344,7 +349,7 @@ def _start(config: SweepConfig, device: torch.device | StreamDevice, directory: 
         "members": config.num_members,
         **({"learners": train.num_learners} if config.has_learners else {}),
         **({"cluster": config.cluster} if config.cluster else {}),
-        "batch_size": config.of(first).batch_size,
+        "batch_size": config.batch_size_of(first),
         "epochs": None if train.steps is not None else train.epochs,
         "steps": train.steps,
         "device": str(device.torch_device if isinstance(device, StreamDevice) else device),

@@ -63,6 +63,22 @@ def test_what_the_directory_tells_is_what_the_sweep_returned(result: Any) -> Non
     assert (read.engine, read.at_once) == (result.engine, result.at_once)
 
 
+def test_what_members_differ_in_is_no_setting_of_all(result: Any) -> None:
+    read = SweepReport.read(RunDirectory(result.run_dir))
+    assert read.settings["seed"] == "each member's own"
+    assert read.start["batch_size"] == 16
+
+
+def test_the_chart_of_a_setting_has_members_at_the_epoch_that_all_came_to(tmp_path: Path) -> None:
+    variants = bow.grid(seed=[0, 1], lr=[0.01, 0.02, 0.2])
+    stop = bow.Halving("accuracy", reduction=3)
+    result = swept(tmp_path / "run", mlp, DATA, variants, engine="eager", epochs=3, stop=stop)
+    chart = SweepReport.read(RunDirectory(result.run_dir)).charts[-1]
+    assert chart.title == "Accuracy by lr after 1 epoch"
+    values = {member.history[0]["accuracy"] for member in result}
+    assert {y for series in chart.series[:-1] for _, y in series.points} == values
+
+
 def test_the_report_is_written_again_by_the_command(result: Any, capsys: pytest.CaptureFixture[str]) -> None:
     result.report_path.unlink()
     assert main(["report", str(result.run_dir)]) == 0

@@ -45,6 +45,18 @@ def test_one_pair_has_no_interval() -> None:
     assert only.interval == (-math.inf, math.inf)
 
 
+def test_members_that_others_were_better_than_are_compared_at_the_epochs_of_both() -> None:
+    sweep = made({(0, 0.1): 0.5, (0, 0.2): 0.7, (1, 0.1): 0.6, (1, 0.2): 0.9, (2, 0.1): 0.1, (2, 0.2): 0.9})
+    for member in sweep.members[:3:2]:
+        member.stopped = "halving"
+    for member in sweep.members[1:4:2]:  # went on
+        member.history.append({"epoch": 9, "train_loss": 0.1, "accuracy": 1.0})
+    sweep.members[4].stopped = "diverged"
+    (only,) = sweep.compare("lr")
+    assert (only.pairs, only.mean) == (2, pytest.approx((0.2 + 0.3) / 2))
+    assert sweep.members[1].value("accuracy") == 1.0
+
+
 def test_a_comparison_without_pairs_is_refused() -> None:
     with pytest.raises(SettingError, match="no two members differ"):
         made({(0, 0.1): 0.5, (1, 0.2): 0.7}).compare("lr")
@@ -127,12 +139,13 @@ def test_seeds_that_can_be_gone_through_once_are_for_all_folds() -> None:
         ({"variants": [bow.Variant(train_on=[99])]}, "have 40 samples"),
         ({"variants": [bow.Variant(train_on=[0.5])]}, "whole numbers"),
         ({"variants": [bow.Variant(train_on=torch.ones(3, dtype=torch.bool))]}, "mask of 3"),
-        ({"variants": [bow.Variant(train_on=[1, 2])]}, "samples"),
+        ({"variants": [bow.Variant(name="few", train_on=[1, 2])]}, "samples of variant 'few'.*2 samples"),
         ({"variants": [bow.Variant()], "engine": "fused"}, "fused"),
         ({"variants": [bow.Variant()], "at_once": 0}, "at_once"),
         ({"variants": [bow.Variant()], "batches": "mine"}, "batches"),
         ({"variants": [bow.Variant()], "stop": 3}, "stop must be"),
-        ({"variants": [bow.Variant()], "devices": 2}, "one device"),
+        ({"variants": [bow.Variant()], "stop": "early"}, "got 'early'"),
+        ({"variants": [bow.Variant()], "devices": 2}, "one device.*cluster"),
         ({"variants": [bow.Variant()], "batch_size": 64}, "batch"),
         ({"variants": [bow.Variant()], "validation": bow.Validation(every=0.5)}, "every epoch"),
     ],
