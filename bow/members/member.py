@@ -62,7 +62,7 @@ class Member:
 
         Of `loss` without validation data it is that of training.
         """
-        last = next((record for record in reversed(self.history) if record["epoch"] <= epochs), {})
+        last: Mapping[str, Any] = next((record for record in reversed(self.history) if record["epoch"] <= epochs), {})
         value = last.get(name, last.get("train_loss") if name == "loss" else None)
         return math.nan if value is None else float(value)
 

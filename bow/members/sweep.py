@@ -293,9 +293,8 @@ def _try_first_batches(config: SweepConfig) -> None:
         try:
             check_round(stream, 1)
         except DataError as error:
-            raise (
-                error if variant.train_on is None else DataError(f"samples of variant {variant.name!r}: {error}")
-            ) from None
+            whose = "" if variant.train_on is None else f"samples of variant {variant.name!r}: "
+            raise DataError(f"{whose}{error}") from None
         if is_new:
             opened = DataSource(train.data, **config.of(variant).stream_settings)
             config.usual_batches[kind] = opened.usual_batch
