@@ -147,7 +147,7 @@ def _model(settings: Any, splits: DataSplits, choices: Mapping[str, str]) -> Cal
 
 def _facts(splits: DataSplits) -> dict[str, int]:
     """What a model has to know about the data, under the names that models have for it."""
-    inputs = splits.train[0]
+    inputs = splits.validation[0]
     facts = {"classes": splits.classes}
     if inputs.is_floating_point():
         facts["in_features"] = inputs[0].numel()
@@ -162,7 +162,7 @@ def _loss(setting: Any, splits: DataSplits) -> Callable[[Any, Any], Tensor]:
     if setting != AUTO:
         loss: Callable[[Any, Any], Tensor] = imported(setting, "loss")
         return loss
-    targets = splits.train[1]
+    targets = splits.validation[1]
     if targets.is_floating_point():
         return nn.functional.mse_loss
     return nn.functional.cross_entropy if targets.dim() == 1 else sequence_cross_entropy

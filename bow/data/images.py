@@ -1,17 +1,22 @@
-"""MNIST and Fashion-MNIST from IDX files, CIFAR-10 from its binary files."""
+"""MNIST and Fashion-MNIST from IDX files, CIFAR-10 from its binary files or those for Python."""
 
 import gzip
+import io
 import math
+import pickle
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from bow.data.splits import DataSplits, standardize
-from bow.errors import DataError
+from bow.errors import DataError, reason
 from bow.values import given_path
 
 _UNSIGNED_BYTE = 0x08
@@ -155,16 +160,20 @@ def _find(root: Path, name: str, remedy: str) -> Path:
 _SHAPE = (3, 32, 32)
 _RECORD_BYTES = 1 + 3 * 32 * 32
 _REMEDY = (
-    "unpack https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz (the binary version) and set root to its directory"
+    "unpack cifar-10-binary.tar.gz or cifar-10-python.tar.gz of https://www.cs.toronto.edu/~kriz/cifar.html and set "
+    "root to its directory"
 )
+_FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py")
 
 
-def cifar10(root: str | Path | None = None, limit: int | None = None) -> DataSplits:
+def cifar10(root: str | Path | None = None, limit: int | None = None, augment: bool = False) -> DataSplits:
     """CIFAR-10: 50,000 + 10,000 colour photographs of 32x32 pixels.
 
     Args:
-        root: directory with data_batch_1.bin to data_batch_5.bin and test_batch.bin, or the one above it.
+        root: directory with data_batch_1.bin to data_batch_5.bin and test_batch.bin, or with the same files of the
+            version for Python, which torchvision downloads and whose names have no .bin; or the one above it.
         limit: use the first so many training samples only.
+        augment: train on a `bow.data.ShiftedAndMirrored` instead of tensors.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -175,28 +184,98 @@ def cifar10(root: str | Path | None = None, limit: int | None = None) -> DataSpl
     """
     if root is None:
         raise DataError(f"CIFAR-10 needs a directory, got root=None; {_REMEDY}")
-    directory = given_path("root", root)
-    if _is_there(directory / "cifar-10-batches-bin"):
-        directory = directory / "cifar-10-batches-bin"
-    parts = [_read_records(directory / f"data_batch_{number}.bin") for number in range(1, 6)]
+    above = given_path("root", root)
+    directory = next((above / name for name in _FOLDERS if _is_there(above / name)), above)
+    is_pickled = _is_there(directory / "data_batch_1")
+    read, ending = (_read_pickle, "") if is_pickled else (_read_records, ".bin")
+    parts = [read(directory / f"data_batch_{number}{ending}") for number in range(1, 6)]
     train_images, train_labels = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
-    images, labels = _read_records(directory / "test_batch.bin")
+    images, labels = read(directory / f"test_batch{ending}")
     train_images, images = standardize(train_images, images)
-    return DataSplits((train_images, train_labels), (images, labels), _CLASSES, "cifar10").limited(limit)
+    splits = DataSplits((train_images, train_labels), (images, labels), _CLASSES, "cifar10").limited(limit)
+    return replace(splits, train=ShiftedAndMirrored(*splits.train)) if augment else splits
 
 
 def _read_records(path: Path) -> tuple[Tensor, Tensor]:
     """Images and labels: each record is a label byte, then 1,024 bytes of red, green and blue each."""
-    if not _is_there(path):
-        raise DataError(f"{path} is missing; {_REMEDY}")
-    content = _read(path)
+    content = _read_part_of_cifar(path)
     if not content or len(content) % _RECORD_BYTES:
         raise DataError(
             f"{path} has {len(content)} bytes, which is not a multiple of the {_RECORD_BYTES} of a record; "
             "get the file again"
         )
     records = torch.frombuffer(content, dtype=torch.uint8).view(-1, _RECORD_BYTES)
-    labels = records[:, 0].long()
-    if labels.max() >= _CLASSES:
-        raise DataError(f"{path} holds the label {labels.max()} of {_CLASSES} classes; get the file again")
-    return records[:, 1:].reshape(-1, *_SHAPE), labels
+    return _checked(path, records[:, 1:], records[:, 0].long())
+
+
+def _read_pickle(path: Path) -> tuple[Tensor, Tensor]:
+    """Images and labels of a pickled dictionary with rows of 3,072 bytes under `data`, and `labels`."""
+    content = _read_part_of_cifar(path)
+    try:
+        part = _Arrays(io.BytesIO(content), encoding="bytes").load()
+        data, labels = torch.as_tensor(part[b"data"]), torch.as_tensor(part[b"labels"])
+    except Exception as error:  # whatever bytes are no pickle make of it
+        raise DataError(f"{path} is damaged ({reason(error)}); get the file again") from error
+    if data.dtype != torch.uint8 or data.shape != (len(labels), _RECORD_BYTES - 1) or not len(labels):
+        raise DataError(f"{path} holds no pictures of {_RECORD_BYTES - 1} bytes with a label each; get the file again")
+    return _checked(path, data, labels.long())
+
+
+class _Arrays(pickle.Unpickler):
+    """Makes arrays only: a pickle could call whatever it names."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.partition(".")[0] != "numpy" or name not in ("_reconstruct", "ndarray", "dtype"):
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return super().find_class(module, name)
+
+
+def _read_part_of_cifar(path: Path) -> bytearray:
+    if not _is_there(path):
+        raise DataError(f"{path} is missing; {_REMEDY}")
+    return _read(path)
+
+
+def _checked(path: Path, pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    if labels.min() < 0 or labels.max() >= _CLASSES:
+        wrong = labels.min() if labels.min() < 0 else labels.max()
+        raise DataError(f"{path} holds the label {wrong} of {_CLASSES} classes; get the file again")
+    return pixels.reshape(-1, *_SHAPE), labels
+
+
+class ShiftedAndMirrored(TensorDataset):
+    """Pictures, of which each is shifted, and every other one mirrored, anew whenever it is read.
+
+    A picture is padded with zeros, which is the mean where pictures are standardized, and a part of its own size is cut
+    out. What is drawn depends on the seed and the place in the training only, so that one that goes on draws the same.
+
+    Args:
+        images: `[samples, channels, height, width]`.
+        labels: `[samples, ...]`.
+        padding: pixels that a picture is shifted by at most.
+
+    Example:
+        >>> data = ShiftedAndMirrored(torch.ones(8, 3, 32, 32), torch.zeros(8))
+        >>> data[0][0].shape
+        torch.Size([3, 32, 32])
+
+    References:
+        He, Zhang, Ren, Sun: Deep residual learning for image recognition, 2016, section 4.2.
+    """
+
+    def __init__(self, images: Tensor, labels: Tensor, padding: int = 4) -> None:
+        super().__init__(images, labels)
+        self.padding = padding
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[tuple[Tensor, Tensor]]:
+        images, labels = (tensor[indices] for tensor in self.tensors)
+        count, channels, height, width = images.shape
+        shift = torch.randint(2 * self.padding + 1, (2, count, 1))
+        rows, columns = shift[0] + torch.arange(height), shift[1] + torch.arange(width)
+        columns = torch.where(torch.rand(count, 1) < 0.5, columns.flip(1), columns)
+        padded = torch.nn.functional.pad(images, [self.padding] * 4)
+        each, channel = torch.arange(count)[:, None, None, None], torch.arange(channels)[:, None, None]
+        return list(zip(padded[each, channel, rows[:, None, :, None], columns[:, None, None, :]], labels, strict=True))

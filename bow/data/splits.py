@@ -1,7 +1,7 @@
 """A data set in two parts."""
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,13 +22,13 @@ class DataSplits:
     """Tensors to train on, and tensors held out.
 
     Attributes:
-        train: inputs `[samples, ...]` and targets.
-        validation: the held-out part, in the same form.
+        train: inputs `[samples, ...]` and targets, or a data set that gives such samples.
+        validation: the held-out part, inputs and targets.
         classes: number of classes; of a text, the size of the vocabulary.
         name: the data set's name.
     """
 
-    train: tuple[Tensor, Tensor]
+    train: Any
     validation: tuple[Tensor, Tensor]
     classes: int
     name: str

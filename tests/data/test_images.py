@@ -1,6 +1,7 @@
 """Images from files."""
 
 import gzip
+import pickle
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bow.data import DataSplits, cifar10, fashion_mnist, mnist
+from bow.data import DataSplits, ShiftedAndMirrored, cifar10, fashion_mnist, mnist, open_stream
 from bow.data.images import FASHION_MNIST_ROOT, read_idx
 from bow.errors import DataError
 
@@ -210,3 +211,77 @@ def test_corrupt_cifar_files_are_refused(cifar_root: Path, content: bytes, messa
     (cifar_root / "test_batch.bin").write_bytes(content)
     with pytest.raises(DataError, match=message):
         cifar10(cifar_root)
+
+
+def _pickled(labels: list[int], rows: bytes) -> bytes:
+    """A file of the version for Python, as Python 2 wrote it: protocol 2, and strings of bytes."""
+
+    def text(content: bytes) -> bytes:
+        return b"T" + struct.pack("<I", len(content)) + content
+
+    shape = b"M" + struct.pack("<H", len(labels)) + b"M" + struct.pack("<H", 3072) + b"\x86"
+    dtype = b"cnumpy\ndtype\n" + text(b"u1") + b"K\x00K\x01\x87R(K\x03" + text(b"|") + b"NNN" + 2 * b"J\xff\xff\xff\xff"
+    array = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85" + text(b"b") + b"\x87R(K\x01"
+    array += shape + dtype + b"K\x00tb\x89" + text(rows) + b"tb"
+    numbers = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
+    names = b"](" + b"".join(text(b"leptodactylus_pentadactylus_s_000004.png") for _ in labels) + b"e"
+    entries = [text(b"batch_label"), text(b"training batch 1 of 5"), text(b"labels"), numbers, text(b"data"), array]
+    return b"\x80\x02}(" + b"".join(entries) + text(b"filenames") + names + b"u."
+
+
+@pytest.fixture
+def pickled_root(cifar_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    inner = (root := tmp_path_factory.mktemp("pickled")) / "cifar-10-batches-py"
+    inner.mkdir()
+    for path in cifar_root.glob("*.bin"):
+        records = torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).view(-1, 3073)
+        (inner / path.stem).write_bytes(_pickled(records[:, 0].tolist(), records[:, 1:].numpy().tobytes()))
+    return root
+
+
+def test_the_version_for_python_holds_the_same(cifar_root: Path, pickled_root: Path) -> None:
+    binary, pickled = cifar10(cifar_root), cifar10(pickled_root)
+    for one, other in zip((*binary.train, *binary.validation), (*pickled.train, *pickled.validation), strict=True):
+        assert torch.equal(one, other)
+
+
+class _Calls:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str]]:
+        return eval, ("1",)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"<html>", "is damaged"),
+        (_pickled([1], BLACK)[:-40], "is damaged"),
+        (pickle.dumps(_Calls()), r"is damaged .*asks for builtins\.eval.*; get the file again"),
+        (_pickled([10], BLACK), "holds the label 10 of 10 classes"),
+        (_pickled([1, 2], BLACK + BLACK).replace(b"labels", b"others"), "is damaged"),
+        (
+            _pickled([1, 2], BLACK + BLACK).replace(b"K\x01K\x02e", b"K\x01e"),
+            "holds no pictures of 3072 bytes with a label",
+        ),
+    ],
+    ids=["html", "truncated", "calls", "label", "no labels", "lengths"],
+)
+def test_corrupt_pickles_are_refused(pickled_root: Path, content: bytes, message: str) -> None:
+    (pickled_root / "cifar-10-batches-py" / "test_batch").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        cifar10(pickled_root)
+
+
+def test_pictures_are_shifted_and_mirrored_as_seed_and_place_say() -> None:
+    picture = torch.arange(1.0, 1 + 2 * 5 * 4).view(1, 2, 5, 4)
+    data = ShiftedAndMirrored(picture.expand(400, -1, -1, -1), torch.arange(400), padding=1)
+    first, again, later = (open_stream(data, batch_size=400, seed=seed).deal(1) for seed in (0, 0, 1))
+    (images, labels), (same, _), (others, _) = (deal.batches[0] for deal in (first, again, later) if deal)
+    assert torch.equal(images, same)
+    assert not torch.equal(images, others)
+    assert sorted(labels.tolist()) == list(range(400))
+    padded = torch.nn.functional.pad(picture[0], [1] * 4)
+    windows = [padded[:, top : top + 5, left : left + 4] for top in range(3) for left in range(3)]
+    allowed = [*windows, *(window.flip(2) for window in windows)]
+    counts = [sum(torch.equal(image, each) for image in images) for each in allowed]
+    assert sum(counts) == 400  # nothing else comes of a picture
+    assert min(counts) >= 8  # and each of these: 22 expected
