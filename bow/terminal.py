@@ -44,8 +44,8 @@ def terminal() -> "Console":
     """Where tables are printed: lines that are longer than a terminal go on below, those in a log do not."""
     from rich.console import Console
 
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=LOG_WIDTH)
+    console = Console(highlight=False, markup=False)  # a name in brackets is no style
+    return console if console.is_terminal else Console(highlight=False, markup=False, soft_wrap=True, width=LOG_WIDTH)
 
 
 def say(text: str, file: TextIO | None = None) -> None:

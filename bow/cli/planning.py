@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from bow.cli.planning_methods import all_methods, check_used, compared_methods, find, tower_sentences
-from bow.cli.planning_settings import PlanSettings, load, read
+from bow.cli.planning_settings import PlanSettings, as_planned, load, read, size_given
 from bow.cli.subject import SIZE, parts
 from bow.data import batch_length
 from bow.errors import BowError, SettingError, disk_reason, reason
@@ -49,7 +50,7 @@ usage: bow plan [--dry-run] [NAME=VALUE ...]
   bow plan compare network=alexnet topology=k80_node     all methods side by side
   bow plan explain plan/partition.json                    every operator: its split, costs, and what else would cost
   bow plan show plan/partition.json                       the same without other choices
-  bow plan train plan/partition.json recipe=lenet batch_size=64    train by it; settings and resuming as bow train
+  bow plan train plan/partition.json                      train by it; settings and resuming as bow train
 
 Times are simulated, from a roofline of the devices or from measured times.
 What is planned for, as for bow train: recipe=lenet batch_size=64, model=...,
@@ -91,6 +92,9 @@ def run(words: Sequence[str]) -> int:
     action, file, rest = _action(words)
     settings = read(rest)
     console = terminal()
+    if settings.batch_sizes and (size := size_given(settings.others)):
+        sizes = ",".join(map(str, settings.batch_sizes))
+        raise SettingError(f"{size} and batch_sizes={sizes} both say how large a batch is; keep one of them")
     if action != "plan" and len(settings.batch_sizes) > 1:
         raise SettingError(f"bow plan {action} is for one size of batch; give batch_sizes=N")
     if action in ("show", "explain"):
@@ -119,7 +123,7 @@ def _train(words: Sequence[str]) -> int:
     if any(word not in ("check=true", "check=false") for word in checks):
         raise SettingError(f"check must be true or false, got {checks[0]}; check=false trains without timing")
     rest = [word for word in words[1:] if word not in checks]
-    return run_training(rest, words[0], "check=false" not in checks)
+    return run_training(as_planned(words[0], rest), words[0], "check=false" not in checks)
 
 
 def usage() -> str:
@@ -142,7 +146,7 @@ def _problems(
     model, example, step, optimizer = parts(settings.network, settings.size, settings.others)
     problems = []
     for batch in sized(example, settings.batch_sizes, settings.search):
-        console.print(_subject(settings, batch, topology), markup=False)
+        console.print(_subject(settings, batch, topology))
         captured = capture_operators(model, batch, step=step)
         if is_new and not settings.network:  # the papers' networks take long, and hold nothing that capture would lose
             check_agreement(captured, model, batch, step)
@@ -165,7 +169,7 @@ def _subject(settings: PlanSettings, batch: Any, topology: DeviceTopology) -> st
 
 
 def _plan(console: Console, problems: Sequence[Problem], settings: PlanSettings) -> None:
-    def planned_for(each: Problem) -> tuple[float, Problem, Partition, SimulationResult]:
+    def planned_for(each: Problem) -> tuple[float, Problem, Partition, SimulationResult, bool]:
         planned = find(each, settings.method, part_of(settings.search, len(problems)), console, settings.workers)
         if planned.how:
             console.print(planned.how)
@@ -175,10 +179,10 @@ def _plan(console: Console, problems: Sequence[Problem], settings: PlanSettings)
         worth = settings.search.worth(each.batch_size, planned.partition.learners)
         if settings.search.noise_scale is not None:
             console.print(_worth(each, planned.partition, made, worth))
-        return made.makespan_ns / worth, each, planned.partition, made
+        return made.makespan_ns / worth, each, planned.partition, made, planned.is_interrupted
 
-    found = fitting_sizes(planned_for, problems, console.print)
-    _, problem, partition, result = min(found, key=itemgetter(0))
+    found = fitting_sizes(planned_for, problems, console.print, itemgetter(4))
+    _, problem, partition, result, _ = min(found, key=itemgetter(0))
     console.print(_summary(partition, result))
     base_ns = _data_parallel_ns(problem)
     if base_ns is not None:
@@ -238,7 +242,7 @@ def _compare(console: Console, problem: Problem, settings: PlanSettings) -> None
             partition = find(problem, method, settings.search, console, settings.workers).partition
             result = problem.simulate(partition.splits, partition.learners)
         except BowError as error:
-            rows.add_row(f"{method}[dim]: none: {reason(error)}[/dim]")
+            rows.add_row(Text.assemble(method, (f": none: {reason(error)}", "dim")))
             continue
         name = method if partition.learners == 1 else f"{method}, {partition.learners} learners"
         step_ns = result.makespan_ns / partition.learners

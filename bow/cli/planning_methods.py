@@ -42,6 +42,7 @@ class Planned:
 
     partition: Partition
     how: str = ""  # what there is to say about it; "": nothing
+    is_interrupted: bool = False
 
 
 def placement_methods() -> dict[str, str]:
@@ -99,12 +100,12 @@ def find(problem: Problem, method: str, settings: SearchSettings, console: Conso
 def _searched(problem: Problem, settings: SearchSettings, console: Console) -> Planned:
     with watched(settings.budget_s, console) as tell:
         found = search(problem, settings, tell)
-    ended = ", interrupted" if any(chain.is_interrupted for chain in found.chains) else ""
+    ended = ", interrupted" if found.is_interrupted else ""
     how = (
         f"{found.evaluated:,} partitions in {found.seconds:.1f} s{ended}; the best was found from start "
         f"{found.chain.start.name!r}"
     )
-    return Planned(found.partition, how)
+    return Planned(found.partition, how, found.is_interrupted)
 
 
 def _proven(problem: Problem, settings: SearchSettings, console: Console) -> Planned:

@@ -114,6 +114,26 @@ _SEARCHING: Mapping[str, Reader] = {
 assert {*_OWN, "others", "search", "given"} == {each.name for each in fields(PlanSettings)}
 
 
+def size_given(words: Sequence[str]) -> str | None:
+    return next((word for word in words if word.startswith("batch_size=")), None)
+
+
+def as_planned(path: str, words: Sequence[str]) -> list[str]:
+    """Words for a training by a partition, with what it was planned for where they do not say."""
+    file, _, known = read_partition(path)
+    try:
+        planned = [str(word) for word in known.get("others", ())]
+        planned += [f"batch_size={int(known['batch_size'])}"] if "batch_size" in known else []
+    except (TypeError, ValueError) as error:
+        raise damaged_origin(file, error) from error
+    given = {word.partition("=")[0] for word in words}
+    if "--config" in given:
+        return [*words]
+    if given & {"recipe", "model", "data"}:
+        planned = [word for word in planned if word == size_given(planned)]
+    return [*(word for word in planned if word.partition("=")[0] not in given), *words]
+
+
 @dataclass(frozen=True)
 class Loaded:
     """A partition from its file, with what it was planned for."""
@@ -128,7 +148,7 @@ def load(path: Path, settings: PlanSettings) -> Loaded:
     file, partition, known = read_partition(path)
     topology = None
     try:
-        if not settings.batch_sizes and "batch_size" in known:
+        if not settings.batch_sizes and not size_given(settings.others) and "batch_size" in known:
             settings = replace(settings, batch_sizes=(int(known["batch_size"]),))
         is_given = bool(settings.network or settings.others)
         has_model = is_given or known.get("network") is not None

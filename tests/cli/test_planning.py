@@ -6,8 +6,9 @@ import functools
 import json
 import re
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import nn
 
 import bow
 from bow.cli import main, planning, planning_methods, planning_settings
+from bow.cli import training as cli_training
 from bow.cli.subject import Parts
 from bow.engines import step_from_loss
 from bow.planning.problem.device_topology import DeviceTopology
@@ -125,7 +127,7 @@ def test_learners_and_batch_are_chosen_by_the_time_to_an_accuracy(
 ) -> None:
     monkeypatch.setattr(planning, "capture_operators", capture_operators)
     sizes = ["batch_sizes=8,16", "learners=1,4", "noise_scale=100"]
-    assert main(["plan", *MODEL, NODE, *SHORT, *sizes]) == 0
+    assert main(["plan", *MODEL[:1], NODE, *SHORT, *sizes]) == 0
     rows = re.findall(
         r"learners=(\d) batch_size=(\d+): ([0-9.]+) ms for (\d+) samples, worth ([0-9.]+) .*? us", told := said()
     )
@@ -216,6 +218,12 @@ def test_comparing_tells_of_towers_where_a_processor_can_hold_their_weights(said
 def test_a_method_that_cannot_says_why_in_its_row(said: Callable[[], str]) -> None:
     assert main(["plan", "compare", *MODEL, NODE, "methods=single,cpu"]) == 0
     assert "none: there is no processor among the devices" in said()
+
+
+def test_a_remedy_in_a_row_keeps_its_brackets(said: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pymetis", None)
+    assert main(["plan", "compare", *MODEL, NODE, "methods=single,metis"]) == 0
+    assert "pip install 'bow-trainer[partition]'" in said()
 
 
 def test_a_device_called_cpu_is_a_processor(said: Callable[[], str]) -> None:
@@ -350,6 +358,36 @@ def test_ctrl_c_keeps_the_best_strategy(said: Callable[[], str]) -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.usefixtures("_interrupted")
+def test_ctrl_c_ends_the_searches_for_all_sizes_of_batch(
+    said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "capture_operators", capture_operators)
+    assert main(["plan", *MODEL[:1], NODE, "budget_s=300", "batch_sizes=8,16,32", "noise_scale=100"]) == 0
+    assert (told := said()).count(", interrupted;") == 1
+    assert told.count("left out (the search was interrupted)") == 2
+    assert json.loads(Path("plan/partition.json").read_text())["planned_for"]["batch_size"] == 8
+
+
+def test_training_is_for_what_was_planned_for_where_nothing_else_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Sequence[str]] = []
+    monkeypatch.setattr(cli_training, "run", lambda words, *_: given.append(words) or 0)
+    monkeypatch.setattr(planning, "capture_operators", capture_operators)
+    assert main(["plan", *MODEL[:1], "seed=3", NODE, "method=single", "batch_sizes=16"]) == 0
+    for words in ([], ["epochs=2"], ["batch_size=8"], ["recipe=lenet"], ["--config", "runs/a/config.yaml"]):
+        assert main(["plan", "train", "plan", *words]) == 0
+    assert main(["plan", *MODEL, NODE, "method=single"]) == 0
+    assert main(["plan", "train", "plan", "data=synthetic"]) == 0
+    assert given == [
+        ["model=mlp", "batch_size=16"],
+        ["model=mlp", "batch_size=16", "epochs=2"],
+        ["model=mlp", "batch_size=8"],
+        ["batch_size=16", "recipe=lenet"],
+        ["--config", "runs/a/config.yaml"],
+        ["batch_size=8", "data=synthetic"],
+    ]
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize(
     ("words", "message"),
@@ -381,9 +419,10 @@ def test_ctrl_c_keeps_the_best_strategy(said: Callable[[], str]) -> None:
             [*MODEL, "proposals=9", "method=exhaustive"],
             "proposals=9 is for walks, and method=exhaustive has none; limit",
         ),
-        ([*MODEL, "batch_sizes=4,8"], "batch_sizes=4,8 are compared by the time to an accuracy"),
+        ([*MODEL, "batch_sizes=16"], "batch_size=8 and batch_sizes=16 both say how large a batch is; keep one of them"),
+        ([*MODEL[:1], "batch_sizes=4,8"], "batch_sizes=4,8 are compared by the time to an accuracy"),
         (["show", "plan", "batch_sizes=4,8", "noise_scale=9"], "bow plan show is for one size of batch"),
-        (["compare", *MODEL, "batch_sizes=4,8", "noise_scale=9"], "bow plan compare is for one size of batch"),
+        (["compare", *MODEL[:1], "batch_sizes=4,8", "noise_scale=9"], "bow plan compare is for one size of batch"),
         ([*MODEL, "learners=2", "method=gpu"], "take method=search, or leave learners out"),
         ([*MODEL, "workers=2"], "workers=2 is for method=learned, and method=search trains no policy"),
         ([*MODEL, "workers=-1", "method=learned"], "workers must be a whole number of at least 0, got -1"),

@@ -56,6 +56,11 @@ class Found:
     seconds: float = field(default=0.0, compare=False)
     subject: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether Ctrl-C, or who was told of its progress, ended the search."""
+        return any(chain.is_interrupted for chain in self.chains)
+
     def train(self, data: Any, loss: Any = None, *, model: Any = None, check: bool = True, **settings: Any) -> Any:
         """Train by the partition: operators are split and placed on devices, each of which is a process.
 

@@ -135,7 +135,9 @@ def plan(
             return search(problem, each_search, tell)
 
     each_search = part_of(chosen, len(batches))
-    fitting = fitting_sizes(planned, batches, lambda left_out: warnings.warn(left_out, stacklevel=4))
+    fitting = fitting_sizes(
+        planned, batches, lambda left_out: warnings.warn(left_out, stacklevel=4), lambda each: each.is_interrupted
+    )
     found = min(fitting, key=lambda each: each.sample_ns)
     return dataclasses.replace(found, subject={"model": model, "loss": loss, "step": step})
 
@@ -170,11 +172,18 @@ Chosen = TypeVar("Chosen")
 
 
 def fitting_sizes(
-    planned: Callable[[Sized], Chosen], sizes: Sequence[Sized], tell: Callable[[str], None]
+    planned: Callable[[Sized], Chosen],
+    sizes: Sequence[Sized],
+    tell: Callable[[str], None],
+    is_interrupted: Callable[[Chosen], bool],
 ) -> list[Chosen]:
     """What is planned for each size of batch that the devices have room for; why others are left out is told."""
-    found, refused = [], []
-    for each in sizes:
+    found: list[Chosen] = []
+    refused: list[Exception] = []
+    for number, each in enumerate(sizes):
+        if found and is_interrupted(found[-1]):
+            refused += [SettingError("the search was interrupted")] * (len(sizes) - number)
+            break
         try:
             found.append(planned(each))
         except ScheduleError as error:
