@@ -41,8 +41,8 @@ def advice(machine: MachineInfo) -> Iterator[str]:
     others = min(busy_cores(), machine.cores)
     if others >= BUSY:
         yield (
-            f"other processes use {others:.1f} of {machine.cores} cores, which trainings share: end them, or "
-            "set OMP_WAIT_POLICY=PASSIVE in Python before torch is imported, as the bow command does"
+            f"other processes use {others:.1f} of {machine.cores} cores, which trainings share: end them, or wait for "
+            "their end"
         )
     if machine.cores > 1 and (loss := _default_loss()):
         yield loss
@@ -100,8 +100,9 @@ def _default_loss() -> str | None:
     if low < LOSS:
         return None
     return (
-        f"torch's {threads:.0f} threads, which spin by default, take {median:.0f} times as long as one here "
-        f"({low:.0f} to {high:.0f} in {LOSS_TURNS} turns): import bow before torch, or set OMP_WAIT_POLICY=PASSIVE"
+        f"in programs of yours torch's {threads:.0f} threads, which spin, take {median:.0f} times as long as one here "
+        f"({low:.0f} to {high:.0f} in {LOSS_TURNS} turns): import bow before torch, or set OMP_WAIT_POLICY=PASSIVE, as "
+        "the bow command does"
     )
 
 

@@ -23,7 +23,7 @@ trained on which data, with how many learners on which engine, its epochs, what
 came out, and whether it is finished. bow compare A B says more of two of them,
 bow report RUN of one.
 """
-COLUMNS = ("run", "began", "model, data", "learners, engine", "result", "state, epochs, time")
+COLUMNS = ("run", "model, data", "learners, engine", "result", "state, epochs, time")
 DATED = re.compile(r"^\d{4}-\d\d-\d\d_\d{6}_")
 LONGEST_NAME = 30  # that is not cut where other columns have no room
 
@@ -41,12 +41,9 @@ def run(words: Sequence[str]) -> int:
         say(f"there are no runs in {folder}")
         return 0
     console, rows = terminal(), [row for _, row, _ in runs]
-    columns = list(COLUMNS)
-    if all(row[1] == f"{row[0][5:10]} {row[0][11:13]}:{row[0][13:15]}" for row in rows):  # names say it
-        rows, columns = [[row[0], *row[2:]] for row in rows], [columns[0], *columns[2:]]
     if console.is_terminal:  # long names go on below behind their dates
         rows = [[DATED.sub("\\g<0>\n", row[0]) if len(row[0]) > LONGEST_NAME else row[0], *row[1:]] for row in rows]
-    table = terminal_table(f"Runs in {folder}", *columns, texts=range(len(columns)), rows=rows)
+    table = terminal_table(f"Runs in {folder}", *COLUMNS, texts=range(len(COLUMNS)), rows=rows)
     table.columns[0].no_wrap = all(len(part) <= LONGEST_NAME for row in rows for part in row[0].split("\n"))
     console.print(table)
     for _, _, damage in runs:
@@ -67,20 +64,25 @@ def _look(path: Path) -> tuple[str, list[str], str] | None:
     except BowError as error:
         if isinstance(error.__cause__, FileNotFoundError):  # it has been deleted meanwhile
             return None
-        return began, [directory.path.resolve().name, began[5:], "", "", "", "damaged"], str(error)
+        return began, [_named(directory, began), "", "", "", "damaged"], str(error)
 
 
 def _row(directory: RunDirectory) -> list[str]:
     told = open_report(directory).summary
     state = "under way" if _is_in_use(directory) else told["state"]
     return [
-        directory.path.resolve().name,
-        told["began"][5:] or _began(directory)[5:],
+        _named(directory, told["began"] or _began(directory)),
         ", ".join(filter(None, (told["model"], told["data"]))),
         ", ".join(filter(None, (told["learners"], told["engine"]))),
         told["result"].split(",")[0],
         f"{state}, {told['epochs']}, {told['time']}",
     ]
+
+
+def _named(directory: RunDirectory, began: str) -> str:
+    """Its name, and below it when it began, where the name does not say that."""
+    name = directory.path.resolve().name
+    return name if name.startswith(re.sub(" (..):(..)", r"_\1\2", began)) else f"{name}\n{began[5:]}"
 
 
 def _is_in_use(directory: RunDirectory) -> bool:

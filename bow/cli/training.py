@@ -21,7 +21,7 @@ from bow.errors import SettingError
 from bow.members.saving import MEMBERS
 from bow.observe import RunDirectory
 from bow.observe.records import read_records
-from bow.observe.report import flat, value_text
+from bow.observe.report import data_of, flat, value_text
 from bow.observe.run_directory import readable
 from bow.observe.text import metric_text, rate_text
 from bow.terminal import say, terminal, terminal_table
@@ -101,7 +101,8 @@ def _train(composition: Composition) -> tuple["Result", int]:
 
         by = {"partition": Found.load(given["path"]).partition, "check_partition": given["check"]}
     result = run_training(TrainConfig(**arguments, **by, source=composition.settings))
-    return result, _report(result, isinstance(arguments["data"], SyntheticSamples))
+    is_synthetic = isinstance(arguments["data"], SyntheticSamples)
+    return result, _report(result, "synthetic data" if is_synthetic else data_of(dict(flat(composition.settings))))
 
 
 def _config_file(words: Sequence[str]) -> tuple[list[str], str | None]:
@@ -229,12 +230,12 @@ def _one_by_one(compositions: Sequence[Composition], why: str) -> int:
     return status
 
 
-def _report(result: "Result", is_synthetic: bool) -> int:
+def _report(result: "Result", data: str) -> int:
     """Say what came out; the status is that of a failure where the model is not in the run directory."""
     if not is_leader():
         return 0
     restarts = f"; learners restarted {result.num_restarts} times" if result.num_restarts else ""
-    on = " on synthetic data" if is_synthetic else ""
+    on = f" on {data}" if data else ""
     say(f"central model{on}: {_outcome(result)}{restarts}")
     best = result.best
     if best is not None and best.model is not result.model:

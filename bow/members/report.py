@@ -80,7 +80,7 @@ class SweepReport(Report):
         )
         differing = [*sweep.varying, *["seed"] * (len({member.variant.seed for member in members}) > 1)]
         own = {key for name in differing for key in (name, f"optimizer.{name}")}
-        settings = {key: OWN if key in own else text for key, text in flat(config)}
+        settings = {key: OWN if {key, key.partition(".")[0]} & own else text for key, text in flat(config)}
         return cls(directory.path.resolve().name, settings, list(records), sweep, end)
 
     @property

@@ -124,7 +124,7 @@ class Report:
         return {
             "began": self._began,
             "model": str(self.start.get("model", "")),
-            "data": _data_of(self.settings),
+            "data": data_of(self.settings),
             "learners": value_text(last.get("learners", "")),
             "engine": str(self.start.get("engine", "")),
             "epochs": f"{round(last.get('epoch', 0), 2):g}{of}",
@@ -234,7 +234,7 @@ class Report:
         return ResultTile(duration_text(seconds), "training time", note)
 
 
-def _data_of(settings: Mapping[str, str]) -> str:
+def data_of(settings: Mapping[str, str]) -> str:
     """The function that gave the data, or what they are."""
     if target := settings.get("data._target_"):
         return target.rpartition(".")[2]

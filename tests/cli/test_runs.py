@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def test_runs_are_rows_and_damaged_ones_say_so(tmp_path: Path, capsys: pytest.Ca
     shown = capsys.readouterr().out
     rows = {line.split()[0]: line for line in shown.splitlines()}
     first = rows["2026-01-31_120000_first"]
-    assert " 01-31 12:00 " in first
+    assert len(re.findall(r"^\d\d-\d\d \d\d:\d\d", shown, re.MULTILINE)) == 6  # below names that do not say it
     assert "LeNet, digits" in first
     assert "3, eager" in first
     assert "accuracy 87.50 %" in first

@@ -35,7 +35,7 @@ def test_default_run_ends_with_accuracy_and_report(
 ) -> None:
     assert main(["train", *words]) == 0
     model, report = capsys.readouterr().out.splitlines()[-2:]
-    accuracy = float(model.removeprefix("central model: accuracy ").split()[0])
+    accuracy = float(model.removeprefix("central model on digits: accuracy ").split()[0])
     assert accuracy >= least
     path = Path(report.removeprefix("report: "))
     assert path.read_text().startswith("<!")
@@ -114,7 +114,7 @@ def test_run_dir_is_used_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_run_without_validation_ends_with_the_training_loss(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", *SMALL, "validation=null"]) == 0
-    assert "central model: train loss " in capsys.readouterr().out
+    assert "central model on digits: train loss " in capsys.readouterr().out
 
 
 def test_progress_can_be_turned_off(capsys: pytest.CaptureFixture[str]) -> None:

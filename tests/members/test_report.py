@@ -113,6 +113,14 @@ def test_folds_are_paired_as_the_sweep_pairs_them(tmp_path: Path) -> None:
     assert result.compare("lr")[0].pairs == 3
 
 
+def test_schedulers_in_which_members_differ_are_their_own(tmp_path: Path) -> None:
+    words = ["model=logistic_regression", "data.limit=32", "epochs=1", "engine=eager", "run.progress=false"]
+    assert main(["train", "-m", *words, "scheduler.T_max=2,3", f"run={tmp_path}/run"]) == 0
+    settings = SweepReport.read(RunDirectory(tmp_path / "run")).settings
+    assert settings["scheduler.T_max"] == "each member's own"
+    assert settings["optimizer.lr"] == "0.02"
+
+
 def test_many_learning_rates_are_compared_with_the_best(tmp_path: Path) -> None:
     variants = bow.grid(seed=range(2), lr=[0.001 * 2**k for k in range(7)])
     result = swept(tmp_path / "run", mlp, DATA, variants, engine="eager", epochs=1, validation=None)
