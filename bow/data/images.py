@@ -166,14 +166,14 @@ _REMEDY = (
 _FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py")
 
 
-def cifar10(root: str | Path | None = None, limit: int | None = None, augment: bool = False) -> DataSplits:
+def cifar10(root: str | Path | None = None, limit: int | None = None, augment: bool = True) -> DataSplits:
     """CIFAR-10: 50,000 + 10,000 colour photographs of 32x32 pixels.
 
     Args:
         root: directory with data_batch_1.bin to data_batch_5.bin and test_batch.bin, or with the same files of the
             version for Python, which torchvision downloads and whose names have no .bin; or the one above it.
         limit: use the first so many training samples only.
-        augment: train on a `bow.data.ShiftedAndMirrored` instead of tensors.
+        augment: train on a `bow.data.ShiftedAndMirrored` of the pictures; False: on tensors.
 
     Raises:
         DataError: a file is missing or damaged.

@@ -169,7 +169,7 @@ def cifar_root(tmp_path: Path) -> Path:
 
 
 def test_records_become_normalised_images_and_labels(cifar_root: Path) -> None:
-    splits = cifar10(cifar_root)
+    splits = cifar10(cifar_root, augment=False)
     images, labels = splits.train
     assert images.shape == (5, 3, 32, 32)
     assert images.dtype == torch.float32
@@ -184,13 +184,20 @@ def test_the_archive_s_own_directory_is_found(tmp_path: Path) -> None:
     inner = tmp_path / "cifar-10-batches-bin"
     inner.mkdir()
     _write_cifar(inner)
-    assert len(cifar10(tmp_path, limit=3).train[0]) == 3
+    assert len(cifar10(tmp_path, limit=3).train) == 3
 
 
 def test_missing_cifar_files_are_named_with_the_remedy(cifar_root: Path) -> None:
     (cifar_root / "data_batch_4.bin").unlink()
     with pytest.raises(DataError, match=r"data_batch_4\.bin is missing; unpack .* set root"):
         cifar10(cifar_root)
+
+
+def test_training_pictures_are_augmented(cifar_root: Path) -> None:
+    splits = cifar10(cifar_root)
+    assert isinstance(splits.train, ShiftedAndMirrored)
+    assert torch.equal(splits.train.tensors[0], cifar10(cifar_root, augment=False).train[0])
+    assert isinstance(splits.validation[0], torch.Tensor)
 
 
 def test_root_is_needed() -> None:
@@ -240,7 +247,7 @@ def pickled_root(cifar_root: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_the_version_for_python_holds_the_same(cifar_root: Path, pickled_root: Path) -> None:
-    binary, pickled = cifar10(cifar_root), cifar10(pickled_root)
+    binary, pickled = cifar10(cifar_root, augment=False), cifar10(pickled_root, augment=False)
     for one, other in zip((*binary.train, *binary.validation), (*pickled.train, *pickled.validation), strict=True):
         assert torch.equal(one, other)
 
