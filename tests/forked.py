@@ -37,13 +37,15 @@ FORKED = (sys.executable, "-X", OPTION)
 
 # What bow, and torchrun for it, start by themselves.
 MODULES = (
-    "benchmarks.harness.serving",
     "bow",
     "bow.cluster.worker",
     "tests.cluster.job",
     "torch.distributed.run",
 )
-SCRIPTS = ("from bow.planning.search.processes import main; main()",)
+SCRIPTS = (
+    "from bow.planning.search.processes import main; main()",
+    "import torch, runpy; runpy.run_module('benchmarks.harness.serving', run_name='__main__')",
+)
 
 PLACE = "BOW_TESTS_FORKED"  # the server's socket, for what is started by what was forked
 LIMIT = 2**20  # bytes of a request
@@ -53,6 +55,14 @@ STILL_WANTED_S = 2.0  # between looks at whether there are tests
 _real = subprocess.Popen
 
 
+def _added_paths(environment: Mapping[str, str]) -> list[str]:
+    return [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(ROOT))]
+
+
+_first = dict(os.environ)
+"""Of the tests, before any has changed it, and so of the server."""
+
+
 class Forked(_real):  # type: ignore[type-arg, valid-type, misc]
     """A process that is a child of the server, or an ordinary one where the command is of another kind."""
 
@@ -60,9 +70,9 @@ class Forked(_real):  # type: ignore[type-arg, valid-type, misc]
 
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, *rest: Any) -> None:
         _, _, cwd, env, _, _, shell, *pipes = rest[:13]
-        words = request_of(args) if executable is None and not shell else None
+        words = request_of(args) if executable is None and not shell and PLACE in os.environ else None
         env = dict(os.environ if env is None else env)
-        if words is None or _added_paths(env) != _added_paths(os.environ):
+        if words is None or _added_paths(env) != _added_paths(_first):
             super()._execute_child(args, executable, preexec_fn, *rest)
             return
         request = {
@@ -126,10 +136,6 @@ def request_of(args: Any) -> dict[str, Any] | None:
     return {"kind": words[0], "what": words[1], "words": words[2:], "unbuffered": unbuffered}
 
 
-def _added_paths(environment: Mapping[str, str]) -> list[str]:
-    return [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", str(ROOT))]
-
-
 def folder() -> tempfile.TemporaryDirectory[str]:
     """For the socket; it names this process, with which the server ends."""
     return tempfile.TemporaryDirectory(prefix=f"bow-forked-{os.getpid()}-")
@@ -147,7 +153,8 @@ def _connect(place: str) -> socket.socket:
         Path(place).with_name("started").touch(exist_ok=False)
         command = [sys.executable, "-m", __name__, place]
         nothing = subprocess.DEVNULL
-        server = _real(command, cwd=ROOT, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+        own = {"env": _first, "cwd": ROOT, "start_new_session": True}
+        server = _real(command, stdin=nothing, stdout=nothing, stderr=nothing, **own)
         server.returncode = 0  # it outlives this process, of which nobody need be warned
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     while True:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_leaves
 
 from bow.testing.clocks import Access, Clock, History, extent, merge
 
@@ -48,11 +47,14 @@ def _roles(function: OpOverload) -> tuple[bool, tuple[tuple[str, bool], ...]]:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
+    """Of an operator's arguments or results, whose schemas know no other containers."""
     if isinstance(value, Tensor):
         return [value]
-    if value is None or isinstance(value, int | float | str):  # most arguments, at a fraction of the time
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, tuple | list):
         return []
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    return [tensor for each in value for tensor in tensors_in(each)]
 
 
 class RaceError(AssertionError):
@@ -66,6 +68,7 @@ class AccessLog:
         self.host: Clock = {}  # what the host has seen end
         self.clocks: dict[str, Clock] = {HOST: self.host}
         self._histories: dict[int, tuple[StorageWeakRef, History]] = {}
+        self._weak: dict[int, int] = {}  # what expires, of each of them
         self._pinned: set[int] = set()
 
     def clock(self, actor: str) -> Clock:
@@ -88,6 +91,8 @@ class AccessLog:
 
     def tick(self, actor: str, what: str, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
         """Check and remember the accesses of one piece of work."""
+        if not reads and not writes:
+            return  # time passes where something is accessed
         clock = self.clock(actor)
         merge(clock, self.clocks[HOST])  # what the host has seen end before it issued this
         clock[actor] = clock.get(actor, 0) + 1
@@ -107,18 +112,23 @@ class AccessLog:
     def _history(self, tensor: Tensor) -> History:
         key = key_of(tensor)
         if key not in self._histories:  # made before anything was watched
-            self._histories[key] = (_weak(tensor), History(CALLER))
+            self.allocate(CALLER, [tensor])
         return self._histories[key][1]
 
     def allocate(self, actor: str, tensors: Sequence[Tensor]) -> None:
         """Tensors have new memory, which goes back to this actor."""
         for tensor in tensors:
-            self._histories[key_of(tensor)] = (_weak(tensor), History(actor))
+            reference = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+            self._histories[key_of(tensor)] = (reference, History(actor))
+            self._weak[key_of(tensor)] = reference.cdata
 
     def collect(self) -> None:
         """Look at allocations that have been given back: their owner may give the memory out again at once."""
         expired = torch.UntypedStorage._expired  # that of the reference is slow here
-        for key in [key for key, (reference, _) in self._histories.items() if expired(reference.cdata)]:
+        if not any(map(expired, self._weak.values())):
+            return
+        for key in [key for key, weak in self._weak.items() if expired(weak)]:
+            del self._weak[key]
             _, history = self._histories.pop(key)
             self._pinned.discard(key)
             over = dict(self.clocks[HOST])  # a graph's memory goes with the graph, which is the host's doing
@@ -129,10 +139,6 @@ class AccessLog:
                     f"memory of {history.owner} was given back while {left.what} on {left.actor} may still use it; "
                     "keep it until that is over"
                 )
-
-
-def _weak(tensor: Tensor) -> StorageWeakRef:
-    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
 
 
 def key_of(tensor: Tensor) -> int:

@@ -93,6 +93,10 @@ class _GraphStep:
     made: list[Tensor]
     random: bool
 
+    def __post_init__(self) -> None:
+        self.reads, self.writes = accessed(self.function, self.arguments, self.keywords)
+        self.given = {key_of(tensor) for tensor in tensors_in((self.arguments, self.keywords))}
+
 
 @dataclass
 class _Order:
@@ -143,14 +147,14 @@ class FakeGraph(CapturedGraph):
 
     def _run(self, actor: str, step: _GraphStep) -> None:
         device = self._device
-        reads, writes = accessed(step.function, step.arguments, step.keywords)
         device.launches[actor] = device.launches.get(actor, 0) + 1
-        device.log.tick(actor, f"{step.function} of {self.name}", reads, [*writes, *step.made])
+        if not (step.reads or step.writes or step.made):
+            return  # views, which the steps behind them have
+        device.log.tick(actor, f"{step.function} of {self.name}", step.reads, [*step.writes, *step.made])
         drawing = step.random and self.generator is not None
         with device.drawing_from(self.generator) if drawing else contextlib.nullcontext():  # type: ignore[arg-type]
             made = step.function(*step.arguments, **step.keywords)
-        given = {key_of(tensor) for tensor in tensors_in((step.arguments, step.keywords))}
-        anew = [tensor for tensor in tensors_in(made) if key_of(tensor) not in given]
+        anew = [tensor for tensor in tensors_in(made) if key_of(tensor) not in step.given]
         for kept, new in zip(step.made, anew, strict=True):
             kept.copy_(new)
 

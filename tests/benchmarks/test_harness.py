@@ -19,7 +19,9 @@ from benchmarks import EXPERIMENTS, harness, main
 from benchmarks.__main__ import run
 from benchmarks.harness import setting
 from benchmarks.harness.environment import find_commit, told
+from benchmarks.harness.processes import SERVING
 from bow.errors import SettingError
+from tests import forked
 
 
 @dataclass(frozen=True)
@@ -156,9 +158,13 @@ def variable(name: str) -> str | None:
     return os.environ.get(name)
 
 
-def test_a_process_of_its_own_has_torchs_default_policy_for_idle_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_of_its_own_has_torchs_default_policy_for_idle_threads(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-    with contextlib.closing(harness.Host({"OMP_NUM_THREADS": "1"})) as host:
+    assert SERVING in forked.SCRIPTS
+    paths = os.pathsep.join([str(forked.ROOT), str(tmp_path)])  # by which it is not forked
+    with contextlib.closing(harness.Host({"OMP_NUM_THREADS": "1", "PYTHONPATH": paths})) as host:
         assert host.call(os.getpid) != os.getpid()
         assert host.call(variable, "OMP_WAIT_POLICY") is None
         assert host.call(torch.get_num_threads) == 1

@@ -16,6 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests import forked
 from tests.cluster.job import STEPS, train
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -60,8 +61,8 @@ def test_a_training_goes_on_with_the_machines_that_are_left(tmp_path: Path) -> N
     options = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=test"]
     conf = "--rdzv-conf=last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3"
     command = [*TORCHRUN, *options, conf, f"--rdzv-endpoint=127.0.0.1:{port}", "-m", "tests.cluster.job", str(folder)]
-    # Interpreters of their own, whose workers end with them: paths that differ are not forked.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), str(tmp_path)])}
+    # Their workers are no children of the server's, but their own, which end with them.
+    environment = {name: value for name, value in os.environ.items() if name != forked.PLACE}
     agents = [subprocess.Popen([*command, "none", "0"], stderr=subprocess.DEVNULL, env=environment)]
     try:
         time.sleep(1.0)  # the first one hosts what they meet at
