@@ -110,12 +110,20 @@ def _nobody_else_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bow.devices.load.busy_cores", lambda: 0.0)
 
 
+@pytest.fixture(scope="session")
+def _steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where captured steps are kept, for the next test that trains the same."""
+    return tmp_path_factory.mktemp("steps")
+
+
 @pytest.fixture(autouse=True)
-def _no_choices_in_the_users_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_choices_in_the_users_cache(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, _steps: Path
+) -> None:
     """What trainings of a test find by measurement is kept for that test only."""
     folder = functools.cache(lambda: tmp_path_factory.mktemp("choices"))
     monkeypatch.setattr("bow.training.tuning.cache_folder", folder)
-    monkeypatch.setattr("bow.engines.captured.cache_folder", lambda: tmp_path_factory.mktemp("steps"))
+    monkeypatch.setattr("bow.engines.captured.cache_folder", lambda: _steps)
     monkeypatch.setattr("bow.engines.fastest.fastest", lambda names, *_: names[-1])
 
 
