@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,6 +126,14 @@ def _no_choices_in_the_users_cache(
     monkeypatch.setattr("bow.training.tuning.cache_folder", folder)
     monkeypatch.setattr("bow.engines.captured.cache_folder", lambda: _steps)
     monkeypatch.setattr("bow.engines.fastest.fastest", lambda names, *_: names[-1])
+
+
+@pytest.fixture
+def _uncompiled() -> Iterator[None]:
+    """Everything as in the compiled engine but the compilation, which takes most of a minute."""
+    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
+        warnings.filterwarnings("ignore", "torch.compile with fullgraph=True found no compiled frames")  # torch 2.12
+        yield
 
 
 @pytest.fixture

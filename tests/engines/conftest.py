@@ -1,19 +1,13 @@
 """What the tests of engines share."""
 
-import warnings
-from collections.abc import Iterator
-
 import jaxtyping
 import pytest
-import torch
 
 
 @pytest.fixture
-def _uncompiled() -> Iterator[None]:
-    """Everything as in the compiled engine but the compilation, which takes most of a minute."""
-    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
-        warnings.filterwarnings("ignore", "torch.compile with fullgraph=True found no compiled frames")  # torch 2.12
-        yield
+def _captured_anew(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No training finds the steps of another one's: for what a graph cannot know of its step."""
+    monkeypatch.setattr("bow.engines.captured.cache_folder", lambda: tmp_path_factory.mktemp("steps"))
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ from bow.engines.frozen import MAX_PLACES, FrozenValues
 from bow.testing import FakeDevice
 from tests.grouped import of_replicas
 
+pytestmark = pytest.mark.usefixtures("_captured_anew")
+
 BETA = 0.0
 LEARNERS = 2
 

@@ -100,20 +100,25 @@ def test_a_training_goes_on_with_the_ways_that_it_has_chosen(chosen, not_compile
 
 @pytest.mark.usefixtures("_unchecked_shapes")
 def test_code_that_torch_has_kept_is_used_for_the_ways_that_it_was_made_for(chosen, monkeypatch, tmp_path) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    # Kernels may be there already, as C++ is compiled by its text; which graphs have them is forgotten.
+    graphs = "torch._inductor.codecache.FxGraphCache", "torch._functorch._aot_autograd.autograd_cache.AOTAutogradCache"
+    for kind in graphs:
+        folder = tmp_path / kind.rpartition(".")[2]
+        monkeypatch.setattr(f"{kind}._get_tmp_dir", lambda folder=folder: str(folder))
 
     def found_code(way: str) -> bool:
         torch._dynamo.reset()  # what this process holds itself
         counters = torch._dynamo.utils.counters
         counters.clear()
         chosen(way)
-        fused = replicas("fused", template=convolutional())
+        template = nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 3, 2), nn.Flatten(), nn.Linear(6, 3)).double()
+        fused = replicas("fused", template=template, optimizer=functools.partial(torch.optim.SGD, lr=0.1))
         fused.round([batch(j) for j in range(3)])
         assert fused.engine == "fused"
         return counters["aot_autograd"]["autograd_cache_hit"] > 0
 
     tag = torch.compiler.config.cache_key_tag
-    assert [found_code(way) for way in ("grouped", "product", "product", "grouped")] == [False, False, True, True]
+    assert [found_code(way) for way in ("grouped", "product", "grouped")] == [False, False, True]
     assert torch.compiler.config.cache_key_tag == tag
 
 
@@ -222,7 +227,8 @@ def test_a_model_that_branches_on_data_falls_back_to_eager_with_the_reason() -> 
 
 
 def test_a_label_out_of_range_is_the_users_error_and_the_process_survives() -> None:
-    fused = replicas("fused")
+    # What is compiled for the test of whole rounds above.
+    fused = replicas("fused", optimizer=functools.partial(SGD, nesterov=True), sync=SMA(alpha=0.2, mu=0.9, every=2))
     x, y = batch(0)
     with pytest.raises(DataError, match="out of range"):
         fused.round([(x, y + 7), batch(1), batch(2)])

@@ -25,7 +25,7 @@ from bow.engines.outcome import SideBySide
 from bow.testing import FakeDevice
 from tests.grouped import of_replicas
 
-pytestmark = [pytest.mark.usefixtures("_uncompiled")]
+pytestmark = [pytest.mark.usefixtures("_uncompiled", "_captured_anew")]
 
 REPLAYING = ["graph", "graph@fake", "graph+round@fake", "fused@fake"]
 LEARNERS, FEATURES, CLASSES = 2, 6, 3

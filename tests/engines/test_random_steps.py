@@ -10,7 +10,10 @@ import torch
 from tests.engines.many_steps import ENGINES, PLACED, course_and_bound, outcome, outcomes
 from tests.engines.random_steps import Case
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:torch")
+pytestmark = [
+    pytest.mark.usefixtures("_captured_anew"),
+    pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:torch"),
+]
 
 EXAMPLES = {
     "complex": Case(("complex_product", "spectrum"), "in_dict", False, "several", "momentum", 2),

@@ -46,7 +46,13 @@ def halved(path: Any, **run: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("engine", "kind"), [("eager", "normed"), ("graph", "mlp"), ("graph", "normed"), ("fused", "mlp")]
+    ("engine", "kind"),
+    [
+        ("eager", "normed"),
+        ("graph", "mlp"),
+        ("graph", "normed"),
+        pytest.param("fused", "mlp", marks=pytest.mark.nightly),
+    ],
 )
 def test_members_of_several_learners_are_trainings_of_their_own(engine: Any, kind: str, tmp_path: Path) -> None:
     model, data = {"mlp": (mlp, (FLAT, LABELS)), "normed": (Normed, (IMAGES, LABELS))}[kind]
@@ -58,6 +64,11 @@ def test_members_of_several_learners_are_trainings_of_their_own(engine: Any, kin
         start = read_records(member.run_dir / "metrics.jsonl")[0]
         assert (start["learners"], start["settings"]) == (2, member.variant.values)
     assert result.report_path is not None
+
+
+@pytest.mark.usefixtures("_uncompiled")
+def test_members_in_one_region_are_trainings_of_their_own(tmp_path: Path) -> None:
+    test_members_of_several_learners_are_trainings_of_their_own("fused", "mlp", tmp_path)
 
 
 def test_their_folds_schedulers_and_rules_are_their_own(tmp_path: Path) -> None:
