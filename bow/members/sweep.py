@@ -128,7 +128,7 @@ def sweep(
     given = {name: value for name, value in locals().items() if name not in OWN}
     train = TrainConfig(**{**given, "learners": whole("learners", learners)})
     search = variants if isinstance(variants, MemberSearch) and not isinstance(variants, type) else None
-    return run_sweep(
+    result = run_sweep(
         SweepConfig(
             train=train,
             variants=check_variants(variants) if search is None else _first_of(search, train.run),
@@ -139,6 +139,9 @@ def sweep(
             stop=check_stop(stop),
         )
     )
+    if all(member.stopped == "diverged" for member in result):
+        warnings.warn("every member diverged; use a lower learning rate, or scale the data", stacklevel=2)
+    return result
 
 
 def run_sweep(config: SweepConfig) -> Sweep:

@@ -245,6 +245,11 @@ def test_one_that_diverges_ends_alone(tmp_path: Path) -> None:
     assert len(result.ensemble.models) == 2
 
 
+def test_members_that_all_diverge_are_said(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="every member diverged; use a lower learning rate"):
+        swept(tmp_path / "sweep", mlp, (FLAT, LABELS), bow.grid(seed=[0, 1], lr=[1e30]), engine="eager")
+
+
 class Counted(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
     """Counts what is read."""
 
@@ -379,7 +384,8 @@ def test_one_batch_that_is_not_finite_ends_a_member_among_its_turns(
 
     monkeypatch.setattr(GraphRound, "collect_turns", collected)
     given = {"variants": [bow.Variant(seed=n) for n in range(4)], "optimizer": SGD, "validation": (FLAT, LABELS)}
-    result = swept(tmp_path / "turns", mlp, (inputs, labels), engine="graph", **given)
+    with pytest.warns(UserWarning, match="every member diverged"):
+        result = swept(tmp_path / "turns", mlp, (inputs, labels), engine="graph", **given)
     assert max(ended) > 1
     assert [member.stopped for member in result.members] == ["diverged"] * 4
 
