@@ -5,43 +5,37 @@ import dataclasses
 import functools
 import signal
 import warnings
-from collections.abc import Hashable, Iterable, Sequence
-from importlib.util import find_spec
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bow.cluster.config import Devices
-from bow.data import open_stream
 from bow.devices import StreamDevice
 from bow.engines import EngineName, Loss, Step
 from bow.engines.config import Engine
 from bow.engines.thread_pool import num_threads
-from bow.errors import DataError, SettingError, reason
+from bow.errors import SettingError, reason
 from bow.forking import begin_to_compute
 from bow.interruption import end_as_asked
+from bow.members.checks import checked
 from bow.members.config import Dealing, SweepConfig
-from bow.members.feed import SharedSamples
 from bow.members.loop import SweepLoop
 from bow.members.member import Member, MemberSearch, Progress
 from bow.members.progress import SweepProgress
 from bow.members.result import Sweep
-from bow.members.saving import FOLD, FOLDER, MEMBERS, GroupLogger, SweepDirectory, folder_of
+from bow.members.saving import FOLD, FOLDER, MEMBERS, SweepDirectory, folder_of
 from bow.members.stopping import Stop, check_stop
-from bow.members.variant import ModelFactory, Variant, check_indices, check_proposed, check_variants
+from bow.members.variant import ModelFactory, Variant, check_proposed, check_variants
 from bow.observe import Record, RunDirectory, RunLock
 from bow.observe.run_directory import readable
 from bow.replicas import OptimizerFactory, num_trainable, prepare_template
-from bow.replicas.optimizer import make_optimizer
-from bow.training.checks import all_labels, check_first_batch, choose_devices, make_scheduler
+from bow.training.checks import choose_devices
 from bow.training.config import PerRound, Run, SchedulerFactory, TrainConfig
-from bow.training.data_source import DataSource, check_round
 from bow.training.description import provenance
-from bow.training.epoch import MOST_LOST
 from bow.training.replicas import DEFAULT_OPTIMIZER
-from bow.training.stopping import directed, names_of_epochs
 from bow.values import whole
 
 OWN = ("variants", "at_once", "batches", "cluster", "stop")  # settings of a sweep; all others are each member's
@@ -146,7 +140,7 @@ def sweep(
 
 def run_sweep(config: SweepConfig) -> Sweep:
     begin_to_compute("bow.sweep")
-    config = _checked(config)
+    config = checked(config)
     train = config.train
     device, count = choose_devices(train.devices.count)
     if count not in (None, 1):
@@ -222,7 +216,7 @@ def _ask(config: SweepConfig, members: list[Member], path: Path) -> Progress | N
     if proposed is None:
         return None
     variant = check_proposed(proposed, [member.name for member in members])
-    (variant,) = _checked(dataclasses.replace(config, variants=[variant])).variants
+    (variant,) = checked(dataclasses.replace(config, variants=[variant])).variants
     members.append(_member(config, len(members), variant, path))
     return Progress(members[-1], config.kind_of(members[-1].variant))
 
@@ -230,81 +224,6 @@ def _ask(config: SweepConfig, members: list[Member], path: Path) -> Progress | N
 def _member(config: SweepConfig, number: int, variant: Variant, path: Path) -> Member:
     own = config.run_dir_of(variant)
     return Member(number, variant, own or path / MEMBERS / folder_of(number, variant.name or ""))
-
-
-def _checked(config: SweepConfig) -> SweepConfig:
-    """Refuse what cannot be trained, before anything is written; numbers of samples become tensors."""
-    train = config.train
-    if config.batches not in ("own", "shared"):
-        raise SettingError(f'batches must be "own" or "shared", got {config.batches!r}')
-    if train.validation.every != 1:
-        raise SettingError(f"validation.every={train.validation.every}: members are evaluated after every epoch; use 1")
-    if train.validation.ema is not None:
-        raise SettingError(f"validation.ema={train.validation.ema:g}: members have no moving average; leave it out")
-    if train.engine.dispatch != "fixed" or train.engine.schedule is not None or train.engine.capture == "round":
-        raise SettingError('members take no dispatch, schedule or capture="round"; leave them out')
-    metrics = train.validation.metrics
-    is_evaluated = train.validation.data is not None or any(v.validate_on is not None for v in config.variants)
-    names = None if train.step is not None else names_of_epochs(metrics if is_evaluated else ())
-    rules = directed(config.stop, metrics, names)
-    for logger in train.run.loggers:
-        if not isinstance(logger, GroupLogger):
-            raise SettingError(f"loggers of a sweep need a method for_member(name, group), which {logger!r} has not")
-    if config.has_learners and (config.batches == "shared" or config.at_once not in ("auto", 1)):
-        raise SettingError(
-            f"members of {train.num_learners} learners train one after another, each in the order of its seed, got "
-            f"at_once={config.at_once!r} and batches={config.batches!r}; leave them out, or use learners=1"
-        )
-    if config.cluster not in (None, "ray"):
-        raise SettingError(f'cluster must be "ray" or None, got {config.cluster!r}')
-    if config.cluster is not None and find_spec("ray") is None:
-        raise SettingError('cluster="ray" needs Ray, which is not installed; pip install "bow-trainer[ray]"')
-    if config.cluster is not None and (config.search is not None or config.halving is not None):
-        raise SettingError(
-            "members on a cluster are not compared while they train, and stop has bow.Halving, or variants is a "
-            "search; use bow.EarlyStopping and a list of variants, or leave out cluster"
-        )
-    if train.engine.name == "fused" and not config.has_learners:
-        raise SettingError(
-            'engine="fused" computes all rows in one task, whose random numbers members would share; use engine="graph"'
-        )
-    is_split = any(variant.train_on is not None or variant.validate_on is not None for variant in config.variants)
-    num_samples = open_stream(train.data, **train.stream_settings).samples_per_epoch
-    if is_split and num_samples is None:
-        raise SettingError("members with samples of their own need data with a length; give tensors or a Dataset")
-    variants, known = [], dict[int, Tensor | None]({id(None): None})
-    for variant in config.variants:
-        for name, given in (("train_on", variant.train_on), ("validate_on", variant.validate_on)):
-            if id(given) not in known:
-                known[id(given)] = check_indices(f"{name} of variant {variant.name!r}", given, num_samples or 0)
-        own = known[id(variant.train_on)], known[id(variant.validate_on)]
-        variants.append(dataclasses.replace(variant, train_on=own[0], validate_on=own[1]))
-    config = dataclasses.replace(config, variants=variants, stop=rules)
-    _try_first_batches(config)
-    return config
-
-
-def _try_first_batches(config: SweepConfig) -> None:
-    """Make every member's optimizer and stream, and run a batch through the model of each kind of member."""
-    train, templates = config.train, dict[Hashable, nn.Module]()
-    for variant in config.variants:
-        kind = config.kind_of(variant)
-        is_new = kind not in templates
-        if is_new:
-            templates[kind] = prepare_template(config.of(variant).model, variant.seed)
-        stream = SharedSamples(train.data).open(config, variant)
-        try:
-            check_round(stream, 1)
-        except DataError as error:
-            whose = "" if variant.train_on is None else f"samples of variant {variant.name!r}: "
-            raise DataError(f"{whose}{error}") from None
-        if is_new:
-            opened = DataSource(train.data, **config.of(variant).stream_settings)
-            config.usual_batches[kind] = opened.usual_batch
-            labels, step = all_labels(train.data), train.step_or_loss
-            check_first_batch(templates[kind], opened.example, train.loss, step, labels, most_bad=MOST_LOST)
-        optimizer = make_optimizer(config.of(variant).optimizer, templates[kind])
-        make_scheduler(config.of(variant).scheduler_factory, optimizer, train.steps or stream.rounds_left(1))
 
 
 def _directory(config: SweepConfig, lock: RunLock) -> SweepDirectory:
