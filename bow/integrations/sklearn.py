@@ -274,26 +274,12 @@ class Regressor(RegressorMixin, MemberEstimator):  # type: ignore[misc]
 
     Args:
         module: as for `Classifier`; outputs `[batch, num_outputs]` are the predictions.
-        members: as for `Classifier`.
-        cv: as for `Classifier`.
-        loss: a function of outputs and targets, both `[batch, num_outputs]`; None: the mean squared error.
-        optimizer: as for `Classifier`.
-        lr: as for `Classifier`.
-        batch_size: as for `Classifier`.
-        epochs: as for `Classifier`.
-        early_stopping: as for `Classifier`.
-        validation_fraction: as for `Classifier`.
-        engine: as for `Classifier`.
-        devices: as for `Classifier`.
-        random_state: as for `Classifier`.
-        verbose: as for `Classifier`.
+        loss: a function of outputs and targets, both `[batch, num_outputs]`; None: the mean squared error. All other
+            arguments are those of `Classifier`.
 
     Attributes:
-        n_features_in_: as of `Classifier`.
-        ensemble_: as of `Classifier`.
-        histories_: as of `Classifier`.
         oof_: with `cv`, a prediction of every sample by members that have not seen it; NaN where there is none.
-        cv_scores_: with `cv`, R² of each fold's members on what they have not seen.
+        cv_scores_: with `cv`, R² of each fold's members on what they have not seen. All others are as of `Classifier`.
 
     Raises:
         SettingError: in `fit`, an argument that cannot be carried out, or no member stayed finite.

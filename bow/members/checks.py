@@ -15,6 +15,7 @@ from bow.members.variant import check_indices
 from bow.replicas import prepare_template
 from bow.replicas.optimizer import make_optimizer
 from bow.training.checks import all_labels, check_first_batch, make_scheduler
+from bow.training.config import TrainConfig
 from bow.training.data_source import DataSource, check_round
 from bow.training.epoch import MOST_LOST
 from bow.training.stopping import directed, names_of_epochs
@@ -25,12 +26,8 @@ def checked(config: SweepConfig) -> SweepConfig:
     train = config.train
     if config.batches not in ("own", "shared"):
         raise SettingError(f'batches must be "own" or "shared", got {config.batches!r}')
-    if train.validation.every != 1:
-        raise SettingError(f"validation.every={train.validation.every}: members are evaluated after every epoch; use 1")
-    if train.validation.ema is not None:
-        raise SettingError(f"validation.ema={train.validation.ema:g}: members have no moving average; leave it out")
-    if train.engine.dispatch != "fixed" or train.engine.schedule is not None or train.engine.capture == "round":
-        raise SettingError('members take no dispatch, schedule or capture="round"; leave them out')
+    if (why := why_no_member(train, config.has_learners)) is not None:
+        raise SettingError(why)
     metrics = train.validation.metrics
     is_evaluated = train.validation.data is not None or any(v.validate_on is not None for v in config.variants)
     names = None if train.step is not None else names_of_epochs(metrics if is_evaluated else ())
@@ -52,10 +49,6 @@ def checked(config: SweepConfig) -> SweepConfig:
             "members on a cluster are not compared while they train, and stop has bow.Halving, or variants is a "
             "search; use bow.EarlyStopping and a list of variants, or leave out cluster"
         )
-    if train.engine.name == "fused" and not config.has_learners:
-        raise SettingError(
-            'engine="fused" computes all rows in one task, whose random numbers members would share; use engine="graph"'
-        )
     is_split = any(variant.train_on is not None or variant.validate_on is not None for variant in config.variants)
     num_samples = open_stream(train.data, **train.stream_settings).samples_per_epoch
     if is_split and num_samples is None:
@@ -70,6 +63,22 @@ def checked(config: SweepConfig) -> SweepConfig:
     config = dataclasses.replace(config, variants=variants, stop=rules)
     _try_first_batches(config)
     return config
+
+
+def why_no_member(train: TrainConfig, has_learners: bool) -> str | None:
+    """What a training alone can do and members cannot; None: they can."""
+    validation, engine = train.validation, train.engine
+    if validation.every != 1:
+        return f"validation.every={validation.every}: members are evaluated after every epoch; use 1"
+    if validation.ema is not None:
+        return f"validation.ema={validation.ema:g}: members have no moving average; leave it out"
+    if engine.dispatch != "fixed" or engine.schedule is not None or engine.capture == "round":
+        return 'members take no dispatch, schedule or capture="round"; leave them out'
+    if engine.name == "fused" and not has_learners:
+        return (
+            'engine="fused" computes all rows in one task, whose random numbers members would share; use engine="graph"'
+        )
+    return None
 
 
 def _try_first_batches(config: SweepConfig) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bow.cluster import is_member
 from bow.errors import DivergenceError
+from bow.members.checks import why_no_member
 from bow.members.config import SweepConfig
 from bow.members.group import is_same
 from bow.members.member import Member
@@ -238,7 +239,7 @@ def _outcome(sweep: Sweep, member: Member) -> Outcome:
 
 
 def _why_no_member(config: TrainConfig) -> str | None:
-    engine, sync, validation = config.engine, config.sync, config.validation
+    sync, validation = config.sync, config.validation
     count = 1 if is_member() else choose_devices(config.devices.count)[1]
     is_one = num_learners(config) == 1
     reasons = {
@@ -247,19 +248,13 @@ def _why_no_member(config: TrainConfig) -> str | None:
         "operators are split by a partition": config.partition is not None,
         f"sync={type(sync).__name__} changes what one learner does": is_one
         and not (type(sync) is Independent or (type(sync) is SMA and sync.alpha is None)),
-        f"engine={engine.name}": is_one and engine.name == "fused",
-        "engine has dispatch, schedule or capture=round": engine.dispatch != "fixed"
-        or engine.schedule is not None
-        or engine.capture == "round",
         f"on_nan={config.on_nan}": config.on_nan == "continue",
-        f"validation.every={validation.every:g}": validation.every != 1,
-        f"validation.ema={validation.ema}": validation.ema is not None,
         f"validation.buffers={validation.buffers}": validation.buffers == "recalibrate",
         "they have callbacks": bool(config.callbacks),
         "they have loggers of their own": bool(config.run.loggers),
         "they go on from checkpoints": config.run.resume is not None,
     }
-    return next((why for why, applies in reasons.items() if applies), None)
+    return next((why for why, applies in reasons.items() if applies), why_no_member(config, not is_one))
 
 
 def _optimizers(configs: Sequence[TrainConfig]) -> tuple[Any, list[Mapping[str, Any] | None]]:

@@ -47,19 +47,13 @@ class Difference(NamedTuple):
         return self.interval[0] > 0 or self.interval[1] < 0
 
 
-class Differences(Sequence[Difference]):
+class Differences(list[Difference]):
     """Paired differences between all values of a setting."""
 
     def __init__(self, setting: str, metric: str, differences: Sequence[Difference]) -> None:
+        super().__init__(differences)
         self.setting = setting
         self.metric = metric
-        self._differences = list(differences)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._differences[index]
-
-    def __len__(self) -> int:
-        return len(self._differences)
 
     def __str__(self) -> str:
         lines = [f"{self.metric} by {self.setting}, paired, 95 % intervals"]

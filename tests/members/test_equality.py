@@ -17,6 +17,7 @@ from bow.engines.graph_round import GraphRound
 from bow.engines.live_check import LiveCheck
 from bow.members import Member
 from bow.members.cohort import Cohort
+from bow.models import LeNet, ResNet
 
 SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-4)
 ADAMW = functools.partial(torch.optim.AdamW, lr=0.003)
@@ -72,7 +73,10 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "normed": (Normed, IMAGES),
     "lstm": (Recurrent, FLAT),
     "transformer": (transformer, FLAT),
+    "lenet": (functools.partial(LeNet, classes=3, channels=1, size=8), IMAGES),
+    "resnet-8": (functools.partial(ResNet, 8, classes=3, channels=1, width=4), IMAGES),
 }
+USUAL = ("mlp", "normed", "lstm", "transformer")
 
 
 def swept(path: Path, model: Any, data: Any, variants: list[bow.Variant], **settings: Any) -> Any:
@@ -136,11 +140,11 @@ VARIANTS = [
 
 
 def every_model_on_every_engine() -> Iterator[Any]:
-    """With one of the optimizers in turn; `--nightly` has both."""
+    """With one of the optimizers in turn; `--nightly` has both, and larger models."""
     engines, optimizers = ("eager", "graph", "streams"), {"sgd": SGD, "adamw": ADAMW}
     table = itertools.product(enumerate(MODELS), enumerate(engines), enumerate(optimizers))
     for (i, name), (j, engine), (k, kind) in table:
-        marks = pytest.mark.nightly if (i + j + k) % 2 else ()
+        marks = pytest.mark.nightly if (i + j + k) % 2 or name not in USUAL else ()
         yield pytest.param(name, engine, optimizers[kind], marks=marks, id=f"{name}-{engine}-{kind}")
 
 
