@@ -1,8 +1,7 @@
 """A world of several processes, on torch.distributed: NCCL between GPUs, Gloo between CPUs."""
 
-import datetime
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -10,14 +9,14 @@ from torch import Tensor
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from bow.cluster.heartbeat import advice
-from bow.cluster.world import DONE, PendingSum, World
+from bow.cluster.world import DONE, PATIENCE, PendingSum, World
 from bow.errors import ClusterError, reason
 from bow.values import number
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from bow.cluster.shared_sums import SharedSums
 
-# For a process that takes its time, as rank 0 does when it evaluates; one that is stopped is noticed by its heartbeat
-PATIENCE = datetime.timedelta(hours=1)
+T = TypeVar("T")
 
 BYTES_PER_MB = 2**20
 
@@ -35,10 +34,10 @@ def backend_for(device: torch.device) -> str:
     return "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
 
 
-class GlooSum(PendingSum):
-    """Sums that Gloo computes in its threads."""
+class CheckedSum(PendingSum):
+    """A sum on CPUs, in parts: of Gloo, which computes in threads of its own, or in memory that processes share."""
 
-    def __init__(self, parts: Sequence[dist.Work], call: Callable[..., Any]) -> None:
+    def __init__(self, parts: Sequence[dist.Work | PendingSum], call: Callable[..., Any]) -> None:
         self._parts = parts
         self._call = call
 
@@ -80,6 +79,8 @@ class Processes(World):
         self._group = group
         self._device = device
         self._owns_group = store is not None
+        self._may_share = device.type == "cpu" and self.nodes == 1 < self.size and bucket_mb is None
+        self._shared: SharedSums | None = None
         if store is not None:
             self._call(
                 dist.init_process_group,
@@ -97,8 +98,11 @@ class Processes(World):
             for part in self._buckets(tensor):
                 self._call(dist.all_reduce, part, group=self._group)
             return DONE
+        if self._shares(tensor.nbytes):
+            assert self._shared is not None
+            return CheckedSum([self._shared.begin(tensor)], self._call)
         works = [self._call(dist.all_reduce, part, group=self._group, async_op=True) for part in self._buckets(tensor)]
-        return GlooSum(works, self._call)
+        return CheckedSum(works, self._call)
 
     def sum_with_prefix(self, tensor: Tensor) -> Tensor | None:
         self.sums += 1
@@ -167,8 +171,21 @@ class Processes(World):
             group.abort()
 
     def close(self) -> None:
+        if self._shared is not None:
+            self._shared.close()
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
+
+    def _shares(self, num_bytes: int) -> bool:
+        """Whether a sum of so many bytes goes by shared memory; more of it is taken when it does not suffice."""
+        if not self._may_share:
+            return False
+        from bow.cluster.shared_sums import MOST_BYTES, SharedSums  # which one process does without
+
+        if num_bytes <= MOST_BYTES and (self._shared is None or self._shared.row_bytes < num_bytes):
+            self._shared = SharedSums.agreed(num_bytes, self.rank, self.size, self.broadcast, self.all_gather)
+            self._may_share = self._shared is not None
+        return self._may_share and num_bytes <= MOST_BYTES
 
     def _buckets(self, tensor: Tensor) -> Sequence[Tensor]:
         if self._bucket_mb is None:

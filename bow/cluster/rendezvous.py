@@ -23,8 +23,8 @@ from torch.distributed.rendezvous import rendezvous
 
 from bow.cluster.heartbeat import EXIT_STATUS, Heartbeat
 from bow.cluster.launch import WorkerJob, Workers, failed
-from bow.cluster.processes import PATIENCE, Bucket, Processes, Ranks, backend_for
-from bow.cluster.world import ALONE, World
+from bow.cluster.processes import Bucket, Processes, Ranks, backend_for
+from bow.cluster.world import ALONE, PATIENCE, World
 from bow.devices import available_cores
 from bow.devices.cores import siblings_of
 from bow.errors import ClusterError, DivergenceError, SettingError, reason

@@ -1,11 +1,15 @@
 """The processes that train together, one for each device, as one of them sees them."""
 
+import datetime
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 T = TypeVar("T")
+
+# For a process that takes its time, as rank 0 does when it evaluates; one that is stopped is noticed by its heartbeat
+PATIENCE = datetime.timedelta(hours=1)
 
 
 class PendingSum:

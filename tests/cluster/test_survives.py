@@ -24,7 +24,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import bow
-from bow.cluster import ALONE, World
+from bow.cluster import ALONE, PendingSum, World
+from bow.cluster.shared_sums import SharedSums
 from bow.data import digits, open_stream
 from bow.errors import ClusterError, DivergenceError
 from bow.observe import WandbLogger
@@ -405,15 +406,20 @@ def test_devices_with_different_numbers_of_learners_train_what_one_would(pair: A
 def sums() -> Iterator[list[int]]:
     """The lengths of what is summed over all devices meanwhile."""
     lengths = []
-    all_reduce = dist.all_reduce
+    all_reduce, begin = dist.all_reduce, SharedSums.begin
 
     def noted(tensor: Tensor, *args: Any, **options: Any) -> Any:
         if options.get("async_op"):
             lengths.append(tensor.numel())
         return all_reduce(tensor, *args, **options)
 
+    def begun(shared: SharedSums, tensor: Tensor) -> PendingSum:
+        lengths.append(tensor.numel())
+        return begin(shared, tensor)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "all_reduce", noted)
+        patch.setattr(SharedSums, "begin", begun)
         yield lengths
 
 
