@@ -1,10 +1,11 @@
 """What the sum between devices costs, and whether the learning tasks hide it.
 
-Processes on the cores of this machine, each with a share of them, train side by side and average over Gloo. In turns
-within the same processes: without averaging (`Independent`), with one AllReduce a round, with the sum in buckets,
-with one sum for each variable, and with an AllReduce that arrives late by half of what a round takes without
-averaging; and in engine `eager`, without averaging, with one AllReduce, and as the paper has it, variable by variable
-by the learner that gets to its gradient last.
+Processes on the cores of this machine, each with a share of them, train side by side and average. In turns within the
+same processes: without averaging (`Independent`), with one AllReduce a round, which goes by shared memory, with one
+where learners follow a reference model of their device (`levels=2`), with an AllReduce by Gloo's sockets, with that
+in buckets, with one sum for each variable, and with an AllReduce that arrives late by half of what a round takes
+without averaging; and in engine `eager`, without averaging, with one AllReduce, and as the paper has it, variable by
+variable by the learner that gets to its gradient last.
 """
 
 import functools
@@ -33,11 +34,13 @@ LIMIT = 1.1  # A round with a late AllReduce may take so many times what it take
 
 WARM_UP_ROUNDS = 5
 
-BASE, WHOLE, BUCKETS, VARIABLES, DELAYED = (
+BASE, WHOLE, LEVELS, GLOO, BUCKETS, VARIABLES, DELAYED = (
     "no averaging",
     "one AllReduce",
-    "buckets",
-    "one sum a variable",
+    "one AllReduce, two levels",
+    "one AllReduce, by Gloo",
+    "buckets, by Gloo",
+    "one sum a variable, by Gloo",
     "one AllReduce, late",
 )
 EAGER_BASE, EAGER_WHOLE, LEADER = "eager: no averaging", "eager: one AllReduce", "eager: by the last at a variable"
@@ -60,7 +63,7 @@ class Config(harness.Config):
     """Settings of the experiment."""
 
     devices: int = setting(2, "processes", least=2)
-    learners: int = setting(1, "learners of each")
+    learners: int = setting(2, "learners of each")
     batch_size: int = setting(16, "samples per learner and round")
     models: tuple[str, ...] = setting(
         ("mlp", "lenet", "resnet8"), "what is trained", choices=tuple(WORKLOADS), quick=("mlp",)
@@ -82,6 +85,14 @@ class Arriving(PendingSum):
         """Wait for both."""
         self._sum.wait()
         time.sleep(max(0.0, self._at - time.perf_counter()))
+
+
+class BySockets(Processes):
+    """Processes that share no memory."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._may_share = False
 
 
 class Late(Processes):
@@ -122,7 +133,7 @@ class Runner:
 def measure(config: Config) -> dict[str, Any]:
     """All models, in every process; what rank 0 finds is what counts."""
     return {
-        "fixed": f"SGD with momentum 0.9, {SMA()!r}, float32, Gloo on one machine",
+        "fixed": f"SGD with momentum 0.9, {SMA()!r}, float32",
         "late": LATE,
         "limit": LIMIT,
         "models": harness.together(config.devices, functools.partial(measure_all, config=config)),
@@ -177,6 +188,8 @@ def ways(config: Config) -> list[Way]:
     return [
         Way(BASE, BASE, Independent()),
         Way(WHOLE, BASE, SMA()),
+        Way(LEVELS, BASE, SMA(levels=2)),
+        Way(GLOO, BASE, SMA(), world=BySockets),
         Way(BUCKETS, BASE, SMA(), bucket=config.bucket_mb),
         Way(VARIABLES, BASE, SMA(), bucket="variable"),
         Way(DELAYED, BASE, SMA(), world=Late),

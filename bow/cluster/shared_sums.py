@@ -28,8 +28,8 @@ SPIN_S, PAUSE_S, LOOK_S = 0.002, 0.00005, 0.1
 class SharedSums:
     """Rows of memory that all processes see: each writes its own, says so, and adds up all when all have."""
 
-    # Two sets of rows take turns. Who writes into one has read the other to its end, so that all have written that,
-    # which they do when they have read this one to its end.
+    # Two sets of rows take turns. Who writes into one has read the other to its end: all have written that, which they
+    # do when they have read this one to its end.
 
     def __init__(self, file: int, rank: int, size: int, row_bytes: int) -> None:
         memory = mmap.mmap(file, _all_bytes(size, row_bytes))
@@ -39,6 +39,7 @@ class SharedSums:
         rows = torch.frombuffer(memory, dtype=torch.uint8, offset=size * LINE)
         self._rows = rows.view(2, size, row_bytes)
         self._begun = 0
+        self._last: SharedSum | None = None
         self._say(PROCESS, os.getpid())
 
     @classmethod
@@ -58,11 +59,15 @@ class SharedSums:
             return shared if all(all_gather(shared is not None)) else None
 
     def begin(self, tensor: Tensor) -> PendingSum:
+        """Begin a sum; one that is still under way ends before."""
+        if self._last is not None:
+            self._last.wait()
         self._begun += 1
         rows = self._rows[self._begun % 2, :, : tensor.nbytes].view(tensor.dtype)
         rows[self._rank].copy_(tensor)
         self._say(COUNT, self._begun)
-        return SharedSum(self, tensor, rows, self._begun)
+        self._last = SharedSum(self, tensor, rows, self._begun)
+        return self._last
 
     def wait_for(self, number: int) -> None:
         """Wait until all processes have written their rows of this sum."""
@@ -77,6 +82,7 @@ class SharedSums:
                         raise RuntimeError(f"the process of rank {other} has gone")
                     if now - began > PATIENCE.total_seconds():
                         raise RuntimeError(f"rank {other} did not come to a sum within {PATIENCE}")
+                os.sched_yield()
                 time.sleep(0 if now - began < SPIN_S else PAUSE_S)  # which lets other threads of Python run, too
 
     def close(self) -> None:
@@ -104,9 +110,13 @@ class SharedSum(PendingSum):
 
     def __init__(self, sums: SharedSums, tensor: Tensor, rows: Tensor, number: int) -> None:
         self._sums, self._tensor, self._rows, self._number = sums, tensor, rows, number
+        self._is_over = False
 
     def wait(self) -> None:
+        if self._is_over:
+            return
         self._sums.wait_for(self._number)
+        self._is_over = True
         first, second, *others = self._rows
         torch.add(first, second, out=self._tensor)  # in the order of ranks, so that all have the same bits
         for row in others:

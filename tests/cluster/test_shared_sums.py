@@ -63,6 +63,19 @@ def test_all_processes_have_the_sum_in_the_order_of_ranks(size: int) -> None:
             assert torch.equal(got, first)
 
 
+def several_under_way(world: World) -> list[torch.Tensor]:
+    own = [addend(world.rank, number) for number in range(8)]
+    pending = [world.sum(tensor) for tensor in own]
+    for each in reversed(pending):
+        each.wait()
+    return own
+
+
+def test_several_sums_may_be_under_way() -> None:
+    for found in in_world(2, several_under_way):
+        assert all(torch.equal(got, addend(0, number) + addend(1, number)) for number, got in enumerate(found))
+
+
 def lacking(world: World) -> list[Any]:
     """Rank 1 finds no memory that it could share."""
     assert isinstance(world, Processes)
