@@ -9,13 +9,14 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from bow.disk_cache import PIN
 from bow.errors import RuntimeUnavailableError, disk_reason
-from bow.files import write_whole
+from bow.files import Expendable, write_whole
 
 CACHE = "BOW_CACHE"  # environment variable: the folder in which compiled code is kept, `~/.cache/bow` by default
 MOST_BYTES = 2 * 2**30
@@ -130,8 +131,9 @@ def source_hash(*parts: str) -> str:
     return hashlib.sha256("\0".join((instruction_set(), compiler_version(), *parts)).encode()).hexdigest()[:24]
 
 
-def compile_cpp(what: str, arguments: Sequence[str]) -> None:
+def compile_cpp(what: str, arguments: Sequence[str], takes: str) -> None:
     command = [*compiler(what), *arguments]
+    print(f"bow: building {what}, once on this machine ({takes})", file=Expendable(sys.stderr))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = done.stderr.splitlines() or [f"exit status {done.returncode}"]

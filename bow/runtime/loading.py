@@ -15,7 +15,6 @@ import torch
 
 from bow.compiling import NO_COMPILER, built, cache_folder, compile_cpp, compiler_version, instruction_set
 from bow.errors import RuntimeUnavailableError
-from bow.files import Expendable
 
 FLAGS = ("-shared", "-fPIC", "-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-DAT_PER_OPERATOR_HEADERS")
 
@@ -79,10 +78,6 @@ def _load() -> ModuleType:
     folder, key = _sources(), _key()
 
     def make(target: Path) -> None:
-        print(
-            f"bow: building the native runtime, once on this machine ({BUILD_S:.0f} s of one core)",
-            file=Expendable(sys.stderr),
-        )
         compile_extension(folder / MAIN_SOURCE, target, MODULE)
 
     library = built(key, f"{MODULE}.so", make)
@@ -138,4 +133,4 @@ def compile_extension(source: Path, target: Path, name: str) -> None:
         *(f"-L{path}" for path in libraries),
         *("-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
     ]
-    compile_cpp("the native runtime", arguments)
+    compile_cpp("the native runtime", arguments, takes=f"{BUILD_S:.0f} s of one core")

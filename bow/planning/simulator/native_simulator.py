@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
@@ -15,7 +14,6 @@ from numpy.typing import NDArray
 
 from bow.compiling import built, compile_cpp, source_hash
 from bow.errors import RuntimeUnavailableError, ScheduleError
-from bow.files import Expendable
 from bow.planning.problem.box import Box
 from bow.planning.problem.device_topology import NS_PER_US
 from bow.planning.problem.partition import Tiling
@@ -24,7 +22,7 @@ from bow.planning.simulator.step_model import StepModel
 
 LIBRARY = "planner.so"
 MAIN_SOURCE = "simulator.cpp"
-WHAT = "the compiled simulator"
+WHAT = "the planner's simulator"
 
 # No fused multiply and add: times are to be equal to the nanosecond to those that Python works out.
 FLAGS = ("-shared", "-fPIC", "-std=c++20", "-O3", "-march=native", "-ffp-contract=off")
@@ -84,11 +82,7 @@ def _load() -> ctypes.CDLL:
     key = source_hash(*FLAGS, *(path.name + path.read_text(encoding="utf-8") for path in sources))
 
     def make(target: Path) -> None:
-        print(
-            "bow: building the planner's simulator, once on this machine; it takes some seconds",
-            file=Expendable(sys.stderr),
-        )
-        compile_cpp(WHAT, [*FLAGS, str(folder / MAIN_SOURCE), "-o", str(target)])
+        compile_cpp(WHAT, [*FLAGS, str(folder / MAIN_SOURCE), "-o", str(target)], takes="some seconds")
 
     path = built(f"planner-{key}", LIBRARY, make)
     try:
