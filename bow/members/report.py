@@ -184,6 +184,10 @@ class SweepReport(Report):
         return [(setting, rows) for setting, rows in made if rows]
 
     @property
+    def has_beaten(self) -> bool:
+        return any(member.stopped in BEATEN for member in self.sweep)
+
+    @property
     def unpaired(self) -> list[str]:
         """Settings that vary and cannot be compared, since no two members differ in them alone."""
         compared = [setting for setting, _ in self.comparisons]
@@ -242,8 +246,7 @@ class SweepReport(Report):
         Where some ended because others were better, the values are those after as many epochs as all have.
         """
         name, sweep = self.sweep.metric, [m for m in self.sweep if m.history and m.stopped != "diverged"]
-        beaten = [m for m in sweep if m.stopped in BEATEN]
-        epochs = min((m.epochs for m in beaten), default=math.inf)
+        epochs = min((m.epochs for m in sweep if m.stopped in BEATEN), default=math.inf)
         by: dict[str, list[tuple[float, float]]] = {}
         for member in sweep:
             values = dict(member.variant.values)
@@ -258,7 +261,7 @@ class SweepReport(Report):
         series = [Series("members", line, GREY, faint=True) for line in lines] if len(lines) > 1 else []
         is_log = where[0] > 0 and where[-1] / where[0] >= 8
         ticks = where if len(where) <= MOST_TICKS else where[:: math.ceil(len(where) / MOST_TICKS)]
-        label, after = _words(name), f" after {epochs:g} epoch{'s' * (epochs != 1)}" if beaten else ""
+        label, after = _words(name), f" after {epochs:g} epoch{'s' * (epochs != 1)}" if self.has_beaten else ""
         return Chart(
             f"{label[:1].upper()}{label[1:]} by {setting}{after}",
             [*series, Series("mean" if len(lines) > 1 else name, means)],

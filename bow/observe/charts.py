@@ -117,7 +117,7 @@ class Chart:
             linewidth=1.0 if series.faint else 1.8,
             alpha=0.45 if series.faint else 1.0,
             drawstyle="steps-post" if self.steps else "default",
-            marker="o" if len(points) <= 30 and not series.faint and not self.steps else "",
+            marker="o" if len(points) == 1 or (len(points) <= 30 and not series.faint and not self.steps) else "",
             markersize=3.5,
             zorder=2 if series.faint else 3,
         )

@@ -75,6 +75,7 @@ def test_the_chart_of_a_setting_has_members_at_the_epoch_that_all_came_to(tmp_pa
     result = swept(tmp_path / "run", mlp, DATA, variants, engine="eager", epochs=3, stop=stop)
     chart = SweepReport.read(RunDirectory(result.run_dir)).charts[-1]
     assert chart.title == "Accuracy by lr after 1 epoch"
+    assert "after the epochs of the shorter one" in result.report_path.read_text(encoding="utf-8")
     values = {member.history[0]["accuracy"] for member in result}
     assert {y for series in chart.series[:-1] for _, y in series.points} == values
 

@@ -1,6 +1,7 @@
 import xml.etree.ElementTree as ElementTree
 
 import pytest
+from matplotlib.figure import Figure
 
 from bow.observe.charts import MAX_POINTS, ORANGE, Chart, ChartAxis, Series, charts, thin
 from bow.observe.report import continuous
@@ -40,6 +41,13 @@ def test_counts_have_whole_ticks_and_begin_at_zero():
 def test_one_point_and_equal_points_can_be_drawn():
     assert texts(Chart("Accuracy", [line(0.5)], ChartAxis("epochs", whole=True, zero=True), ChartAxis(percent=True)))
     assert texts(Chart("Loss", [line(0.0, 0.0)], ChartAxis("epochs"), ChartAxis(zero=True)))
+
+
+def test_a_faint_line_of_one_point_is_seen():
+    axes = Figure().add_subplot()
+    for points in ([(1, 0.5)], [(1, 0.5), (2, 0.6)]):
+        Chart("x", [], ChartAxis())._draw(axes, Series("a", points, faint=True))
+    assert [line.get_marker() for line in axes.lines] == ["o", ""]
 
 
 def test_a_title_is_escaped():
