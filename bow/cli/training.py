@@ -242,7 +242,7 @@ def _report(result: "Result", data: str) -> int:
         value = f"{best.metric} {metric_text(best.metric, best.metrics[best.metric])}"
         path = RunDirectory(result.run_dir).best_path
         where = f", in {_shown(path)}" if path.exists() else ""
-        say(f"best: {value} after epoch {round(best.epoch, 1):g}{where}")
+        say(f"best: {value} after {round(best.epoch, 1):g} epochs{where}")
     if result.report_path is not None:
         say(f"report: {_shown(result.report_path)}")
     return 0 if result.model_path == RunDirectory(result.run_dir).model_path else NOT_SAVED
