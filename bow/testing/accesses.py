@@ -89,7 +89,7 @@ class AccessLog:
         self.collect()
         return sum(max((a.end for a in h.accesses), default=0) for _, h in self._histories.values())
 
-    def tick(self, actor: str, what: str, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
+    def tick(self, actor: str, what: object, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
         """Check and remember the accesses of one piece of work."""
         if not reads and not writes:
             return  # time passes where something is accessed

@@ -25,7 +25,7 @@ class Access:
 
     actor: str  # who
     time: int  # the actor's count
-    what: str  # the work that it is part of
+    what: object  # the work that it is part of, in words where it is shown
     writes: bool  # whether it writes
     begin: int  # the first byte, counted from the start of the allocation
     end: int  # the byte behind the last one

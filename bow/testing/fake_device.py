@@ -92,6 +92,7 @@ class _GraphStep:
     keywords: dict[str, Any]
     made: list[Tensor]
     random: bool
+    what: str
 
     def __post_init__(self) -> None:
         self.reads, self.writes = accessed(self.function, self.arguments, self.keywords)
@@ -150,7 +151,7 @@ class FakeGraph(CapturedGraph):
         device.launches[actor] = device.launches.get(actor, 0) + 1
         if not (step.reads or step.writes or step.made):
             return  # views, which the steps behind them have
-        device.log.tick(actor, f"{step.function} of {self.name}", step.reads, [*step.writes, *step.made])
+        device.log.tick(actor, step.what, step.reads, step.writes + step.made)
         drawing = step.random and self.generator is not None
         with device.drawing_from(self.generator) if drawing else contextlib.nullcontext():  # type: ignore[arg-type]
             made = step.function(*step.arguments, **step.keywords)
@@ -201,7 +202,8 @@ class _Capture:
         clock[actor] = clock.get(actor, 0) + 1
         arguments, keywords = tree_map_only(Tensor, _as_it_is, (arguments, keywords))
         kept = [_as_it_is(tensor) for tensor in fresh]
-        self.graph.steps.append(_GraphStep(actor, function, arguments, keywords, kept, random))
+        what = f"{function} of {self.graph.name}"
+        self.graph.steps.append(_GraphStep(actor, function, arguments, keywords, kept, random, what))
         return made
 
 
@@ -358,11 +360,11 @@ class FakeDevice(StreamDevice):
         given = {key_of(tensor) for tensor in tensors_in((arguments, keywords))}
         if function is _aten.lift_fresh.default and not self.log.knows(arguments[0]):
             self.log.allocate(actor, [arguments[0]])  # what torch.tensor has just made
-        self.log.tick(actor, str(function), reads, writes)
+        self.log.tick(actor, function, reads, writes)
         made = function(*arguments, **keywords)
         fresh = [tensor for tensor in tensors_in(made) if key_of(tensor) not in given]
         self.log.allocate(actor, fresh)
-        self.log.tick(actor, str(function), [], fresh)
+        self.log.tick(actor, function, [], fresh)
         if function in _BLOCKING:
             if getattr(self._current, "must_not_wait", False):
                 raise CaptureRuleError(f"{function} makes the host wait")

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from graph.cases import PAPER_MODELS, captured
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional as F
@@ -14,6 +13,7 @@ from bow.models import LogisticRegression
 from bow.runtime.local import dependencies_of
 from bow.runtime.streams import MemoryUse, issue_order
 from bow.schedule.scheduler.stream_plan import StreamPlan
+from tests.graph.cases import PAPER_MODELS, captured
 
 
 def test_constants_go_to_different_streams_in_turn() -> None:

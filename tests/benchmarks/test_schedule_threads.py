@@ -4,8 +4,6 @@ import threading
 
 import pytest
 import torch
-from graph.cases import PAPER_MODELS, captured, state
-from runtime.test_local import Noisy, assert_same
 
 import bow
 from benchmarks.schedule_threads import ScheduledThreads
@@ -13,6 +11,8 @@ from bow.errors import GraphError, SettingError
 from bow.runtime.local import LocalRuntime, dependencies_of, operators_of
 from bow.schedule import OrderedSchedule
 from bow.schedule.scheduler import CoRunScheduler, ListScheduler, held_by_core
+from tests.graph.cases import PAPER_MODELS, captured, state
+from tests.runtime.test_local import Noisy, assert_same
 
 
 @pytest.mark.sample(4)

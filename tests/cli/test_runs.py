@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import yaml
-from observe.conftest import training
 
 from bow.cli import main
 from bow.observe import RunDirectory
 from bow.observe.comparison import RunComparison
 from bow.observe.report import Report
+from tests.observe.conftest import training
 
 
 def make(path: Path, lr: float = 0.1, data: str = "bow.data.digits", **options: Any) -> RunDirectory:

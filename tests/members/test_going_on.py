@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from members.test_equality import FLAT, LABELS, assert_same, mlp, swept
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
@@ -24,11 +23,12 @@ from bow.members.loop import SweepLoop
 from bow.members.member import Progress
 from bow.members.stopping import Rungs
 from tests.forked import FORKED
+from tests.members.test_equality import FLAT, LABELS, assert_same, mlp, swept
 
 SCRIPT = """
 import os, signal, sys, torch
 sys.path[:0] = {paths!r}
-from members.test_equality import FLAT, LABELS, mlp, swept
+from tests.members.test_equality import FLAT, LABELS, mlp, swept
 import bow, bow.members.loop as loop
 path, at, stop = sys.argv[1], int(sys.argv[2]), sys.argv[3] != "all"
 rounds = 0

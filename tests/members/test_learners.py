@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from members.test_equality import FLAT, IMAGES, LABELS, Normed, alone, assert_same, mlp, swept
-from members.test_going_on import by_hand
 from torch.nn import functional as F
 
 import bow
@@ -21,12 +19,14 @@ from bow.observe import read_records
 from bow.training.replicas import DEFAULT_OPTIMIZER
 from bow.training.run import TrainingLoop
 from tests.forked import FORKED
+from tests.members.test_equality import FLAT, IMAGES, LABELS, Normed, alone, assert_same, mlp, swept
+from tests.members.test_going_on import by_hand
 
 VARIANTS = [bow.Variant(seed=0), bow.Variant(seed=1, settings={"lr": 0.02})]
 KILLED = """
 import os, signal, sys
 sys.path[:0] = {paths!r}
-from members.test_learners import halved
+from tests.members.test_learners import halved
 from bow.members.trainings import TrainingsLoop
 epochs, before = 0, TrainingsLoop._epoch_ended
 def counted(self, progress, run):

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from members.test_equality import FLAT, LABELS, mlp
 from torch.nn import functional as F
 
 import bow
 from bow.errors import SettingError
 from bow.observe import TensorBoardLogger, WandbLogger
+from tests.members.test_equality import FLAT, LABELS, mlp
 
 DATA = (FLAT, LABELS)
 VARIANTS = [bow.Variant(seed=seed) for seed in range(3)]

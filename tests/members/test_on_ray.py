@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from members.test_equality import FLAT, LABELS, mlp, swept
 
 import bow
 from bow.errors import SettingError
 from bow.members.on_ray import _workers
+from tests.members.test_equality import FLAT, LABELS, mlp, swept
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 

@@ -5,10 +5,22 @@ from typing import Any
 
 import pytest
 import torch
-from members.test_equality import ADAMW, FLAT, IMAGES, LABELS, SGD, VARIANTS, Normed, alone, assert_same, mlp, swept
 
 import bow
 from bow.testing import FakeDevice
+from tests.members.test_equality import (
+    ADAMW,
+    FLAT,
+    IMAGES,
+    LABELS,
+    SGD,
+    VARIANTS,
+    Normed,
+    alone,
+    assert_same,
+    mlp,
+    swept,
+)
 
 
 @pytest.mark.parametrize("engine", ["eager", "graph", "streams"])

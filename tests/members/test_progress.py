@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from members.test_equality import FLAT, LABELS, SGD, mlp
 from rich.console import Console
 from torch.nn import functional as F
 
 import bow
 from bow.members import progress, sweep
 from bow.members.progress import SweepProgress, fitted_by_rank
+from tests.members.test_equality import FLAT, LABELS, SGD, mlp
 
 DATA = (FLAT, LABELS)
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from members.test_equality import FLAT, LABELS, mlp, swept
 
 import bow
 from bow.cli import main
 from bow.members.report import SweepReport
 from bow.observe import RunDirectory
 from bow.observe.report import write_report
+from tests.members.test_equality import FLAT, LABELS, mlp, swept
 
 DATA = (FLAT, LABELS)
 

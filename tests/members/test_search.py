@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from members.test_equality import FLAT, LABELS, alone, assert_same, mlp, swept
 from torch import nn
 
 import bow
 from bow.errors import BowError
 from bow.members import Member
+from tests.members.test_equality import FLAT, LABELS, alone, assert_same, mlp, swept
 
 
 class Listed:

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from members.test_equality import FLAT, LABELS, alone, assert_same, mlp, swept
 from torch.nn import functional as F
 
 import bow
 from bow.errors import SettingError
 from bow.members.report import SweepReport
 from bow.observe import RunDirectory
+from tests.members.test_equality import FLAT, LABELS, alone, assert_same, mlp, swept
 
 
 def test_halving_keeps_the_best_of_every_rung(tmp_path: Path) -> None:

@@ -125,4 +125,6 @@ def test_a_batch_can_be_learned_by_heart(case: Case) -> None:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert losses[-1] < 0.5 * losses[0]
+        if losses[-1] < 0.5 * losses[0]:
+            return
+    pytest.fail(f"the loss fell from {losses[0]} to {losses[-1]} only")

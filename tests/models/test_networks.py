@@ -122,7 +122,9 @@ def test_training_on_one_batch_lowers_the_loss(name: str) -> None:
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert losses[-1] < 0.95 * losses[0]
+        if losses[-1] < 0.95 * losses[0]:
+            return
+    pytest.fail(f"the loss fell from {losses[0]} to {losses[-1]} only")
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -1,7 +1,6 @@
 """The order of issue, the memory behind values, and TensorFlow's placement as a schedule."""
 
 import pytest
-from graph.cases import PAPER_MODELS, captured
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +8,7 @@ from bow.runtime.streams import MemoryUse, costs_behind, issue_order
 from bow.schedule import FirstComeSchedule, OrderedSchedule, PrioritySchedule
 from bow.schedule.scheduler import ListScheduler, critical_path
 from bow.schedule.simulator import simulate_operators
+from tests.graph.cases import PAPER_MODELS, captured
 from tests.schedule.scheduler.graphs import Dependencies, listed
 from tests.schedule.scheduler.graphs import dependencies as graphs
 

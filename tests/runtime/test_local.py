@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from graph.cases import PAPER_MODELS, captured, state
 from torch import Tensor, nn
 
 import bow
@@ -27,6 +26,7 @@ from bow.runtime.loading import is_available
 from bow.runtime.local import LocalRuntime, dependencies_of, in_turn
 from bow.schedule import FirstComeSchedule, OrderedSchedule, PrioritySchedule, Schedule
 from tests.forked import FORKED
+from tests.graph.cases import PAPER_MODELS, captured, state
 
 NATIVE = [False, True]
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 import torch.nn.functional as F
-from graph.cases import Case, state
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -29,6 +28,7 @@ from bow.runtime.streams import MemoryUse, StreamCapture, StreamRuntime
 from bow.schedule import OrderedSchedule, PrioritySchedule, Schedule
 from bow.schedule.scheduler.stream_plan import START, StreamPlan
 from bow.testing import CaptureRuleError, FakeDevice, RaceError, Wait
+from tests.graph.cases import Case, state
 from tests.runtime.test_local import assert_same
 
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
-from training.blueprints import opened
 
 from bow.data import Deal
 from bow.errors import DataError
 from bow.training.data_source import DataSource, batches_of, dealt_again
+from tests.training.blueprints import opened
 
 NUMBERS = torch.arange(22)
 

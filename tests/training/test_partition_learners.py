@@ -55,9 +55,14 @@ def data(count: int = 16) -> tuple[Tensor, Tensor]:
     return inputs, inputs[:, :3].argmax(1)
 
 
+@functools.cache
+def captured() -> Any:
+    return capture_operators(model(), tuple(each[:BATCH] for each in data()), cross_entropy).graph
+
+
 def strategy(num_devices: int, learners: int = 1) -> Partition:
     """Data parallel, but the first layer by its channels, and the second whole on the last device."""
-    graph = capture_operators(model(), tuple(each[:BATCH] for each in data()), cross_entropy).graph
+    graph = captured()
     first, *splits = data_parallel(graph, RULES, num_devices)
     linear = next(number for number, each in enumerate(graph.operators[1:]) if each.kind == "linear")
     splits[linear] = dataclasses.replace(everything_on(graph, num_devices - 1)[0])

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from training.blueprints import linear, samples
 
 import bow
 import bow.training.signals as module
@@ -17,6 +16,7 @@ from bow.errors import SettingError
 from bow.testing import FakeDevice
 from bow.training.signals import Signals
 from tests.grouped import of_replicas
+from tests.training.blueprints import linear, samples
 
 BATCH = 4
 SGD = functools.partial(torch.optim.SGD, lr=0.01, momentum=0.5)

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
-from training.blueprints import SGD, linear, opened, replicas_config, samples, ticking
 
 import bow
 import bow.training.trials as module
@@ -22,6 +21,7 @@ from bow.training.replicas import Replicas
 from bow.training.signals import Signals
 from bow.training.trials import Trials
 from bow.tuner import EngineSetting, Trial, TrialResult
+from tests.training.blueprints import SGD, linear, opened, replicas_config, samples, ticking
 
 
 @pytest.fixture(autouse=True)

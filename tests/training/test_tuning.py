@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
-from training.blueprints import linear, opened, replicas_config, request
 
 import bow
 import bow.training.candidates as lanes_module
@@ -31,6 +30,7 @@ from bow.training.replicas_config import ReplicasConfig
 from bow.training.trials import Trials
 from bow.training.tuning import Tuned, build, check_tuner, most_while_training, tune, tuned_before, without_spinning
 from bow.tuner import EngineSetting, Trial, TrialResult, Tuner
+from tests.training.blueprints import linear, opened, replicas_config, request
 
 Train = Callable[..., bow.Result]
 

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from schedule.profiler.steps import branches, made_up
 
 from bow.devices import available_cores
 from bow.errors import RuntimeUnavailableError, SettingError
 from bow.schedule import FirstComeSchedule, OrderedSchedule, Schedule, Timeline
 from bow.schedule.profiler import BoundStep, Comparison, Policy, compare, make_policies
 from bow.schedule.scheduler import critical_path
+from tests.schedule.profiler.steps import branches, made_up
 
 PATH = critical_path([(), (0,)], [1, 1])
 

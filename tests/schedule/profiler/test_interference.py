@@ -1,7 +1,6 @@
 """Which operators interfere, from made-up timelines; and a real schedule that keeps them separate."""
 
 import pytest
-from schedule.profiler.steps import branches, made_up
 
 from bow.devices import available_cores
 from bow.runtime.local import LocalRuntime, operators_of
@@ -9,6 +8,7 @@ from bow.schedule import Span, Timeline
 from bow.schedule.profiler import make_policies, policies, policies_here
 from bow.schedule.profiler.policies import SMALL_NS, observed, strategy_policy
 from bow.schedule.scheduler import Interference
+from tests.schedule.profiler.steps import branches, made_up
 
 KINDS = ["conv", "pool", "add"]
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from schedule.profiler.steps import branches
 from torch import nn
 
 from bow.devices import available_cores
@@ -15,6 +14,7 @@ from bow.schedule import FirstComeSchedule, Schedule, Span, Timeline
 from bow.schedule.profiler import BoundStep, OperatorTime, measuring, profile
 from bow.schedule.profiler.measuring import measure, measure_schedule, numbers_of_threads
 from bow.schedule.profiler.operator_times import ProfileCache, hardware, signature
+from tests.schedule.profiler.steps import branches
 
 CORES = len(available_cores())
 

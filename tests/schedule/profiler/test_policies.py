@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from runtime.test_local import assert_same
-from schedule.profiler.steps import branches, made_up
 
 from bow.devices import available_cores
 from bow.devices.cores import HardwareThread
@@ -22,6 +20,8 @@ from bow.schedule.profiler.policies import (
 )
 from bow.schedule.scheduler import CoRunScheduler, critical_path
 from tests.machines import manycore, server
+from tests.runtime.test_local import assert_same
+from tests.schedule.profiler.steps import branches, made_up
 
 CORES = len(available_cores())
 

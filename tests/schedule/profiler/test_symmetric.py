@@ -3,12 +3,12 @@
 import importlib
 
 import pytest
-from schedule.profiler.steps import branches, made_up
 
 from bow.devices import available_cores
 from bow.schedule import PrioritySchedule, Schedule, Timeline
 from bow.schedule.profiler import symmetric
 from bow.schedule.profiler.policies import configurations
+from tests.schedule.profiler.steps import branches, made_up
 
 MODULE = importlib.import_module("bow.schedule.profiler.compare")
 
