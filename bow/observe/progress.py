@@ -19,6 +19,7 @@ REMEMBERED = (*POSITION, "samples_per_s", "learners")  # fields that the bar sho
 
 EVERY_S = 0.2  # between two pictures of the bar in a notebook
 
+BESIDE = 24  # columns that a bar takes: share, bar, time left
 SHOWN_EVENTS = 5  # so many events of one name are shown; the others are in the records only
 
 
@@ -42,7 +43,7 @@ class ProgressBar:
         self._latest |= _latest(record)
         if self._bar is not None:
             done, _ = _position(self._start, self._latest)
-            self._bar.update(self._task, completed=done, text=_state_text(self._latest))
+            self._bar.update(self._task, completed=done, text=_state_text(self._latest, self._width - BESIDE))
         if line := self._line(record):
             self.say(line)
 
@@ -133,13 +134,13 @@ def _position(start: Record, latest: Record) -> tuple[float, float | None]:
     return latest.get("round", 0), start.get("steps") or start.get("rounds")
 
 
-def _state_text(latest: Record) -> str:
-    shown = [rate_text(latest.get("samples_per_s"))]
+def _state_text(latest: Record, width: int) -> str:
+    shown = [(0, rate_text(latest.get("samples_per_s")))]
     if "learners" in latest:
-        shown.append(learners_text(latest["learners"]))
+        shown.append((2, learners_text(latest["learners"])))
     others = {name: value for name, value in latest.items() if name not in REMEMBERED}
-    shown += [f"{name} {metric_text(name, value)}" for name, value in others.items()]
-    return "  ".join(shown)
+    shown += [(1, f"{name} {metric_text(name, value)}") for name, value in others.items()]
+    return fitted_by_rank(shown, width)
 
 
 def _epoch_parts(record: Record, epochs: float | None) -> list[tuple[int, str]]:

@@ -177,6 +177,13 @@ def test_on_a_narrow_terminal_no_value_is_cut(records):
     assert all(len(line) <= 60 for line in lines)
 
 
+@pytest.mark.parametrize("width", [60, 70, 80])
+def test_the_time_left_is_not_cut_by_what_stands_before_it(records, width):
+    start, *others = records(3)
+    others = [{**each, "samples_per_s": 123_456, "train_loss": 0.002875, "loss": 0.002875} for each in others]
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown([start, *others], terminal=True, width=width)
+
+
 def test_long_lines_and_tables_of_a_terminal():
     assert wrapped("epoch 1/3  train loss 0.3679  accuracy 50.00 %", 32) == [
         "epoch 1/3  train loss 0.3679",
