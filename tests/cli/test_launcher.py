@@ -76,7 +76,7 @@ def test_processes_train_together_from_the_command_line(tmp_path: Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
-    assert ran.stdout.count("central model:") == 1
+    assert ran.stdout.count("central model on ") == 1
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [record["kind"] for record in records].count("end") == 1
     assert (folder / "model.safetensors").exists()

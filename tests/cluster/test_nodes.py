@@ -68,7 +68,7 @@ def test_two_machines_train_together(machines: Machines, tmp_path: Path) -> None
         for process in running:
             process.kill()
     assert [process.returncode for process in running] == [0, 0], said
-    assert "".join(out for out, _ in said).count("central model:") == 1
+    assert "".join(out for out, _ in said).count("central model on ") == 1
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [record["kind"] for record in records].count("start") == 1
     epochs = [record for record in records if record["kind"] == "epoch"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,12 +175,18 @@ def test_engines_clip_alike(engine: str, sync: str) -> None:
         assert not torch.allclose(free.trainings[1].W, clipped.trainings[1].W, atol=1e-3)  # the limit was felt
 
 
+def every_pair_of_settings() -> Iterator[Any]:
+    """Any two of engine, optimizer and synchroniser meet in a case that always runs; the others are nightly."""
+    engines = [name for name in OTHERS if FAKE not in name]  # those hear of it later
+    for numbers_and_case in itertools.product(*map(enumerate, (engines, OPTIMIZERS, SYNCHRONISERS))):
+        numbers, case = zip(*numbers_and_case, strict=True)
+        yield pytest.param(*case, marks=pytest.mark.nightly if sum(numbers) % 2 else ())
+
+
 @pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.filterwarnings("ignore:.*starts again from the central model", "ignore:.*is left out of the mean")
 @pytest.mark.parametrize("model", [pytest.param("mlp", marks=pytest.mark.nightly), "mlp-batch-norm"])
-@pytest.mark.parametrize("sync", SYNCHRONISERS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("engine", [name for name in OTHERS if FAKE not in name])  # those hear of it later
+@pytest.mark.parametrize(("engine", "optimizer", "sync"), list(every_pair_of_settings()))
 def test_engines_restart_a_diverged_learner_alike(engine: str, optimizer: str, sync: str, model: str) -> None:
     with Case(engine, model, optimizer, sync).pair() as pair:
         for t in range(8):

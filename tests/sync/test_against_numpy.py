@@ -147,12 +147,11 @@ def one_learner_cases() -> list[Case]:
 
 TABLE = [*sma_cases(), *restart_cases(), *other_cases(), *one_learner_cases()]
 
-# SMA's whole grid is there for two and for five learners; three and four are in the other tables.
-CHOSEN = [
-    pytest.param(
-        case, marks=pytest.mark.nightly if case in sma_cases() and case.learners in (3, 4) else (), id=str(case)
-    )
-    for case in TABLE
+NIGHTLY = [
+    # SMA's whole grid is there for two and for five learners; three and four are in the other tables.
+    *(case for case in sma_cases() if case.learners in (3, 4)),
+    # Of a setting of another one, two numbers of learners with their optimizers, and of the next setting the other two.
+    *(case for number, case in enumerate(other_cases()) if (number + number // 4) % 2),
 ]
 
 # One of each synchroniser, where the whole table would only take longer.
@@ -427,7 +426,9 @@ def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.quick(4)
 @pytest.mark.usefixtures("_no_report")
-@pytest.mark.parametrize("case", CHOSEN)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.nightly if case in NIGHTLY else (), id=str(case)) for case in TABLE]
+)
 def test_fifty_rounds_of_training_follow_the_formulas(case: Case, tmp_path: Path) -> None:
     with shape_checks.during(False):  # those below check the same shapes
         pair = TrainingPair(case, "round", tmp_path / "run", steps=ROUNDS)
