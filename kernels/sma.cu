@@ -1,4 +1,4 @@
-// Synchronous model averaging (SMA) and SGD with momentum over the rows of the replica matrix.
+// Synchronous model averaging (SMA), SGD with momentum and Adam over the rows of the replica matrix.
 //
 //     c_j  = alpha * (w_j - z)                        w_j before its step
 //     w_j  = w_j - (optimizer's step) - c_j
@@ -6,8 +6,7 @@
 //
 // Layout: W, C, M (momentum), G (gradient) are rows `[learners, columns]` with a stride in elements each; z, z_prev
 // and the total are single rows. `numbers` are six doubles on the device, so that a captured CUDA graph takes
-// other values when it is replayed: lr, momentum, weight_decay, nesterov (0 or 1), alpha, mu. `finite` is one byte per
-// learner, 0 for one whose loss or gradient is not finite.
+// other values when it is replayed: lr, momentum, weight_decay, nesterov (0 or 1), alpha, mu.
 //
 // Launch, for every kernel: 256 threads a block, any number of blocks, no shared memory. A thread takes 16 bytes of
 // every row at a time, or single columns where an address or a stride is no multiple of 16 bytes, and walks down the
@@ -208,14 +207,47 @@ __device__ inline void sgd_row(
   });
 }
 
-// A whole round in one pass: `sgd_row` for every learner, the sum of all corrections, and the central model. A learner
-// that is not finite takes part in the sum, because its weights are finite, and starts again from z', or from z when
-// not synchronising. z and z_prev are only written when synchronising.
+// The end of a round: the next central model, from which those learners start again whose `finite` is 0.
+template <typename T, int N>
+__device__ inline void end_round(
+    T* weights, long long weights_stride, T* z, T* z_prev, const typename Arithmetic<T>::type* finite,
+    const Values<T, N>& central, const Values<T, N>& sum, typename Arithmetic<T>::type mu, long long learners,
+    long long column, bool synchronise, bool restarts) {
+  Values<T, N> next;
+  if (synchronise) {
+    next = moved_central(central, widen(load<N>(z_prev + column)), sum, mu);
+    store(z_prev + column, central);
+    store(z + column, next);
+  } else if (restarts) {
+    next = widen(load<N>(z + column));
+  }
+  if (!restarts) return;
+  for (long long j = 0; j < learners; ++j) {
+    if (finite[j] == 0) store(weights + j * weights_stride + column, next);
+  }
+}
+
+// What a learner is moved by towards the central model, which is added to the sum of all.
+template <typename A, int N>
+__device__ inline Pack<A, N> corrected(const Pack<A, N>& w, const Pack<A, N>& z, A alpha, Pack<A, N>& sum) {
+  Pack<A, N> correction;
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    correction.at[i] = alpha * (w.at[i] - z.at[i]);
+    sum.at[i] += correction.at[i];
+  }
+  return correction;
+}
+
+// A whole round in one pass: the step of `sgd_row` for every learner, the sum of all corrections, and the central
+// model. `finite` is 1 for a learner that steps, 0 for one that is not finite: it takes part in the sum, because its
+// weights are finite, and starts again from z', or from z when not synchronising; and no number for one that has no
+// batch, which is only corrected. z and z_prev are only written when synchronising.
 // Moved: W and M read and written, G read, z and z_prev read and written, (5 k + 4) P; without momentum (3 k + 4) P.
 template <typename T>
 __device__ inline void sgd_round(
     T* weights, long long weights_stride, T* momenta, long long momenta_stride, const T* gradients,
-    long long gradients_stride, T* z, T* z_prev, const unsigned char* finite, const double* numbers_,
+    long long gradients_stride, T* z, T* z_prev, const typename Arithmetic<T>::type* finite, const double* numbers_,
     long long learners, long long columns, long long synchronise) {
   using A = typename Arithmetic<T>::type;
   const Numbers<A> numbers(numbers_);
@@ -238,45 +270,128 @@ __device__ inline void sgd_round(
 #pragma unroll
       for (int u = 0; u < kTogether; ++u) {
         if (first + u >= learners) break;
-        const Values<T, N> before = widen(w[u]);
-        Values<T, N> correction = zeros;
-        if (synchronise) {
-#pragma unroll
-          for (int i = 0; i < N; ++i) {
-            correction.at[i] = numbers.alpha * (before.at[i] - central.at[i]);
-            sum.at[i] += correction.at[i];
-          }
-        }
+        Values<T, N> moved = widen(w[u]), correction = zeros;
+        if (synchronise) correction = corrected(moved, central, numbers.alpha, sum);
         T* const momentum = momenta + (first + u) * momenta_stride + column;
-        if (!finite[first + u]) {
+        if (finite[first + u] == 0) {
           restarts = true;
           store(momentum, zeros);
           continue;
         }
-        const Values<T, N> gradient = widen(g[u]);
-        Values<T, N> moved, velocity = zeros;
-        if (numbers.momentum != 0) velocity = widen(m[u]);
+        if (finite[first + u] == 1) {
+          const Values<T, N> gradient = widen(g[u]);
+          Values<T, N> velocity = zeros;
+          if (numbers.momentum != 0) velocity = widen(m[u]);
 #pragma unroll
-        for (int i = 0; i < N; ++i) {
-          const A step = sgd_step(numbers, before.at[i], gradient.at[i], velocity.at[i]);
-          moved.at[i] = before.at[i] - step - correction.at[i];
+          for (int i = 0; i < N; ++i) moved.at[i] -= sgd_step(numbers, moved.at[i], gradient.at[i], velocity.at[i]);
+          if (numbers.momentum != 0) store(momentum, velocity);
         }
+#pragma unroll
+        for (int i = 0; i < N; ++i) moved.at[i] -= correction.at[i];
         store(weights + (first + u) * weights_stride + column, moved);
-        if (numbers.momentum != 0) store(momentum, velocity);
       }
     }
-    Values<T, N> next;
-    if (synchronise) {
-      next = moved_central(central, widen(load<N>(z_prev + column)), sum, numbers.mu);
-      store(z_prev + column, central);
-      store(z + column, next);
-    } else if (restarts) {
-      next = widen(load<N>(z + column));
-    }
-    if (!restarts) return;
+    end_round(weights, weights_stride, z, z_prev, finite, central, sum, numbers.mu, learners, column, synchronise,
+              restarts);
+  });
+}
+
+template <typename A>
+struct AdamNumbers {
+  A lr, first, second, epsilon, weight_decay;
+  bool is_decoupled;
+  A alpha, mu;
+
+  __device__ explicit AdamNumbers(const double* from)
+      : lr(static_cast<A>(from[0])),
+        first(static_cast<A>(from[1])),
+        second(static_cast<A>(from[2])),
+        epsilon(static_cast<A>(from[3])),
+        weight_decay(static_cast<A>(from[4])),
+        is_decoupled(from[5] != 0),
+        alpha(static_cast<A>(from[6])),
+        mu(static_cast<A>(from[7])) {}
+};
+
+// By squares: `pow` takes so many registers that others are spilled.
+__device__ inline double power(double base, long long exponent) {
+  double found = 1;
+  for (; exponent; exponent >>= 1, base *= base) {
+    if (exponent & 1) found *= base;
+  }
+  return found;
+}
+
+// `sgd_round` with the step of `torch.optim.Adam`, or AdamW's where the decay is decoupled:
+//
+//     w -= decoupled ? lr * decay * w : 0;   g += decoupled ? 0 : decay * w
+//     m += (1 - first) * (g - m);   v = second * v + (1 - second) * g * g;   count += 1
+//     w -= lr / (1 - first^count) * m / (sqrt(v) / sqrt(1 - second^count) + epsilon)
+//
+// `numbers` are lr, first, second, epsilon, decay, decoupled (0 or 1), alpha, mu. A learner that starts again has
+// moments of 0 and has taken no step. Counts of steps are read by all threads, so that the next ones go elsewhere.
+// Moved: W and both moments read and written, G read, z and z_prev read and written, (7 k + 4) P.
+// Kingma and Ba: Adam: A method for stochastic optimization, 2015, Algorithm 1.
+template <typename T>
+__device__ inline void adam_round(
+    T* weights, long long weights_stride, T* means, long long means_stride, T* squares, long long squares_stride,
+    const T* gradients, long long gradients_stride, T* z, T* z_prev, const typename Arithmetic<T>::type* finite,
+    const typename Arithmetic<T>::type* counts, typename Arithmetic<T>::type* counts_next, const double* numbers_,
+    long long learners, long long columns, long long synchronise) {
+  using A = typename Arithmetic<T>::type;
+  const AdamNumbers<A> numbers(numbers_);
+  if (thread_index() == 0) {
     for (long long j = 0; j < learners; ++j) {
-      if (!finite[j]) store(weights + j * weights_stride + column, next);
+      counts_next[j] = finite[j] == 0 ? A(0) : finite[j] == 1 ? counts[j] + 1 : counts[j];
     }
+  }
+  const bool aligned = in_steps_of_16(
+      address(weights), address(means), address(squares), address(gradients), address(z), address(z_prev),
+      weights_stride * sizeof(T), means_stride * sizeof(T), squares_stride * sizeof(T), gradients_stride * sizeof(T));
+  for_columns<T>(columns, aligned, [&](auto width, long long column) {
+    constexpr int N = decltype(width)::value;
+    const Values<T, N> zeros = {};
+    Values<T, N> central = zeros, sum = zeros;
+    if (synchronise) central = widen(load<N>(z + column));
+    bool restarts = false;
+#pragma unroll 1
+    for (long long j = 0; j < learners; ++j) {
+      const long long count = static_cast<long long>(counts[j]) + 1;
+      const A size = static_cast<A>(numbers_[0] / (1 - power(numbers_[1], count)));
+      const A scale = static_cast<A>(1 / sqrt(1 - power(numbers_[2], count)));
+      T* const row = weights + j * weights_stride + column;
+      T* const mean = means + j * means_stride + column;
+      T* const square = squares + j * squares_stride + column;
+      // Together on their way from memory, of which a thread has enough with the four.
+      const Pack<T, N> read[] = {load<N>(row), load<N>(mean), load<N>(square),
+                                 load<N>(gradients + j * gradients_stride + column)};
+      Values<T, N> moved = widen(read[0]), correction = zeros;
+      if (synchronise) correction = corrected(moved, central, numbers.alpha, sum);
+      if (finite[j] == 0) {
+        restarts = true;
+        store(mean, zeros);
+        store(square, zeros);
+        continue;
+      }
+      if (finite[j] == 1) {
+        Values<T, N> m = widen(read[1]), v = widen(read[2]), g = widen(read[3]);
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          if (numbers.is_decoupled) moved.at[i] -= numbers.lr * numbers.weight_decay * moved.at[i];
+          else g.at[i] += numbers.weight_decay * moved.at[i];
+          m.at[i] += (1 - numbers.first) * (g.at[i] - m.at[i]);
+          v.at[i] = numbers.second * v.at[i] + (1 - numbers.second) * g.at[i] * g.at[i];
+          moved.at[i] -= size * m.at[i] / (sqrt(v.at[i]) * scale + numbers.epsilon);
+        }
+        store(mean, m);
+        store(square, v);
+      }
+#pragma unroll
+      for (int i = 0; i < N; ++i) moved.at[i] -= correction.at[i];
+      store(row, moved);
+    }
+    end_round(weights, weights_stride, z, z_prev, finite, central, sum, numbers.mu, learners, column, synchronise,
+              restarts);
   });
 }
 
@@ -341,11 +456,20 @@ __device__ inline void sma_round(
   }                                                                                                                 \
   extern "C" __global__ void __launch_bounds__(256) sgd_round_##suffix(                                             \
       T* weights, long long weights_stride, T* momenta, long long momenta_stride, const T* gradients,               \
-      long long gradients_stride, T* z, T* z_prev, const unsigned char* finite, const double* numbers,              \
+      long long gradients_stride, T* z, T* z_prev, const Arithmetic<T>::type* finite, const double* numbers,        \
       long long learners, long long columns, long long synchronise) {                                               \
     sgd_round(                                                                                                      \
         weights, weights_stride, momenta, momenta_stride, gradients, gradients_stride, z, z_prev, finite, numbers,  \
         learners, columns, synchronise);                                                                            \
+  }                                                                                                                 \
+  extern "C" __global__ void __launch_bounds__(256, 2) adam_round_##suffix(                                         \
+      T* weights, long long weights_stride, T* means, long long means_stride, T* squares, long long squares_stride, \
+      const T* gradients, long long gradients_stride, T* z, T* z_prev, const Arithmetic<T>::type* finite,           \
+      const Arithmetic<T>::type* counts, Arithmetic<T>::type* counts_next, const double* numbers,                   \
+      long long learners, long long columns, long long synchronise) {                                               \
+    adam_round(                                                                                                     \
+        weights, weights_stride, means, means_stride, squares, squares_stride, gradients, gradients_stride, z,      \
+        z_prev, finite, counts, counts_next, numbers, learners, columns, synchronise);                              \
   }                                                                                                                 \
   extern "C" __global__ void __launch_bounds__(256) sma_round_##suffix(                                             \
       T* weights, long long weights_stride, T* z, T* z_prev, const double* numbers, long long learners,             \

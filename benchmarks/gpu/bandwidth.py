@@ -22,6 +22,9 @@ IMAGES = 16384
 # lr, momentum, weight_decay, nesterov, alpha, mu: nothing grows, however often a kernel runs
 NUMBERS = (0.001, 0.9, 1e-4, 0.0, 0.05, 0.5)
 
+# lr, both betas, epsilon, weight_decay, decoupled, alpha, mu
+ADAM = (1e-5, 0.9, 0.999, 1e-8, 1e-2, 1.0, 0.05, 0.5)
+
 BYTES_IN_A_GRAPH = 2**31
 # Launches that are captured as one graph, so that the host does not show; fewer where each takes long
 MOST_LAUNCHES = 40
@@ -101,9 +104,9 @@ def row_cases(machine: Machine, size: str, columns: int, learners: int) -> Itera
     """The kernels over rows, on tensors that they share."""
     rows = Rows(machine, columns, learners)
     row_bytes = FLOAT * columns
-    passes = {"sma_round": 2 * learners + 4, "sgd_round": 5 * learners + 4, "sma_center": learners + 4}
-    for kernel, count in passes.items():
-        yield Case(kernel, size, learners, count * row_bytes, rows.launch(machine.kernels, kernel))
+    for kernel, passes in {"sma_round": 2, "sgd_round": 5, "adam_round": 7, "sma_center": 1}.items():
+        num_bytes = (passes * learners + 4) * row_bytes
+        yield Case(kernel, size, learners, num_bytes, rows.launch(machine.kernels, kernel))
 
 
 class Rows:
@@ -118,9 +121,11 @@ class Rows:
             return torch.randn(*shape, generator=generator, device=where)
 
         self.weights, self.momenta, self.gradients = (made(learners, padded) for _ in range(3))
+        self.squares = made(learners, padded).abs_()
         self.z, self.z_prev = (made(padded) for _ in range(2))
-        self.finite = torch.ones(learners, dtype=torch.bool, device=where)
+        self.finite, self.counts = torch.ones(2, learners, device=where).unbind()
         self.numbers = torch.tensor(NUMBERS, dtype=torch.float64, device=where)
+        self.adam = torch.tensor(ADAM, dtype=torch.float64, device=where)
 
     def launch(self, kernels: Kernels, name: str) -> Callable[[], None]:
         """A call of a kernel on these rows."""
@@ -128,6 +133,10 @@ class Rows:
             "sma_round": lambda: kernels.sma_round(self.weights, self.z, self.z_prev, self.numbers),
             "sgd_round": lambda: kernels.sgd_round(
                 self.weights, self.momenta, self.gradients, self.z, self.z_prev, self.finite, self.numbers, True
+            ),
+            "adam_round": lambda: kernels.adam_round(
+                *(self.weights, self.momenta, self.squares, self.gradients, self.z, self.z_prev),
+                *(self.finite, self.counts, self.adam, True),
             ),
             "sma_center": lambda: kernels.sma_center(self.weights, self.z, self.z_prev, self.numbers),
         }

@@ -10,14 +10,25 @@ from typing import Any
 
 # Before cupy is imported: each loads a libnccl.so.2, and torch needs the functions of its own.
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 
-from bow.devices.kernels import Batch, Indices, Kernels, Matrix, Numbers, Row, Samples, TaskNumbers, cuda_extra
+from bow.devices.kernels import (
+    AdamNumbers,
+    Batch,
+    Indices,
+    Kernels,
+    LearnerNumbers,
+    Matrix,
+    Numbers,
+    Row,
+    Samples,
+    TaskNumbers,
+    cuda_extra,
+)
 from bow.errors import MissingDependencyError, RuntimeUnavailableError, reason
 
 SOURCES = ("dtypes.cuh", "sma.cu", "gather.cu")
-OPERATIONS = ("sma_contribute", "sma_apply", "sma_center", "sgd_row", "sgd_round", "sma_round")
+OPERATIONS = ("sma_contribute", "sma_apply", "sma_center", "sgd_row", "sgd_round", "adam_round", "sma_round")
 SUFFIXES = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16"}
 THREADS = 256
 BLOCKS_PER_MULTIPROCESSOR = 8
@@ -46,20 +57,21 @@ class CupyKernels(Kernels):
             self._functions = {name: module.get_function(name) for name in [*names, "gather"]}
 
     def launch_once(self) -> None:
-        numbers = torch.zeros(6, dtype=torch.float64, device=self._device)
-        finite = torch.ones(1, dtype=torch.bool, device=self._device)
+        numbers = torch.zeros(8, dtype=torch.float64, device=self._device)
         index = torch.zeros(1, dtype=torch.int64, device=self._device)
         self.gather(index, index, torch.empty_like(index))
         for dtype in SUFFIXES:
-            rows = torch.zeros(3, 1, 16, dtype=dtype, device=self._device)
+            rows = torch.zeros(4, 1, 16, dtype=dtype, device=self._device)
             z, z_prev, total = torch.zeros(3, 16, dtype=dtype, device=self._device)
             self.sma_contribute(rows[0], z, rows[1], total, 0.0)
             self.sma_apply(rows[0], rows[1], z, z_prev, total, 0.0)
-            self.sma_center(rows[0], z, z_prev, numbers)
-            self.sma_round(rows[0], z, z_prev, numbers)
+            self.sma_center(rows[0], z, z_prev, numbers[:6])
+            self.sma_round(rows[0], z, z_prev, numbers[:6])
             task = torch.zeros(2, dtype=torch.promote_types(dtype, torch.float32), device=self._device)
-            self.sgd_row(rows[0, 0], rows[1, 0], rows[2, 0], z, z_prev, task, torch.empty_like(task), numbers, True)
-            self.sgd_round(rows[0], rows[1], rows[2], z, z_prev, finite, numbers, True)
+            self.sgd_row(rows[0, 0], rows[1, 0], rows[2, 0], z, z_prev, task, torch.empty_like(task), numbers[:6], True)
+            self.sgd_round(rows[0], rows[1], rows[2], z, z_prev, task[:1], numbers[:6], True)
+            w, m, v, g = rows
+            self.adam_round(w, m, v, g, z, z_prev, task[:1], task[1:], numbers, True)
 
     def sma_contribute(self, weights: Matrix, z: Row, corrections: Matrix, total: Row, alpha: float) -> None:
         if weights.dtype not in SUFFIXES:
@@ -100,10 +112,10 @@ class CupyKernels(Kernels):
         rows = (weights, momentum, gradient, z, z_prev)
         addresses = (*(row.data_ptr() for row in rows), task.data_ptr(), kept.data_ptr(), numbers.data_ptr())
         if addresses not in self._checked:  # looking at all of them takes longer than the launch
-            computed = torch.promote_types(weights.dtype, torch.float32)
             self._pointers(*rows)
-            for tensor, dtype in ((task, computed), (kept, computed), (numbers, torch.float64)):
-                self._address(tensor, dtype)
+            self._computed(task, weights)
+            self._computed(kept, weights)
+            self._address(numbers, torch.float64)
             if len(self._checked) >= MOST_CHECKED:
                 self._checked.clear()
             self._checked.add(addresses)
@@ -117,7 +129,7 @@ class CupyKernels(Kernels):
         gradients: Matrix,
         z: Row,
         z_prev: Row,
-        finite: Bool[Tensor, " learners"],
+        finite: LearnerNumbers,
         numbers: Numbers,
         synchronise: bool,
     ) -> None:
@@ -125,8 +137,33 @@ class CupyKernels(Kernels):
             return super().sgd_round(weights, momenta, gradients, z, z_prev, finite, numbers, synchronise)
         w, m, g, *centers = self._pointers(weights, momenta, gradients, z, z_prev)
         rows = (w, weights.stride(0), m, momenta.stride(0), g, gradients.stride(0))
-        flags = (self._address(finite, torch.bool), self._address(numbers, torch.float64))
-        return self._launch_over_rows("sgd_round", weights, (*rows, *centers, *flags, *weights.shape, int(synchronise)))
+        given = (self._computed(finite, weights), self._address(numbers, torch.float64))
+        return self._launch_over_rows("sgd_round", weights, (*rows, *centers, *given, *weights.shape, int(synchronise)))
+
+    def adam_round(
+        self,
+        weights: Matrix,
+        means: Matrix,
+        squares: Matrix,
+        gradients: Matrix,
+        z: Row,
+        z_prev: Row,
+        finite: LearnerNumbers,
+        counts: LearnerNumbers,
+        numbers: AdamNumbers,
+        synchronise: bool,
+    ) -> None:
+        matrices = weights, means, squares, gradients
+        if weights.dtype not in SUFFIXES:
+            return super().adam_round(*matrices, z, z_prev, finite, counts, numbers, synchronise)
+        *addresses, center, before = self._pointers(*matrices, z, z_prev)
+        rows = [each for pair in zip(addresses, (one.stride(0) for one in matrices), strict=True) for each in pair]
+        behind = torch.empty_like(counts)
+        given = [self._computed(each, weights) for each in (finite, counts, behind)]
+        given.append(self._address(numbers, torch.float64))
+        self._launch_over_rows("adam_round", weights, (*rows, center, before, *given, *weights.shape, int(synchronise)))
+        counts.copy_(behind)
+        return None
 
     def sma_round(self, weights: Matrix, z: Row, z_prev: Row, numbers: Numbers) -> None:
         if weights.dtype not in SUFFIXES:
@@ -162,6 +199,9 @@ class CupyKernels(Kernels):
         assert tensor.device == self._device, f"{tensor.device} beside {self._device}"
         assert tensor.is_contiguous()
         return tensor.data_ptr()
+
+    def _computed(self, tensor: Tensor, weights: Tensor) -> int:
+        return self._address(tensor, torch.promote_types(weights.dtype, torch.float32))
 
     def _launch_over_rows(self, operation: str, weights: Tensor, arguments: tuple[int | float, ...]) -> None:
         row_bytes = weights.shape[-1] * weights.itemsize

@@ -1,12 +1,12 @@
-"""The kernels that bow needs: averaging, SGD with momentum, gathering a batch."""
+"""The kernels that bow needs: averaging, SGD with momentum, Adam, gathering a batch."""
 
 import contextlib
 import functools
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int64, Shaped
+from jaxtyping import Float, Float64, Int64, Shaped
 from torch import Tensor
 
 from bow.errors import BowError, reason
@@ -14,7 +14,9 @@ from bow.errors import BowError, reason
 Matrix = Float[Tensor, "learners parameters"]
 Row = Float[Tensor, " parameters"]
 Numbers = Float64[Tensor, "6"]
+AdamNumbers = Float64[Tensor, "8"]
 TaskNumbers = Float[Tensor, " values"]  # of the dtype that a kernel computes in: that of the rows, or float32
+LearnerNumbers = Float[Tensor, " learners"]  # likewise
 Samples = Shaped[Tensor, "samples *sample"]
 Indices = Int64[Tensor, " batch"]
 Batch = Shaped[Tensor, "batch *sample"]
@@ -27,8 +29,8 @@ class Kernels:
     rows of learners, whose elements lie without gaps while the rows themselves may have any stride; `z`, `z_prev` and
     `total` are single rows. No operation waits for the device or reads from it, so that all of them can be
     captured in a CUDA graph. For that, `numbers` is a tensor too: `lr, momentum, weight_decay, nesterov (0 or 1),
-    alpha, mu`; a graph that is replayed takes the values that it has by then. `finite` says of which learners loss and
-    gradient are finite.
+    alpha, mu`; a graph that is replayed takes the values that it has by then. Of a learner `finite` is 1 where loss and
+    gradient are finite, 0 where they are not, and NaN where it has no batch.
 
     Attributes:
         name: in words.
@@ -122,25 +124,57 @@ class Kernels:
         gradients: Matrix,
         z: Row,
         z_prev: Row,
-        finite: Bool[Tensor, " learners"],
+        finite: LearnerNumbers,
         numbers: Numbers,
         synchronise: bool,
     ) -> None:
-        """A whole round: `sgd_row` for every learner, and the central model when synchronising.
+        """A whole round: the step of `sgd_row` for every learner, and the central model when synchronising.
 
-        The weights of a learner that is not finite still take part in the sum of the corrections.
+        The weights of a learner that is not finite still take part in the sum of the corrections. One without a batch
+        is only corrected.
         """
-        with torch.no_grad(), _written(weights, momenta) as (w, m):
-            steps = finite.unsqueeze(1)
+        with torch.no_grad(), _written(weights, momenta, z, z_prev) as (w, m, central, before):
+            steps = (finite == 1).unsqueeze(1)
             hyper = numbers.to(w.dtype).unbind()
-            given = w, m, _read(gradients), _read(z), _read(z_prev)
-            moved, momenta_next, z_next = sgd_sma_round(*given, steps, hyper, synchronise)
-            m.copy_(momenta_next)
-            if synchronise:
-                with _written(z, z_prev) as (central, before):
-                    before.copy_(central)
-                    central.copy_(z_next)
-            torch.where(steps, moved, _read(z), out=w)
+            moved, velocity = sgd_step(w, m, _read(gradients), steps, hyper)
+            m.copy_(_of_those(finite, velocity, m))
+            _end_round(w, moved, central, before, finite, hyper[-2:], synchronise)
+
+    def adam_round(
+        self,
+        weights: Matrix,
+        means: Matrix,
+        squares: Matrix,
+        gradients: Matrix,
+        z: Row,
+        z_prev: Row,
+        finite: LearnerNumbers,
+        counts: LearnerNumbers,
+        numbers: AdamNumbers,
+        synchronise: bool,
+    ) -> None:
+        """`sgd_round` with the step of `torch.optim.Adam` or AdamW: `means` and `squares` are the moments.
+
+        `counts` are the steps that each learner has taken, which are counted here. `numbers` are `lr, beta1, beta2,
+        epsilon, weight decay, whether that is decoupled (0 or 1), alpha, mu`. A learner that starts again has taken no
+        steps.
+
+        References:
+            Kingma and Ba: Adam: A method for stochastic optimization, 2015, Algorithm 1.
+        """
+        with torch.no_grad(), _written(weights, means, squares, z, z_prev) as rows:
+            w, mean, square, central, before = rows
+            counts.copy_(_of_those(finite, counts + 1, counts))
+            count = counts.unsqueeze(1)
+            lr, first, second, epsilon, decay, decoupled, *averaging = numbers.to(w.dtype).unbind()
+            g = torch.addcmul(_read(gradients), w, decay * (1 - decoupled))
+            m = torch.lerp(mean, g, 1 - first)
+            v = torch.addcmul(square * second, g * g, 1 - second)
+            root = v.sqrt() / (1 - second**count).sqrt() + epsilon
+            moved = torch.addcdiv(w - w * (lr * decay * decoupled), m * (-lr / (1 - first**count)), root)
+            mean.copy_(_of_those(finite, m, mean))
+            square.copy_(_of_those(finite, v, square))
+            _end_round(w, moved, central, before, finite, averaging, synchronise)
 
     def sma_round(self, weights: Matrix, z: Row, z_prev: Row, numbers: Numbers) -> None:
         """`sma_contribute` and `sma_apply` of one device, with `alpha` and `mu` of `numbers`."""
@@ -216,6 +250,31 @@ def sgd_sma_round(
     *_, alpha, mu = hyper
     corrections = torch.sub(w, z).mul(alpha)
     return moved - corrections, momenta, torch.addcmul(z + corrections.sum(0), z - z_prev, mu)
+
+
+def _of_those(finite: Tensor, step: Tensor, kept: Tensor, again: Tensor | int = 0) -> Tensor:
+    """Of learners that step, that start again, and that have no batch: each its own."""
+    finite = finite.view(-1, *[1] * (step.dim() - 1))
+    return torch.where(finite == 1, step, torch.where(finite == 0, again, kept))
+
+
+def _end_round(
+    w: Tensor,
+    moved: Tensor,
+    z: Tensor,
+    z_prev: Tensor,
+    finite: Tensor,
+    averaging: Sequence[Tensor],
+    synchronise: bool,
+) -> None:
+    """Put rows where their steps and corrections lead, and the central model as well."""
+    kept = w
+    if synchronise:
+        alpha, mu = averaging
+        corrections = torch.sub(w, z).mul_(alpha)
+        moved, kept = moved - corrections, w - corrections
+        _advance(z, torch.sub(z, z_prev, out=z_prev).mul_(mu).add_(corrections.sum(0)))
+    w.copy_(_of_those(finite, moved, kept, z))
 
 
 def _advance(z: Tensor, movement: Tensor) -> None:

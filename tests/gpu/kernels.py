@@ -20,11 +20,12 @@ TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2}
 SHAPES = ((1, 15), (2, 16), (3, 4099), (5, 17), (8, 431_080), (16, 1000))
 NUMBERS = (0.1, 0.9, 0.01, 0.0, 0.3, 0.5)
 NESTEROV = (0.1, 0.9, 0.01, 1.0, 0.3, 0.5)
+ADAM = (0.9, 0.99, 1e-3, 0.01, 1.0, 0.3, 0.5)  # behind the learning rate
 PLAIN = (0.1, 0.0, 0.0, 0.0, 0.3, 0.5)
 
 
 def cases(fake: bool) -> list[Case]:
-    names = ("sma_contribute", "sma_apply", "sma_center", "sma_round", "sgd_row", "sgd_round")
+    names = ("sma_contribute", "sma_apply", "sma_center", "sma_round", "sgd_row", "sgd_round", "adam_round")
     return [
         Case("kernels are CuPy's", _are_cupys, "it has PyTorch's operators for kernels"),
         *(
@@ -52,7 +53,9 @@ class _Rows:
 
         self.w, self.m, self.g, self.c = (made(learners, columns) for _ in range(4))
         self.z, self.z_prev, self.total = (made(columns) for _ in range(3))
+        self.v = made(learners, columns).abs()
         computed = torch.promote_types(dtype, torch.float32)
+        self.counts = torch.arange(learners, device=device, dtype=computed)
         self.task, self.kept = made(3).to(computed), made(learners, 3).to(computed)
         self.bad = torch.tensor([0.5, torch.inf, 3.0], device=device, dtype=computed)
 
@@ -70,7 +73,7 @@ class _Rows:
             "sgd_row": lambda: [
                 kernels.sgd_row(
                     *(self.w[j], self.m[j], self.g[j], self.z, self.z_prev),
-                    torch.where(finite[j], self.task, self.bad),
+                    torch.where(finite[j] == 1, self.task, self.bad),
                     self.kept[j],
                     numbers,
                     synchronise,
@@ -79,6 +82,10 @@ class _Rows:
             ],
             "sgd_round": lambda: kernels.sgd_round(
                 self.w, self.m, self.g, self.z, self.z_prev, finite, numbers, synchronise
+            ),
+            "adam_round": lambda: kernels.adam_round(
+                *(self.w, self.m, self.v, self.g, self.z, self.z_prev, finite, self.counts),
+                *(torch.cat([numbers[:1], numbers.new_tensor(ADAM)]), synchronise),
             ),
         }
         calls[name]()
@@ -92,7 +99,8 @@ def _equal(name: str, dtype: torch.dtype, machine: Machine) -> None:
             shapes, (NUMBERS, NESTEROV, PLAIN), (True, False)
         ):
             numbers = torch.tensor(values, dtype=torch.float64, device=device)
-            finite = torch.tensor([j % 3 != 2 for j in range(learners)], device=device)
+            computed = torch.promote_types(dtype, torch.float32)
+            finite = torch.tensor([float(j % 3 != 2) for j in range(learners)], device=device, dtype=computed)
             ours = _Rows(device, dtype, learners, columns)
             theirs = ours.clone()
             ours.call(machine.kernels, name, numbers, finite, synchronise)
@@ -126,7 +134,7 @@ def _captured(machine: Machine) -> None:
         rows = _Rows(device.torch_device, torch.float32, 3, 100)
         start = rows.clone()
         numbers = torch.tensor(NUMBERS, dtype=torch.float64, device=device.torch_device)
-        finite = torch.ones(3, dtype=torch.bool, device=device.torch_device)
+        finite = torch.ones(3, device=device.torch_device)
         machine.synchronize()
         branch(machine.device, [stream])
         with device.on(stream):

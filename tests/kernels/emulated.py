@@ -45,7 +45,7 @@ def signatures() -> dict[str, tuple[Parameter, ...]]:
     for path in map(FOLDER.joinpath, SOURCES):
         text = re.sub(r"//.*|\\$", "", path.read_text(), flags=re.MULTILINE)
         for name, listed in re.findall(
-            r'extern "C" __global__ void __launch_bounds__\(256\)\s+(\w+#*\w*)\(([^)]*)\)', text
+            r'extern "C" __global__ void __launch_bounds__\(256(?:, 2)?\)\s+(\w+#*\w*)\(([^)]*)\)', text
         ):
             for suffix, element in ELEMENT_TYPES.items() if "##" in name else [("", "")]:
                 parameters = re.sub(r"\bT\b", element, " ".join(listed.split())).replace("__restrict__ ", "")

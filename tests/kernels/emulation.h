@@ -6,17 +6,21 @@
 // multiple of its size.
 #pragma once
 
+#include <cmath>
 #include <csetjmp>
 #include <cstring>
 
 #define __global__
 #define __device__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 
 struct dim3 {
   unsigned int x = 1, y = 1, z = 1;
 };
 inline thread_local dim3 blockIdx, threadIdx, blockDim, gridDim;
+
+using std::pow;
+using std::sqrt;
 
 struct alignas(16) uint4 {
   unsigned int x, y, z, w;

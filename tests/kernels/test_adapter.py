@@ -30,13 +30,15 @@ def _forget_attempts() -> None:
 def launch_everything(kernels: EmulatedKernels, dtype: torch.dtype) -> None:
     w, m, g, c = (torch.randn(3, 20, dtype=dtype) for _ in range(4))
     z, z_prev, total = torch.randn(3, 20, dtype=dtype)
-    finite = torch.ones(3, dtype=torch.bool)
+    finite = torch.ones(3, dtype=torch.promote_types(dtype, torch.float32))
     kernels.sma_contribute(w, z, c, total, 0.3)
     kernels.sma_apply(w, c, z, z_prev, total, 0.5)
     kernels.sma_center(w, z, z_prev, NUMBERS)
     task = left_by_task(True, dtype, CPU)
     kernels.sgd_row(w[1], m[1], g[1], z, z_prev, task, torch.empty_like(task), NUMBERS, True)
     kernels.sgd_round(w, m, g, z, z_prev, finite, NUMBERS, False)
+    numbers = torch.ones(8, dtype=torch.float64)
+    kernels.adam_round(w, m, g.clone(), g, z, z_prev, finite, finite.clone(), numbers, False)
     kernels.sma_round(w, z, z_prev, NUMBERS)
     kernels.gather(w, torch.tensor([2, 0]), c[:2])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from bow.devices.kernels import Kernels
 from tests.kernels import numpy_oracle as oracle
 from tests.kernels.emulated import EmulatedKernels, Emulation
 from tests.kernels.memory import ALIGNED, ODD_STRIDE, ONE_ODD, SHIFTED, Memory, check_close, exact, left_by_task
-from tests.kernels.numpy_oracle import Numbers
+from tests.kernels.numpy_oracle import AdamNumbers, Numbers
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 # Learners and columns: fewer and more than are taken together, rows that end inside and at the end of 16 bytes.
@@ -28,8 +29,20 @@ with_every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: st
 synchronising_or_not = pytest.mark.parametrize("synchronise", [True, False], ids=["synchronise", "alone"])
 
 
-def on(device: torch.device, numbers: Numbers) -> Tensor:
+def on(device: torch.device, numbers: Numbers | AdamNumbers) -> Tensor:
     return torch.tensor(numbers, dtype=torch.float64, device=device)
+
+
+def computed(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers of learners in the dtype that a kernel computes in."""
+    return torch.tensor(values, dtype=torch.promote_types(dtype, torch.float32), device=device)
+
+
+def finite_of(learners: int, diverged: str) -> list[float]:
+    """1 for those that step, 0 for those that do not; of some, every fifth has no batch."""
+    if diverged != "some":
+        return [float(diverged == "none")] * learners
+    return [math.nan if j % 5 == 4 else float(j % 3 != 0) for j in range(learners)]
 
 
 @with_every_dtype
@@ -100,15 +113,37 @@ def test_sgd_round(
         memory = Memory(dtype, device, layout)
         w, m, g = (memory.rows(k, n) for _ in range(3))
         z, z_prev = memory.rows(n), memory.rows(n)
-        finite = [diverged == "none" or (diverged == "some" and j % 3 != 0) for j in range(k)]
-        flags = torch.tensor(finite, device=device)
-        g[~flags] = float("nan")
-        m[~flags] = float("inf")
+        finite = finite_of(k, diverged)
+        flags = computed(finite, dtype, device)
+        g[flags != 1] = float("nan")
+        m[flags == 0] = float("inf")
         expected = oracle.sgd_round(*map(exact, (w, m, g, z, z_prev)), finite, numbers, synchronise)
         before = z.clone(), z_prev.clone()
         kernels.sgd_round(w, m, g, z, z_prev, flags, on(device, numbers), synchronise)
         check_close((w, m, z, z_prev), expected, (layout, k, n, numbers))
         assert synchronise or all(map(torch.equal, (z, z_prev), before))
+        memory.check_guards()
+
+
+@with_every_dtype
+@synchronising_or_not
+@pytest.mark.parametrize("diverged", ["none", "some", "all"])
+def test_adam_round(
+    kernels: Kernels, device: torch.device, dtype: torch.dtype, synchronise: bool, diverged: str
+) -> None:
+    kinds = [AdamNumbers(), AdamNumbers(decoupled=1.0), AdamNumbers(weight_decay=0.0)]
+    for numbers, (layout, (k, n)) in zip(itertools.cycle(kinds), CASES, strict=False):
+        memory = Memory(dtype, device, layout)
+        w, m, v, g = (memory.rows(k, n) for _ in range(4))
+        z, z_prev = memory.rows(n), memory.rows(n)
+        v.abs_()
+        finite, steps = finite_of(k, diverged), [float(17 * j) for j in range(k)]
+        flags, counts = computed(finite, dtype, device), computed(steps, dtype, device)
+        g[flags != 1] = float("nan")
+        m[flags == 0] = float("inf")
+        expected = oracle.adam_round(*map(exact, (w, m, v, g, z, z_prev)), finite, steps, numbers, synchronise)
+        kernels.adam_round(w, m, v, g, z, z_prev, flags, counts, on(device, numbers), synchronise)
+        check_close((w, m, v, z, z_prev, counts), expected, (layout, k, n, numbers))
         memory.check_guards()
 
 
@@ -130,7 +165,7 @@ def test_diverged_learners_start_exactly_from_the_central_model(
     memory = Memory(dtype, device)
     w, m, g = (memory.rows(4, 33) for _ in range(3))
     z, z_prev = memory.rows(33), memory.rows(33)
-    finite = torch.tensor([True, False, True, False], device=device)
+    finite = computed([1, 0, 1, 0], dtype, device)
     kernels.sgd_round(w, m, g, z, z_prev, finite, on(device, Numbers()), True)
     assert torch.equal(w[1], z)
     assert torch.equal(w[3], z)
@@ -144,7 +179,7 @@ def test_whole_round_is_its_parts(kernels: Kernels, device: torch.device, dtype:
     w, m, g = (memory.rows(5, 100) for _ in range(3))
     z, z_prev = (memory.rows(100) for _ in range(2))
     numbers = on(device, Numbers(nesterov=1.0))
-    finite = torch.tensor([True, True, False, True, True], device=device)
+    finite = computed([1, 1, 0, 1, 1], dtype, device)
     whole = [tensor.clone() for tensor in (w, m, z, z_prev)]
     kernels.sgd_round(whole[0], whole[1], g, whole[2], whole[3], finite, numbers, True)
     kernels.sma_center(w, z, z_prev, numbers)
@@ -177,13 +212,14 @@ def test_results_depend_neither_on_the_grid_nor_on_the_order_of_threads(
     results = []
     for shape, backwards in [(None, False), (None, True), ((1, 1), False), ((3, 5), True), ((64, 256), False)]:
         memory = Memory(dtype, torch.device("cpu"))
-        w, m, g = (memory.rows(6, 1003) for _ in range(3))
+        w, m, g, v = (memory.rows(6, 1003) for _ in range(4))
         z, z_prev = memory.rows(1003), memory.rows(1003)
-        finite = torch.tensor([True, True, False, True, True, True])
+        finite, counts = computed([1, 1, 0, 1, 1, 1], dtype, w.device), computed(range(6), dtype, w.device)
         with emulation.configured(shape, backwards=backwards):
             emulated.sgd_round(w, m, g, z, z_prev, finite, on(w.device, Numbers()), True)
             emulated.sma_round(w, z, z_prev, on(w.device, Numbers()))
-        results.append((w, m, z, z_prev))
+            emulated.adam_round(w, m, v.abs_(), g, z, z_prev, finite, counts, on(w.device, AdamNumbers()), True)
+        results.append((w, m, v, z, z_prev, counts))
     for other in results[1:]:
         assert all(map(torch.equal, results[0], other))
 

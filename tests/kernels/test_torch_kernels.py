@@ -67,7 +67,7 @@ def test_rounds_are_those_of_sgd_and_sma(
     m, z, z_prev = torch.zeros_like(w), w[0].clone(), w[0].clone()
     named = [settings.get(name, 0) for name in ("lr", "momentum", "weight_decay", "nesterov")]
     numbers = torch.tensor([*named, ALPHA, MU], dtype=torch.float64, device=device)
-    finite = torch.ones(LEARNERS, dtype=torch.bool, device=device)
+    finite = torch.ones(LEARNERS, dtype=torch.float64, device=device)
     for t in range(ROUNDS):
         synchronise = t % 3 != 1
         gradients = torch.randn(LEARNERS, COLUMNS, dtype=torch.float64)
@@ -116,10 +116,12 @@ class _Operators(TorchDispatchMode):
 def test_nothing_is_read_on_the_host() -> None:
     w, m, g = torch.randn(3, 2, 16)
     z, z_prev = torch.randn(2, 16)
-    finite, numbers = torch.tensor([True, False]), torch.rand(6, dtype=torch.float64)
+    finite, numbers = torch.tensor([1.0, 0.0]), torch.rand(6, dtype=torch.float64)
     kernels = Kernels()
     with _Operators() as seen:
         kernels.sgd_round(w, m, g, z, z_prev, finite, numbers, True)
+        adam = torch.rand(8, dtype=torch.float64)
+        kernels.adam_round(w, m, m.clone(), g, z, z_prev, finite, torch.ones(2), adam, True)
         kernels.sgd_row(w[0], m[0], g[0], z, z_prev, torch.ones(2), torch.empty(2), numbers, True)
         kernels.sma_center(w, z, z_prev, numbers)
         kernels.sma_round(w, z, z_prev, numbers)
@@ -132,7 +134,7 @@ def test_narrow_elements_are_computed_in_float32(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     tensors = [torch.randn(3, 32).to(dtype) for _ in range(3)] + [torch.randn(32).to(dtype) for _ in range(2)]
     wide = [tensor.float() for tensor in tensors]
-    finite = torch.tensor([True, False, True])
+    finite = torch.tensor([1.0, 0.0, 1.0])
     numbers = torch.tensor([0.1, 0.9, 0.01, 1.0, 0.3, 0.5], dtype=torch.float64)
     Kernels().sgd_round(*tensors, finite, numbers, True)
     Kernels().sgd_round(*wide, finite, numbers, True)

@@ -126,7 +126,7 @@ class StreamContext(RoundContext):
             self.stepping = (
                 SgdStep(self.device, self.group, sync, self.kernels)
                 if by_row
-                else RowsStep(self.device, self.group, sync, self.settings.clip_norm)
+                else RowsStep(self.device, self.group, sync, self.kernels, self.settings.clip_norm)
             )
         if self._results is not None:
             self.make_results(self._results.metrics)

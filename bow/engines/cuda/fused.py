@@ -110,4 +110,4 @@ class CudaFused(RoundGraphs):
             loss, finite, metrics = self._together(matrix.weights, matrix.gradients, self._buffers.tensors(), batch)
         values = [loss, finite, *metrics.values()]
         static.rows.copy_(torch.stack([value.to(static.rows.dtype) for value in values], dim=1))
-        return finite
+        return finite.to(static.rows.dtype)

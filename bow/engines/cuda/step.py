@@ -1,10 +1,9 @@
-"""Steps and synchronous model averaging on the device: by kernels row by row, or by operators for all rows at once."""
+"""Steps and synchronous model averaging on the device: by kernels row by row, or for all rows at once."""
 
 import torch
 from torch import Tensor
 
 from bow.devices import Kernels, Stream, StreamDevice
-from bow.devices.kernels import sgd_step
 from bow.engines.loop import clip_factors
 from bow.engines.step_state import Numbers, StepState
 from bow.replicas import LearnerGroup
@@ -89,28 +88,26 @@ class SgdStep:
 
 
 class RowsStep:
-    """Steps and averages all learners at once behind their learning tasks, by operators that a round's graph holds.
+    """Steps and averages all learners at once behind their learning tasks, by a kernel that a round's graph holds.
 
     Plain SGD, Adam and AdamW, gradients clipped where that is asked for, kept together by SMA. Nothing is looked at on
     the host: numbers that may change from round to round lie on the device, Adam's counts of steps as well. As in
     `SgdStep`, a learner that is not finite starts again from the central model with an optimizer that has seen nothing.
-
-    References:
-        Kingma and Ba: Adam: A method for stochastic optimization, 2015, Algorithm 1.
     """
 
-    def __init__(self, device: StreamDevice, group: LearnerGroup, sync: SMA, clip_norm: float | None) -> None:
+    def __init__(
+        self, device: StreamDevice, group: LearnerGroup, sync: SMA, kernels: Kernels, clip_norm: float | None
+    ) -> None:
         self._device = device
         self._group = group
+        self._kernels = kernels
         self._clip_norm = clip_norm
         self._state = StepState(group, sync)
-        self._moments = self._state.moments
-        matrix = group.matrix
-        self._dtype = torch.promote_types(matrix.z.dtype, torch.float32)  # of the arithmetic: bfloat16 has no 0.999
-        self._counts = torch.zeros(len(group), dtype=self._dtype, device=matrix.z.device)
+        z = group.matrix.z
+        self._counts = torch.zeros(len(group), dtype=torch.promote_types(z.dtype, torch.float32), device=z.device)
         self._count_of = list(self._counts.unbind())
         self._told: tuple[float, ...] = ()
-        self._numbers = torch.zeros(len(self._values()), dtype=torch.float64, device=matrix.z.device)
+        self._numbers = torch.zeros(len(self._values()), dtype=torch.float64, device=z.device)
 
     def begin(self) -> None:
         """On the caller's stream, before the rounds: moments, counts and numbers as the optimizer has them by now."""
@@ -123,48 +120,18 @@ class RowsStep:
 
     def whole(self, finite: Tensor, synchronise: bool) -> None:
         """Step and average all learners; of each, `finite` is 1, 0 where it diverged, and NaN where it has no batch."""
-        matrix = self._group.matrix
-        before = matrix.state["z_prev"]
-        w, z, z_prev, g = (row.to(self._dtype) for row in (matrix.weights, matrix.z, before, matrix.gradients))
-        moments = [moment.to(self._dtype) for moment in self._moments]
-        if self._clip_norm is not None:
-            g = g * clip_factors(g, self._clip_norm)  # the live check looks at the gradient as it was
-        *hyper, alpha, mu = self._numbers.to(self._dtype).unbind()
-        steps, starts_again = (finite == 1).unsqueeze(1), (finite == 0).unsqueeze(1)
-        counts = self._counts.unsqueeze(1)
+        matrix, moments = self._group.matrix, self._state.moments
+        gradients = matrix.gradients
+        if self._clip_norm is not None:  # in other memory: the live check looks at the gradient as it was
+            wide = gradients.to(self._counts.dtype)
+            gradients = (wide * clip_factors(wide, self._clip_norm)).to(gradients.dtype)
+        centers = matrix.z, matrix.state["z_prev"]
         if len(moments) == 1:
-            moved, velocity = sgd_step(w, moments[0], g, steps, (*hyper, alpha, mu))
-            made = [velocity]
+            rows = matrix.weights, moments[0], gradients
+            self._kernels.sgd_round(*rows, *centers, finite, self._numbers, synchronise)
         else:
-            counts = torch.where(starts_again, 0, counts + steps)
-            moved, made = self._adam(w, g, moments, counts, hyper)
-        center, kept = z, w
-        if synchronise:
-            corrections = torch.sub(w, z).mul_(alpha)
-            moved, kept = moved - corrections, w - corrections
-            center = torch.addcmul(z + corrections.sum(0), z - z_prev, mu)
-        for moment, new in zip(self._moments, made, strict=True):
-            moment.copy_(torch.where(steps, new, torch.where(starts_again, 0, moment)))
-        self._counts.copy_(counts.squeeze(1))
-        matrix.weights.copy_(torch.where(steps, moved, torch.where(starts_again, center, kept)))
-        if synchronise:
-            before.copy_(matrix.z)
-            matrix.z.copy_(center)
-
-    def _adam(
-        self, w: Tensor, g: Tensor, moments: list[Tensor], counts: Tensor, hyper: list[Tensor]
-    ) -> tuple[Tensor, list[Tensor]]:
-        lr, first, second, epsilon, decay = hyper
-        *_, is_decoupled = self._state.steps[0]
-        if is_decoupled:
-            w = w - w * (lr * decay)
-        else:
-            g = torch.addcmul(g, w, decay)
-        mean = torch.lerp(moments[0], g, 1 - first)
-        square = torch.addcmul(moments[1] * second, g * g, 1 - second)
-        root = square.sqrt() / (1 - second**counts).sqrt() + epsilon
-        return torch.addcdiv(w, mean * (-lr / (1 - first**counts)), root), [mean, square]
+            own = matrix.weights, moments[0], moments[1], gradients
+            self._kernels.adam_round(*own, *centers, finite, self._counts, self._numbers, synchronise)
 
     def _values(self) -> tuple[float, ...]:
-        step = self._state.steps[0]
-        return (*map(float, step if len(self._moments) == 1 else step[:5]), *self._state.averaging)
+        return (*map(float, self._state.steps[0]), *self._state.averaging)
