@@ -98,13 +98,13 @@ def test_a_model_in_bfloat16_steps_by_numbers_that_bfloat16_has_not(optimizer: s
 
 def test_its_state_goes_on_in_another_engine() -> None:
     rounds = [round_of(t) for t in range(6)]
-    expected = trained("eager", "cpu", rounds, optimizer=ADAMW)
-    first = training("graph+round", FakeDevice(), optimizer=ADAMW)
+    expected = trained("eager", "cpu", rounds, optimizer=OPTIMIZERS["adamw"])
+    first = training("graph+round", FakeDevice(), optimizer=OPTIMIZERS["adamw"])
     for batches in rounds[:3]:
         first.round(batches)
-    second = training("eager", "cpu", optimizer=ADAMW)
+    second = training("eager", "cpu", optimizer=OPTIMIZERS["adamw"])
     second.load_training_state(first.training_state())
-    third = training("graph+round", FakeDevice(), optimizer=ADAMW)
+    third = training("graph+round", FakeDevice(), optimizer=OPTIMIZERS["adamw"])
     third.load_training_state(first.training_state())
     for replicas in (second, third):
         for batches in rounds[3:]:
