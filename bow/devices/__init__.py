@@ -17,4 +17,3 @@ from bow.devices.cuda import cuda_device as cuda_device
 from bow.devices.cuda import prepare_environment as prepare_environment
 from bow.devices.kernels import Kernels as Kernels
 from bow.devices.kernels import kernels_for as kernels_for
-from bow.devices.kernels import sgd_sma_round as sgd_sma_round

@@ -138,7 +138,7 @@ class Kernels:
             hyper = numbers.to(w.dtype).unbind()
             moved, velocity = sgd_step(w, m, _read(gradients), steps, hyper)
             m.copy_(_of_those(finite, velocity, m))
-            _end_round(w, moved, central, before, finite, hyper[-2:], synchronise)
+            _end_round(w, moved, central, before, finite, hyper if synchronise else ())
 
     def adam_round(
         self,
@@ -174,7 +174,7 @@ class Kernels:
             moved = torch.addcdiv(w - w * (lr * decay * decoupled), m * (-lr / (1 - first**count)), root)
             mean.copy_(_of_those(finite, m, mean))
             square.copy_(_of_those(finite, v, square))
-            _end_round(w, moved, central, before, finite, averaging, synchronise)
+            _end_round(w, moved, central, before, finite, averaging if synchronise else ())
 
     def sma_round(self, weights: Matrix, z: Row, z_prev: Row, numbers: Numbers) -> None:
         """`sma_contribute` and `sma_apply` of one device, with `alpha` and `mu` of `numbers`."""
@@ -233,44 +233,17 @@ def sgd_step(
     return torch.addcmul(w, step, lr, value=-1), kept
 
 
-def sgd_sma_round(
-    w: Tensor,
-    m: Tensor,
-    gradients: Tensor,
-    z: Tensor,
-    z_prev: Tensor,
-    finite: Tensor,
-    hyper: tuple[Tensor, ...],
-    synchronise: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows, momenta and central model behind a round of SGD and SMA, as new memory; as `sgd_step` otherwise."""
-    moved, momenta = sgd_step(w, m, gradients, finite, hyper)
-    if not synchronise:
-        return moved, momenta, z
-    *_, alpha, mu = hyper
-    corrections = torch.sub(w, z).mul(alpha)
-    return moved - corrections, momenta, torch.addcmul(z + corrections.sum(0), z - z_prev, mu)
-
-
 def _of_those(finite: Tensor, step: Tensor, kept: Tensor, again: Tensor | int = 0) -> Tensor:
     """Of learners that step, that start again, and that have no batch: each its own."""
     finite = finite.view(-1, *[1] * (step.dim() - 1))
     return torch.where(finite == 1, step, torch.where(finite == 0, again, kept))
 
 
-def _end_round(
-    w: Tensor,
-    moved: Tensor,
-    z: Tensor,
-    z_prev: Tensor,
-    finite: Tensor,
-    averaging: Sequence[Tensor],
-    synchronise: bool,
-) -> None:
+def _end_round(w: Tensor, moved: Tensor, z: Tensor, z_prev: Tensor, finite: Tensor, hyper: Sequence[Tensor]) -> None:
     """Put rows where their steps and corrections lead, and the central model as well."""
     kept = w
-    if synchronise:
-        alpha, mu = averaging
+    if hyper:
+        *_, alpha, mu = hyper
         corrections = torch.sub(w, z).mul_(alpha)
         moved, kept = moved - corrections, w - corrections
         _advance(z, torch.sub(z, z_prev, out=z_prev).mul_(mu).add_(corrections.sum(0)))

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from bow.devices import sgd_sma_round
+from bow.devices.kernels import sgd_step
 from bow.engines.batched_layers import of_learners
 from bow.engines.batches import Batches, Stacked, stack_batches
 from bow.engines.context import RoundContext
@@ -208,9 +208,12 @@ class SgdRound:
             batch: Batch,
         ) -> tuple[Tensor, Tensor, Metrics, Tensor]:
             result = together(weights, buffers, batch)
-            finite = result.finite.unsqueeze(1)
-            given = weights, momenta, result.gradient, z, z_prev
-            moved, momenta_next, z_next = sgd_sma_round(*given, finite, hyper.unbind(), synchronise)
+            finite, z_next = result.finite.unsqueeze(1), z
+            moved, momenta_next = sgd_step(weights, momenta, result.gradient, finite, hyper.unbind())
+            if synchronise:
+                *_, alpha, mu = hyper.unbind()
+                corrections = torch.sub(weights, z).mul(alpha)
+                moved, z_next = moved - corrections, torch.addcmul(z + corrections.sum(0), z - z_prev, mu)
             momenta.copy_(momenta_next)
             weights.copy_(torch.where(finite, moved, z_next))  # as the kernels do, of which this is the arithmetic
             for name, buffer in result.buffers.items():
