@@ -267,7 +267,8 @@ def record(out: Path, run: Path) -> None:
 def recorded(tree: Path, run: Path) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
-        environment = os.environ | {"PYTHONPATH": str(tree.resolve())}
+        # Trees before it was told by which rules code was compiled would take that of others from torch's cache.
+        environment = os.environ | {"PYTHONPATH": str(tree.resolve()), "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch"}
         subprocess.run([sys.executable, "-P", __file__, str(out), str(run)], cwd=folder, env=environment, check=True)
         found: dict[str, str] = json.loads(out.read_text())
     return found
