@@ -90,7 +90,7 @@ class EarlyStopping:
 
 def check_rules(stop: Any, kinds: Any = StopRule, known: str = "bow.EarlyStopping") -> tuple[Any, ...]:
     """The rules by which a training ends, given alone or as several."""
-    rules = () if stop is None else tuple(stop) if isinstance(stop, list | tuple) else (stop,)
+    rules = () if stop is None else tuple(stop) if isinstance(stop, Sequence) and not isinstance(stop, str) else (stop,)
     for rule in rules:
         if not isinstance(rule, kinds) or isinstance(rule, type):
             raise SettingError(f"stop must be {known} or an object with why_over(training), got {rule!r}")

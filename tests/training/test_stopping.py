@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from safetensors.torch import load_model
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -159,8 +160,11 @@ def test_the_last_model_can_be_the_best_and_without_validation_there_is_none(
     assert train(model, data, run_dir=None).best is None
 
 
-def test_a_rule_of_the_users_own_ends_a_training(train: Train, model: nn.Module, data: Data) -> None:
-    result = train(model, data, stop=[bow.EarlyStopping(), Ends()], epochs=5)
+@pytest.mark.parametrize(
+    "stop", [Ends(), [bow.EarlyStopping(), Ends()], OmegaConf.create([Ends()], flags={"allow_objects": True})]
+)
+def test_a_rule_of_the_users_own_ends_a_training(train: Train, model: nn.Module, data: Data, stop: Any) -> None:
+    result = train(model, data, stop=stop, epochs=5)
     assert (result.stopped, len(result.history)) == ("enough", 2)
 
 
