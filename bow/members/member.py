@@ -58,7 +58,7 @@ class Member:
         return metrics(self.history[-1]) if self.history else {}
 
     def value(self, name: str, epochs: float = math.inf) -> float:
-        """The last value of this name, or the last within so many epochs; NaN where there is none.
+        """The value of this name after the last epoch, or the last within so many; NaN where that has none.
 
         Of `loss` without validation data it is that of training.
         """

@@ -55,6 +55,8 @@ def test_members_that_others_were_better_than_are_compared_at_the_epochs_of_both
     (only,) = sweep.compare("lr")
     assert (only.pairs, only.mean) == (2, pytest.approx((0.2 + 0.3) / 2))
     assert sweep.members[1].value("accuracy") == 1.0
+    sweep.members[1].history.append({"epoch": 10, "train_loss": 0.1})
+    assert math.isnan(sweep.members[1].value("accuracy"))
 
 
 def test_a_comparison_without_pairs_is_refused() -> None:
