@@ -3,8 +3,8 @@
 Every job runs, in a thread of its own and one at a time, up to its call of `bow.train`; what the jobs ask for there is
 trained as the members of one sweep, and each goes on with the result that it would have got alone. So a job returns
 what a single run returns, to hydra's own sweeper or to any other, such as Optuna's. Trainings that differ in more than
-seed, optimizer, scheduler and batch size run one after another. `hydra.launcher.resume=auto` with the `hydra.sweep.dir`
-of a sweep that was interrupted goes on where that was.
+seed, optimizer, scheduler and batch size, or have several learners, run one after another. `hydra.launcher.resume=auto`
+with the `hydra.sweep.dir` of a sweep that was interrupted goes on where that was.
 
 Example:
     python program.py -m hydra/launcher=bow lr=0.01,0.02 seed=range(4)

@@ -25,7 +25,7 @@ from bow.observe.report import data_of, flat, value_text
 from bow.observe.run_directory import readable
 from bow.observe.text import metric_text, rate_text
 from bow.terminal import say, terminal, terminal_table
-from bow.training.config import TrainConfig
+from bow.training.config import Run, TrainConfig
 from bow.training.train import run_training
 from bow.values import given_path
 
@@ -190,7 +190,7 @@ def _side_by_side(compositions: Sequence[Composition]) -> int:
     theirs = [each for each in run.loggers if not isinstance(each, GroupLogger)]
     configs = [
         TrainConfig(
-            **{**arguments, "run": replace(run, path=None, resume=None, loggers=theirs)},
+            **{**arguments, "run": Run(loggers=theirs)},
             source={**composition.settings, "learners": learners, "run": {**composition.settings["run"], "path": None}},
         )
         for arguments, composition in zip(built, compositions, strict=True)

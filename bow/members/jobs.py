@@ -50,6 +50,8 @@ def why_alone(configs: Sequence[TrainConfig], goes_on: bool = False) -> str | No
     numbers = {num_learners(config) for config in configs}
     if len(numbers) > 1:
         return "they differ in learners"
+    if len({config.run.checkpoint_every for config in configs}) > 1:
+        return "they differ in run.checkpoint_every"
     apart = APART if numbers == {1} else APART - {"sync"}
     for name in (each.name for each in dataclasses.fields(first) if each.name not in apart):
         if not all(is_same(getattr(first, name), getattr(other, name)) for other in configs[1:]):
@@ -96,11 +98,14 @@ def train_together(
     """What each training alone would have returned or raised; None: they cannot be members of one sweep."""
     if len(configs) == 1:
         return None
-    if (why := why_alone(configs, goes_on=run.resume is not None)) is not None:
+    learners = max(map(num_learners, configs))  # of several, a sweep would be no faster, and fail as a whole
+    why = f"learners={learners}" if learners > 1 else why_alone(configs, goes_on=run.resume is not None)
+    if why is not None:
         say(f"{len(configs)} runs one after another: {why}")
         return None
     say(side_by_side(configs))
-    run = dataclasses.replace(run, progress=all(config.run.progress for config in configs))
+    progress, every = all(config.run.progress for config in configs), configs[0].run.checkpoint_every
+    run = dataclasses.replace(run, progress=progress, checkpoint_every=every)
     sweep = run_sweep(as_members(configs, run, go_on))
     return [_outcome(sweep, member) for member in sweep.members]
 
@@ -226,7 +231,7 @@ def _outcome(sweep: Sweep, member: Member) -> Outcome:
         model=member.model,
         history=member.history,
         throughput=sweep.throughput / max(1, min(sweep.at_once, len(sweep.members))),
-        learners=last.get("learners", 1),
+        learners=1,
         engine=sweep.engine,
         time_to_target=last["time_s"] if member.stopped == "target" else None,
         run_dir=path.parent,
@@ -253,6 +258,7 @@ def _why_no_member(config: TrainConfig) -> str | None:
         "they have callbacks": bool(config.callbacks),
         "they have loggers of their own": bool(config.run.loggers),
         "they go on from checkpoints": config.run.resume is not None,
+        "run.on_interrupt=return, and all of a sweep end as one": config.run.on_interrupt == "return",
     }
     return next((why for why, applies in reasons.items() if applies), why_no_member(config, not is_one))
 

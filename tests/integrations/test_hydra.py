@@ -1,8 +1,10 @@
 """`hydra/launcher=bow`: the jobs of a hydra program, side by side."""
 
 import json
+import signal
 import subprocess
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +147,8 @@ def config(**settings: Any) -> TrainConfig:
         ({"learners": bow.Tuner()}, None),
         ({"devices": 2}, "devices=2, and members have one"),
         ({"run": bow.Run(resume="auto")}, "they go on from checkpoints"),
+        ({"run": bow.Run(checkpoint_every=3)}, "they differ in run.checkpoint_every"),
+        ({"run": bow.Run(on_interrupt="return")}, "run.on_interrupt=return, and all of a sweep end as one"),
     ],
 )
 def test_trainings_that_differ_in_more_are_not_members(settings: dict[str, Any], why: str | None) -> None:
@@ -179,7 +183,8 @@ def test_jobs_that_fail_or_diverge_fail_alone(tmp_path: Path, monkeypatch: pytes
         try:
             result = bow.train(
                 nn.Linear(6, 3), DATA, F.cross_entropy, learners=1, engine="eager", devices="cpu", batch_size=8,
-                optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr), run=bow.Run(progress=False),
+                optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr),
+                run=bow.Run(checkpoint_every=2, progress=False),
             )  # fmt: skip
         except DivergenceError as error:
             return str(error)
@@ -196,6 +201,55 @@ def test_jobs_that_fail_or_diverge_fail_alone(tmp_path: Path, monkeypatch: pytes
     assert "diverged" in returned[1]
     assert returned[2] == "no training"
     assert said == ["2 runs side by side, one learner each"]
+    assert len(list(tmp_path.glob("sweep/checkpoints/*"))) == 2
+
+
+class Own(torch.optim.lr_scheduler.LambdaLR):
+    """Which nobody tries before a training."""
+
+
+@pytest.mark.filterwarnings("ignore:.*starts again")
+def test_jobs_of_several_learners_have_each_its_own_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = DATA[0].clone(), DATA[1]
+    data[0][30] = torch.nan  # a learner restarts once an epoch
+
+    def job(rate: Any, **run: Any) -> Any:
+        return bow.train(
+            nn.Linear(6, 3), data, F.cross_entropy, learners=2, engine="eager", devices="cpu", batch_size=8, epochs=2,
+            scheduler=lambda optimizer: Own(optimizer, rate), run=bow.Run(progress=False, **run),
+        )  # fmt: skip
+
+    def fails() -> Any:
+        with pytest.raises(ZeroDivisionError):
+            job(lambda epoch: 1 / (1 - epoch))
+
+    def is_asked_to_end(epoch: int) -> float:
+        if epoch == 1:
+            signal.raise_signal(signal.SIGINT)
+        return 1.0
+
+    said: list[str] = []
+    tasks = [
+        lambda: job(lambda epoch: 1.0),
+        fails,
+        lambda: job(is_asked_to_end, on_interrupt="return"),
+        lambda: job(lambda epoch: 1.0, checkpoint_every=2),
+    ]
+
+    def train(configs: Any) -> Any:
+        return train_together(configs, bow.Run(tmp_path / "sweep"), "", said.append)
+
+    began = time.perf_counter()
+    first, _, interrupted, last = run_together(tasks, train, lambda before: lambda: before)
+    elapsed_s = time.perf_counter() - began
+    assert said == ["4 runs one after another: learners=2"]
+    assert (interrupted.interrupted_by, len(interrupted.history)) == (signal.SIGINT, 1)
+    for result in (first, interrupted, last):
+        assert result.num_restarts == len(result.history)
+        assert result.report_path == result.run_dir / "report.html"
+    assert len(list(last.run_dir.glob("checkpoints/*"))) == 2
+    assert first.seconds + interrupted.seconds + last.seconds < elapsed_s
 
 
 def test_an_interruption_reaches_all_jobs(tmp_path: Path) -> None:
