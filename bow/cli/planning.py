@@ -4,7 +4,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Sequence
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +181,7 @@ def _plan(console: Console, problems: Sequence[Problem], settings: PlanSettings)
             console.print(_worth(each, planned.partition, made, worth))
         return made.makespan_ns / worth, each, planned.partition, made, planned.is_interrupted
 
-    found = fitting_sizes(planned_for, problems, console.print, itemgetter(4))
+    found = fitting_sizes(planned_for, problems, console.print, attrgetter("batch_size"), itemgetter(4))
     _, problem, partition, result, _ = min(found, key=itemgetter(0))
     console.print(_summary(partition, result))
     base_ns = _data_parallel_ns(problem)

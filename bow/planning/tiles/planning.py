@@ -136,7 +136,11 @@ def plan(
 
     each_search = part_of(chosen, len(batches))
     fitting = fitting_sizes(
-        planned, batches, lambda left_out: warnings.warn(left_out, stacklevel=4), lambda each: each.is_interrupted
+        planned,
+        batches,
+        lambda left_out: warnings.warn(left_out, stacklevel=4),
+        batch_length,
+        lambda each: each.is_interrupted,
     )
     found = min(fitting, key=lambda each: each.sample_ns)
     return dataclasses.replace(found, subject={"model": model, "loss": loss, "step": step})
@@ -175,23 +179,29 @@ def fitting_sizes(
     planned: Callable[[Sized], Chosen],
     sizes: Sequence[Sized],
     tell: Callable[[str], None],
+    size_of: Callable[[Sized], int],
     is_interrupted: Callable[[Chosen], bool],
 ) -> list[Chosen]:
     """What is planned for each size of batch that the devices have room for; why others are left out is told."""
     found: list[Chosen] = []
-    refused: list[Exception] = []
+    refused: dict[str, Exception] = {}  # by the sizes that are left out
     for number, each in enumerate(sizes):
-        if found and is_interrupted(found[-1]):
-            refused += [SettingError("the search was interrupted")] * (len(sizes) - number)
-            break
         try:
+            if found and is_interrupted(found[-1]):
+                raise KeyboardInterrupt
             found.append(planned(each))
         except ScheduleError as error:
-            refused.append(error)
+            refused[str(size_of(each))] = error
+        except KeyboardInterrupt:
+            if not found:
+                raise
+            left = ",".join(str(size_of(other)) for other in sizes[number:])
+            refused[left] = ScheduleError("the search was interrupted")
+            break
     if not found:
-        raise refused[0]
-    for left_out in refused:
-        tell(f"a size of batch_sizes is left out ({reason(left_out)})")
+        raise next(iter(refused.values()))
+    for names, why in refused.items():
+        tell(f"left out: batch_sizes={names} ({reason(why)})")
     return found
 
 

@@ -40,11 +40,27 @@ def test_a_size_of_batch_that_does_not_fit_is_left_out_with_the_reason() -> None
     kind = DeviceKind("small", memory_gib=0.01, tflops=1, gb_per_s=1)
     settings = {"topology": DeviceTopology("one", (Device("a", kind),)), "noise_scale": 5.0}
     model, batch = nn.Sequential(nn.Linear(4, 100), nn.Linear(100, 2)), (torch.ones(8, 4), torch.zeros(8).long())
-    with pytest.warns(UserWarning, match="a size of batch_sizes is left out .*does not fit"):
+    with pytest.warns(UserWarning, match=r"left out: batch_sizes=50000 \(.*does not fit"):
         found = bow.plan(model, batch, cross_entropy, batch_sizes=(8, 50_000), **settings, **SHORT)
     assert found.problem.batch_size == 8
     with pytest.raises(ScheduleError, match="does not fit"):
         bow.plan(model, batch, cross_entropy, batch_sizes=50_000, **settings, **SHORT)
+
+
+def test_ctrl_c_between_two_sizes_keeps_what_the_first_one_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = iter([planning.capture_operators])
+
+    def captured(*arguments: Any, **settings: Any) -> Any:
+        for real in first:
+            return real(*arguments, **settings)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(planning, "capture_operators", captured)
+    with pytest.warns(UserWarning, match=r"left out: batch_sizes=8,32 \(the search was interrupted\)"):
+        found = small(batch_sizes=(2, 8, 32), noise_scale=5.0)
+    assert found.problem.batch_size == 2
+    with pytest.raises(KeyboardInterrupt):
+        small(batch_sizes=2)
 
 
 def test_a_batch_with_tensors_that_count_no_samples_has_one_size() -> None:
