@@ -51,7 +51,13 @@ class Composition:
     overrides: tuple[str, ...]
 
     def given(self, key: str) -> bool:
-        return any(override.lstrip("+~").split("=")[0] == key for override in self.overrides)
+        return any(key_of(override) == key for override in self.overrides)
+
+
+def key_of(word: str) -> str:
+    """The setting that a word is about: `run.path` of `run=DIR`, `model.width` of `++model.width=4`."""
+    name = word.partition("=")[0].lstrip("+~")
+    return SHORT.get(name, name)
 
 
 def compose(overrides: Sequence[str]) -> Composition:

@@ -114,8 +114,11 @@ _SEARCHING: Mapping[str, Reader] = {
 assert {*_OWN, "others", "search", "given"} == {each.name for each in fields(PlanSettings)}
 
 
+SUBJECT = frozenset(("recipe", "model", "data"))  # with another one, only the planned batch size is kept
+
+
 def size_given(words: Sequence[str]) -> str | None:
-    return next((word for word in words if word.startswith("batch_size=")), None)
+    return next((word for word in words if word.lstrip("+").startswith("batch_size=")), None)
 
 
 def as_planned(path: str, words: Sequence[str]) -> list[str]:
@@ -126,12 +129,20 @@ def as_planned(path: str, words: Sequence[str]) -> list[str]:
         planned += [f"batch_size={int(known['batch_size'])}"] if "batch_size" in known else []
     except (TypeError, ValueError) as error:
         raise damaged_origin(file, error) from error
-    given = {word.partition("=")[0] for word in words}
+    return _replaced(planned, words)
+
+
+def _replaced(planned: Sequence[str], words: Sequence[str]) -> list[str]:
+    """What was planned for with words in its place; one that names a group replaces what was set below it."""
+    from bow.cli.composition import key_of  # hydra takes a while
+
+    given = {key_of(word) for word in words if word not in planned}
     if "--config" in given:
         return [*words]
-    if given & {"recipe", "model", "data"}:
+    if given & SUBJECT:
         planned = [word for word in planned if word == size_given(planned)]
-    return [*(word for word in planned if word.partition("=")[0] not in given), *words]
+    above = tuple(f"{key}." for key in given)
+    return [*(each for each in planned if each not in words and not f"{key_of(each)}.".startswith(above)), *words]
 
 
 @dataclass(frozen=True)
@@ -150,11 +161,13 @@ def load(path: Path, settings: PlanSettings) -> Loaded:
     try:
         if not settings.batch_sizes and not size_given(settings.others) and "batch_size" in known:
             settings = replace(settings, batch_sizes=(int(known["batch_size"]),))
-        is_given = bool(settings.network or settings.others)
-        has_model = is_given or known.get("network") is not None
-        if has_model and not is_given:
-            others = tuple(str(word) for word in known["others"])
-            settings = replace(settings, network=str(known["network"]), size=str(known["size"]), others=others)
+        has_model = bool(settings.network or settings.others) or known.get("network") is not None
+        if known.get("network") is not None and not settings.network:
+            if SUBJECT.isdisjoint(word.partition("=")[0] for word in settings.others):
+                size = settings.size or str(known["size"])
+                settings = replace(settings, network=str(known["network"]), size=size)
+            others = _replaced([str(word) for word in known["others"]], settings.others)
+            settings = replace(settings, others=tuple(others))
         if not settings.topology and known.get("topology") is not None:
             topology = topology_from_dict(known["topology"])
         if settings.costs is None and "costs" in known:

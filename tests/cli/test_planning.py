@@ -388,6 +388,41 @@ def test_training_is_for_what_was_planned_for_where_nothing_else_is_said(monkeyp
     ]
 
 
+@pytest.mark.parametrize(
+    ("words", "replaced"),
+    [
+        (["optimizer=sgd"], {"optimizer=adam", "optimizer.lr=0.0005"}),
+        (["optimizer=adam"], {"optimizer=adam"}),
+        (["~optimizer.lr"], {"optimizer.lr=0.0005"}),
+        (["++model.width=4"], {"model.width=2"}),
+        (["++seed=4"], {"+seed=3"}),
+        (["run=there"], {"run.path=here"}),
+    ],
+)
+def test_a_word_replaces_what_was_planned_of_it_and_below_it(
+    words: list[str], replaced: set[str], planned: dict[str, Any]
+) -> None:
+    others = ["recipe=lenet", "optimizer=adam", "optimizer.lr=0.0005", "model.width=2", "+seed=3", "run.path=here"]
+    others += ["run.checkpoint_every=9"]
+    file = changed(planned, planned_for={"others": others})
+    left = [word for word in others if word not in replaced]
+    assert planning_settings.as_planned(file, words) == [*left, *words]
+
+
+def test_a_partition_is_shown_for_its_model_where_other_settings_are_given(
+    said: Callable[[], str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", *MODEL, NODE, "method=single"]) == 0
+    said()
+    assert main(["plan", "show", "plan", "optimizer=adamw"]) == 0
+    assert said().startswith("for model=mlp batch_size=8 optimizer=adamw, a batch of 8;")
+    main(["plan", "show", "plan", "batch_size=32"])
+    assert said().startswith("for model=mlp batch_size=32, a batch of 32;")
+    assert main(["plan", "network=alexnet", "method=single"]) == 0
+    refused(["plan", "show", "plan", "batch_size=32"], "network=alexnet leaves nothing to set", capsys)
+    refused(["plan", "show", "plan", "size=huge"], "network=alexnet has no size 'huge'", capsys)
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize(
     ("words", "message"),
