@@ -80,7 +80,7 @@ class Heartbeat(contextlib.AbstractContextManager["Heartbeat"]):
                 if store is None:
                     store = self._connect()
                     store.set_timeout(timedelta(seconds=BEAT_S))
-                store.set(_key(self._rank), f"{count} {_place()} {os.getpid()}")
+                store.set(_key(self._rank), f"{count} {place()} {os.getpid()}")
                 keys = {other: _key(other) for other in self._others}
                 signs = {other: _sign(store.get(key).decode()) for other, key in keys.items() if store.check([key])}
             except RuntimeError:  # no answer in time; a late one would be taken for the answer to the next question
@@ -108,8 +108,8 @@ def advice(remedy: str) -> str:
 
 def _sign(beat: str) -> object:
     """What changes while a process lives: its beats and, where it is on this machine, what it has computed."""
-    _, place, process = beat.split()
-    return beat, _activity(int(process)) if place == _place() else None
+    _, where, process = beat.split()
+    return beat, _activity(int(process)) if where == place() else None
 
 
 def _activity(process: int) -> object:
@@ -122,7 +122,7 @@ def _activity(process: int) -> object:
 
 
 @functools.cache
-def _place() -> str:
+def place() -> str:
     """Where numbers of processes mean the same: this machine since it was started, and this container."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() + str(PROCESSES.readlink())

@@ -1,4 +1,4 @@
-"""A world of several processes, on torch.distributed: NCCL between GPUs, Gloo between CPUs."""
+"""A world of several processes, on torch.distributed: NCCL between GPUs, Gloo or shared memory between CPUs."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
@@ -81,6 +81,7 @@ class Processes(World):
         self._owns_group = store is not None
         self._may_share = device.type == "cpu" and self.nodes == 1 < self.size and bucket_mb is None
         self._shared: SharedSums | None = None
+        self._near: list[Processes] = []  # worlds of this machine's processes
         if store is not None:
             self._call(
                 dist.init_process_group,
@@ -98,9 +99,9 @@ class Processes(World):
             for part in self._buckets(tensor):
                 self._call(dist.all_reduce, part, group=self._group)
             return DONE
-        if self._shares(tensor.nbytes):
+        if self._shares(tensor):
             assert self._shared is not None
-            return CheckedSum([self._shared.begin(tensor)], self._call)
+            return CheckedSum([self._call(self._shared.begin, tensor)], self._call)
         works = [self._call(dist.all_reduce, part, group=self._group, async_op=True) for part in self._buckets(tensor)]
         return CheckedSum(works, self._call)
 
@@ -153,6 +154,7 @@ class Processes(World):
                 place = self._ranks._replace(rank=ranks.index(self.rank), size=len(ranks), node=0, nodes=1)
                 own = Processes(self._device, place, None, bucket_mb=self._bucket_mb, group=group, remedy=self._remedy)
                 own.variables = self.variables
+                self._near.append(own)
         return own
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
@@ -171,21 +173,26 @@ class Processes(World):
             group.abort()
 
     def close(self) -> None:
+        for near in self._near:
+            near.close()
         if self._shared is not None:
             self._shared.close()
+            self._shared = None
         if self._owns_group and dist.is_initialized():
             dist.destroy_process_group()
 
-    def _shares(self, num_bytes: int) -> bool:
-        """Whether a sum of so many bytes goes by shared memory; more of it is taken when it does not suffice."""
-        if not self._may_share:
+    def _shares(self, tensor: Tensor) -> bool:
+        """Whether a sum goes by shared memory; more of it is taken when it does not suffice."""
+        if not self._may_share or tensor.dim() != 1:
             return False
         from bow.cluster.shared_sums import MOST_BYTES, SharedSums  # which one process does without
 
-        if num_bytes <= MOST_BYTES and (self._shared is None or self._shared.row_bytes < num_bytes):
-            self._shared = SharedSums.agreed(num_bytes, self.rank, self.size, self.broadcast, self.all_gather)
+        if not 0 < tensor.nbytes <= MOST_BYTES:
+            return False
+        if self._shared is None or self._shared.row_bytes < tensor.nbytes:
+            self._shared = SharedSums.agreed(tensor.nbytes, self.rank, self.size, self.broadcast, self.all_gather)
             self._may_share = self._shared is not None
-        return self._may_share and num_bytes <= MOST_BYTES
+        return self._may_share
 
     def _buckets(self, tensor: Tensor) -> Sequence[Tensor]:
         if self._bucket_mb is None:

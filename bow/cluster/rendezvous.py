@@ -262,7 +262,8 @@ def _joined(device: torch.device, bucket_mb: Bucket, remedy: str) -> Iterator[Wo
         places = list(dict.fromkeys(hosts))
         same = [other for other, host in enumerate(hosts) if host == hosts[rank]]
         ranks = Ranks(rank, size, same.index(rank), len(same), places.index(hosts[rank]), len(places))
-        yield Processes(device, ranks, None, bucket_mb=bucket_mb, group=group, remedy=remedy)
+        with contextlib.closing(Processes(device, ranks, None, bucket_mb=bucket_mb, group=group, remedy=remedy)) as own:
+            yield own
         return
     _end_with_parent()
     rank, size = _number("RANK", 0), _number("WORLD_SIZE", 1)

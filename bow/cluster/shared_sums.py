@@ -4,7 +4,6 @@ import contextlib
 import mmap
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +12,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from bow.cluster.heartbeat import place
 from bow.cluster.world import PATIENCE, PendingSum
-
-FOLDER = Path("/dev/shm")  # which is memory, on Linux
 
 MOST_BYTES = 2**26  # of a tensor: what carries more is not bound by what sockets cost
 
@@ -47,12 +45,15 @@ class SharedSums:
         cls, num_bytes: int, rank: int, size: int, broadcast: Callable[[Any], Any], all_gather: Callable[[Any], Any]
     ) -> Self | None:
         """What all processes share, made by rank 0; None where one of them cannot have it."""
+        places = set(all_gather(place() if is_possible() else None))
+        if None in places or len(places) > 1:
+            return None
         row_bytes = -(-num_bytes // LINE) * LINE
         with contextlib.ExitStack() as files:
-            path = broadcast(_new_file(_all_bytes(size, row_bytes), files) if rank == 0 else None)
             shared = None
-            if path is not None and is_possible():
-                with contextlib.suppress(OSError):  # it is not on this machine, or in another container
+            with contextlib.suppress(OSError):
+                path = broadcast(_new_file(_all_bytes(size, row_bytes), files) if rank == 0 else None)
+                if path is not None:
                     file = os.open(path, os.O_RDWR)
                     files.callback(os.close, file)
                     shared = cls(file, rank, size, row_bytes)
@@ -86,7 +87,7 @@ class SharedSums:
                 time.sleep(0 if now - began < SPIN_S else PAUSE_S)  # which lets other threads of Python run, too
 
     def close(self) -> None:
-        """Tell the others not to wait for this process any more."""
+        """Have the others not wait for this process any more."""
         self._say(GONE, 1)
 
     def _has_gone(self, other: int) -> bool:
@@ -109,23 +110,23 @@ class SharedSum(PendingSum):
     """A sum whose addends are on their way."""
 
     def __init__(self, sums: SharedSums, tensor: Tensor, rows: Tensor, number: int) -> None:
-        self._sums, self._tensor, self._rows, self._number = sums, tensor, rows, number
-        self._is_over = False
+        self._left: tuple[SharedSums, Tensor, Tensor, int] | None = sums, tensor, rows, number
 
     def wait(self) -> None:
-        if self._is_over:
+        if self._left is None:
             return
-        self._sums.wait_for(self._number)
-        self._is_over = True
-        first, second, *others = self._rows
-        torch.add(first, second, out=self._tensor)  # in the order of ranks, so that all have the same bits
+        sums, tensor, rows, number = self._left
+        self._left = None
+        sums.wait_for(number)
+        first, second, *others = rows
+        torch.add(first, second, out=tensor)  # in the order of ranks, so that all have the same bits
         for row in others:
-            self._tensor.add_(row)
+            tensor.add_(row)
 
 
 def is_possible() -> bool:
-    """Whether what a processor has written before it says so is there for others that have heard it."""
-    return platform.machine() == "x86_64" and FOLDER.is_dir()
+    """Whether processes can share memory, and what one has written before it says so is there for who has heard it."""
+    return platform.machine() == "x86_64" and hasattr(os, "memfd_create")
 
 
 def _all_bytes(size: int, row_bytes: int) -> int:
@@ -133,14 +134,11 @@ def _all_bytes(size: int, row_bytes: int) -> int:
 
 
 def _new_file(num_bytes: int, files: contextlib.ExitStack) -> str | None:
-    """A file that takes its memory now, and is gone when all have opened it; None where there is no room."""
-    if not is_possible():
-        return None
+    """Memory that is there now, and as long as somebody has it open, as others can open it; None: there is none."""
     try:
-        file, path = tempfile.mkstemp(prefix="bow-sums-", dir=FOLDER)
-        files.callback(os.unlink, path)
+        file = os.memfd_create("bow sums")
         files.callback(os.close, file)
         os.posix_fallocate(file, 0, num_bytes)
     except OSError:
         return None
-    return path
+    return f"/proc/{os.getpid()}/fd/{file}"

@@ -123,6 +123,14 @@ def hardware_threads() -> tuple[HardwareThread, ...]:
     return tuple(HardwareThread(each, min(siblings_of(each)), _shared_cache(each)) for each in available_cores())
 
 
+def cores_with_two_threads() -> int:
+    """How many physical cores there are, if executors that follow behind one on each are on their second threads."""
+    threads = {thread.number: thread.core for thread in hardware_threads()}
+    cores = [threads[place] for place in physical_first(available_cores())]
+    half = len(cores) // 2
+    return half if cores[:half] == cores[half:] and len(set(cores)) == half else 0
+
+
 def _shared_cache(number: int) -> int:
     """The lowest number of those that share the largest cache; of levels that are shared alike, it is the same."""
     indices = (_TOPOLOGY / f"cpu{number}").glob("cache/index*")

@@ -77,7 +77,7 @@ def test_a_process_that_computes_is_not_silent_and_one_that_is_stopped_is(monkey
     store, silent = HashStore(), queue.Queue[int]()
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:
-            store.set("bow/heartbeat/1", f"1 {heartbeat._place()} {busy.pid}")
+            store.set("bow/heartbeat/1", f"1 {heartbeat.place()} {busy.pid}")
             with heartbeat.Heartbeat(lambda: store, 0, 2, on_silence=lambda rank, why: silent.put(rank)):
                 while not (store.check(["bow/heartbeat/0"]) and int(store.get("bow/heartbeat/0").split()[0]) > 100):
                     assert silent.empty()

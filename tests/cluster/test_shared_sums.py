@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import random
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
+import weakref
 from typing import Any
 
 import pytest
@@ -18,15 +19,7 @@ from bow.cluster import World, shared_sums
 from bow.cluster.processes import Processes
 from bow.errors import ClusterError
 
-pytestmark = pytest.mark.skipif(not shared_sums.is_possible(), reason="needs /dev/shm and an x86 processor")
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Where rank 0 makes the files; none is left."""
-    monkeypatch.setattr(shared_sums, "FOLDER", tmp_path)
-    yield
-    assert not list(tmp_path.iterdir())
+pytestmark = pytest.mark.skipif(not shared_sums.is_possible(), reason="needs Linux on an x86 processor")
 
 
 def addend(rank: int, number: int) -> torch.Tensor:
@@ -76,11 +69,28 @@ def test_several_sums_may_be_under_way() -> None:
         assert all(torch.equal(got, addend(0, number) + addend(1, number)) for number, got in enumerate(found))
 
 
-def lacking(world: World) -> list[Any]:
-    """Rank 1 finds no memory that it could share."""
+def grown(world: World) -> bool:
+    """Whether memory that has become too small is given back at once."""
+    assert isinstance(world, Processes)
+    gc.disable()
+    world.sum(torch.ones(3)).wait()
+    small = weakref.ref(world._shared)  # type: ignore[arg-type]
+    world.sum(torch.ones(3000)).wait()
+    return small() is None
+
+
+def test_memory_is_given_back_without_a_collector_of_garbage() -> None:
+    assert in_world(2, grown) == [True, True]
+
+
+def lacking(world: World, what: str) -> list[Any]:
+    """Rank 1 finds no memory that it could share, or is in a container of its own."""
     assert isinstance(world, Processes)
     if world.rank == 1:
-        shared_sums.SharedSums.__init__ = _no_memory  # type: ignore[method-assign]
+        if what == "memory":
+            shared_sums.SharedSums.__init__ = _no_memory  # type: ignore[method-assign]
+        else:
+            shared_sums.place = lambda: "elsewhere"
     own = addend(world.rank, 3)
     world.sum(own).wait()
     return [world._shared is None, own]
@@ -90,9 +100,11 @@ def _no_memory(*arguments: Any) -> None:
     raise OSError("no memory")
 
 
-def test_where_one_cannot_share_all_sum_by_gloo() -> None:
+@pytest.mark.parametrize("what", ["memory", "place"])
+def test_where_one_cannot_share_all_sum_by_gloo(what: str) -> None:
     expected = addend(0, 3) + addend(1, 3)
-    assert all(by_gloo and torch.equal(got, expected) for by_gloo, got in in_world(2, lacking))
+    found = in_world(2, functools.partial(lacking, what=what))
+    assert all(by_gloo and torch.equal(got, expected) for by_gloo, got in found)
 
 
 def test_no_room_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import bow
 from bow.cluster import ALONE, World
+from bow.cluster.processes import Processes
 from bow.data import open_stream
 from tests.cluster.worlds import in_world
 from tests.synchronisers import SYNCHRONISERS
@@ -26,9 +27,12 @@ class Case:
     engine: str = "eager"
     dropout: float = 0.0
     clip_norm: float | None = None
+    sockets: bool = False  # instead of memory that the processes share
 
     def replicas(self, learners: int, world: World, seed: int) -> bow.Replicas:
         """Learners of one device; every rank builds a model of its own, of which rank 0's counts."""
+        if isinstance(world, Processes):
+            world._may_share = not self.sockets
         torch.manual_seed(seed)
         model = nn.Sequential(
             nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(self.dropout), nn.Linear(8, CLASSES)
@@ -54,6 +58,7 @@ CASES = [
     Case("sma", "eager", dropout=0.5),
     Case("sma", "graph", dropout=0.5),
     Case("ssgd", clip_norm=0.1),
+    *(Case(sync, sockets=True) for sync in ("sma", "easgd", "ssgd", "diloco")),
 ]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from bow.devices import available_cores
+from bow.devices.cores import cores_with_two_threads
 from bow.errors import SettingError
 from bow.forking import begin_to_compute
 from bow.graph import StepGraph, capture
@@ -183,8 +184,10 @@ def measure_schedule(step: BoundStep, schedule: Schedule, repeats: int = REPEATS
 
 
 def numbers_of_threads(cores: int) -> list[int]:
-    """1, 2, 4, ... and as many as there are cores."""
-    return sorted({*(2**power for power in range(cores.bit_length()) if 2**power <= cores), cores})
+    """1, 2, 4, ..., as many as there are cores, and as many as there are physical ones where these are fewer."""
+    physical = cores_with_two_threads()
+    all_of_them = {cores, physical} if 0 < physical < cores else {cores}
+    return sorted(all_of_them | {2**power for power in range(cores.bit_length()) if 2**power <= cores})
 
 
 def _climb(

@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from bow.devices import available_cores
+from bow.devices import available_cores, cores
 from bow.devices.cores import HardwareThread
 from bow.runtime.local import LocalRuntime
 from bow.schedule import OrderedSchedule, Schedule, Timeline
 from bow.schedule.profiler import BoundStep, Policy, make_policies, policies
+from bow.schedule.profiler.measuring import numbers_of_threads
 from bow.schedule.profiler.policies import (
     SMALL_NS,
     configurations,
-    cores_with_two_threads,
     shared_by_neighbours,
     strategy_policy,
 )
@@ -39,8 +39,8 @@ def test_configurations_fill_the_cores_as_far_as_they_can() -> None:
     assert configurations(2) == [(1, 2), (2, 1)]
     assert configurations(6) == [(1, 6), (2, 3), (4, 1), (6, 1)]
     assert configurations(68)[-2:] == [(64, 1), (68, 1)]
-    for cores in range(1, 40):
-        assert all(executors * threads <= cores for executors, threads in configurations(cores))
+    for count in range(1, 40):
+        assert all(executors * threads <= count for executors, threads in configurations(count))
 
 
 def test_there_is_a_policy_for_everything_that_the_papers_compare() -> None:
@@ -172,12 +172,13 @@ def test_where_neighbours_share_a_cache_the_strategies_know(
         assert [given[0].is_better_separate(0, threads) for threads in (1, 2)] == [True, False]
 
 
-def of_two_threads(monkeypatch: pytest.MonkeyPatch, cores: list[int]) -> None:
+def of_two_threads(monkeypatch: pytest.MonkeyPatch, machine: list[int]) -> None:
     """A machine whose hardware threads, in the order in which executors get them, are on these physical cores."""
-    threads = tuple(HardwareThread(number, core, 0) for number, core in enumerate(cores))
-    monkeypatch.setattr(policies, "hardware_threads", lambda: threads)
-    monkeypatch.setattr(policies, "available_cores", lambda: tuple(range(len(cores))))
-    monkeypatch.setattr(policies, "physical_first", list)
+    threads = tuple(HardwareThread(number, core, 0) for number, core in enumerate(machine))
+    for module in (cores, policies):
+        monkeypatch.setattr(module, "hardware_threads", lambda: threads)
+        monkeypatch.setattr(module, "available_cores", lambda: tuple(range(len(machine))))
+        monkeypatch.setattr(module, "physical_first", list)
 
 
 @pytest.mark.parametrize(
@@ -188,9 +189,15 @@ def test_strategy_4_is_for_cores_that_have_two_hardware_threads_each(
     monkeypatch: pytest.MonkeyPatch, threads: list[int], physical: int
 ) -> None:
     of_two_threads(monkeypatch, threads)
-    assert cores_with_two_threads() == physical
+    assert cores.cores_with_two_threads() == physical
     assert ("strategy 4" in [policy.name for policy in made(len(threads))]) == (physical > 0)
     assert all(policy.name != "strategy 4" for policy in made(len(threads) + 1))  # of which some are another learner's
+
+
+def test_operators_are_measured_on_all_physical_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    of_two_threads(monkeypatch, [*range(6), *range(6)])
+    assert numbers_of_threads(12) == [1, 2, 4, 6, 8, 12]
+    assert numbers_of_threads(4) == [1, 2, 4]
 
 
 @pytest.mark.parametrize("places", [[(0,), (1,)], [(0,), (0,)]], ids=["two threads", "one core for both"])
@@ -209,8 +216,8 @@ def test_strategy_4_runs_small_operators_beside_a_large_one(
     times = made_up(subject).nanoseconds(1)
     assert max(times[operator] for operator in beside) < max(times)
     expected = reference(subject)
-    cores = [tuple(own[place] for place in each) for each in places]
-    with LocalRuntime(subject.graph, policy.schedule, cores=cores) as runtime:
+    held = [tuple(own[place] for place in each) for each in places]
+    with LocalRuntime(subject.graph, policy.schedule, cores=held) as runtime:
         assert_same(subject.run(runtime, record=True), expected)
     assert runtime.timeline is not None
     ran = {int(span.details["operator"]) for span in runtime.timeline.spans if span.place == "executor 1"}
