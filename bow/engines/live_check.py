@@ -46,7 +46,11 @@ NOISE, NOISY_RUNS, SPREADS = 4, 8, 4
 """Units of rounding that operators are off by; in how many runs; how many times the largest effect is allowed."""
 
 REPEATED = 1e-3
-"""A step whose loss differs by a larger part when it is run again on the same batch reads what every run changes."""
+"""A step whose loss differs by a larger part when it is run again on the same batch reads what every run changes; and
+an effect of rounding that is a larger part is measured again on each batch."""
+
+FIRST_GAP_S = 60.0
+"""Between two rounds, at most twice the time that was usual by then counts as training: the rest is a pause."""
 
 MAX_UNDONE_BYTES = 2**26
 """Tensors that are no buffers are put back, if the step writes to them, up to so many bytes."""
@@ -92,7 +96,11 @@ class LiveCheck:
         self._comparable = True
         self._was_compared = False  # since something was captured last
         self._num_checks = 0
-        self._began = self._ended = time.perf_counter()
+        self._known: dict[
+            str, float
+        ] = {}  # by part, the effect of rounding as a closer look has seen it, as a part of it
+        self._seen, self._gap_s = time.perf_counter(), FIRST_GAP_S
+        self._trained_s = self._trained_at_last_s = 0.0
         self._spent_s = self._last_s = 0.0
         self._written: list[Tensor] | None = None
         self._equal: int | None = None
@@ -103,10 +111,11 @@ class LiveCheck:
 
     def is_due(self, round_index: int) -> bool:
         """Whether to check the coming round, should it replay a capture."""
+        self._count_time()
         if self._captures.num_captures != self._num_captures:
             self._num_captures = self._captures.num_captures
             self._since, self._next, self._again, self._comparable = round_index, FIRST[0], False, True
-            self._was_compared = False
+            self._was_compared, self._known = False, {}
         if not self._num_captures or not self._comparable:
             return False
         if self._again:
@@ -114,8 +123,14 @@ class LiveCheck:
         has_doubled = round_index - self._since + 1 >= self._next
         if self._next <= FIRST[-1] or (has_doubled and self._spent_s < FREE_S):
             return has_doubled
+        since_last_s = self._trained_s - self._trained_at_last_s
+        return since_last_s * SHARE >= self._last_s and self._trained_s * SHARE >= self._spent_s
+
+    def _count_time(self) -> None:
         now = time.perf_counter()
-        return now - self._ended >= self._last_s / SHARE and (now - self._began) * SHARE >= self._spent_s
+        gap_s = min(now - self._seen, 2 * self._gap_s)
+        self._trained_s += gap_s
+        self._seen, self._gap_s = now, max(gap_s, 0.9 * self._gap_s)
 
     @property
     def is_unsure(self) -> bool:
@@ -153,6 +168,10 @@ class LiveCheck:
                     failure = "the step itself fails: its loss is another one each time that it is run"
                     return Expected(learner, None, failure=failure)
             spread = self._spread(learner, batch, numbers, run) if self._closely else None
+            if spread is not None:
+                sizes = {name: _norm(tensor) for name, tensor in self._parts(run).items()}
+                parts = {name: effect / sizes[name] for name, effect in spread.items() if sizes[name] > 0}
+                self._known = {name: part for name, part in parts.items() if part < REPEATED}
         except torch.OutOfMemoryError:
             return Expected(learner, None)
         except AssertionError:  # the user's own, or of a device that watches the order of accesses
@@ -164,12 +183,12 @@ class LiveCheck:
     def verdict(self, made: Sequence[TaskRun], expected: Expected, round_index: int) -> str | None:
         """How runs of the capture differ from the step; None where none does, or where only another look can tell."""
         differing = [what for run in made for what in self._differing(run, expected)]
-        now = time.perf_counter()
-        self._last_s, self._ended = now - self._started, now
+        self._last_s = time.perf_counter() - self._started
         self._spent_s += self._last_s
+        self._trained_at_last_s = self._trained_s
         self._next = max(self._next, 2 * (round_index - self._since + 1))
         self._again = bool(differing) and expected.spread is None
-        self._closely |= self._again
+        self._closely = self._again
         if expected.failure is not None:
             return self._sentence(expected.failure)
         if differing:
@@ -262,6 +281,8 @@ class LiveCheck:
             distance, size = _norm(other, tensor), _norm(tensor)
             unit = torch.finfo(tensor.dtype).eps if tensor.dtype.is_floating_point else 0.0
             allowed = made.units * unit * size + SPREADS * (expected.spread or {}).get(name, 0.0)
+            if expected.spread is None:
+                allowed += SPREADS * self._known.get(name, 0.0) * size
             allowed += _norm(slack[name]) if name in slack else 0.0
             if not distance <= allowed:
                 how = f"{float(other):.6g} and not {float(tensor):.6g}" if tensor.dim() == 0 else "another"
