@@ -9,7 +9,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -17,14 +16,16 @@ from bow.data import digits
 from bow.devices.cores import LOSS_TURNS
 from bow.devices.load import BUSY, busy_cores
 from bow.doctor import MachineInfo, version
+from bow.engines import Engine
 from bow.engines.memory import bytes_text
-from bow.models import LeNet
+from bow.models import LeNet, ResNet
 from bow.runtime import loading
 from bow.timing import time_in_turns
 from bow.training.replicas import Replicas
 
 BATCH_SIZE = 16
 TURNS, WINDOW_S = 5, 0.15
+GAIN = 1.1  # times as fast: from here on another precision is worth a word
 LOSS = 2.0  # times as long as one thread that torch's own take: from here on it is worth a word
 LITTLE_BYTES = 2 * 2**30  # free disk for checkpoints and caches
 WRITTEN, SLOW_S = 16 * 2**20, 1.0
@@ -51,6 +52,7 @@ def advice(machine: MachineInfo) -> Iterator[str]:
             yield "engines are not measured while others use most cores, which would be noise; ask again later"
         else:
             yield _engines(machine.cores)
+            yield from _bfloat16(machine.cores)
 
 
 def _disk(folder: Path) -> Iterator[str]:
@@ -73,12 +75,14 @@ def _disk(folder: Path) -> Iterator[str]:
 
 
 class _Rounds:
-    """Rounds of learners of LeNet on digits, to be timed."""
+    """Rounds of learners of LeNet on digits, or of ResNet-8 on digits of 32x32, to be timed."""
 
-    def __init__(self, engine: Literal["eager", "graph"], learners: int) -> None:
+    def __init__(self, engine: Engine, learners: int = 1, *, is_resnet: bool = False) -> None:
         inputs, targets = (part[: learners * BATCH_SIZE] for part in digits().train)
+        if is_resnet:
+            inputs = torch.nn.functional.interpolate(inputs, size=32)
         self.batches = list(zip(torch.split(inputs, BATCH_SIZE), torch.split(targets, BATCH_SIZE), strict=True))
-        model = LeNet(classes=10, channels=1, size=8)
+        model = ResNet(8, classes=10, channels=1) if is_resnet else LeNet(classes=10, channels=1, size=8)
         loss = torch.nn.functional.cross_entropy
         self.replicas = Replicas(model, loss, learners=learners, engine=engine, device="cpu")
 
@@ -107,14 +111,29 @@ def _default_loss() -> str | None:
 
 
 def _engines(cores: int) -> str:
-    many = {"eager": _Rounds("eager", 1), "graph": _Rounds("graph", cores)}
-    try:
-        found = time_in_turns(many, turns=TURNS, window_s=WINDOW_S)
-    finally:
-        for each in many.values():
-            each.replicas.close()
-    gains = [cores * eager / graph for eager, graph in zip(found["eager"], found["graph"], strict=True)]
-    low, high = min(gains), max(gains)
-    what = f"engine=graph learners={cores}: {statistics.median(gains):.2f} times the samples per second of one learner"
+    low, median, high = _gains(_Rounds(Engine("eager")), _Rounds(Engine("graph"), cores), cores)
+    what = f"engine=graph learners={cores}: {median:.2f} times the samples per second of one learner"
     how = f"({low:.2f} to {high:.2f} in {TURNS} turns; LeNet, batches of {BATCH_SIZE})"
     return f"{what} in eager {how}" if low > 1 else f"{what} in eager, which is within noise or slower here {how}"
+
+
+def _bfloat16(cores: int) -> Iterator[str]:
+    """What the processor's instructions for half precision bring, where that is something."""
+    full, half = Engine("graph"), Engine("graph", precision="bfloat16")
+    low, median, high = _gains(_Rounds(full, cores, is_resnet=True), _Rounds(half, cores, is_resnet=True))
+    if low > 1 and median > GAIN:
+        yield (
+            f"engine.precision=bfloat16: {median:.2f} times the samples per second of float32 ({low:.2f} to {high:.2f} "
+            f"in {TURNS} turns; engine=graph, ResNet-8, batches of {BATCH_SIZE}); it rounds coarsely"
+        )
+
+
+def _gains(one: _Rounds, other: _Rounds, learners: int = 1) -> tuple[float, float, float]:
+    """How many samples the other trains, with so many learners, while one trains one: lowest, median, highest."""
+    try:
+        found = time_in_turns({"one": one, "other": other}, turns=TURNS, window_s=WINDOW_S)
+    finally:
+        for each in (one, other):
+            each.replicas.close()
+    gains = [learners * own / others for own, others in zip(found["one"], found["other"], strict=True)]
+    return min(gains), statistics.median(gains), max(gains)

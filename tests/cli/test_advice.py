@@ -19,14 +19,20 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[
     monkeypatch.chdir(tmp_path)
 
     def tell(
-        machine: Any = MACHINE, others: float = 0.0, built: bool = True, seconds: Any = (), loss: str = "2 1 1 1"
+        machine: Any = MACHINE,
+        others: float = 0.0,
+        built: bool = True,
+        seconds: Any = (),
+        loss: str = "2 1 1 1",
+        halved: tuple[float, ...] = (1.0,),
     ) -> list[str]:
         monkeypatch.setattr(advice, "busy_cores", lambda: others)
         done = types.SimpleNamespace(returncode=0, stdout=loss)
         monkeypatch.setattr(advice, "subprocess", types.SimpleNamespace(run=lambda *_, **__: done))
         monkeypatch.setattr(advice.loading, "is_built", lambda: built)
         if seconds:
-            monkeypatch.setattr(advice, "time_in_turns", lambda cases, **_: seconds)
+            timed = iter([seconds, {"one": (1.0,), "other": halved}])
+            monkeypatch.setattr(advice, "time_in_turns", lambda cases, **_: next(timed))
         return list(advice.advice(machine))
 
     return tell
@@ -51,11 +57,18 @@ def test_what_threads_that_spin_lose_is_told_with_its_spread(told: Callable[...,
 
 
 def test_the_gain_of_an_engine_is_measured_with_its_spread(told: Callable[..., list[str]]) -> None:
-    (line,) = told(seconds={"eager": (2.0, 3.0, 2.0), "graph": (2.0, 2.0, 2.5)})
+    (line,) = told(seconds={"one": (2.0, 3.0, 2.0), "other": (2.0, 2.0, 2.5)})
     assert "engine=graph learners=2: 2.00 times" in line
     assert "(1.60 to 3.00 in" in line
-    (line,) = told(seconds={"eager": (2.0, 3.0), "graph": (4.0, 8.0)})
+    (line,) = told(seconds={"one": (2.0, 3.0), "other": (4.0, 8.0)})
     assert "within noise or slower" in line
+
+
+def test_half_precision_is_advised_where_it_pays(told: Callable[..., list[str]]) -> None:
+    seconds = {"one": (2.0,), "other": (2.0,)}
+    line = told(seconds=seconds, halved=(0.5,))[-1]
+    assert line.startswith("engine.precision=bfloat16: 2.00 times the samples per second of float32 (2.00 to 2.00")
+    assert not any("bfloat16" in line for line in told(seconds=seconds, halved=(0.95,)))
 
 
 def test_little_room_on_the_disk_is_told(told: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,3 +82,11 @@ def test_engines_are_really_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("needs the native runtime")
     monkeypatch.setattr(advice, "WINDOW_S", 0.0)
     assert "times the samples per second" in advice._engines(1)
+    time_in_turns = advice.time_in_turns
+
+    def twice_as_fast(cases: Any, **settings: Any) -> dict[str, tuple[float, ...]]:
+        assert all(map(all, time_in_turns(cases, **settings).values()))
+        return {"one": (2.0,), "other": (1.0,)}
+
+    monkeypatch.setattr(advice, "time_in_turns", twice_as_fast)
+    assert "2.00 times" in next(advice._bfloat16(1))
