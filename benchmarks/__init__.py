@@ -28,6 +28,7 @@ EXPERIMENTS: dict[str, tuple[str, float]] = {
     "start": ("whole trainings where nothing is chosen, against every setting that could have been", 180),
     "models": ("30 models of timm, torchvision and Hugging Face in every engine, beside plain PyTorch", 10),
     "dispatch": ("when batches pay that go to whoever is free first", 3),
+    "online": ("the tuner while a training runs and the load of its machine changes", 8),
     "allreduce": ("what the sum between devices costs, and whether the learning tasks hide it", 6),
     "schedule": ("a step of the papers' networks, by every policy, against one operator after another", 8),
     "unseen": ("schedules and predicted steps of networks of random structure", 25),

@@ -269,21 +269,21 @@ class BowTraining:
             seed=seed,
         )
         self.epochs = 0
-        self._learners, self._most_rounds, self._stream = learners, most_rounds, stream
+        self._most_rounds, self._stream = most_rounds, stream
         with device.issuing() if isinstance(device, StreamDevice) else contextlib.nullcontext():
             gathers = resides and self.replicas.batches.reside(stream)
             self._feed = None if gathers or make_feed is None else make_feed()
 
     def __call__(self) -> int:
         rounds: list[Any] = []
-        samples, epochs = 0, self.epochs
+        samples, epochs, learners = 0, self.epochs, self.replicas.learners
         most = min(self.replicas.loop.period, self._most_rounds)
         while len(rounds) < most and epochs == self.epochs:
             if self._feed is not None:
-                rounds.append(self._feed.stacked(self._learners))
+                rounds.append(self._feed.stacked(learners))
                 samples += rounds[-1].value[1].shape[:2].numel()
                 continue
-            deal = self._stream.deal(self._learners)
+            deal = self._stream.deal(learners)
             if deal is None:
                 break
             rounds.append(Stacked(deal.batches) if deal.stacked else deal.batches)

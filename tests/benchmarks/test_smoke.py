@@ -40,6 +40,7 @@ SLOW = {
     "unseen": ("quick=true", "unseen"),
     "dispatch": ("quick=true", "dispatch"),
     "tuner": ("quick=true", "tuner"),
+    "online": ("quick=true", "online"),
     "placement-all": ("quick=true", "placement"),
     "placement-real": ("quick=true part=real budget_s=0.5 networks=rnnlm", "placement_real"),
     "planner": ("quick=true", "planner"),
