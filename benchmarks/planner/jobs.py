@@ -1,11 +1,11 @@
 """What the parts of the benchmark consist of, and who does it."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from benchmarks.planner.problems import CLUSTERS, cluster, lenet, problem_of, short_language_model
+from benchmarks.planner.problems import CLUSTERS, cluster, graph_of, lenet, problem_of, short_language_model
 from benchmarks.planner.searches import (
     best_over_time,
     check_neighbours,
@@ -56,7 +56,9 @@ def shared_jobs(config: "Config", graphs: Mapping[str, OperatorGraph]) -> list[J
         ]
         made += [functools.partial(_neighbours, name, graphs[name], count, config) for name, count in pairs]
     if "clusters" in config.parts:
-        made += [functools.partial(_cluster, *each, config) for each in _places(config, graphs)]
+        made += [functools.partial(_cluster, *each, config) for each in _places(config.cluster_devices, graphs)]
+    if "per_gpu" in config.parts:
+        made += [functools.partial(_per_gpu, *each, config) for each in _places(config.per_gpu_devices, graphs)]
     if "simulators" in config.parts:
         pairs = [(name, n) for n in sorted(config.simulated_devices, reverse=True) for name in reversed(list(graphs))]
         made += [functools.partial(_simulators, name, graphs[name], count, config) for name, count in pairs]
@@ -74,8 +76,10 @@ def own_jobs(config: "Config", graphs: Mapping[str, OperatorGraph]) -> list[Job]
     return [baselines, *(functools.partial(_seed, graphs["nmt"], *each, config) for each in (*short, *long))]
 
 
-def _places(config: "Config", graphs: Mapping[str, OperatorGraph]) -> Iterator[tuple[str, OperatorGraph, str, int]]:
-    for count in sorted(config.cluster_devices, reverse=True):
+def _places(
+    counts: Sequence[int], graphs: Mapping[str, OperatorGraph]
+) -> Iterator[tuple[str, OperatorGraph, str, int]]:
+    for count in sorted(counts, reverse=True):
         for gpu in CLUSTERS:
             if gpu != "P100" or count <= P100S:
                 yield from ((name, graphs[name], gpu, count) for name in reversed(list(graphs)))
@@ -136,3 +140,9 @@ def _cluster(name: str, graph: OperatorGraph, gpu: str, devices: int, config: "C
     )
     is_drawn = name in STRUCTURES and (gpu, devices) == ("P100", 4)
     return Done(("clusters", gpu, name, str(devices)), found, splits if is_drawn else ())
+
+
+def _per_gpu(name: str, graph: OperatorGraph, gpu: str, devices: int, config: "Config") -> Done:
+    whole = graph_of(name, config.size, times=devices)
+    found, _ = compare_strategies(whole, cluster(gpu, devices), seconds=config.cluster_s, seed=config.seed)
+    return Done(("per_gpu", gpu, name, str(devices)), found)

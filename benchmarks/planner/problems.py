@@ -33,13 +33,16 @@ CLUSTERS: Mapping[str, tuple[str, int]] = {"P100": ("p100_cluster", 4), "K80": (
 PAPER_SIZES = ("flexflow", "paper")  # The paper's size of a network has the first of these names that there is
 
 
-def graph_of(network: str, size: str, batch_size: int | None = None) -> OperatorGraph:
-    """The operators of a network's step; nothing is computed, and no memory taken. None: the batch of the size."""
+def graph_of(network: str, size: str, batch_size: int | None = None, times: int = 1) -> OperatorGraph:
+    """The operators of a network's step; no memory is taken. The batch is the size's own, so many times, or given."""
     chosen = NETWORKS[network]
     name = next(each for each in PAPER_SIZES if each in chosen.sizes) if size == "paper" else size
     described = chosen.size(name)
     with torch.device("meta"):
-        model, batch = chosen.model(**described.arguments), chosen.samples(described, batch_size or described.batch)
+        model, batch = (
+            chosen.model(**described.arguments),
+            chosen.samples(described, batch_size or times * described.batch),
+        )
     return capture_operators(model, batch, chosen.loss).graph
 
 
