@@ -41,7 +41,10 @@ def compare_strategies(
     problem = problem_of(graph, topology)
     rows = without_search(problem, (*BASELINES, *(("optcnn",) if with_optcnn else ())))
     starts = (*CLUSTER_STARTS, *(("optcnn",) if with_optcnn else ()))
-    found = search(problem, SearchSettings(budget_s=seconds, seed=seed, starts=starts))
+    try:
+        found = search(problem, SearchSettings(budget_s=seconds, seed=seed, starts=starts))
+    except BowError as error:  # nothing that it may start from fits
+        return {"devices": topology.num_devices, "strategies": {**rows, "found": {"refused": reason(error)}}}, ()
     rows["found"] = _described(problem.simulate(found.partition.splits))
     values = {
         "devices": topology.num_devices,
