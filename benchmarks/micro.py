@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks import harness
-from benchmarks.cost_models.evidence import TABLE_II
+from benchmarks.costs.evidence import TABLE_II
 from benchmarks.harness import quartiles, ratios, setting
 from benchmarks.micro_operators import (
     BY_FILTER,

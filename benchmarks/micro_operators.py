@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from benchmarks.cost_models.evidence import TABLE_II
+from benchmarks.costs.evidence import TABLE_II
 from benchmarks.harness import quartiles, take_turns
 from bow.runtime.job import ALONE
 from bow.runtime.loading import NativeTeam, native

@@ -1,10 +1,10 @@
 """A training step of the papers' networks, by every policy, against one operator after another.
 
-For each network all take turns within one process: plain PyTorch and the native runtime with one executor, by number of
-threads; first come, first served, with executors in Python and with native ones, in every uniform number of executors
-and threads; critical path first and its variants; strategies 1 to 3, and 3 with types apart that disturb each other.
-The best of them then race again. Beside them is timed what `bow schedule compare` chose from measurements of its own.
-Apart from that: what scheduling itself costs.
+For each network all take turns within one process: plain PyTorch and the native runtime with one executor, by number
+of threads; first come, first served, in every uniform number of executors and threads; critical path first and its
+variants; strategies 1 to 3, and 3 with types apart that disturb each other. The best of them then race again. Beside
+them is timed what `bow schedule compare` chose from measurements of its own. Apart from that: what scheduling itself
+costs.
 """
 
 import contextlib
@@ -20,15 +20,13 @@ from benchmarks.harness import counted, setting
 from benchmarks.schedule_cases import (
     PYTORCH,
     Entry,
-    PythonQueue,
     SpinningStep,
     left_out,
     plain,
-    python_queue_name,
     scheduled,
     shape,
 )
-from benchmarks.schedule_cost import BY_PRIORITY, decisions_per_s, measure_cost
+from benchmarks.schedule_cost import BY_PRIORITY, measure_cost
 from benchmarks.schedule_races import Races, effects
 from bow.devices import available_cores
 from bow.errors import SettingError
@@ -119,7 +117,6 @@ def measure_network(name: str, config: Config, cores: int) -> dict[str, Any]:
     policies = policies_here(subject, profile, cores, config.repeats)
     found = compare(subject, profile, policies=policies, turns=config.turns, window_s=config.stint_s)
     with contextlib.ExitStack() as at_the_end:
-        queue = at_the_end.enter_context(contextlib.closing(PythonQueue(subject, cores)))
         spinning = {n: SpinningStep(name, config.size, n) for n in profile.threads if n > 1}
         for step in spinning.values():
             at_the_end.enter_context(contextlib.closing(step))
@@ -130,7 +127,6 @@ def measure_network(name: str, config: Config, cores: int) -> dict[str, Any]:
                 for n, step in spinning.items()
             ),
             *scheduled(subject, policies, cores),
-            Entry(python_queue_name(cores), queue, is_side_by_side=True),
         ]
         races = race(entries, found.choice.name, config)
     return {
@@ -141,8 +137,7 @@ def measure_network(name: str, config: Config, cores: int) -> dict[str, Any]:
         "verdict": found.summary,
         **races.as_dict(),
         "uniform": sorted(races.uniform),
-        "effects": effects(races.race, cores),
-        "decisions_per_s": decisions_per_s(subject, profile, cores, repeats=config.turns),
+        "effects": effects(races.race),
         "seconds": round(time.perf_counter() - began, 1),
     }
 

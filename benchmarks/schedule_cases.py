@@ -10,15 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.harness import Host, counted
-from benchmarks.schedule_threads import ScheduledThreads
-from bow.devices import available_cores, core_sets
+from bow.devices import available_cores
 from bow.engines import Loss
-from bow.graph.learning_step import StepOutputs
 from bow.models import NETWORKS
 from bow.schedule import FirstComeSchedule
 from bow.schedule.profiler import BoundStep, Policy
 from bow.schedule.profiler.measuring import ScheduledStep, numbers_of_threads
-from bow.schedule.scheduler import ListScheduler
 from bow.timing import TimedCase
 
 PYTORCH = "PyTorch"  # What the names of plain PyTorch begin with
@@ -60,26 +57,6 @@ class PlainStep:
     def rest(self) -> None:
         """Back to one thread, which is what executors expect of the thread that calls them."""
         torch.set_num_threads(1)
-
-
-class PythonQueue:
-    """Executors in Python that take operators as these become ready."""
-
-    def __init__(self, subject: BoundStep, executors: int) -> None:
-        self._subject = subject
-        scheduler = ListScheduler(subject.dependencies, executors)
-        self._threads = ScheduledThreads(subject.graph, scheduler, core_sets(executors))
-
-    def run(self) -> StepOutputs:
-        """Run the step once."""
-        return self._threads.run(self._subject.parameters, self._subject.buffers, self._subject.batch)
-
-    def rest(self) -> None:
-        """Nothing to end: threads without an operator sleep."""
-
-    def close(self) -> None:
-        """End the threads."""
-        self._threads.close()
 
 
 class SpinningStep:
@@ -150,11 +127,6 @@ def scheduled(subject: BoundStep, policies: Sequence[Policy], cores: int) -> lis
             shared = None if enough else [available_cores()] * executors  # as threads that nobody pins
             made.append(Entry(name, ScheduledStep(subject, schedule, shared), is_side_by_side=several, is_uniform=True))
     return made
-
-
-def python_queue_name(executors: int) -> str:
-    """Under which executors in Python take part."""
-    return f"first come in Python, {shape(executors, 1)}"
 
 
 def pairs(cores: int) -> list[tuple[int, int]]:

@@ -1,24 +1,20 @@
-"""What scheduling costs by itself: many operators that do next to nothing, and decisions without operators."""
+"""What scheduling costs by itself: many operators that do next to nothing."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.harness import quartiles
-from bow.runtime.local import operators_of
 from bow.schedule import FirstComeSchedule, PrioritySchedule, Schedule
-from bow.schedule.profiler import BoundStep, Profile
+from bow.schedule.profiler import BoundStep
 from bow.schedule.profiler.measuring import ScheduledStep
-from bow.schedule.scheduler import CoRunScheduler, ListScheduler, OperatorScheduler, Start, critical_path
-from bow.schedule.simulator import simulate_operators
+from bow.schedule.scheduler import critical_path
 from bow.timing import time_in_turns
 
 IN_ORDER, BY_PRIORITY, FIRST_COME, AT_ONCE = "in order", "by priority", "first come", "small at once"
-
-Decisions = Callable[[], OperatorScheduler]
 
 
 class Chains(nn.Module):
@@ -72,62 +68,5 @@ def measure_cost(operators: int, width: int, turns: int, stint_s: float) -> dict
     }
 
 
-def decisions_per_s(subject: BoundStep, profile: Profile, cores: int, repeats: int) -> dict[str, float]:
-    """By scheduler in Python: operators that it gives out in a second, when it has nothing to wait for."""
-    dependencies, curves = subject.dependencies, profile.curves()
-    kinds = [operator.kind for operator in operators_of(subject.graph)]
-    levels = critical_path(dependencies, profile.nanoseconds(1)).levels
-    schedulers: Mapping[str, Decisions] = {
-        "first come": lambda: ListScheduler(dependencies, cores),
-        "critical path": lambda: ListScheduler(dependencies, cores, levels),
-        "strategy 3": lambda: CoRunScheduler(dependencies, curves, kinds, cores, strategy=3),
-    }
-    return {name: round(_rate(make(), curves, repeats)) for name, make in schedulers.items()}
-
-
 def _added(seconds: Sequence[float], base: Sequence[float]) -> list[float]:
     return [own - other for own, other in zip(seconds, base, strict=True)]
-
-
-def _rate(scheduler: OperatorScheduler, curves: Sequence[Mapping[int, int]], repeats: int) -> float:
-    """Operators a second: a simulated step is asked for again, event by event."""
-    ends = _ends(scheduler, curves)
-    began = time.perf_counter()
-    for _ in range(repeats):
-        scheduler.start(0)
-        for moment, operator in ends:
-            scheduler.finished(operator, moment)
-    return repeats * len(ends) / (time.perf_counter() - began)
-
-
-def _ends(scheduler: OperatorScheduler, curves: Sequence[Mapping[int, int]]) -> list[tuple[int, int]]:
-    """When operators end in simulated time: (nanoseconds, operator), as the scheduler hears of it."""
-    heard = Hearing(scheduler)
-
-    def duration(start: Start) -> int:
-        return curves[start.operator].get(start.threads, curves[start.operator][1])
-
-    simulate_operators(heard, duration)
-    return heard.ends
-
-
-class Hearing:
-    """A scheduler, and what it has heard."""
-
-    def __init__(self, scheduler: OperatorScheduler) -> None:
-        self._scheduler = scheduler
-        self.ends: list[tuple[int, int]] = []
-
-    @property
-    def done(self) -> bool:
-        """Whether every operator has finished."""
-        return self._scheduler.done
-
-    def start(self, now_ns: int = 0) -> list[Start]:
-        """Begin a step."""
-        return self._scheduler.start(now_ns)
-
-    def finished(self, operator: int, now_ns: int = 0) -> list[Start]:
-        """Hear of an end, and remember it."""
-        self.ends.append((now_ns, operator))
-        return self._scheduler.finished(operator, now_ns)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from benchmarks.harness import quartiles, ratios
-from benchmarks.schedule_cases import PYTORCH, python_queue_name, shape
+from benchmarks.schedule_cases import PYTORCH
 
 Times: TypeAlias = Mapping[str, Sequence[float]]  # By name: seconds of a step, in every turn
 
@@ -101,7 +101,6 @@ def fastest(times: Times, names: Collection[str]) -> str:
 
 
 RUNTIME = "native runtime over PyTorch, one thread"
-EXECUTORS = "native executors over Python's, first come"
 CRITICAL = "critical path first over first come"
 AT_ONCE = "small operators at once"
 STAY = "staying where the operator before ran"
@@ -109,10 +108,10 @@ FIXED = "the simulated order over asking each time"
 BY_KIND = "strategy 2 over 1: one number of threads a type"
 CO_RUNNING = "strategy 3 over 2: side by side"
 
-IDEAS = (RUNTIME, EXECUTORS, CRITICAL, AT_ONCE, STAY, FIXED, BY_KIND, CO_RUNNING)
+IDEAS = (RUNTIME, CRITICAL, AT_ONCE, STAY, FIXED, BY_KIND, CO_RUNNING)
 
 
-def effects(race: Times, cores: int) -> dict[str, Any]:
+def effects(race: Times) -> dict[str, Any]:
     """How many times as fast a step is with an idea as without, by idea.
 
     Where several numbers of executors were timed, it is that with which critical path first is fastest.
@@ -123,7 +122,6 @@ def effects(race: Times, cores: int) -> dict[str, Any]:
     at_once = f"critical path, small at once, {with_shape}"
     compared = {
         RUNTIME: ("sequential, 1 thread", "PyTorch, 1 thread"),
-        EXECUTORS: (f"first come, {shape(cores, 1)}", python_queue_name(cores)),
         CRITICAL: (critical, f"first come, {with_shape}"),
         AT_ONCE: (at_once, critical),
         STAY: (f"critical path, stay, {with_shape}", at_once),  # it has small ones at once as well

@@ -3,7 +3,6 @@
 What is measured, each part in a process of its own, so that one that fails or hangs leaves the others alone:
 
 * whether kernels, engines, randomness, memory and sums over devices do what they should: the tests of `tests/gpu`;
-* the rate at which the device starts kernels from several streams;
 * samples per second of plain, compiled and graphed PyTorch and of bow's engines, in turns;
 * what averaging costs; how close the kernels come to a copy; whether kernels of two learners overlap;
 * the comparisons of Budea, TensorBow, 2019: allocators, operators spread over streams, pinned threads.

@@ -74,12 +74,9 @@ def _scheduling(most_s: float, network: str) -> Part:
     return Part(f"scheduling_{network}", "scheduling", most_s, 10, {"network": network})
 
 
-EIGHT_QUEUES = "launches_8_queues"
-
 PARTS = (
     _tests("kernels", 60),
     _tests("agreement", 90),
-    Part("launches", "launches", 30, 10),
     Part("overlap", "overlapping", 30, 10, is_timed=False),
     _race("throughput", 100, "lenet", 16, least_s=40),
     _race("throughput", 130, "resnet32", 32, least_s=60),
@@ -90,7 +87,6 @@ PARTS = (
     _race("averaging", 30, "lenet", 16),
     _race("averaging", 40, "resnet32", 32),
     Part("kernels", "bandwidth", 40, 10),
-    Part("floors", "floors", 30, is_timed=False),
     _tests("agreement_more", 120),
     _race("throughput", 60, "lenet", 4),
     Part("allocators", "comparisons.allocators", 30, 10),
@@ -103,12 +99,11 @@ PARTS = (
     _scheduling(25, "lenet"),
     Part("pinning", "comparisons.pinning", 25, 10),
     Part("compiling", "comparisons.compiling", 25, 10),
-    Part(EIGHT_QUEUES, "launches", 25, 10, environment={"CUDA_DEVICE_MAX_CONNECTIONS": "8"}),
     _tests("devices", 90, LOOPBACK),
 )
 
 NAMES = tuple(part.name for part in PARTS)
-QUICK_PARTS = ("tests_kernels", "launches", "floors", "throughput_lenet_16")
+QUICK_PARTS = ("tests_kernels", "throughput_lenet_16")
 
 
 @dataclass

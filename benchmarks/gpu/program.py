@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu import comparisons, testing, throughput
 from benchmarks.gpu.aims import MISSED, judge
-from benchmarks.gpu.floors import Floors
 from benchmarks.gpu.machine import Machine, check_gpu, nvidia_smi, open_machine
-from benchmarks.gpu.parts import EIGHT_QUEUES, GRACE_S, NAMES, PARTS, USUAL_S, Allotment, Context, Findings, Part
+from benchmarks.gpu.parts import GRACE_S, NAMES, PARTS, USUAL_S, Allotment, Context, Findings, Part
 from benchmarks.gpu.peers import ENVIRONMENT, Peers
 from benchmarks.gpu.racing import PLAIN, one_graphed
 from benchmarks.gpu.workloads import WORKLOADS
@@ -118,7 +117,7 @@ class Program:
         write(path, testing.kept(before))
         if config.processes:
             self._measure_apart(part, most_s, peers)
-        elif part.name != EIGHT_QUEUES:  # CUDA has started in this process
+        else:
             measure(part, config, most_s, self._time.deadline, {}, lambda: open_machine(config.fake, config.tf32))
         self._found[part.name] = findings = read(path)
         trouble = [*findings.get("notes", []), *filter(None, [findings.get("failure")]), *testing.told(findings)]
@@ -274,7 +273,6 @@ def pack(out: Path, target: Path) -> None:
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
     """What the page needs besides."""
     return {
-        "floors": Floors(values["parts"], values["machine"]),
         "workloads": WORKLOADS,
         "plain_of": lambda rows: next((row for row in rows if row["name"] == PLAIN), None),
         "one_graphed": one_graphed,

@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from benchmarks.cost_models import Curve, HillClimb, Saturation, Threads, Work, placements
+from benchmarks.costs.climbing import Curve, HillClimb
+from benchmarks.costs.machine import Saturation, Threads, Work, placements
 from benchmarks.manycore.machines import CACHES, CORES
 from benchmarks.manycore.steps import Step
 from bow.schedule.scheduler import CacheTimes, Start

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from benchmarks.cost_models import Saturation
+from benchmarks.costs.machine import Saturation
 from benchmarks.manycore.executors import at_random, critical_first, first_come
 from benchmarks.manycore.machines import durations, team
 from benchmarks.manycore.steps import Step
@@ -36,7 +36,7 @@ def cells_of(step: Step) -> dict[Cell, list[int]]:
     """The forward operators of each cell, its two products first.
 
     Example:
-        >>> from benchmarks.cost_models import Work
+        >>> from benchmarks.costs.machine import Work
         >>> kinds = ["addmm.default", "addmm.default", "add.Tensor", "sigmoid.default"]
         >>> works = tuple(Work(f"aten.{kind}", 0, 0) for kind in kinds)
         >>> before = (frozenset(), frozenset(), frozenset({0, 1}), frozenset({2}))

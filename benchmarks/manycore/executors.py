@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.cost_models import Saturation
+from benchmarks.costs.machine import Saturation
 from benchmarks.manycore.machines import TEAM_CORES, durations, share_of_memory, team
 from benchmarks.manycore.simulator import simulate_operators
 from benchmarks.manycore.steps import Step

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from benchmarks.cost_models import Saturation, sort_of
+from benchmarks.costs.machine import Saturation, sort_of
 from benchmarks.manycore.curves import learn
 from benchmarks.manycore.diagonal import compare_diagonals
 from benchmarks.manycore.executors import (

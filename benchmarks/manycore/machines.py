@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from benchmarks.cost_models import Saturation, Scaling, Threads, Work
-from benchmarks.cost_models.evidence import standalone
-from benchmarks.cost_models.machine import Sort
+from benchmarks.costs.evidence import standalone
+from benchmarks.costs.machine import Saturation, Scaling, Sort, Threads, Work
 from benchmarks.manycore.steps import Step
 
 CORES = 68  # Of a Xeon Phi 7250; every two share a cache

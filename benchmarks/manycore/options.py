@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.cost_models import Saturation, sort_of
+from benchmarks.costs.machine import Saturation, sort_of
 from benchmarks.manycore.executors import simulated_ns
 from benchmarks.manycore.machines import TEAM_CORES, durations, team
 from benchmarks.manycore.schedulers import TeamScheduler

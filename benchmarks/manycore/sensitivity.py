@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from benchmarks.cost_models import Saturation
+from benchmarks.costs.machine import Saturation
 from benchmarks.manycore.curves import learn
 from benchmarks.manycore.executors import critical_first, fastest, first_come, sequential_ns, simulated_ns
 from benchmarks.manycore.machines import VARIATIONS, durations, team

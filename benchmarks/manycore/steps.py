@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 import bow
-from benchmarks.cost_models import Work
-from benchmarks.costs_population import is_worth_measuring, kind_of
+from benchmarks.costs.machine import Work
+from benchmarks.costs.operators import is_worth_measuring, kind_of
 from bow.graph import StepGraph
 from bow.models import NETWORKS
 

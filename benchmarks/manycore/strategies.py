@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.cost_models import Saturation, Threads, Work
+from benchmarks.costs.machine import Saturation, Threads, Work
 from benchmarks.manycore.curves import Curves, Teams
 from benchmarks.manycore.executors import first_come
 from benchmarks.manycore.machines import CACHES, CORES, by_work, nanoseconds

@@ -1,4 +1,4 @@
-"""What the benchmark on a GPU is made of: time, traces, aims, floors, the page."""
+"""What the benchmark on a GPU is made of: time, traces, aims, the page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from benchmarks.gpu import Config, aims, page
-from benchmarks.gpu.floors import CHAIN_US, Floors, step_costs
 from benchmarks.gpu.machine import ONE_STREAM, FakeMachine, nvidia_smi
 from benchmarks.gpu.parts import Allotment
 from benchmarks.gpu.racing import Subject, best_of_bow, one_graphed
@@ -133,31 +132,6 @@ def test_aims_that_are_missed_are_told_with_the_worst_case() -> None:
     assert [v for k, v in verdicts.items() if "agree" in k] == [(aims.MISSED, "1 of 2, of all 3")]
 
 
-def test_floors_are_computed_from_what_was_measured() -> None:
-    step = {"model": "lenet", "batch_size": 16, "parameters": 1000, "kernels": 40, "flops": 4e9, "bytes": 1e6}
-    launches = {
-        "rows": [
-            {"streams": 1, "graphs": {"kernels_per_us": spread(0.5), "us_per_kernel_of_a_chain": spread(2.0)}},
-            {"streams": 4, "graphs": {"kernels_per_us": spread(1.0), "us_per_kernel_of_a_chain": spread(4.0)}},
-        ]
-    }
-    floors = Floors({"floors": {"rows": [step]}, "launches": launches}, {"peak_float32_flops": 1e12})
-    four = floors.of("lenet", 16, 4)
-    assert four is not None
-    assert four["chain_ms"] == pytest.approx(0.08)
-    assert four["starts_ms"] == pytest.approx(0.16)
-    assert four["work_ms"] == pytest.approx(16.0, rel=1e-3)
-    assert floors.of("lenet", 4, 1) is None
-    assert Floors({}, {}).assumptions["us_from_kernel_to_kernel"] == CHAIN_US
-
-
-def test_the_steps_of_the_papers_networks_have_the_costs_that_are_known() -> None:
-    lenet = step_costs("lenet", 16, fake=False)
-    assert lenet["parameters"] == 431_080
-    assert 20 < lenet["kernels"] < 45
-    assert lenet["flops"] == pytest.approx(0.211e9, rel=0.02)
-
-
 @pytest.mark.parametrize("learners", [1, 3])
 def test_all_are_fed_the_same(learners: int) -> None:
     machine, chosen = FakeMachine(), workload("logistic", fake=True)
@@ -217,8 +191,8 @@ def test_a_page_of_next_to_nothing_can_be_written() -> None:
         "environment": {"processor": "a processor", "cores": 2, "bow": "0.1.0", "commit": None},
         "machine": {},
         "aims": aims.judge({}, fake=False),
-        "parts": {"launches": {"failure": "its process ended with status -9"}, "kernels": {"notes": ["a note"]}},
+        "parts": {"overlap": {"failure": "its process ended with status -9"}, "kernels": {"notes": ["a note"]}},
     }
     text = render("gpu", {**values, **page(values)})
-    assert "* launches: its process ended with status -9" in text
+    assert "* overlap: its process ended with status -9" in text
     assert "* kernels: a note" in text

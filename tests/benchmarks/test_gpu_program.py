@@ -21,7 +21,7 @@ from bow.errors import SettingError
 pytestmark = [pytest.mark.nightly, pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:torch")]
 
 SAME_CODE = ("throughput_lenet_16", "throughput_resnet32_16", "throughput_resnet32_64", "throughput_resnet32_32")
-ONE_OF_EACH = tuple(name for name in NAMES if name not in (*SAME_CODE, "averaging_lenet_16", "launches_8_queues"))
+ONE_OF_EACH = tuple(name for name in NAMES if name not in (*SAME_CODE, "averaging_lenet_16"))
 TESTS = ("tests_kernels", "tests_agreement", "tests_randomness")
 PARTS = tuple(name for name in ONE_OF_EACH if name in TESTS or not name.startswith("tests_"))
 
@@ -96,11 +96,13 @@ def test_a_part_that_fails_leaves_what_it_has_and_the_others(tmp_path: Path, mon
         context.record(rows=[1])
         raise RuntimeError("an illegal memory access was encountered")
 
-    part = Part("floors", "floors", 1)
+    part = Part("overlap", "overlapping", 1)
     monkeypatch.setattr(Part, "measure", lambda self: fail)
     (tmp_path / "parts").mkdir()
-    assert not measure(part, settings(tmp_path, "floors"), 5, time.monotonic() + 5, {}, lambda: open_machine(fake=True))
-    found = json.loads((tmp_path / "parts" / "floors.json").read_text())
+    assert not measure(
+        part, settings(tmp_path, "overlap"), 5, time.monotonic() + 5, {}, lambda: open_machine(fake=True)
+    )
+    found = json.loads((tmp_path / "parts" / "overlap.json").read_text())
     assert found["rows"] == [1]
     assert found["failure"] == "RuntimeError: an illegal memory access was encountered"
 
@@ -109,7 +111,7 @@ def test_time_that_has_run_out_is_noted(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     part = Part("throughput_lenet_4", "throughput", 1, arguments={"model": "lenet", "batch_size": 4})
     assert measure(
-        part, settings(tmp_path, "floors").reduced(), 0.0, time.monotonic(), {}, lambda: open_machine(fake=True)
+        part, settings(tmp_path, "overlap").reduced(), 0.0, time.monotonic(), {}, lambda: open_machine(fake=True)
     )
     found = json.loads((tmp_path / "parts" / "throughput_lenet_4.json").read_text())
     assert [row["name"] for row in found["contestants"]] == ["pytorch"]

@@ -120,12 +120,12 @@ def test_cases_wait_where_time_has_run_out(tmp_path: Path) -> None:
 
 def test_no_part_begins_with_less_than_it_needs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert program.run(Config(out=tmp_path, fake=True, budget_s=20.0), "a command") == 0
-    assert "left out, because time ran out: tests_kernels, tests_agreement, launches" in capsys.readouterr().out
+    assert "left out, because time ran out: tests_kernels, tests_agreement, overlap" in capsys.readouterr().out
 
 
 def test_an_archive_is_renewed_and_what_is_killed_leaves_it(tmp_path: Path) -> None:
     archive, out = tmp_path / "a" / "gpu.tar.gz", tmp_path / "gpu"
-    words = ["benchmarks", "gpu", "fake=true", f"out={out}", f"archive={archive}", "parts=floors,tests_kernels"]
+    words = ["benchmarks", "gpu", "fake=true", f"out={out}", f"archive={archive}", "parts=overlap,tests_kernels"]
     script = f"import sys; from benchmarks.gpu import program; program.RENEWED_S = 0.2; sys.argv[1:] = {words[1:]!r}\n"
     script += "from benchmarks.__main__ import run; run(sys.argv[1:])"
     process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, process_group=0)

@@ -35,7 +35,6 @@ SLOW = {
     "allreduce": ("quick=true turns=1 stint_s=0.01", "allreduce"),
     "tiles": ("quick=true", "tiles"),
     "predicted": ("quick=true", "predicted"),
-    "costs-here": ("quick=true parts=here", "costs"),
     "schedule": ("quick=true", "schedule"),
     "unseen": ("quick=true", "unseen"),
     "dispatch": ("quick=true", "dispatch"),

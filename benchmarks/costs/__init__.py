@@ -1,9 +1,9 @@
-"""How well cost models know what operators take, on a machine made up and on this one.
+"""How well cost models know what operators take, on a machine made up.
 
-Four parts. `papers`: the made-up machine, `Saturation`, against what two papers measured on the one that it
-stands for. `climbing`: hill climbing on it, by interval, on the operators of three networks (Liu et al., Table V).
-`regression`: regressions trained on these operators and tested on a fourth network's (Table IV). `here`: all of that
-on this machine, as far as it has cores. Every accuracy is against times that the model has not seen.
+Three parts. `papers`: the made-up machine, `Saturation`, against what two papers measured on the one that it stands
+for. `climbing`: hill climbing on it, by interval, on the operators of three networks (Liu et al., Table V).
+`regression`: regressions trained on these operators and tested on a fourth network's (Table IV). Every accuracy is
+against times that the model has not seen.
 """
 
 import functools
@@ -13,19 +13,19 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.cost_models import ESTIMATORS, Saturation
-from benchmarks.cost_models.events import source
-from benchmarks.cost_models.evidence import compare
-from benchmarks.costs_climbing import climb_all, variants
-from benchmarks.costs_here import measure_network, summarise
-from benchmarks.costs_population import drawn, population, several
-from benchmarks.costs_regressions import MISCOUNT, compare_families, compare_others
+from benchmarks.costs.climbing import climb_all, variants
+from benchmarks.costs.evidence import compare
+from benchmarks.costs.machine import Saturation
+from benchmarks.costs.operators import drawn, population, several
+from benchmarks.costs.regression import ESTIMATORS, MISCOUNT, compare_families
 from benchmarks.harness import setting
-from bow.devices import available_cores
 
-PARTS = ("papers", "climbing", "regression", "here")
+PARTS = ("papers", "climbing", "regression")
+
 NETWORKS = ("resnet50", "dcgan", "inception")
+
 QUICK = tuple(ESTIMATORS)[1:4:2]
+
 UNSEEN = "alexnet"
 
 
@@ -45,8 +45,6 @@ class Config(harness.Config):
     cases: int = setting(17, "cases of 68 that regressions predict, evenly chosen", quick=4)
     operators: int = setting(400, "that regressions are trained on, at random; half as many test them", quick=40)
     families: tuple[str, ...] = setting(tuple(ESTIMATORS), "regressions", choices=tuple(ESTIMATORS), quick=QUICK)
-    batch_here: int = setting(16, "samples of a batch on this machine", quick=2)
-    repeats: int = setting(20, "steps that are measured here, for each number of threads, twice", quick=2)
     seed: int = setting(0, "of noise, draws and regressions")
 
 
@@ -56,9 +54,8 @@ def measure(config: Config) -> dict[str, Any]:
         "papers": papers,
         "climbing": climbing,
         "regression": regression,
-        "here": here,
     }
-    findings: dict[str, Any] = {"events": source(), "unseen": UNSEEN, "seconds_by_part": {}}
+    findings: dict[str, Any] = {"unseen": UNSEEN, "seconds_by_part": {}}
     for part in config.parts:
         harness.say(f"{part} ...")
         at = time.perf_counter()
@@ -112,13 +109,4 @@ def regression(config: Config) -> dict[str, Any]:
         "families": race(samples=config.samples),
         "miscount": MISCOUNT,
         "miscounted": race(samples=[middle], miscount=MISCOUNT),
-        "others": compare_others(machine, unseen, config.cases),
     }
-
-
-def here(config: Config) -> dict[str, Any]:
-    """What the models know of this machine."""
-    cores = len(available_cores())
-    networks = (*config.networks, UNSEEN)
-    measured = {each: measure_network(each, config.batch_here, cores, config.repeats) for each in networks}
-    return {"cores": cores, **summarise(measured, UNSEEN, cores)}

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.cost_models import Curve, HillClimb, Saturation, Threads, accuracy, candidates, cases
+from benchmarks.costs.climbing import Curve, HillClimb, accuracy
+from benchmarks.costs.machine import Threads, cases
 from bow.errors import SettingError
 
 
@@ -48,21 +49,6 @@ def test_predictions_of_what_was_not_measured_are_close_on_a_curve_that_scales()
     unseen = [case for case in times if case not in climb.measured]
     assert len(unseen) == 32
     assert accuracy([Curve(climb.measured).time_s(case) for case in unseen], [times[case] for case in unseen]) > 0.98
-
-
-def test_candidates_of_a_climb_begin_with_the_best() -> None:
-    machine = Saturation()
-    climb = HillClimb(68, interval=4)
-    while (case := climb.next_placement()) is not None:
-        climb.report(case, machine.time_s(6e8, 7e6, "aten.convolution.default", case))
-
-    class Model:
-        def time_s(self, operator: str, case: Threads) -> float:
-            return Curve(climb.measured).time_s(case)
-
-    chosen = candidates(Model(), "conv", cases(68))
-    assert chosen[0] == climb.best
-    assert len(chosen) == 3
 
 
 def test_what_a_curve_cannot_tell_is_refused() -> None:

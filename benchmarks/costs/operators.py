@@ -8,12 +8,13 @@ from typing import TypeVar
 import torch
 
 import bow
-from benchmarks.cost_models import Work
+from benchmarks.costs.machine import Work
 from bow.errors import SettingError
 from bow.graph import Operator, StepGraph, kinds
 from bow.models import NETWORKS
 
 T = TypeVar("T")
+
 
 _BACKWARD = "aten.convolution_backward.default"
 

@@ -1,21 +1,88 @@
-"""Regressions from operators to operators, with the models that Liu et al. compared, as scikit-learn has them."""
+"""Regressions from operators to operators, and how well they know a network that they have not seen (Table IV)."""
 
 import importlib
+import math
+import random
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.cost_models.climbing import Threads
-from benchmarks.cost_models.events import Sample
+from benchmarks.costs.climbing import accuracy, r_squared
+from benchmarks.costs.machine import Saturation, Threads, Work, evenly, placements
 from bow.errors import SettingError
 
+INSTRUCTIONS = "instructions"  # The event that all others are divided by
+
+LINE_BYTES, VECTOR_BYTES, FLOAT_BYTES = 64, 64, 4
+
+CLOCK_HZ, CACHE_BYTES = 1.4e9, 2**20
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One run of an operator in one case, as a regression sees it.
+
+    Attributes:
+        time_s: seconds that it took.
+        events: how often each happened, by name; `instructions` among them.
+
+    Example:
+        >>> Sample(1e-3, {"instructions": 2e6, "cycles": 3e6}).normalised()
+        {'cycles': 1.5}
+    """
+
+    time_s: float
+    events: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        if not self.events.get(INSTRUCTIONS, 0) > 0:
+            raise SettingError(f"events need {INSTRUCTIONS} above 0 to be divided by, got {dict(self.events)}")
+
+    def normalised(self) -> dict[str, float]:
+        """The events for each instruction, so that operators of any length can be compared."""
+        instructions = self.events[INSTRUCTIONS]
+        return {name: count / instructions for name, count in self.events.items() if name != INSTRUCTIONS}
+
+
+def computed_events(work: Work, case: Threads, time_s: float) -> dict[str, float]:
+    """Stand-ins for counted events where a machine counts none, from an operator's work and its measured time.
+
+    They go by the names of what they stand for, on cores with vectors of 64 bytes: `instructions` are multiply-adds,
+    loads and stores of vectors; `cycles` the time of all threads at 1.4 GHz; `cache_accesses` the cache lines moved;
+    `cache_misses` those beyond what the caches in use hold (1 MiB each); `l1_hits` the operands of arithmetic that no
+    line is fetched for. `flops` and `bytes` are as they are. Unlike counted ones they are exact.
+
+    Example:
+        >>> events = computed_events(Work("aten.mm.default", 6.4e9, 6.4e7), Threads(2), 1e-2)
+        >>> sorted(events)
+        ['bytes', 'cache_accesses', 'cache_misses', 'cycles', 'flops', 'instructions', 'l1_hits']
+        >>> events["cycles"], events["cache_accesses"]
+        (28000000.0, 1000000.0)
+    """
+    lines = work.bytes_moved / LINE_BYTES
+    vectors = VECTOR_BYTES / FLOAT_BYTES
+    caches = -(-case.threads // 2) if case.shared else case.threads
+    return {
+        INSTRUCTIONS: max(1.0, work.flops / (2 * vectors) + work.bytes_moved / VECTOR_BYTES),
+        "cycles": time_s * CLOCK_HZ * case.threads,
+        "cache_accesses": lines,
+        "cache_misses": max(0.0, lines - caches * CACHE_BYTES / LINE_BYTES),
+        "l1_hits": max(0.0, work.flops / vectors - lines),
+        "flops": work.flops,
+        "bytes": work.bytes_moved,
+    }
+
+
 Estimator: TypeAlias = Any  # a scikit-learn regressor
+
 Profile: TypeAlias = Mapping[Threads, Sample]
 """What an operator was seen to do, by sample case."""
+
 
 Rows: TypeAlias = NDArray[np.float64]
 
@@ -32,9 +99,8 @@ class Regression:
         >>> profiles = {name: {Threads(1): Sample(t, {"instructions": 1.0, "cycles": t})} for name, t in
         ...             [("small", 1.0), ("medium", 2.0), ("large", 4.0)]}
         >>> model.fit(profiles, {name: {Threads(2): seen[Threads(1)].time_s / 2} for name, seen in profiles.items()})
-        >>> model.observe("new", {Threads(1): Sample(3.0, {"instructions": 1.0, "cycles": 3.0})})
-        >>> round(model.time_s("new", Threads(2)), 6)
-        1.5
+        >>> model.times_s([{Threads(1): Sample(3.0, {"instructions": 1.0, "cycles": 3.0})}], Threads(2))
+        [1.5]
 
     References:
         Liu, Li, Kestor, Vetter: Runtime concurrency control and operation scheduling for high performance neural
@@ -52,7 +118,6 @@ class Regression:
         self._num_events = num_events
         self._seed = seed
         self._estimators: dict[Threads, Estimator] = {}
-        self._profiles: dict[str, Profile] = {}
         self._least_s = 0.0
 
     def fit(self, profiles: Mapping[str, Profile], times: Mapping[str, Mapping[Threads, float]]) -> None:
@@ -68,17 +133,6 @@ class Regression:
         features = self._features([profiles[operator] for operator in operators])
         self._least_s = float(known.min())
         self._estimators = {case: self._fitted(features, known[:, index]) for index, case in enumerate(cases)}
-        self._profiles = {}
-
-    def observe(self, operator: str, profile: Profile) -> None:
-        """Tell what an operator was seen to do, before its time is asked for."""
-        self._profiles[operator] = profile
-
-    def time_s(self, operator: str, case: Threads) -> float:
-        """Seconds by the case's regression."""
-        if operator not in self._profiles:
-            raise SettingError(f"{operator!r} was not observed; tell its samples first")
-        return self.times_s([self._profiles[operator]], case)[0]
 
     def times_s(self, profiles: Sequence[Profile], case: Threads) -> list[float]:
         """Seconds of several operators at once."""
@@ -192,3 +246,84 @@ def make_estimator(name: str, seed: int) -> Estimator:
 
     pipeline = make_pipeline(StandardScaler(), ESTIMATORS[name](seed))
     return TransformedTargetRegressor(regressor=pipeline, transformer=StandardScaler())
+
+
+# Numbers of runs: what a model is told of an operator is another measurement than what it is held against
+SAMPLED, UNSEEN = 0, 1
+
+
+MISCOUNT = 0.5  # Standard deviation of the logarithm of a count, where it is tried what inaccurate counters would do
+
+
+@dataclass(frozen=True)
+class Operators:
+    """What a machine makes of operators."""
+
+    profiles: Mapping[str, Profile]  # by operator: what a regression is told
+    times: Mapping[str, Mapping[Threads, float]]  # by operator: seconds by case, of other runs
+
+    def actual(self, case: Threads) -> list[float]:
+        """Seconds of all in a case."""
+        return [times[case] for times in self.times.values()]
+
+
+def run_all(
+    machine: Saturation,
+    works: Mapping[str, Work],
+    samples: Sequence[Threads],
+    cases: Sequence[Threads],
+    miscount: float = 0,
+) -> Operators:
+    """Run operators on a machine."""
+    draws = random.Random(machine.seed)
+
+    def seconds(work: Work, case: Threads, run: int) -> float:
+        return machine.time_s(work.flops, work.bytes_moved, work.kind, case, run)
+
+    def sample(work: Work, case: Threads) -> Sample:
+        taken = seconds(work, case, SAMPLED)
+        events = computed_events(work, case, taken)
+        return Sample(taken, {name: many * math.exp(draws.gauss(0.0, miscount)) for name, many in events.items()})
+
+    profiles = {name: {case: sample(work, case) for case in samples} for name, work in works.items()}
+    times = {name: {case: seconds(work, case, UNSEEN) for case in cases} for name, work in works.items()}
+    return Operators(profiles, times)
+
+
+def compare_families(
+    machine: Saturation,
+    seen: Mapping[str, Work],
+    unseen: Mapping[str, Work],
+    *,
+    families: Sequence[str],
+    samples: Sequence[int],
+    num_cases: int,
+    seed: int,
+    miscount: float = 0.0,
+) -> dict[str, Any]:
+    """By number of samples and family: accuracy and R2 of operators that were not trained on."""
+    all_lanes = placements(machine.cores)
+    cases = evenly(all_lanes, num_cases)
+    found = {}
+    for count in samples:
+        chosen = evenly(all_lanes, count)
+        training, test = (run_all(machine, works, chosen, cases, miscount) for works in (seen, unseen))
+        found[str(count)] = {family: score_family(family, training, test, chosen, seed) for family in families}
+    return found
+
+
+def score_family(
+    family: str, training: Operators, test: Operators, samples: Sequence[Threads], seed: int = 0
+) -> dict[str, Any]:
+    """Train one regression and hold it against what it has not seen."""
+    model = Regression(family, samples, seed=seed)
+    model.fit(training.profiles, training.times)
+    cases = list(next(iter(test.times.values())))
+    profiles = list(test.profiles.values())
+    predicted = [seconds for case in cases for seconds in model.times_s(profiles, case)]
+    return {**scored(predicted, [seconds for case in cases for seconds in test.actual(case)]), "events": model.events}
+
+
+def scored(predicted: Sequence[float], actual: Sequence[float]) -> dict[str, float]:
+    """Accuracy and R2."""
+    return {"accuracy": round(accuracy(predicted, actual), 4), "r_squared": round(r_squared(predicted, actual), 4)}

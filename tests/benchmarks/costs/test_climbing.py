@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.cost_models.climbing import HillClimb, HillClimbing, Threads, placements
+from benchmarks.costs.climbing import HillClimb
+from benchmarks.costs.machine import Threads, placements
 from bow.errors import SettingError
 
 
@@ -102,23 +103,6 @@ def test_both_ways_to_share_caches_are_climbed_side_by_side() -> None:
     assert asked == sorted(asked)
 
 
-@settings(max_examples=40)
-@given(st.integers(2, 16), st.lists(convex, min_size=1, max_size=5))
-def test_many_operators_climb_as_each_would_by_itself(interval: int, curves: list[tuple[float, float]]) -> None:
-    names = [str(index) for index in range(len(curves))]
-    model = HillClimbing(names, 32, interval)
-    while (case := model.next_placement()) is not None:
-        wanting = model.wanting(case)
-        assert wanting
-        model.report(case, {name: time_s(curves[int(name)], case) for name in wanting})
-    longest = 0
-    for name in names:
-        alone = climbed(curves[int(name)], HillClimb(32, interval))
-        assert model.best(name) == alone.best
-        longest = max(longest, len(alone.measured))
-    assert longest <= model.steps <= math.ceil(2 * 32 / interval)
-
-
 @pytest.mark.parametrize("interval", [0, 9])
 def test_an_interval_that_makes_no_step_is_refused(interval: int) -> None:
     with pytest.raises(SettingError, match=f"interval must be at least 1 and at most 8 threads, got {interval}"):
@@ -133,14 +117,3 @@ def test_what_was_not_asked_for_is_refused() -> None:
         climb.report(Threads(2), 1.0)
     with pytest.raises(SettingError, match="seconds must be finite and at least 0, got nan"):
         climb.report(Threads(1), math.nan)
-
-
-def test_steps_have_to_tell_of_all_that_climb() -> None:
-    model = HillClimbing(["a", "b"], 4, 1, caches=False)
-    with pytest.raises(SettingError, match="asked for is 1 thread, got 2 threads"):
-        model.report(Threads(2), {"a": 1.0, "b": 1.0})
-    with pytest.raises(SettingError, match="no time of 'b' with 1 thread"):
-        model.report(Threads(1), {"a": 1.0})
-    assert model.steps == 0
-    with pytest.raises(SettingError, match="'c' was never measured"):
-        model.best("c")

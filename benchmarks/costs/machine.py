@@ -1,14 +1,72 @@
-"""Cost models from an operator's work and a machine as formulas: a roofline, and threads that saturate."""
+"""The machine of the papers as a formula: how long operators take on it, by threads. Numbers, no torch."""
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-from benchmarks.cost_models.climbing import Threads
 from bow.errors import SettingError
+
+
+@dataclass(frozen=True, order=True)
+class Threads:
+    """A way to run an operator, one thread to a core: how many, and whether two share a cache.
+
+    References:
+        Liu, Li, Kestor, Vetter: Runtime concurrency control and operation scheduling for high performance neural
+        network training, 2019, sections III-B and III-C.
+    """
+
+    threads: int
+    shared: bool = False
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise SettingError(f"threads must be at least 1, got {self.threads}")
+        if self.shared and self.threads % 2:
+            raise SettingError(f"threads must be even where two share a cache, got {self.threads}; leave shared out")
+
+    def __str__(self) -> str:
+        counted = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        return f"{counted}, two to a cache" if self.shared else counted
+
+
+def placements(cores: int, caches: bool = True) -> tuple[tuple[Threads, ...], ...]:
+    """All of a machine, ascending: those where each thread has a cache of its own, then those where two share one."""
+    if cores < 1:
+        raise SettingError(f"cores must be at least 1, got {cores}")
+    if not caches:
+        return (tuple(map(Threads, range(1, cores + 1))),)
+    alone = tuple(map(Threads, range(1, (cores + 1) // 2 + 1)))
+    sharing = tuple(Threads(threads, shared=True) for threads in range(2, cores + 1, 2))
+    return (alone, sharing) if sharing else (alone,)
+
+
+def cases(cores: int, caches: bool = True) -> tuple[Threads, ...]:
+    """All cases of a machine: 68 for 68 cores of which every two share a cache."""
+    return tuple(case for lane in placements(cores, caches) for case in lane)
+
+
+def evenly(chosen_from: Sequence[Sequence[Threads]], count: int) -> tuple[Threads, ...]:
+    """Cases that stand for all: equally many from every lane, in the middle of equal parts of it.
+
+    What does not divide goes to the last lanes, which reach further.
+
+    Example:
+        >>> [str(case) for case in evenly(placements(68), 3)]
+        ['18 threads', '18 threads, two to a cache', '52 threads, two to a cache']
+    """
+    each, rest = divmod(count, len(chosen_from))
+    shares = [each + (index >= len(chosen_from) - rest) for index in range(len(chosen_from))]
+    if count < 1 or any(share > len(lane) for share, lane in zip(shares, chosen_from, strict=True)):
+        raise SettingError(f"count must be at least 1 and fit the {sum(map(len, chosen_from))} cases, got {count}")
+    return tuple(
+        lane[(2 * turn + 1) * len(lane) // (2 * share)]
+        for share, lane in zip(shares, chosen_from, strict=True)
+        for turn in range(share)
+    )
 
 
 @dataclass(frozen=True)
@@ -29,75 +87,6 @@ class Work:
         for name in ("flops", "bytes_moved"):
             if not getattr(self, name) >= 0:
                 raise SettingError(f"{name} must be at least 0, got {getattr(self, name)} for {self.kind}")
-
-    @property
-    def intensity(self) -> float:
-        """Floating-point operations for each byte."""
-        return self.flops / self.bytes_moved if self.bytes_moved else 0.0
-
-
-class Analytic:
-    """A cost model that computes times from work: no measurement.
-
-    Example:
-        >>> model = Analytic({"mm": Work("aten.mm.default", 2e9, 1e6)}, lambda work, case: work.flops / 1e9)
-        >>> model.time_s("mm", Threads(1))
-        2.0
-    """
-
-    def __init__(self, works: Mapping[str, Work], time: Callable[[Work, Threads], float]) -> None:
-        self._works = dict(works)
-        self._time = time
-
-    def time_s(self, operator: str, case: Threads) -> float:
-        """Seconds by the formula."""
-        if operator not in self._works:
-            raise SettingError(f"the work of {operator!r} is not known; name it among the works")
-        return self._time(self._works[operator], case)
-
-
-@dataclass(frozen=True)
-class Roofline:
-    """An operator takes as long as its arithmetic or its memory traffic, whichever is longer, and a start.
-
-    `time = latency + max(flops / (peak * n / cores), bytes / (bandwidth * min(n, k) / k))` for `n` threads, where `k`
-    threads are enough to use all of the bandwidth.
-
-    Example:
-        >>> machine = Roofline(1e12, 1e11, latency_s=1e-6, cores=4)
-        >>> [round(1e6 * machine.time_s(2e6, 3e4, threads), 3) for threads in (1, 4)]
-        [9.0, 3.0]
-
-    References:
-        Williams, Waterman, Patterson: Roofline: an insightful visual performance model for multicore architectures,
-        2009.
-    """
-
-    peak_flops_per_s: float
-    bandwidth_bytes_per_s: float
-    latency_s: float = 0.0
-    cores: int = 1
-    bandwidth_cores: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("peak_flops_per_s", "bandwidth_bytes_per_s", "cores"):
-            if not getattr(self, name) > 0:
-                raise SettingError(f"{name} must be above 0, got {getattr(self, name)}")
-        if not self.latency_s >= 0:
-            raise SettingError(f"latency_s must be at least 0, got {self.latency_s}")
-        if self.bandwidth_cores is not None and not 1 <= self.bandwidth_cores <= self.cores:
-            raise SettingError(
-                f"bandwidth_cores must be at least 1 and at most {self.cores}, got {self.bandwidth_cores}"
-            )
-
-    def time_s(self, flops: float, bytes_moved: float, threads: int = 1) -> float:
-        """Seconds that an operator takes."""
-        if threads < 1:
-            raise SettingError(f"threads must be at least 1, got {threads}")
-        enough = self.bandwidth_cores or self.cores
-        arithmetic_s = flops / self.peak_flops_per_s * self.cores / min(threads, self.cores)
-        memory_s = bytes_moved / self.bandwidth_bytes_per_s * enough / min(threads, enough)
-        return self.latency_s + max(arithmetic_s, memory_s)
 
 
 Sort: TypeAlias = Literal["convolution", "input gradient", "weight gradient", "product", "reduction", "elementwise"]
@@ -150,7 +139,9 @@ KNIGHTS_LANDING: Mapping[Sort, Scaling] = MappingProxyType(
 )
 """A Xeon Phi 7250. What the papers do not show is chosen: shared parts, what is serial, all of reductions."""
 
+
 _REDUCTIONS = ("norm", "pool", "sum", "mean", "softmax", "nll_loss", "amax", "var", "mse_loss", "cross_entropy")
+
 _PRODUCTS = ("mm", "linear", "matmul", "attention")
 
 

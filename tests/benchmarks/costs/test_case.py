@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.cost_models import Threads, cases, evenly, placements
+from benchmarks.costs.machine import Threads, cases, evenly, placements
 from bow.errors import SettingError
 
 MACHINES = [1, 2, 3, 6, 67, 68, 100]

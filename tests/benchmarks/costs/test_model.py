@@ -1,4 +1,4 @@
-"""How good predictions are, against NumPy; and what is chosen by them."""
+"""How good predictions are, against NumPy."""
 
 from __future__ import annotations
 
@@ -7,21 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.cost_models import Threads, accuracy, candidates, cases, r_squared
+from benchmarks.costs.climbing import accuracy, r_squared
 from bow.errors import SettingError
 
 positive = st.floats(1e-6, 1e6)
 pairs = st.lists(st.tuples(positive, positive), min_size=1, max_size=20)
-
-
-class Table:
-    """A model that knows everything."""
-
-    def __init__(self, times: dict[Threads, float]) -> None:
-        self.times = times
-
-    def time_s(self, operator: str, case: Threads) -> float:
-        return self.times[case]
 
 
 @settings(max_examples=40)
@@ -52,21 +42,6 @@ def test_exact_predictions_have_all_of_both_and_none_has_nothing() -> None:
     assert accuracy([0.0, 0.0], [1.0, 2.0]) == 0.0
 
 
-@settings(max_examples=40)
-@given(st.data())
-def test_candidates_are_the_fastest_and_of_equal_ones_those_with_fewer_threads(data: st.DataObject) -> None:
-    times = {case: data.draw(st.sampled_from([1.0, 2.0, 3.0])) for case in cases(12)}
-    chosen = candidates(Table(times), "mm", times, count=3)
-    assert len(chosen) == 3
-    assert chosen == sorted(chosen, key=lambda case: (times[case], case.threads, case.shared))
-    for other in times.keys() - set(chosen):
-        assert (times[other], other) > (times[chosen[-1]], chosen[-1])
-
-
-def test_there_may_be_fewer_candidates_than_wanted() -> None:
-    assert candidates(Table({Threads(1): 1.0}), "mm", [Threads(1)], count=3) == [Threads(1)]
-
-
 def test_what_cannot_be_scored_is_refused() -> None:
     with pytest.raises(SettingError, match="1 predictions for 2 values"):
         accuracy([1.0], [1.0, 2.0])
@@ -74,5 +49,3 @@ def test_what_cannot_be_scored_is_refused() -> None:
         r_squared([], [])
     with pytest.raises(SettingError, match=r"actual values must be above 0, got 0\.0"):
         accuracy([1.0], [0.0])
-    with pytest.raises(SettingError, match="count must be at least 1, got 0"):
-        candidates(Table({}), "mm", [], count=0)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.cost_models import Saturation, Scaling, Threads, Work, placements, sort_of
-from benchmarks.cost_models.evidence import SATURATION, TABLE_II, best_threads, compare, saturates_at, standalone
+from benchmarks.costs.evidence import SATURATION, TABLE_II, best_threads, compare, saturates_at, standalone
+from benchmarks.costs.machine import Saturation, Scaling, Threads, Work, placements, sort_of
 from bow.errors import SettingError
 
 MACHINE = Saturation()

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from benchmarks.cost_models.climbing import Threads
-from benchmarks.cost_models.machine import Saturation, Sort, Work
+from benchmarks.costs.machine import Saturation, Sort, Threads, Work
 
 FLOAT_BYTES = 4
 
@@ -49,8 +48,10 @@ TABLE_II = (
     Convolution("Conv2D", 8, 2048, 14.8e-3, 66, 0.020),
 )
 
+
 HALVED = {"Conv2DBackpropFilter": 0.25, "Conv2DBackpropInput": 0.17}
 """How much longer the largest ones take with 34 threads than with 68, as a part (Liu et al., with Table III)."""
+
 
 STANDALONE_S: Mapping[Sort, float] = {"weight gradient": 6.2e-3, "input gradient": 4.3e-3, "convolution": 3.4e-3}
 """Seconds of a run in Table II that do not scale, fitted to it with `STANDALONE_BYTES_PER_S`.
@@ -61,7 +62,9 @@ running it by itself. They are taken for the latter, because Table VI has 49 ms 
 together, which are 53: 0.9 ms each, and 3.0 and 1.4 ms for the two gradients.
 """
 
+
 STANDALONE_BYTES_PER_S = 17e9
+
 
 SATURATION = {
     "GEMM [64, 512] x [512, 512]": (Work("aten.mm.default", 2.0 * 64 * 512 * 512, 4.0 * (2 * 64 * 512 + 512**2)), 8),
@@ -69,8 +72,10 @@ SATURATION = {
 }
 """Tang et al., Figure 2: operators, and the threads at which their performance saturates."""
 
+
 SIDE_BY_SIDE = 6.0
 """Tang et al., section 3.2: many small operators side by side do more than so many times what one does at its best."""
+
 
 GAIN = 1.1
 """Performance saturates where twice as many threads bring less than this."""
