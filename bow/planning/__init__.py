@@ -1,11 +1,11 @@
-"""Operators over devices: partitions, simulated and searched (FlexFlow), and trained by; placement by a learned policy.
+"""Operator partitioning across devices (FlexFlow): simulation, search, training; placement by a learned policy.
 
-Read in this order; each imports those before it, and only `tiles` and `placement` know torch:
+Reading order; each package imports only those above it, and only `tiles` and `placement` import torch:
 
-* `problem`: what is planned: operators, devices, boxes of tensors, partitions.
-* `rules`: what a tile of each kind of operator reads.
-* `simulator`: what tiles cost; a step as tasks (`task_graph`), simulated from nothing in Python, and by changes in C++.
-* `search`: splits to choose from, proposals, walks and how processes share them; bounds and proofs; baselines.
-* `tiles`: capture of a model (`operators` has, by family, how each is translated and computed), and training in tiles.
+* `problem`: operator graphs, device topologies, boxes (tensor regions) and partitions.
+* `rules`: the regions that a tile of each kind of operator reads.
+* `simulator`: tile costs; the task graph of a step, simulated in full in Python and incrementally in C++.
+* `search`: search space, proposals, Metropolis chains and their processes; lower bounds and proofs; baselines.
+* `tiles`: capture of a model (`operators`: translation and computation by family) and training under a partition.
 * `placement`: groups of operators, each on one device.
 """

@@ -1,1 +1,1 @@
-"""What is planned: operators, devices, tilings and partitions."""
+"""The planning problem: operators, devices, tilings and partitions."""

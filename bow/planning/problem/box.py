@@ -1,13 +1,13 @@
-"""Boxes: rectangular parts of tensors, by whole numbers."""
+"""Boxes: rectangular regions of tensors, in integer indices."""
 
 import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
-Interval: TypeAlias = tuple[int, int]  # from one index of a dimension to another, which it excludes
+Interval: TypeAlias = tuple[int, int]  # half-open index range [start, end)
 
-Box: TypeAlias = tuple[Interval, ...]  # an interval of each dimension of a tensor; of a scalar: ()
+Box: TypeAlias = tuple[Interval, ...]  # one interval for each dimension of a tensor; () for a scalar
 
 
 def whole(shape: Sequence[int]) -> Box:
@@ -23,35 +23,35 @@ def volume(box: Box) -> int:
 
 
 def intersection(one: Box, other: Box) -> Box | None:
-    """What lies in both; None where nothing does."""
+    """Return the intersection of two boxes; None if it is empty."""
     common = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return common if all(start < end for start, end in common) else None
 
 
 def bounds(boxes: Sequence[Box]) -> Box:
-    """The smallest box that holds them all."""
+    """Return the bounding box."""
     return tuple((min(a for a, _ in sides), max(b for _, b in sides)) for sides in zip(*boxes, strict=True))
 
 
 def within(box: Box, origin: Box) -> Box:
-    """A box as indices into another one that holds it."""
+    """Return a box in indices relative to an enclosing box."""
     return tuple((a - c, b - c) for (a, b), (c, _) in zip(box, origin, strict=True))
 
 
 def cut(size: int, degree: int) -> tuple[Interval, ...]:
-    """A dimension in parts that are as equal as can be; the first ones are larger by one where they cannot be equal."""
+    """Split a dimension into parts that differ by at most one element, the larger ones first."""
     least, larger = divmod(size, degree)
     ends = [*itertools.accumulate((least + (part < larger) for part in range(degree)), initial=0)]
     return tuple(itertools.pairwise(ends))
 
 
 def tiles(shape: Sequence[int], degrees: Sequence[int]) -> Iterator[Box]:
-    """A tensor in parts, the last dimension's parts side by side (row-major)."""
+    """Yield the tiles of a tensor in row-major order."""
     return itertools.product(*(cut(size, degree) for size, degree in zip(shape, degrees, strict=True)))
 
 
 def cells(boxes: Sequence[Box]) -> list[Box]:
-    """The parts into which all borders of some boxes cut what lies in them: each lies in a box wholly or not at all."""
+    """Cut the union of boxes along all their borders, so that each cell is entirely inside or outside of every box."""
     if not boxes:
         return []
     borders = [sorted({end for side in sides for end in side}) for sides in zip(*boxes, strict=True)]

@@ -1,4 +1,4 @@
-"""Devices, and the links over which they reach each other: plain data to plan for; the devices need not exist here."""
+"""Devices and the links between them, as plain data; the devices need not exist on this machine."""
 
 import heapq
 import itertools
@@ -11,21 +11,19 @@ from bow.errors import TopologyError
 
 NS_PER_US = 1000.0
 GIB = 2**30
-TYPICAL_BYTES = 2**20
-"""Of several ways between two devices, a transfer takes the one on which so many bytes pass soonest."""
+TYPICAL_BYTES = 2**20  # the route between two devices is the one with the shortest transfer time for this size
 
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """What devices of one make have in common."""
+    """A device model and its performance."""
 
     name: str  # such as `p100`
-    memory_gib: float  # of each, in GiB
-    tflops: float  # floating-point operations per second that large products reach, in 10^12
-    gb_per_s: float  # bytes per second that large copies reach between processor and memory, in 10^9
-    overhead_us: float = 0.0  # of starting one kernel, in microseconds
-    # a product with so many results reaches half of `tflops`: with fewer, parts of the device idle
-    half_outputs: float = 0.0
+    memory_gib: float  # memory of each device (GiB)
+    tflops: float  # throughput of large matrix products (10^12 floating-point operations per second)
+    gb_per_s: float  # bandwidth of large copies between processor and memory (10^9 bytes per second)
+    overhead_us: float = 0.0  # launch overhead of one kernel (microseconds)
+    half_outputs: float = 0.0  # output size of a product that reaches half of `tflops`: small ones underuse the device
 
     def __post_init__(self) -> None:
         for name in ("memory_gib", "tflops", "gb_per_s"):
@@ -36,21 +34,21 @@ class DeviceKind:
 
 @dataclass(frozen=True)
 class Device:
-    """What runs one operator at a time."""
+    """A device; it runs one operator at a time."""
 
     name: str
     kind: DeviceKind
-    node: int = 0  # the number of the machine that it belongs to
+    node: int = 0  # number of its machine
 
 
 @dataclass(frozen=True)
 class Link:
-    """A connection between devices and switches: a line between two of them, or a bus."""
+    """A point-to-point connection between devices and switches, or a shared bus."""
 
-    ends: tuple[str, ...]  # the names of what it connects; two, or more where it is shared
-    latency_us: float  # from the start of a transfer until its first byte arrives, in microseconds
-    gb_per_s: float  # bytes per second, in 10^9
-    shared: bool = False  # whether all ends and directions share the bandwidth; else each direction has so much
+    ends: tuple[str, ...]  # names of the devices and switches it connects; two, or more if shared
+    latency_us: float  # time from the start of a transfer until its first byte arrives (microseconds)
+    gb_per_s: float  # bandwidth (10^9 bytes per second)
+    shared: bool = False  # whether all ends and directions share the bandwidth; otherwise it is per direction
 
     def __post_init__(self) -> None:
         if len(set(self.ends)) < max(2, len(self.ends)):
@@ -63,7 +61,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Channel:
-    """One direction of a link, or all of it where it is shared: what one transfer occupies at a time."""
+    """One direction of a link, or the whole link if it is shared; it carries one transfer at a time."""
 
     name: str  # such as `gpu0 > gpu1`
     latency_ns: int
@@ -72,24 +70,24 @@ class Channel:
 
 @dataclass(frozen=True)
 class DeviceTopology:
-    """Devices and links. Device numbers, as partitions use them, are positions in `devices`.
+    """Devices and links. Device numbers, as used in partitions, are positions in `devices`.
 
-    A transfer takes the sum of the latencies on its route and the time of its bytes on the slowest channel of it,
-    and occupies all channels of the route together. Switches forward; devices do not.
+    A transfer takes the sum of the latencies on its route plus the time of its bytes on the slowest channel, and
+    occupies all channels of the route at once. Switches forward transfers; devices do not.
 
     Attributes:
-        name: for messages.
-        devices: by number.
-        links: between devices and switches.
-        switches: names of what is in between, such as a PCIe switch or a network.
-        overlap: whether devices compute while they send and receive; a process on a CPU that copies every byte itself
-            does not.
-        passing: whether what can start passes what waits for another place: messages may leave out of turn. Else every
+        name: used in messages.
+        devices: the devices, by number.
+        links: connections between devices and switches.
+        switches: names of intermediate nodes, such as a PCIe switch or a network.
+        overlap: whether devices compute while they send and receive; False for CPU processes, which copy every byte
+            themselves.
+        passing: whether messages and operators that can start overtake earlier ones that are blocked. If False, every
             channel and every device keeps the order in which messages and operators became ready.
-        sum_us: what each sum over devices takes beside its messages, in microseconds: to begin it and to add up.
+        sum_us: overhead (microseconds) of each sum over devices in addition to its messages: starting it and adding up.
 
     Raises:
-        TopologyError: there is no device, a name stands twice, a link ends nowhere, or no route joins two devices.
+        TopologyError: no devices, a duplicate name, a link to an unknown name, or two devices without a route.
 
     Example:
         >>> kind = DeviceKind("gpu", memory_gib=16, tflops=10, gb_per_s=700)
@@ -139,7 +137,7 @@ class DeviceTopology:
 
     @cached_property
     def channels(self) -> tuple[Channel, ...]:
-        """Two for each link, or one where it is shared, in the order of the links."""
+        """Two channels for each link, or one if it is shared, in the order of the links."""
         return tuple(
             Channel(name, round(link.latency_us * NS_PER_US), 1 / link.gb_per_s)
             for link in self.links
@@ -150,11 +148,11 @@ class DeviceTopology:
         return int(self.devices[device].kind.memory_gib * GIB)
 
     def route(self, a: int, b: int) -> tuple[int, ...]:
-        """The numbers of the channels over which device `a` sends to device `b`; none to itself."""
+        """Return the channel numbers on the route from device `a` to device `b`; empty if they are the same."""
         return () if a == b else self._routes[a, b]
 
     def transfer_ns(self, num_bytes: int, a: int, b: int) -> int:
-        """How long a transfer takes that has its route for itself; 0 from a device to itself."""
+        """Return the duration of a transfer without contention; 0 from a device to itself."""
         route = [self.channels[number] for number in self.route(a, b)]
         if not route:
             return 0
@@ -163,14 +161,14 @@ class DeviceTopology:
 
     @property
     def nodes(self) -> tuple[tuple[int, ...], ...]:
-        """By machine: the numbers of its devices."""
+        """Device numbers by machine."""
         members: dict[int, list[int]] = {}
         for number, device in enumerate(self.devices):
             members.setdefault(device.node, []).append(number)
         return tuple(tuple(members[node]) for node in sorted(members))
 
     def groups(self, count: int) -> tuple[tuple[int, ...], ...]:
-        """The devices in groups of equal size and kind: one for each of so many learners."""
+        """Divide the devices into `count` groups of equal size and kind, one for each learner."""
         size, rest = divmod(self.num_devices, max(count, 1))
         if count < 1 or rest:
             raise TopologyError(
@@ -184,7 +182,7 @@ class DeviceTopology:
         return groups
 
     def restricted(self, devices: Sequence[int]) -> "DeviceTopology":
-        """What is left where only some devices may be used; links keep what joins them."""
+        """Return the topology restricted to some devices, with the links between them and the switches."""
         kept = tuple(self.devices[number] for number in devices)
         places = {device.name for device in kept} | set(self.switches)
         ends = [tuple(end for end in link.ends if end in places) for link in self.links]
@@ -193,7 +191,7 @@ class DeviceTopology:
 
     @cached_property
     def _routes(self) -> Mapping[tuple[int, int], tuple[int, ...]]:
-        """By pair of devices: the channels between them."""
+        """Channel numbers of the route, by pair of devices."""
         ways: dict[str, list[tuple[str, int]]] = {}
         number = 0
         for link in self.links:
@@ -209,7 +207,7 @@ class DeviceTopology:
         }
 
     def _from(self, start: str, ways: Mapping[str, list[tuple[str, int]]]) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Dijkstra's algorithm: what can be reached, and how soonest."""
+        """Yield each reachable device or switch with its fastest route (Dijkstra's algorithm)."""
         inner, done = set(self.switches), set[str]()
         ahead: list[tuple[float, tuple[int, ...], str]] = [(0.0, (), start)]
         while ahead:

@@ -1,4 +1,4 @@
-"""What is split and placed: the operators of a model's forward pass, as plain data."""
+"""The operator graph of a model's forward pass, as plain data."""
 
 import hashlib
 import json
@@ -16,11 +16,11 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class TensorShape:
-    """A tensor without its values."""
+    """Shape, element size and differentiability of a tensor."""
 
     shape: tuple[int, ...]
-    itemsize: int = 4  # bytes of an element
-    differentiable: bool = True  # whether a gradient flows back through it: not for token numbers and the like
+    itemsize: int = 4  # bytes per element
+    differentiable: bool = True  # whether a gradient flows through it; False for token indices and the like
 
     @property
     def num_bytes(self) -> int:
@@ -29,30 +29,27 @@ class TensorShape:
 
 @dataclass(frozen=True)
 class PlanOperator:
-    """A forward operator; its backward operators and the update of its weights belong to it."""
+    """A forward operator, together with its backward pass and the update of its weights."""
 
-    name: str  # a name that no other operator has, such as `features.0`
-    kind: str  # which rule it follows, such as `conv2d`
-    inputs: tuple[int, ...]  # the tensors that it reads, by number: of the batch or made by earlier operators
-    # the tensors that it makes. A split is one of the first; the rule says what it makes of the others
-    outputs: tuple[int, ...]
+    name: str  # unique, such as `features.0`
+    kind: str  # selects its rule, such as `conv2d`
+    inputs: tuple[int, ...]  # numbers of the tensors it reads: from the batch or from earlier operators
+    outputs: tuple[int, ...]  # numbers of the tensors it produces; splits refer to the first, rules derive the others
     weights: tuple[str, ...] = ()
-    # what else its rule has to know, such as strides: numbers, strings, and lists of them
-    attributes: Mapping[str, Any] = field(default_factory=dict)
-    flops: float = 0.0  # of the forward pass, of the whole operator
-    # operators of one layer share their weights, as the steps of an unrolled LSTM do; most often its name
-    layer: str = ""
+    attributes: Mapping[str, Any] = field(default_factory=dict)  # parameters such as strides: numbers, strings, lists
+    flops: float = 0.0  # of the forward pass of the whole operator
+    layer: str = ""  # name of the first operator with the same weights, such as the first step of an unrolled LSTM
 
 
 @dataclass(frozen=True)
 class OperatorGraph:
-    """A model's step up to its loss, at the granularity at which it is split."""
+    """The forward pass of a training step up to the loss, at the granularity of splits."""
 
-    operators: tuple[PlanOperator, ...]  # in an order in which they can run
+    operators: tuple[PlanOperator, ...]  # in topological order
     tensors: Mapping[int, TensorShape]  # by number
-    batch: tuple[int, ...]  # the numbers of the tensors that come with every batch
+    batch: tuple[int, ...]  # numbers of the batch's tensors
     weights: Mapping[str, TensorShape]
-    loss: int  # the number of the loss, a scalar that the last operator makes
+    loss: int  # number of the loss, a scalar produced by the last operator
 
     def __post_init__(self) -> None:
         made, names = set(self.batch), set[str]()
@@ -67,7 +64,7 @@ class OperatorGraph:
 
     @cached_property
     def makers(self) -> dict[int, tuple[int, int]]:
-        """By tensor that an operator makes: the operator's position, and the tensor's among its outputs."""
+        """Position of the producing operator and index among its outputs, by tensor."""
         return {
             tensor: (index, place)
             for index, operator in enumerate(self.operators)
@@ -75,20 +72,20 @@ class OperatorGraph:
         }
 
     def sources(self, operator: PlanOperator) -> list[int]:
-        """The positions of the operators that make what one reads, in the order of its inputs."""
+        """Return the positions of the operators that produce its inputs, in the order of its inputs."""
         return [self.makers[tensor][0] for tensor in operator.inputs if tensor in self.makers]
 
     def output_shape(self, operator: PlanOperator) -> tuple[int, ...]:
-        """The sizes of what an operator's split is a split of."""
+        """Return the shape of the operator's first output, which splits refer to."""
         return self.tensors[operator.outputs[0]].shape
 
     @cached_property
     def hash(self) -> str:
-        """A fingerprint: partitions are of one graph."""
+        """Fingerprint that ties a partition to its graph."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
-        """The graph as JSON, with a version."""
+        """Serialise the graph as JSON, with a format version."""
         data = {
             "operators": [{**asdict(operator), "attributes": dict(operator.attributes)} for operator in self.operators],
             "tensors": {str(number): asdict(tensor) for number, tensor in self.tensors.items()},

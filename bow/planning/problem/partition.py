@@ -1,4 +1,4 @@
-"""What a planner decides: how every operator of a graph is split into tiles, and which devices compute them."""
+"""Partitions: how every operator of a graph is split into tiles, and which devices compute them."""
 
 import json
 import math
@@ -15,11 +15,10 @@ from bow.planning.rules.rule import Rules
 
 @dataclass(frozen=True)
 class Split:
-    """Into which tiles an operator is cut, and where they are computed."""
+    """The tiles of one operator and the devices that compute them."""
 
-    degrees: tuple[int, ...]  # by dimension of the operator's first output: into how many parts
-    # by tile, the last dimension's side by side: the number of its device; several may have the same
-    devices: tuple[int, ...]
+    degrees: tuple[int, ...]  # number of parts of each dimension of the operator's first output
+    devices: tuple[int, ...]  # device number of each tile, in row-major order; tiles may share a device
 
     @property
     def num_tiles(self) -> int:
@@ -27,7 +26,7 @@ class Split:
 
 
 def tiles_of(graph: OperatorGraph, operator: PlanOperator, split: Split) -> Iterator[Box]:
-    """The boxes of an operator's first output, in the order of `split.devices`."""
+    """Yield the boxes of an operator's first output, in the order of `split.devices`."""
     return tiles(graph.output_shape(operator), split.degrees)
 
 
@@ -36,12 +35,12 @@ def whole_on(graph: OperatorGraph, operator: PlanOperator, device: int) -> Split
 
 
 def everything_on(graph: OperatorGraph, device: int = 0) -> tuple[Split, ...]:
-    """Every operator whole, on one device."""
+    """Return the splits that leave every operator whole on one device."""
     return tuple(whole_on(graph, operator, device) for operator in graph.operators)
 
 
 def illegal(graph: OperatorGraph, operator: PlanOperator, split: Split, num_devices: int, rules: Rules) -> str | None:
-    """Why an operator cannot be split so; None where it can."""
+    """Return why a split is invalid for an operator; None if it is valid."""
     dimensions = rules.dimensions(operator, graph)
     name = f"operator {operator.name!r}"
     if len(split.degrees) != len(dimensions):
@@ -75,16 +74,16 @@ FORMAT = JsonFormat(
 
 @dataclass(frozen=True)
 class Partition:
-    """A split of every operator, and how many learners repeat it.
+    """A split of every operator, and the number of learners.
 
-    With k learners the devices are k groups of equal size, side by side by number. The splits are of the first group;
-    every other group repeats them on its own devices for a learner of its own, with a batch of its own, and the
-    learners are averaged once a step.
+    With k learners, the devices form k groups of equal size with consecutive numbers. The splits refer to the first
+    group; every other group repeats them on its own devices, with its own learner and batch. The learners are averaged
+    once per step.
 
     Attributes:
-        graph_hash: `OperatorGraph.hash` of the graph that it is for.
-        splits: by operator.
-        learners: how many groups there are.
+        graph_hash: `OperatorGraph.hash` of its graph.
+        splits: one for each operator.
+        learners: the number of device groups.
 
     Example:
         >>> partition = Partition("0123456789abcdef", (Split((2, 1), (0, 1)), Split((), (0,))), learners=2)
@@ -100,7 +99,7 @@ class Partition:
     learners: int = 1
 
     def check(self, graph: OperatorGraph, num_devices: int, rules: Rules) -> None:
-        """Refuse a partition that cannot be carried out."""
+        """Raise `ScheduleError` if the partition is invalid for a graph and a number of devices."""
         if self.graph_hash != graph.hash:
             raise ScheduleError(
                 f"the partition is for graph {self.graph_hash}, this model's is {graph.hash}; "
@@ -147,30 +146,29 @@ def _whole(numbers: Any) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-SUM_ITEMSIZE = 4  # bytes of an element of what tiles sum in the middle of an operator
+SUM_ITEMSIZE = 4  # bytes per element of sums over tiles within an operator
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """An operator's tiles, wherever they are computed."""
+    """The tiles of an operator, independent of their devices."""
 
     degrees: tuple[int, ...]
-    boxes: tuple[Box, ...]  # by tile: what it makes of the first output
-    outputs: tuple[tuple[Box, ...], ...]  # by output, by tile: what the tile makes of it
-    inputs: tuple[tuple[Box | None, ...], ...]  # by input, by tile: what the tile reads of it; None: nothing
-    weights: tuple[tuple[Box, ...], ...]  # by tile, by weight: what the tile reads of it
-    # by tile: the number of the sum that it adds to in the middle of the operator; () where nothing is summed
-    sums: tuple[int, ...]
-    sum_bytes: tuple[int, ...]  # by sum: how much is summed
-    output_bytes: tuple[int, ...]  # by tile: what all that it makes takes; nothing where the operator is a view
-    gradient_bytes: tuple[int, ...]  # by tile: what the gradients of that take
+    boxes: tuple[Box, ...]  # [tile]: box of the first output
+    outputs: tuple[tuple[Box, ...], ...]  # [output][tile]: box that the tile computes
+    inputs: tuple[tuple[Box | None, ...], ...]  # [input][tile]: box that the tile reads; None: nothing
+    weights: tuple[tuple[Box, ...], ...]  # [tile][weight]: box that the tile reads
+    sums: tuple[int, ...]  # [tile]: number of the sum it contributes to within the operator; () without sums
+    sum_bytes: tuple[int, ...]  # [sum]: bytes summed
+    output_bytes: tuple[int, ...]  # [tile]: bytes of its outputs; 0 if the operator is a view
+    gradient_bytes: tuple[int, ...]  # [tile]: bytes of the gradients of its outputs
 
     @property
     def num_tiles(self) -> int:
         return len(self.boxes)
 
     def sums_over(self, devices: Sequence[int]) -> Iterator[tuple[int, int, list[int], tuple[int, ...]]]:
-        """Sums over several devices, by tile: number, bytes, tiles and devices of each."""
+        """Yield number, bytes, tiles and devices of each sum that spans several of the tiles' devices."""
         for number, num_bytes in enumerate(self.sum_bytes):
             tiles = [tile for tile, of in enumerate(self.sums) if of == number]
             members = tuple(sorted({devices[tile] for tile in tiles}))
@@ -179,16 +177,16 @@ class Tiling:
 
 
 class Tilings:
-    """Tilings of a graph's operators, each worked out once: operators that are alike share them."""
+    """Cached tilings of a graph's operators."""
 
-    # Alike are operators of equal kind, attributes, sizes and work, such as the steps of an unrolled layer.
+    # Operators of equal kind, attributes, sizes and work, such as the steps of an unrolled layer, share theirs.
 
     def __init__(self, graph: OperatorGraph, rules: Rules) -> None:
         self._graph, self._rules = graph, rules
         numbers: dict[str, int] = {}
         signatures = [_signature(graph, operator) for operator in graph.operators]
+        # [operator]: a number shared by identical operators
         self.alike = tuple(numbers.setdefault(signature, len(numbers)) for signature in signatures)
-        """By operator: a number that it has in common with those that are alike."""
         self._found: dict[tuple[int, tuple[int, ...]], Tiling] = {}
 
     def of(self, operator: int, degrees: tuple[int, ...]) -> Tiling:
@@ -226,7 +224,7 @@ def _tiling(graph: OperatorGraph, operator: PlanOperator, degrees: tuple[int, ..
 
 
 def _signature(graph: OperatorGraph, operator: PlanOperator) -> str:
-    """All that rules and costs look at."""
+    """Return a key of everything that rules and costs depend on."""
     tensors = [graph.tensors[number] for number in (*operator.inputs, *operator.outputs)]
     weights = [graph.weights[name] for name in operator.weights]
     described = [(tensor.shape, tensor.itemsize, tensor.differentiable) for tensor in (*tensors, *weights)]

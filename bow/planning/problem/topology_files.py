@@ -1,4 +1,4 @@
-"""Topologies of devices as YAML or JSON, and those that are shipped."""
+"""Read and write device topologies as YAML or JSON; the topologies shipped with bow."""
 
 import dataclasses
 import importlib.resources
@@ -14,7 +14,7 @@ from bow.files import save_text
 from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
 from bow.values import given_path
 
-NETWORK = "network"  # the switch that joins the nodes
+NETWORK = "network"  # the switch that connects the nodes
 _Described = TypeVar("_Described", DeviceKind, Link)
 _KEYS = {"name", "kinds", "devices", "switches", "links", "nodes", "network", "overlap", "sum_us", "passing"}
 
@@ -25,7 +25,7 @@ def shipped_topologies() -> tuple[str, ...]:
 
 
 def load_topology(source: str | Path, nodes: int | None = None) -> DeviceTopology:
-    """Read a topology from a file, or a shipped one by its name."""
+    """Read a topology from a file, or a shipped one by name."""
     shipped = isinstance(source, str) and source in shipped_topologies()
     try:
         if shipped:
@@ -62,7 +62,7 @@ def topology_from_dict(data: object) -> DeviceTopology:
 
 
 def topology_to_dict(topology: DeviceTopology) -> dict[str, Any]:
-    """What `topology_from_dict` reads, with every device and link written out."""
+    """Return the input of `topology_from_dict`, with every device and link written out."""
     kinds = {device.kind.name: device.kind for device in topology.devices}
     return {
         "name": topology.name,
@@ -147,7 +147,7 @@ def _to_network(fields: dict[str, Any], prefixes: Iterable[str]) -> Iterator[Lin
 
 
 def _made(of: type[_Described], what: str, described: object, **given: Any) -> _Described:
-    """A kind or a link of what a file says, and what is known without it."""
+    """Build a device kind or a link from a file's fields and from given ones."""
     fields = _mapping(what, described, "names to values")
     own = [field for field in dataclasses.fields(of) if field.name not in given]
     needed = {field.name for field in own if field.default is dataclasses.MISSING}
