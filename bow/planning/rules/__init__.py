@@ -1,11 +1,11 @@
-"""The rules of the operators that bow knows how to split."""
+"""Rules of the operators that bow can split."""
 
 from bow.planning.rules import layers, views
 from bow.planning.rules.rule import Rule, Rules
 
 
 def shipped_rules() -> list[Rule]:
-    """One rule for each kind of operator that bow can split by itself."""
+    """Return one rule for each kind of operator that bow can split."""
     return [
         *(layers.ConvolutionRule(f"conv{n}d") for n in (1, 2, 3)),
         *(layers.PoolingRule(f"{what}_pool{n}d") for what in ("max", "avg") for n in (1, 2, 3)),
@@ -36,7 +36,7 @@ def shipped_rules() -> list[Rule]:
     ]
 
 
-RULES = Rules()  # the rules that capture, planner and runtime go by; `bow.planning.tiles.register_rule` adds to them
+RULES = Rules()  # default rules of capture, planner and runtime; extended by `bow.planning.tiles.register_rule`
 
 for _rule in shipped_rules():
     RULES.register(_rule)

@@ -1,4 +1,4 @@
-"""Rules of layers: convolution, pooling, norms, products, attention, embedding, LSTM cells, softmax, losses."""
+"""Rules of layers: convolution, pooling, norms, matrix products, attention, embedding, LSTM cells, softmax, losses."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ SPATIAL = {1: ("length",), 2: ("height", "width"), 3: ("depth", "height", "width
 
 
 class ImageRule(MappedRule):
-    """Of operators whose output has the dimensions of images."""
+    """Base of operators with image-like output: sample, channel, spatial dimensions."""
 
     def names(self, rank: int) -> Sequence[str]:
         return ["sample", "channel", *SPATIAL.get(rank - 2, [f"dimension {number}" for number in range(2, rank)])]
@@ -31,7 +31,7 @@ class ImageRule(MappedRule):
 class ConvolutionRule(ImageRule):
     """Convolution over one to three dimensions: split by sample (S), position with halos (A) and output channel (P)."""
 
-    # `stride`, `padding`, `dilation` by position, `groups`.
+    # Attributes: `stride`, `padding` and `dilation` by spatial dimension, `groups`.
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         kernel, groups = shapes.operands[1][2:], attributes["groups"]
@@ -50,7 +50,7 @@ def windows(
 
 
 class PoolingRule(ImageRule):
-    """Maximum or average over windows: split by sample (S), channel and position with halos (A)."""
+    """Max or average pooling: split by sample (S), channel and position with halos (A)."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         given = (attributes[name] for name in ("kernel", "stride", "padding", "dilation"))
@@ -58,7 +58,7 @@ class PoolingRule(ImageRule):
 
 
 class AdaptivePoolingRule(ImageRule):
-    """Maximum or average over windows that are as large as the output's size wants them."""
+    """Adaptive max or average pooling, whose windows follow from the output size: split like `PoolingRule`."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         positions = (Adaptive(dim, shapes.output[dim]) for dim in range(2, len(shapes.output)))
@@ -66,14 +66,14 @@ class AdaptivePoolingRule(ImageRule):
 
 
 class PadRule(MappedRule):
-    """A tensor in a larger one, the rest of which is `value`: split by everything."""
+    """Constant padding with `value`: split by all dimensions."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         return [[SlidingWindow(dim, kernel=1, padding=before) for dim, before in enumerate(attributes["before"])]]
 
 
 class FrozenBatchNormRule(ImageRule):
-    """Batch norm with given statistics: split by sample (S), position (A) and channel (P)."""
+    """Batch norm with fixed statistics: split by sample (S), position (A) and channel (P)."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         samples: list[Side] = [Along(dim) for dim in range(len(shapes.output))]
@@ -81,9 +81,9 @@ class FrozenBatchNormRule(ImageRule):
 
 
 class BatchNormRule(FrozenBatchNormRule):
-    """Batch norm with the batch's own statistics, which all tiles of a channel sum: exact under every split."""
+    """Batch norm with batch statistics, summed over all tiles of a channel: exact under every split."""
 
-    # Chan, Golub, LeVeque: Algorithms for computing the sample variance, 1983: how moments of tiles are summed.
+    # Moments of tiles are combined as in Chan, Golub, LeVeque: Algorithms for computing the sample variance, 1983.
 
     def sums(self, operator: PlanOperator) -> tuple[str, ...]:
         return "mean", "variance"
@@ -93,7 +93,7 @@ class BatchNormRule(FrozenBatchNormRule):
 
 
 class LayerNormRule(MappedRule):
-    """Layer norm: split by all dimensions but the last ones, which are normalised."""
+    """Layer norm: split by all dimensions except the normalised ones, which are the last."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         free = len(shapes.output) - attributes["num_dims"]
@@ -105,7 +105,7 @@ class LayerNormRule(MappedRule):
 
 
 class LinearRule(MappedRule):
-    """`y = x W^T + b`: split by sample (S), by positions between (A), and by output channel (P)."""
+    """`y = x W^T + b`: split by sample (S), intermediate dimensions (A) and output channel (P)."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         last = len(shapes.output) - 1
@@ -117,7 +117,7 @@ class LinearRule(MappedRule):
 
 
 class MatmulRule(MappedRule):
-    """Products of matrices or of stacks of matrices: split by stack, row and column."""
+    """Matrix products, also batched: split by batch dimension, row and column."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         left, right = shapes.operands
@@ -132,17 +132,17 @@ class MatmulRule(MappedRule):
 
 
 def stacked(matrices: Shape, output: Shape) -> list[Side]:
-    """The sides of all but the last two dimensions of stacked matrices."""
+    """Return the sides of the batch dimensions (all but the last two) of batched matrices."""
     return broadcast(matrices[:-2], output[:-2])
 
 
 def channel_last_names(rank: int) -> Sequence[str]:
-    """What the dimensions of samples with the channel at the end are called."""
+    """Return dimension names for tensors whose last dimension is the channel."""
     return [*(f"dimension {number}" for number in range(rank - 1)), "channel"]
 
 
 class AttentionRule(MappedRule):
-    """`softmax(q k^T scale + mask) v`: split by sample (S), by head, query and channel of the values (A)."""
+    """`softmax(q k^T scale + mask) v`: split by sample (S), head, query and channel of the values (A)."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         queries, keys, values, *masks = shapes.operands
@@ -160,7 +160,7 @@ class AttentionRule(MappedRule):
 
 
 class EmbeddingRule(MappedRule):
-    """Rows of a table: split by sample (S), position (A) and channel (P)."""
+    """Embedding lookup: split by sample (S), position (A) and channel (P)."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         last = len(shapes.output) - 1
@@ -171,9 +171,9 @@ class EmbeddingRule(MappedRule):
 
 
 class LSTMCellRule(MappedRule):
-    """One step of an LSTM: split by sample (S) and by unit (P)."""
+    """One step of an LSTM: split by sample (S) and unit (P)."""
 
-    # Weights `[4, unit, in]` and `[4, unit, unit]`, biases `[4, unit]`: the gates' rows of a unit so lie in one box.
+    # Weights `[4, unit, in]` and `[4, unit, unit]`, biases `[4, unit]`: the four gates of a unit are in one box.
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         read: list[Side] = [Along(0), Whole()]
@@ -189,7 +189,7 @@ class LSTMCellRule(MappedRule):
 
 
 class SoftmaxRule(MappedRule):
-    """Softmax or its logarithm: split by all dimensions but that which is summed, the attribute `dim`."""
+    """Softmax or log-softmax: split by all dimensions except the normalised one, the attribute `dim`."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         dims = range(len(shapes.output))
@@ -200,7 +200,7 @@ class SoftmaxRule(MappedRule):
 
 
 class CrossEntropyRule(MappedRule):
-    """Cross entropy of each sample and position, or what else takes scores of classes and the right class."""
+    """Unreduced cross entropy or negative log likelihood: split by sample (S) and position (A)."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         positions = [Along(dim) for dim in range(1, len(shapes.output))]
@@ -208,7 +208,7 @@ class CrossEntropyRule(MappedRule):
 
 
 class CountedMeanRule(MappedRule):
-    """The mean of the losses whose class is not the ignored one: one tile."""
+    """Mean of the losses whose class is not the ignored one: not split."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         return [[Whole() for _ in shape] for shape in shapes.operands]

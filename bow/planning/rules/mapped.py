@@ -1,4 +1,4 @@
-"""Rules that map each dimension of each operand to a dimension of the output; most operators have such a rule."""
+"""Rules that map each dimension of each operand to a dimension of the output, as for most operators."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
@@ -11,18 +11,18 @@ from bow.planning.rules.rule import Dimension, Kind, Rule
 
 
 class Side(ABC):
-    """What of one dimension of an operand a tile needs."""
+    """The interval of one operand dimension that a tile needs."""
 
-    dim: int | None  # the output's dimension that it depends on; None: on none
+    dim: int | None  # the output dimension it depends on; None: on none
 
     @abstractmethod
     def interval(self, box: Box, size: int) -> Interval | None:
-        """Of a dimension of this size, for a tile that makes `box`; None: nothing."""
+        """Return the interval of a dimension of this size for the tile with output `box`; None: nothing."""
 
 
 @dataclass(frozen=True)
 class Whole(Side):
-    """All of it, as of what is summed over."""
+    """The whole dimension, such as one that is summed over."""
 
     dim: None = field(default=None, init=False)
 
@@ -32,7 +32,7 @@ class Whole(Side):
 
 @dataclass(frozen=True)
 class Along(Side):
-    """The same interval as of the output."""
+    """The same interval as in the output."""
 
     dim: int
 
@@ -42,7 +42,7 @@ class Along(Side):
 
 @dataclass(frozen=True)
 class Strided(Side):
-    """Every so many elements from a start on, as of a slice."""
+    """Every `step`-th element from `start`, as for a slice."""
 
     dim: int
     start: int
@@ -55,7 +55,7 @@ class Strided(Side):
 
 @dataclass(frozen=True)
 class Fixed(Side):
-    """One element, whatever the tile."""
+    """One element, the same for every tile."""
 
     index: int
     dim: None = field(default=None, init=False)
@@ -66,7 +66,7 @@ class Fixed(Side):
 
 @dataclass(frozen=True)
 class Shifted(Side):
-    """Where an operand lies in the output from an offset on, as of concatenation and padding: nothing outside of it."""
+    """An operand placed at an offset in the output, as for concatenation; None for tiles that do not overlap it."""
 
     dim: int
     offset: int
@@ -78,7 +78,7 @@ class Shifted(Side):
 
 @dataclass(frozen=True)
 class SlidingWindow(Side):
-    """The windows of a convolution or of pooling, halo included, as far as they lie in the operand."""
+    """The windows of a convolution or pooling, halo included, clipped to the operand."""
 
     dim: int
     kernel: int
@@ -87,21 +87,21 @@ class SlidingWindow(Side):
     dilation: int = 1
 
     def reach(self, box: Box) -> Interval:
-        """From where to where the windows reach, beyond the operand's ends too."""
+        """Return the extent of the windows, not clipped to the operand."""
         first, end = box[self.dim]
         start = first * self.stride - self.padding
         return start, (end - 1) * self.stride - self.padding + self.dilation * (self.kernel - 1) + 1
 
     def interval(self, box: Box, size: int) -> Interval | None:
         start, end = self.reach(box)
-        # Windows that lie in the padding alone get one element: an operand that is not there has no gradient.
+        # Windows entirely in the padding get one element: an operand that is None would get no gradient.
         start = min(max(start, 0), size - 1)
         return start, max(start + 1, min(end, size))
 
 
 @dataclass(frozen=True)
 class Adaptive(Side):
-    """The windows of pooling to a given size: output i is made of `floor(i n / m)` to `ceil((i + 1) n / m)`."""
+    """The windows of adaptive pooling: output i covers `floor(i n / m)` to `ceil((i + 1) n / m)`."""
 
     dim: int
     output: int
@@ -113,7 +113,7 @@ class Adaptive(Side):
 
 @dataclass(frozen=True)
 class Grouped(Side):
-    """The input channels of the groups that some output channels belong to, of a grouped convolution."""
+    """The input channels of the groups that contain a tile's output channels, in a grouped convolution."""
 
     dim: int
     groups: int
@@ -130,15 +130,15 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Shapes:
-    """An operator's tensors."""
+    """The shapes of an operator's tensors."""
 
-    operands: tuple[Shape, ...]  # what it reads, in the order of its arguments
+    operands: tuple[Shape, ...]  # in the order of its arguments
     output: Shape
 
 
 def places(operator: PlanOperator) -> list[tuple[str, int]]:
-    """By operand: whether it is an `input` or a `weight`, and its number among them."""
-    # All inputs come before all weights where the attribute `operands` does not say otherwise.
+    """Return for each operand its kind (`input` or `weight`) and its index among those."""
+    # Unless the attribute `operands` gives the order, all inputs come before all weights.
     default = ["input"] * len(operator.inputs) + ["weight"] * len(operator.weights)
     counts = {"input": 0, "weight": 0}
     found = []
@@ -157,17 +157,17 @@ def shapes_of(operator: PlanOperator, graph: OperatorGraph) -> Shapes:
 
 
 class MappedRule(Rule):
-    """A rule that follows from the sides of its operands."""
+    """A rule derived from the sides of its operands."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
     @abstractmethod
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
-        """By operand and its dimension: what a tile needs of it."""
+        """Return the side of each dimension of each operand."""
 
     def unsplit(self, attributes: Any, shapes: Shapes) -> Collection[int]:
-        """The output's dimensions that must not be split."""
+        """Return the output dimensions that must not be split."""
         return ()
 
     def names(self, rank: int) -> Sequence[str]:
@@ -223,6 +223,6 @@ def _box(sides: Sequence[Side], box: Box, shape: Shape) -> Box | None:
 
 
 def broadcast(shape: Shape, output: Shape) -> list[Side]:
-    """The sides of an operand that is stretched to the output's shape, as PyTorch does it."""
+    """Return the sides of an operand that is broadcast to the output's shape, as in PyTorch."""
     missing = len(output) - len(shape)
     return [Whole() if size == 1 else Along(missing + dim) for dim, size in enumerate(shape)]

@@ -1,4 +1,4 @@
-"""Rules: which parts of its inputs and weights an operator needs for a part of its output."""
+"""Rules: the boxes of inputs and weights that an operator needs for a box of its output."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from bow.errors import GraphError
 from bow.planning.problem.box import Box, volume, whole
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 
-Kind: TypeAlias = Literal["S", "A", "P"]  # sample, attribute, or parameter: splitting the last splits weights
+Kind: TypeAlias = Literal["S", "A", "P"]  # sample, attribute or parameter (splits weights)
 
 
 @dataclass(frozen=True)
@@ -17,49 +17,49 @@ class Dimension:
 
     name: str  # such as `height`
     size: int
-    kind: Kind | None  # sample, attribute or parameter; None where it cannot be split
+    kind: Kind | None  # None: cannot be split
 
 
 class Rule(ABC):
-    """What is true of all operators of a kind, whatever their sizes."""
+    """How all operators of a kind can be split."""
 
     kind: str
 
-    is_view: bool = False  # whether the operator computes nothing: it looks at what is there in another way
+    is_view: bool = False  # whether the output is a view of the input, without computation
 
     @abstractmethod
     def dimensions(self, operator: PlanOperator, graph: OperatorGraph) -> tuple[Dimension, ...]:
-        """The dimensions of the first output."""
+        """Return the dimensions of the first output."""
 
     @abstractmethod
     def input_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box | None, ...]:
-        """By input: what of it a tile reads, halo included; None: nothing."""
+        """Return the box of each input that a tile reads, halo included; None: nothing."""
 
     def weight_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box, ...]:
-        """By weight: what of it a tile reads; tiles that read the same box are replicas that sum their gradients."""
+        """Return the box of each weight that a tile reads; tiles with equal boxes are replicas that sum gradients."""
         return tuple(whole(graph.weights[name].shape) for name in operator.weights)
 
     def output_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box, ...]:
-        """By output: what of it a tile makes; the first is `box` itself."""
+        """Return the box of each output that a tile computes; the first is `box` itself."""
         if len(operator.outputs) > 1:
             raise GraphError(f"the rule of {operator.kind!r} does not say what a tile makes of its other outputs")
         return (box,)
 
     def flops(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> float:
-        """Floating-point operations of a tile's forward pass: its part of the operator's."""
+        """Return the floating-point operations of a tile's forward pass: its share of the operator's."""
         return operator.flops * volume(box) / max(1, volume(whole(graph.output_shape(operator))))
 
     def sums(self, operator: PlanOperator) -> tuple[str, ...]:
-        """What all tiles have to sum in the middle of the operator, such as batch statistics; most have nothing."""
+        """Return the names of the quantities summed over tiles within the operator, such as batch statistics."""
         return ()
 
     def sum_box(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> Box:
-        """Which part of the sums a tile adds to: tiles with the same part sum with each other, such as of a channel."""
+        """Return the part of the sums, such as channels, that a tile adds to; tiles with the same part are summed."""
         return ()
 
 
 class WholeRule(Rule):
-    """Of operators without a rule: they stay whole."""
+    """Default for operators without a rule: no dimension can be split."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -75,7 +75,7 @@ class WholeRule(Rule):
 
 
 class Rules:
-    """The rules that are known, by kind."""
+    """Registry of rules by kind of operator."""
 
     def __init__(self) -> None:
         self._rules: dict[str, Rule] = {}
@@ -90,5 +90,5 @@ class Rules:
         return self.of(operator).dimensions(operator, graph)
 
     def of(self, operator: PlanOperator) -> Rule:
-        """The rule that an operator follows: that of its kind, or that it stays whole."""
+        """Return the rule of an operator's kind; `WholeRule` if none is registered."""
         return self._rules.get(operator.kind) or WholeRule(operator.kind)

@@ -1,4 +1,4 @@
-"""Rules of pointwise operators and reductions, and of what only arranges elements: joining, views, reshaping."""
+"""Rules of pointwise operators, reductions, and operators that rearrange elements: joining, views, reshaping."""
 
 import itertools
 import math
@@ -13,14 +13,14 @@ from bow.planning.rules.rule import Dimension, Rule
 
 
 class PointwiseRule(MappedRule):
-    """Each element is made of those at the same place, operands being stretched to each other: split by everything."""
+    """Elementwise operators with broadcasting: split by all dimensions."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         return [broadcast(shape, shapes.output) for shape in shapes.operands]
 
 
 class ReductionRule(MappedRule):
-    """One number of all elements along the attribute `dims`: split by all other dimensions."""
+    """Reduction over the attribute `dims`: split by all other dimensions."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         sides: list[Side] = []
@@ -33,7 +33,7 @@ class ReductionRule(MappedRule):
 
 
 class ConcatRule(MappedRule):
-    """Tensors one after another along the attribute `dim`: split by everything."""
+    """Concatenation along the attribute `dim`: split by all dimensions."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         joined, rank = attributes["dim"], len(shapes.output)
@@ -42,7 +42,7 @@ class ConcatRule(MappedRule):
 
 
 class StackRule(MappedRule):
-    """Tensors side by side along a new dimension, the attribute `dim`: split by everything."""
+    """Stacking along a new dimension, the attribute `dim`: split by all dimensions."""
 
     def sides(self, attributes: Any, shapes: Shapes) -> Sequence[Sequence[Side]]:
         new = attributes["dim"]
@@ -56,7 +56,7 @@ class StackRule(MappedRule):
 
 
 class PermuteRule(MappedRule):
-    """Dimensions in another order: dimension d of the output is dimension `dims[d]` of the operand."""
+    """Permutation of dimensions: dimension d of the output is dimension `dims[d]` of the operand."""
 
     is_view = True
 
@@ -66,7 +66,7 @@ class PermuteRule(MappedRule):
 
 
 class ExpandRule(MappedRule):
-    """A tensor stretched to a larger shape."""
+    """Broadcast of a tensor to a larger shape."""
 
     is_view = True
 
@@ -75,7 +75,7 @@ class ExpandRule(MappedRule):
 
 
 class SliceRule(MappedRule):
-    """Every `step`-th element from `start` on, along `dim`."""
+    """Every `step`-th element from `start` along `dim`."""
 
     is_view = True
 
@@ -85,7 +85,7 @@ class SliceRule(MappedRule):
 
 
 class SelectRule(MappedRule):
-    """The element `index` along `dim`, which the output does not have."""
+    """The element `index` along `dim`, which is removed."""
 
     is_view = True
 
@@ -100,21 +100,21 @@ Sizes = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Segment:
-    """Neighbouring dimensions of the operand that become neighbouring dimensions of the output."""
+    """Adjacent dimensions of the operand that are reshaped to adjacent dimensions of the output."""
 
-    operand: Interval  # the first of the operand's dimensions, and the one after the last
-    output: Interval  # the same of the output
+    operand: Interval  # half-open range of the operand's dimensions
+    output: Interval  # half-open range of the output's dimensions
 
 
 def segments(operand: Sizes, output: Sizes) -> list[Segment]:
-    """The smallest groups of dimensions that are reshaped among themselves."""
+    """Return the smallest groups of dimensions that are reshaped independently."""
     found = []
     begin = [0, 0]
     while begin[0] < len(operand) or begin[1] < len(output):
         end = [min(begin[0] + 1, len(operand)), min(begin[1] + 1, len(output))]
         while (sizes := _sizes(operand, output, begin, end))[0] != sizes[1]:
             end[sizes[0] > sizes[1]] += 1
-        # Dimensions of size 1 at the end belong to the last group: nothing else would take them.
+        # Trailing dimensions of size 1 join the last group.
         for which, shape in enumerate((operand, output)):
             while end[which] < len(shape) and math.prod(shape[end[which] :]) == 1:
                 end[which] += 1
@@ -128,7 +128,7 @@ def _sizes(operand: Sizes, output: Sizes, begin: Sequence[int], end: Sequence[in
 
 
 def flat_bounds(sizes: Sizes, box: Box) -> Interval:
-    """From where to where a box reaches, counting elements row by row."""
+    """Return the range of row-major element indices that a box spans."""
     first = last = 0
     for size, (start, end) in zip(sizes, box, strict=True):
         first, last = first * size + start, last * size + end - 1
@@ -136,7 +136,7 @@ def flat_bounds(sizes: Sizes, box: Box) -> Interval:
 
 
 def box_of_flat(sizes: Sizes, flat: Interval) -> Box:
-    """The smallest box that holds an interval of elements, counted row by row."""
+    """Return the smallest box that contains a range of row-major element indices."""
     first, last = flat[0], flat[1] - 1
     sides: list[Interval] = []
     for dim in range(len(sizes)):
@@ -150,9 +150,9 @@ def box_of_flat(sizes: Sizes, flat: Interval) -> Box:
 
 
 class ReshapeRule(Rule):
-    """The same elements in another shape: split by everything."""
+    """Reshape: split by all dimensions."""
 
-    # More than a tile makes where a box of one shape is no box of the other.
+    # A tile reads more elements than it outputs if its box is not a box in the operand's shape.
 
     kind = "reshape"
     is_view = True
