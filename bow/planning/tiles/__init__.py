@@ -1,4 +1,4 @@
-"""Runs a partition: every operator in tiles, each on its device, over torch.distributed."""
+"""Executes a partition: the tiles of every operator on their devices, over torch.distributed."""
 
 from bow.planning.tiles.capture import CapturedOperators as CapturedOperators
 from bow.planning.tiles.capture import capture_operators as capture_operators

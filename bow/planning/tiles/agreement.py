@@ -1,4 +1,4 @@
-"""Compares a captured step with plain autograd on a batch: the loss, every gradient, every buffer."""
+"""Compare a captured step with plain autograd on a batch: the loss, every gradient, every buffer."""
 
 import contextlib
 import copy
@@ -22,17 +22,16 @@ from bow.planning.tiles.capture import CapturedOperators, refusal
 from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.runtime import TileRuntime
 
-COPIES = 3  # Both steps, one after the other, have so many times the bytes of all tensors that operators make, at most
+COPIES = 3  # peak memory of the comparison, in multiples of the bytes of all operator outputs
+# Gradients that are pure rounding error, such as that of a bias before batch norm, have no meaningful relative error.
+# So a gradient may differ by `NOISE` times its change when every weight is perturbed by up to `ROUNDING` ulps.
 ROUNDING, NOISE = 8, 16
-"""A gradient may be rounding alone, as that of a bias in front of batch norm: it may be off by so many times (`NOISE`)
-what it moves by where every weight moves by so many units in the last place (`ROUNDING`)."""
-
 CPU = torch.device("cpu")
 
 
 def check_agreement(captured: CapturedOperators, model: nn.Module, batch: Any, step: Step) -> None:
-    """Refuse a captured step that does not do what the step itself does; dropout drops nothing meanwhile."""
-    # Nothing is compared where the model has no values, or the host not the memory.
+    """Raise `CaptureError` if a captured step differs from the step itself, with dropout disabled."""
+    # The comparison is skipped for models on the meta device and if the host lacks memory.
     if any(tensor.is_meta for tensor in tree_leaves([list(model.parameters()), list(model.buffers()), batch])):
         return
     if COPIES * sum(tensor.num_bytes for tensor in captured.graph.tensors.values()) > host_memory()[1]:
@@ -63,7 +62,7 @@ def check_agreement(captured: CapturedOperators, model: nn.Module, batch: Any, s
 def _by_autograd(
     captured: CapturedOperators, model: nn.Module, batch: Any, step: Step, suspects: list[str] | None, units: int = 0
 ) -> dict[str, Tensor]:
-    """What the step makes, by name."""
+    """Return the step's results by name, with weights perturbed by up to `units` ulps."""
     generator = torch.Generator().manual_seed(0)
 
     def moved(weight: Tensor) -> Tensor:
@@ -86,7 +85,7 @@ def _by_autograd(
 
 
 def _by_tiles(captured: CapturedOperators, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-    """What the captured operators make, undivided."""
+    """Return the results of the captured operators, unsplit, by name."""
 
     def without_drops(operator: PlanOperator) -> PlanOperator:
         if operator.kind != "dropout":
@@ -112,7 +111,7 @@ def _named(made: StepOutputs) -> Iterator[tuple[str, Tensor]]:
 def _differences(
     found: Mapping[str, Tensor], expected: Mapping[str, Tensor], noise: Mapping[str, float]
 ) -> Iterator[tuple[str, str]]:
-    """What is off by more than rounding, by name, and by how much."""
+    """Yield name and difference of every result that differs by more than rounding."""
     for name, wanted in expected.items():
         off, size = _distance(found[name], wanted), _distance(wanted.nan_to_num(), torch.zeros_like(wanted))
         has_rounding = wanted.is_floating_point() or wanted.is_complex()
@@ -122,7 +121,7 @@ def _differences(
 
 
 def _distance(one: Tensor, other: Tensor) -> float:
-    """The largest difference of two elements; infinite where only one of them is a number."""
+    """Return the largest difference of two elements; infinite if exactly one of them is NaN."""
     if not other.numel():
         return 0.0
     wide = torch.complex128 if other.is_complex() else torch.float64
@@ -131,7 +130,7 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 
 def _last(graph: OperatorGraph, off: Mapping[str, str]) -> str:
-    """The operator next to the loss whose weights get another gradient."""
+    """Return the operator closest to the loss among those whose weight gradients differ."""
     for operator in reversed(graph.operators):
         if any(f"gradient of {name!r}" in off for name in operator.weights):
             return operator.name
@@ -139,13 +138,13 @@ def _last(graph: OperatorGraph, off: Mapping[str, str]) -> str:
 
 
 class _NothingDropped(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within it, dropout on a CPU keeps every element as it is: it divides a mask, drawn by `bernoulli_`, by p."""
+    """Disable dropout on a CPU, which multiplies by a `bernoulli_` mask divided by p: the mask is filled with p."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is torch.ops.aten.bernoulli_.float:
-            mask, p = (*args, 0.5)[:2]  # what is the default is left out
+            mask, p = (*args, 0.5)[:2]  # a default argument is omitted from args
             if p > 0:
                 return mask.fill_(p)
         return func(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""Builds an operator graph, one operator after another, out of what a model's operators are translated to."""
+"""Build an operator graph incrementally from translated operators."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,20 +14,19 @@ from bow.planning.rules.rule import Rules, WholeRule
 
 Shape: TypeAlias = tuple[int, ...]
 
-Maker: TypeAlias = Callable[[Mapping[str, Tensor]], Tensor]
-"""Makes a tensor that is the same in every step, out of the model's buffers by name."""
+Maker: TypeAlias = Callable[[Mapping[str, Tensor]], Tensor]  # computes a step-invariant tensor from the buffers by name
 
 
 @dataclass(frozen=True)
 class TensorRef:
-    """A tensor of the batch, or one that an operator makes, by its number."""
+    """A tensor of the batch or an operator output, by number."""
 
     number: int
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter, by its name; a view of it where a shape is given."""
+    """A parameter by name, optionally viewed in another shape."""
 
     name: str
     view: Shape | None = None
@@ -37,19 +36,19 @@ class Weight:
 class Constant:
     """A tensor that is the same in every step."""
 
-    key: Any  # equal for what is the same tensor
-    example: Tensor  # a tensor of its shape and dtype, without values
-    make: Maker  # makes it, out of the model's buffers; it can be sent to other processes
+    key: Any  # equal keys mean the same tensor
+    example: Tensor  # a fake tensor with its shape and dtype
+    make: Maker  # picklable
 
 
 Value: TypeAlias = TensorRef | Weight | Constant
 
 
 class GraphBuilder:
-    """The graph as far as it is built."""
+    """Builder of an operator graph."""
 
     def __init__(self, model: nn.Module, batch: Sequence[Tensor], flows: bool = False) -> None:
-        self.name = ""  # what the next operators are called, and what comes behind it where several have the same
+        self.name = ""  # name of the next operators; duplicates get a suffix
         self.constants: dict[int, Maker] = {}
         self.dtypes: dict[int, torch.dtype] = {}
         self._parameters = dict(model.named_parameters())
@@ -62,7 +61,6 @@ class GraphBuilder:
         self.batch = [self._tensor(tuple(t.shape), t.dtype, flows and t.is_floating_point()) for t in batch]
 
     def shape(self, value: Value) -> Shape:
-        """The sizes of a tensor."""
         if isinstance(value, TensorRef):
             return self._tensors[value.number].shape
         if isinstance(value, Weight):
@@ -70,7 +68,6 @@ class GraphBuilder:
         return tuple(value.example.shape)
 
     def dtype(self, value: Value) -> torch.dtype:
-        """The type of a tensor's elements."""
         if isinstance(value, TensorRef):
             return self.dtypes[value.number]
         return self._parameters[value.name].dtype if isinstance(value, Weight) else value.example.dtype
@@ -83,7 +80,7 @@ class GraphBuilder:
         attributes: Mapping[str, Any] | None = None,
         flops: float = 0.0,
     ) -> tuple[TensorRef, ...]:
-        """Add an operator."""
+        """Add an operator and return its outputs."""
         weights = [value for value in operands if isinstance(value, Weight)]
         for weight in weights:
             self._read(weight)
@@ -117,22 +114,22 @@ class GraphBuilder:
         attributes: Mapping[str, Any] | None = None,
         flops: float = 0.0,
     ) -> TensorRef:
-        """Add an operator that makes one tensor, of the type of its first operand."""
+        """Add an operator with one output, of the dtype of its first operand."""
         return self.add(kind, operands, [(tuple(shape), self.dtype(operands[0]))], attributes, flops)[0]
 
     def called(self, value: Value, function: str) -> TensorRef:
-        """What an operator that keeps every element where it is makes of a tensor."""
+        """Add a unary pointwise operator."""
         attributes = {"function": function, "arguments": [{"operand": 0}], "keywords": {}}
         return self.make("pointwise", [value], self.shape(value), attributes)
 
     def detached(self, value: TensorRef | Weight) -> TensorRef:
-        """The same tensor, through which no gradient flows back."""
+        """Add a detach: the same tensor without gradient flow."""
         made = self.called(value, "aten.detach.default")
         self._tensors[made.number] = replace(self._tensors[made.number], differentiable=False)
         return made
 
     def finished(self, loss: TensorRef) -> OperatorGraph:
-        """The graph of what the loss depends on, and of what changes from step to step."""
+        """Return the graph of the operators that the loss depends on or that update running statistics."""
         wanted, kept = {loss.number}, []
         for operator in reversed(self._operators):
             if wanted.intersection(operator.outputs) or operator.attributes.get("running"):
@@ -151,7 +148,7 @@ class GraphBuilder:
         )
 
     def _flows(self, weights: Sequence[Weight], inputs: Sequence[int]) -> bool:
-        """Whether a gradient flows back from an operator."""
+        """Whether an operator has a backward pass."""
         trained = any(self._parameters[weight.name].requires_grad for weight in weights)
         return trained or any(self._tensors[number].differentiable for number in inputs)
 
@@ -162,7 +159,7 @@ class GraphBuilder:
         return number
 
     def _number(self, value: Value) -> int:
-        """The number of what an operator reads; constants come with the batch."""
+        """Return the number of an operand; constants are added to the batch's tensors."""
         if isinstance(value, TensorRef):
             return value.number
         assert isinstance(value, Constant)
@@ -187,13 +184,13 @@ class GraphBuilder:
         return f"{name}@{count}" if count else name
 
 
-NOWHERE = -1
+NOWHERE = -1  # no sample dimension
 
 
 def with_samples(graph: OperatorGraph, batch: Sequence[int], rules: Rules) -> OperatorGraph:
-    """The graph, whose operators say in the attribute `sample` which dimension of their output is the samples'."""
-    # A dimension is the samples' where half of it needs less than all samples of an input: this is asked of the rules.
-    # Of an operator without a rule, the same dimension of the same size.
+    """Return the graph with the attribute `sample` on each operator: the sample dimension of its output."""
+    # An output dimension is the sample dimension if, by the rule, half of it needs only part of an input's samples.
+    # For an operator without a rule, it is the input's sample dimension if the output has the same size there.
     dims = {number: 0 for number in batch if graph.tensors[number].shape}
     found = []
     for operator in graph.operators:

@@ -1,4 +1,4 @@
-"""What the simulator expects of a partition on the devices that are about to run it, beside what was measured."""
+"""Simulate a partition on the devices that will run it; export predicted and measured timelines."""
 
 import json
 from collections.abc import Mapping
@@ -18,15 +18,14 @@ from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.tile_costs import times_cache
 from bow.schedule import Timeline
 
-MEMORY_GIB = 1e6  # Of each device: whether a partition fits is not the question here
+MEMORY_GIB = 1e6  # of each device: effectively unlimited, since memory is not checked here
 
 
 def predicted_timeline(graph: OperatorGraph, partition: Partition, group: ProcessGroup, optimizer: str) -> Timeline:
-    """When a step by a partition should run what on the devices of a group."""
-    # Tiles take what was measured of them on this machine earlier (`bow plan costs=measured`), and what was never
-    # measured takes what a roofline of the device gives, as fast as it is just now. Messages and sums take what they
-    # take while devices train, as it was measured for a plan (`topology=machine`) or an earlier training; else it is
-    # measured now, and kept. All devices ask for it, and the first one simulates.
+    """Return the simulated timeline of a step on rank 0, an empty one on other ranks; collective."""
+    # Tile costs are those measured earlier on this machine (`bow plan costs=measured`), otherwise from a roofline with
+    # the device's current speed. Costs of messages and sums during training are those cached by a plan
+    # (`topology=machine`) or an earlier training, otherwise measured now and cached.
     kind = device_kind(group.device, "measured", MEMORY_GIB, torch.get_num_threads())
     inventory = DeviceInventory.of(group)
     link_models, sum_us = cached_busy_links(group, inventory)
@@ -41,8 +40,7 @@ def predicted_timeline(graph: OperatorGraph, partition: Partition, group: Proces
 
 
 def save_timelines(path: Path, timelines: Mapping[str, Timeline]) -> None:
-    """Write timelines as trace events, each as a process with its places as threads, all from the same moment on."""
-    # `chrome://tracing` and https://ui.perfetto.dev show them below each other.
+    """Write timelines as trace events for `chrome://tracing` or https://ui.perfetto.dev, each as a process."""
     events = []
     for number, (name, timeline) in enumerate(timelines.items(), 1):
         events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}})

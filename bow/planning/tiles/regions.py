@@ -1,4 +1,4 @@
-"""Boxes of real tensors."""
+"""Read, assemble and accumulate boxes of tensors."""
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
@@ -10,12 +10,12 @@ from bow.planning.problem.box import Box, sizes, within
 
 
 def region(tensor: Tensor, box: Box, origin: Box) -> Tensor:
-    """A box of a tensor as a view, where the tensor is itself a box of a larger one."""
+    """Return a view of a box of a tensor that itself covers the box `origin`."""
     return tensor if box == origin else tensor[_indices(box, origin)]
 
 
 def put_together(box: Box, parts: Sequence[tuple[Box, Tensor]]) -> Tensor:
-    """The values of a box out of parts that fill it."""
+    """Assemble a box from parts that cover it."""
     if len(parts) == 1 and parts[0][0] == box:
         return parts[0][1]
     whole = parts[0][1].new_empty(sizes(box))
@@ -26,19 +26,19 @@ def put_together(box: Box, parts: Sequence[tuple[Box, Tensor]]) -> Tensor:
 
 @functools.lru_cache(maxsize=2**17)
 def _indices(box: Box, origin: Box) -> tuple[slice, ...]:
-    """A box as indices into another one; every step asks for the same ones again."""
+    """Return a box as indices into `origin`; cached because every step uses the same ones."""
     return tuple(slice(*side) for side in within(box, origin))
 
 
 class Sums:
-    """Tensors that others are added to, part by part; those that one part fills are not copied."""
+    """Accumulators of tensors, filled box by box; a single addend that covers the accumulator is not copied."""
 
     def __init__(self, empty: Callable[[Hashable, tuple[int, ...]], Tensor]) -> None:
         self._empty = empty
-        self._sums: dict[Hashable, tuple[Tensor, bool]] = {}  # whether the tensor is nobody else's
+        self._sums: dict[Hashable, tuple[Tensor, bool]] = {}  # with whether the tensor is owned, not an addend
 
     def add(self, key: Hashable, origin: Box, box: Box, tensor: Tensor) -> None:
-        """Add to a box of a sum."""
+        """Add a tensor to a box of a sum."""
         if key not in self._sums:
             if box == origin:
                 self._sums[key] = tensor, False
@@ -51,7 +51,7 @@ class Sums:
         region(total, box, origin).add_(tensor)
 
     def take(self, key: Hashable, origin: Box) -> Tensor:
-        """A sum, which is forgotten; zeros where nothing was added."""
+        """Remove and return a sum; zeros if nothing was added."""
         if key not in self._sums:
             return self._empty(key, sizes(origin))
         return self._sums.pop(key)[0]
