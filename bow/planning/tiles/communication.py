@@ -1,4 +1,4 @@
-"""Communication within a step: parts of tensors from tile to tile, sums over tiles, and a record of the waiting."""
+"""Communication within a step: tensor parts between tiles, sums over tiles, and recorded spans."""
 
 import contextlib
 import time
@@ -17,11 +17,11 @@ Category: TypeAlias = Literal["forward", "backward", "transfer", "reduction", "u
 
 
 class SpanRecorder:
-    """Notes spans while it is on."""
+    """Records spans while it is on."""
 
-    # The clock is the machine's: spans of processes on one machine can be compared. A span of the categories `transfer`
-    # and `reduction` is the time that the device waited, not that for which something was under way. On a GPU every
-    # span ends when the GPU has finished it, which takes away overlap: record some steps only.
+    # The clock is system-wide: spans of processes on one machine can be compared. Spans of the categories `transfer`
+    # and `reduction` are the time that the device waited, not the time in flight. On a GPU every span ends with a
+    # synchronisation, which removes overlap: record only some steps.
 
     def __init__(self, number: int, device: torch.device) -> None:
         self.is_on = False
@@ -44,12 +44,11 @@ class SpanRecorder:
         return time.monotonic_ns()
 
 
-PartMessage: TypeAlias = tuple[TensorPart, int, Tensor]
-"""A part, the device at the other end, and the values or the place for them."""
+PartMessage: TypeAlias = tuple[TensorPart, int, Tensor]  # part, peer device, and the values or the receive buffer
 
 
 class PointToPoint:
-    """Sends and receives parts of one direction: values forward, or gradients backward."""
+    """Sends and receives tensor parts of one pass: values forward or gradients backward."""
 
     def __init__(self, group: ProcessGroup, tags: Mapping[TensorPart, int], recorder: SpanRecorder) -> None:
         self._group = group
@@ -69,7 +68,7 @@ class PointToPoint:
             self._arriving[part] = (arriving[place : place + 1] if one_each else arriving), tensor
 
     def arrived(self, part: TensorPart) -> Tensor:
-        """The values of a part, once they are there."""
+        """Wait for a part and return its values."""
         works, tensor = self._arriving[part]
         if works:
             with self._recorder.span("transfer", f"tensor {part.tensor}"):
@@ -81,7 +80,7 @@ class PointToPoint:
         self._arriving.pop(part, None)
 
     def close(self) -> None:
-        """Wait until all that was sent has left."""
+        """Wait until all sends have completed."""
         for works, _ in self._leaving:
             wait_for(works)
         self._leaving.clear()
@@ -91,8 +90,8 @@ class PointToPoint:
 def rows_of_all(
     own: Sequence[tuple[TileTask, Tensor]], sums: SumTiles, group: ProcessGroup, recorder: SpanRecorder
 ) -> dict[Box, Tensor]:
-    """What every tile of each sum has found, stacked in the order of the tiles."""
-    # Every device of a sum puts its own rows among zeros, and all are added.
+    """Gather the tiles' rows of each sum, stacked in the order of the tiles."""
+    # An all-gather by all-reduce: every device of a sum contributes its own rows and zeros for the others.
     found: dict[Box, Tensor] = {}
     for task, row in own:
         assert task.sums is not None
@@ -104,7 +103,7 @@ def rows_of_all(
 
 
 def add_up(found: dict[Box, Tensor], sums: SumTiles, group: ProcessGroup, recorder: SpanRecorder) -> None:
-    """Add tensors up over the devices of each sum, in place."""
+    """All-reduce tensors over the devices of each sum, in place."""
     works: list[AsyncWork] = []
     for box in sorted(found):  # in the same order on all devices
         devices = sum_devices(sums[box])
@@ -116,5 +115,5 @@ def add_up(found: dict[Box, Tensor], sums: SumTiles, group: ProcessGroup, record
 
 
 def sum_devices(tasks: Sequence[TileTask]) -> tuple[int, ...]:
-    """The devices that have tiles of a sum, in ascending order."""
+    """Return the devices with tiles of a sum, in ascending order."""
     return tuple(sorted({task.device for task in tasks}))

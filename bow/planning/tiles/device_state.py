@@ -1,4 +1,4 @@
-"""What a device holds: cells of weights with their gradients, running statistics, and its part of the averaging."""
+"""State of one device: weight cells with their gradients, running statistics, and its part of the averaging."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,20 +19,20 @@ from bow.sync import DropRule, Synchroniser, Timing, TwoLevel
 
 @dataclass(frozen=True)
 class Cell:
-    """A part of a weight that a tile reads wholly or not at all."""
+    """A part of a weight that every tile reads entirely or not at all."""
 
-    # Borders of all boxes that tiles read cut a weight into cells. One that several devices have is a replica on each,
-    # and its gradient is summed. What no tile reads is with the first reader: weight decay and momentum change it.
+    # The borders of all boxes that tiles read cut a weight into cells. A cell on several devices is replicated, and its
+    # gradient is summed. A cell that no tile reads is on the first reader: weight decay and momentum still change it.
 
-    name: str  # the weight's
+    name: str  # of the weight
     box: Box  # in indices of the whole weight
-    devices: tuple[int, ...]  # those that have it, in ascending order
-    is_trained: bool  # whether it has a gradient
-    operator: int | None  # the first that a gradient comes from, whose backward pass is the last; None: none comes
+    devices: tuple[int, ...]  # that hold it, in ascending order
+    is_trained: bool  # whether it requires a gradient
+    operator: int | None  # first operator that contributes a gradient, the last in the backward pass; None: no gradient
 
 
 def cells_of(graph: OperatorGraph, program: TileProgram) -> tuple[Cell, ...]:
-    """The cells of all weights, in an order that is the same in every process."""
+    """Return the cells of all weights, in the same order in every process."""
     readers: dict[str, list[tuple[Box, TileTask]]] = {}
     for task in program.all_tasks:
         for name, box in task.weights:
@@ -57,10 +57,9 @@ def _of_weight(
 
 
 class DeviceWeights:
-    """What one device has of the weights."""
+    """The weight cells of one device."""
 
     def __init__(self, cells: Sequence[Cell], values: Mapping[str, Tensor], group: ProcessGroup) -> None:
-        # By cell: what is trained.
         self.parameters = {cell: _own(cell, values[cell.name]) for cell in cells if group.rank in cell.devices}
         self._group = group
         self._all = cells
@@ -77,7 +76,7 @@ class DeviceWeights:
         group.prepare(cell.devices for cell in cells)
 
     def read(self, name: str, box: Box) -> Tensor:
-        """A box of a weight, as a leaf that gradients are asked for; the same tensor all through a step."""
+        """Return a box of a weight as an autograd leaf, cached for the rest of the step."""
         key = name, box
         if key not in self._read:
             cells = self._cells_in(name, box)
@@ -86,18 +85,18 @@ class DeviceWeights:
         return self._read[key]
 
     def add_gradient(self, name: str, box: Box, gradient: Tensor) -> None:
-        """Add a tile's gradient of what it read."""
+        """Accumulate a tile's gradient of a box that it read."""
         for cell in self._cells_in(name, box):
             self._gradients.add(cell, cell.box, cell.box, region(gradient, cell.box, box))
 
     def begin_sums(self, operator: int) -> None:
-        """Begin to sum the gradients that are there once an operator's backward pass has run."""
+        """Start the all-reduces of gradients that are complete after an operator's backward pass."""
         for cells in self._summed.get(operator, ()):
             flat = torch.cat([self._gradients.take(cell, cell.box).reshape(-1) for cell in cells])
             self._sums.append((self._group.sum(flat, cells[0].devices), flat, cells))
 
     def finish_sums(self) -> None:
-        """Wait for all sums, and give every parameter its gradient."""
+        """Wait for all gradient sums and set `.grad` of every parameter."""
         for work, flat, cells in self._sums:
             wait_for([work])
             parts = torch.split(flat, [self.parameters[cell].numel() for cell in cells])
@@ -110,7 +109,7 @@ class DeviceWeights:
         self._read.clear()
 
     def flattened(self) -> Tensor:
-        """Put what is trained into one tensor, of which the parameters are views from now on."""
+        """Move the trained parameters into one tensor, make them views of it, and return it."""
         trained = [parameter for cell, parameter in self.parameters.items() if cell.is_trained]
         if len({parameter.dtype for parameter in trained}) > 1:
             raise SettingError("learners are averaged in one type, the model has several; convert it with .to(dtype)")
@@ -120,7 +119,7 @@ class DeviceWeights:
         return row
 
     def gather(self, values: Mapping[Cell, Tensor] | None = None) -> dict[str, Tensor]:
-        """Whole weights by name, the same on every device; all devices ask for them."""
+        """Return whole weights (or `values`) by name, the same on every device; collective."""
         own = {cell: parameter.detach() for cell, parameter in self.parameters.items()} if values is None else values
         found: dict[str, Tensor] = {}
         for cell in self._all:
@@ -135,7 +134,7 @@ class DeviceWeights:
         return found
 
     def gradients(self) -> dict[str, Tensor]:
-        """Whole gradients by name, of what has one, the same on every device; all devices ask for them."""
+        """Return whole gradients by name, the same on every device; collective."""
         return self.gather({cell: each.grad for cell, each in self.parameters.items() if each.grad is not None})
 
     def _cells_in(self, name: str, box: Box) -> list[Cell]:
@@ -156,7 +155,7 @@ def _own(cell: Cell, value: Tensor) -> nn.Parameter:
 
 
 def _together(groups: list[list[Cell]], cell: Cell, dtypes: Mapping[str, torch.dtype]) -> None:
-    """Put a cell to those that are summed by the same devices at the same time: one message for all."""
+    """Add a cell to the group with the same devices and dtype, which is summed in one message."""
     for group in groups:
         if group[0].devices == cell.devices and dtypes[group[0].name] == dtypes[cell.name]:
             group.append(cell)
@@ -165,9 +164,9 @@ def _together(groups: list[list[Cell]], cell: Cell, dtypes: Mapping[str, torch.d
 
 
 class DeviceBuffers:
-    """The parts of buffers that one device keeps: those that belong to the sums which its tiles add to."""
+    """The buffer parts of one device: those that belong to the sums of its tiles."""
 
-    # Every device of a sum changes its copy by the same numbers in the same order, so that the copies stay equal.
+    # All devices of a sum apply the same updates in the same order, so their copies stay equal.
 
     def __init__(
         self, graph: OperatorGraph, program: TileProgram, values: Mapping[str, Tensor], group: ProcessGroup
@@ -196,7 +195,7 @@ class DeviceBuffers:
         }
 
     def of(self, task: TileTask) -> Mapping[str, Tensor] | None:
-        """What belongs to the sums of a task, ready to be changed; None: nothing."""
+        """Return the buffers to update with a task's sums, decayed for the layer's other operators; None: none."""
         assert task.sums is not None
         running = self._running.get((task.operator, task.sums))
         if running is not None and (of_others := self._sharing[task.operator].of_others) != 1:
@@ -205,7 +204,7 @@ class DeviceBuffers:
         return running
 
     def gather(self) -> dict[str, Tensor]:
-        """The whole buffers by name; the same on every device, all of which ask for it."""
+        """Return the whole buffers by name, the same on every device; collective."""
         found: dict[str, Tensor] = {}
         for (operator, box), device in self._first.items():
             for role, name in self._names[operator].items():
@@ -223,7 +222,7 @@ class DeviceBuffers:
 
     @property
     def own(self) -> list[Tensor]:
-        """What this device keeps, in an order that depends on the partition only."""
+        """The buffers of this device, in an order that depends only on the partition."""
         return [tensor for running in self._running.values() for tensor in running.values()]
 
     def _initial(self, operator: int, value: Tensor) -> Tensor:
@@ -234,15 +233,15 @@ class DeviceBuffers:
 
 @dataclass(frozen=True)
 class _Sharing:
-    """How an operator shares running statistics with others that are the same layer."""
+    """How an operator shares running statistics with other operators of the same layer."""
 
-    # With K operators a step, `r <- (1 - m)^K r + sum_k m (1 - m)^(K - k) x_k`. The sum is taken apart: operator k
-    # keeps `b_k <- (1 - m)^K b_k + m x_k`, the first one the start as well, and `r = sum_k (1 - m)^(K - k) b_k`. So no
-    # device has to know what another one's tiles found.
+    # With K operators per step, `r <- (1 - m)^K r + sum_k m (1 - m)^(K - k) x_k`. The sum is separated: operator k
+    # keeps `b_k <- (1 - m)^K b_k + m x_k`, the first one also the initial value, and `r = sum_k (1 - m)^(K - k) b_k`.
+    # So no device needs the statistics of another device's tiles.
 
     is_first: bool  # whether it is the first of them in a step
-    of_others: float  # what is left of a statistic behind all the others' changes, `(1 - m)^(K - 1)`
-    of_later: float  # what is left of it behind those of the operators that follow, `(1 - m)^(K - k)`
+    of_others: float  # decay by the updates of all other operators, `(1 - m)^(K - 1)`
+    of_later: float  # decay by the updates of later operators, `(1 - m)^(K - k)`
 
 
 def _sharing(graph: OperatorGraph, names: Mapping[int, Mapping[str, str]]) -> dict[int, _Sharing]:
@@ -258,7 +257,7 @@ def _sharing(graph: OperatorGraph, names: Mapping[int, Mapping[str, str]]) -> di
 
 
 def check_timing(sync: Synchroniser) -> None:
-    """Refuse a synchroniser that does all or a part of its averaging at another time than with the step."""
+    """Raise `SettingError` unless a synchroniser does all of its averaging together with the step."""
     if sync.timing is not Timing.WITH_STEP or isinstance(sync, TwoLevel):
         raise SettingError(
             f"learners of a partition are averaged with the step, {sync!r} averages at another time; "
@@ -268,22 +267,22 @@ def check_timing(sync: Synchroniser) -> None:
 
 @dataclass
 class LearnerRow:
-    """What one device has of its group's learner, as the rows of a synchroniser: one row."""
+    """One device's part of its learner, as the single row of a synchroniser."""
 
-    weights: Tensor  # `[1, elements]`: the trained cells, behind each other; a view of them
-    z: Tensor  # the central model's part
-    total: Tensor  # what travels
+    weights: Tensor  # `[1, elements]`: the trained cells, concatenated; a view of them
+    z: Tensor  # its part of the central model
+    total: Tensor  # all-reduced over learners
     corrections: Tensor  # scratch
-    by_device: Sequence[int]  # how many learners each group has
+    by_device: Sequence[int]  # number of learners of each group
     gradients: Tensor = field(default_factory=lambda: torch.empty(0))
     before: Tensor | None = None
     state: dict[str, Tensor] = field(default_factory=dict)  # the synchroniser's own tensors
 
 
 class Averaging:
-    """Averages the learners of all groups, each device with those of its rank in the other groups."""
+    """Averages the learners of all groups, each device with its peers of the same rank in the other groups."""
 
-    # All groups run the same partition, so that devices of a rank have the same cells.
+    # All groups run the same partition, so devices of the same rank have the same cells.
 
     def __init__(self, sync: Synchroniser, weights: DeviceWeights, group: ProcessGroup) -> None:
         check_timing(sync)
@@ -300,14 +299,14 @@ class Averaging:
         sync.start(self._row)
 
     def begin(self, step: int, lr: float) -> None:
-        """Begin to sum what the learners contribute, before their step."""
+        """Start to sum the learners' contributions, before their step."""
         self._drop.observe(lr)
         if self._sync.due(step, self._group.learners):
             self._sync.contribute(self._row, self._group.learners, self._group.learners)
             self._work = self._group.sum_over_learners(self._row.total)
 
     def finish(self) -> None:
-        """Use the sum, behind the optimizer's step."""
+        """Apply the sum, after the optimizer's step."""
         if self._work is not None:
             wait_for([self._work])
             self._sync.apply(self._row, self._group.learners, self._group.learners)
@@ -322,11 +321,11 @@ class Averaging:
         return {cell: part.view_as(each) for (cell, each), part in zip(self._trained.items(), parts, strict=True)}
 
     def state(self) -> dict[str, Any]:
-        """What is kept from step to step besides the weights."""
+        """Return the state besides the weights."""
         return {"z": self._row.z, "own": dict(self._row.state), "drop": vars(self._drop).copy()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()`."""
+        """Restore the state returned by `state()`."""
         self._row.z.copy_(state["z"])
         for name, tensor in self._row.state.items():
             tensor.copy_(state["own"][name])

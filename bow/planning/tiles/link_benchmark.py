@@ -1,4 +1,4 @@
-"""What messages and sums take between devices, idle or training: as a line of latency and time a byte, kept on disk."""
+"""Measure and cache the cost of messages (latency and time per byte) and sums between devices, idle or training."""
 
 import contextlib
 import functools
@@ -29,34 +29,30 @@ from bow.planning.tiles.process_group import Message, ProcessGroup, wait_for
 from bow.planning.tiles.program import tile_program
 from bow.planning.tiles.runtime import TileRuntime
 
+# Bytes of the transfers that latency and bandwidth are fitted to: 256 bytes to 1 MiB, as of typical tensor parts.
 SIZES = tuple(2**exponent for exponent in range(8, 21, 2))
-"""Bytes of the transfers that show latency and bandwidth: 256 bytes to 1 MiB, as parts of tensors have."""
-
-LinkModels: TypeAlias = dict[tuple[int, int], tuple[float, float]]
-"""By pair of devices: latency in nanoseconds, and nanoseconds for each byte."""
-
+LinkModels: TypeAlias = dict[tuple[int, int], tuple[float, float]]  # by pair of devices: latency (ns), ns per byte
 IDLE_REPEATS = 25
 IDLE_WARM_UP = 5
 
 
 def measure_idle_links(group: ProcessGroup) -> LinkModels:
-    """By pair of devices: latency in nanoseconds, and nanoseconds for each byte, of messages to and fro."""
-    # Every pair sends to and fro as the tile runtime does it: every message into fresh memory. What the runtime,
-    # torch.distributed and the system take for a message on either side is in the latency. One pair at a time: two
-    # pairs may share a bus, and processes share the memory.
-    # All processes of the group call this; they get the same.
+    """Fit latency and time per byte to ping-pong messages of every pair of devices, otherwise idle; collective."""
+    # As in the tile runtime, every message goes to newly allocated memory. The latency includes the overhead of
+    # runtime, torch.distributed and system on both sides. One pair at a time: pairs may share a bus, and processes
+    # share the memory.
     own = {}
     for pair in itertools.combinations(range(group.size), 2):
-        group.all_gather(None)  # no pair begins before the one in front of it is done
+        group.all_gather(None)  # barrier: the previous pair is done
         own[pair] = _pair_model(group, *pair)
     told = group.all_gather({pair: found for pair, found in own.items() if found is not None and pair[0] == group.rank})
     return dict(sorted((pair, each) for of_device in told for pair, each in of_device.items()))
 
 
 def measured_topology(known: DeviceTopology, link_models: LinkModels, sum_us: float = 0.0) -> DeviceTopology:
-    """A topology with what was measured between its devices on its links."""
-    # A link is as fast as the fastest pair of devices that it joins, alone on it: what pairs share, such as a PCIe bus,
-    # they still share.
+    """Return a topology with measured link models."""
+    # A link gets the speed of its fastest pair of devices, which is measured without contention: pairs that share a
+    # link, such as a PCIe bus, still share it.
     of_channel = [link for link in known.links for _ in range(1 if link.shared else 2)]
     found = defaultdict(list)
     for pair, model in link_models.items():
@@ -67,9 +63,9 @@ def measured_topology(known: DeviceTopology, link_models: LinkModels, sum_us: fl
 
 
 def fitted_link(sizes: Sequence[int], times_ns: Sequence[float]) -> tuple[float, float]:
-    """Latency in nanoseconds, and nanoseconds for each byte: the line with the least squares of relative errors."""
-    # Each equation latency / time + ns_per_byte * size / time = 1 counts alike: small messages, of which there are
-    # many, would count for nothing beside large ones.
+    """Fit latency (ns) and time per byte (ns) by least squares of relative errors."""
+    # Equations latency / time + ns_per_byte * size / time = 1: with absolute errors, small messages, the most frequent,
+    # would have no weight.
     rows = torch.tensor([[1 / time, size / time] for size, time in zip(sizes, times_ns, strict=True)]).double()
     latency, ns_per_byte = torch.linalg.lstsq(rows, torch.ones(len(sizes), 1).double()).solution.flatten().tolist()
     return round(max(latency, 0.0), 3), round(max(ns_per_byte, 1e-6), 6)
@@ -81,14 +77,14 @@ def _measured(link: Link, link_models: Sequence[tuple[float, float]]) -> Link:
 
 
 def _pair_model(group: ProcessGroup, first: int, second: int) -> tuple[float, float] | None:
-    """Latency and nanoseconds for each byte between two devices; None on all others."""
+    """Return latency (ns) and time per byte (ns) between two devices; None on all other devices."""
     if group.rank not in (first, second):
         return None
     return fitted_link(SIZES, [_one_way_ns(group, first, second, num_bytes) for num_bytes in SIZES])
 
 
 def _one_way_ns(group: ProcessGroup, first: int, second: int, num_bytes: int) -> float:
-    """Half of the median time there and back."""
+    """Return half of the median round-trip time."""
     other = second if group.rank == first else first
     source = torch.zeros(num_bytes, dtype=torch.uint8, device=group.device)
     times = []
@@ -111,26 +107,22 @@ def _pass(group: ProcessGroup, source: torch.Tensor, other: int, sends: bool) ->
 
 
 LAYERS = 8
+# Samples and width of activations, half of which is one message: 1, 8, 32, 128 and 512 KiB.
 SHAPES = ((8, 64), (32, 128), (64, 256), (128, 512), (256, 1024))
-"""Samples and width of what is sent between layers, halves of it: messages of 1, 8, 32, 128 and 512 KiB."""
-
-CHANNELS = 64  # And samples, of what batch norms are measured on
-SUMS = 5
-"""Of a batch norm in two halves of the samples: forward and back for each half of the channels, and the weights'."""
-
-TURNS, FEW_TURNS = 11, 3  # in which messages are timed for a plan, and before a training that has none
+CHANNELS = 64  # channels, and also samples, of the benchmark's batch norms
+SUMS = 5  # of a batch norm split by samples: forward and backward for each half of the channels, and the weights'
+TURNS, FEW_TURNS = 11, 3  # timed turns for a plan, and before a training without cached measurements
 WARM_UP = 2
-PER_BYTE_NS = (1e-6, 1e6)
-"""From 1 KB/s to 1 PB/s: no link is faster or slower, and what is far beyond has no bandwidth as a number."""
+PER_BYTE_NS = (1e-6, 1e6)  # valid range of cached values: 1 KB/s to 1 PB/s
 
 
 @dataclass(frozen=True)
 class _Case:
-    """Two ways to train the same chain of layers: one that sends nothing between them, and one that does."""
+    """Two partitions of the same chain of layers: one without communication between layers, and one with."""
 
-    straight: TileRuntime  # every device keeps what it has from layer to layer
-    crossed: TileRuntime  # the devices send each other something at every layer
-    count: int  # how many messages more the second one sends in a step, or how many sums more it works out
+    straight: TileRuntime  # activations stay on their device
+    crossed: TileRuntime  # the devices communicate at every layer
+    count: int  # additional messages, or additional sums, of `crossed` in a step
     num_bytes: int  # of each message
     batch: tuple[torch.Tensor, torch.Tensor]
 
@@ -138,22 +130,19 @@ class _Case:
 def topology_in_use(
     group: ProcessGroup, known: DeviceTopology, *, shapes: Sequence[tuple[int, int]] = SHAPES, turns: int = TURNS
 ) -> DeviceTopology:
-    """A topology with links as fast as messages are that the tile runtime sends while it trains."""
-    # What is joined by what stays as it is known. All processes of the group call this; they get the same topology.
+    """Return a topology with link models measured during training; collective."""
     return measured_topology(known, *measure_busy_links(group, shapes=shapes, turns=turns))
 
 
 def measure_busy_links(
     group: ProcessGroup, *, shapes: Sequence[tuple[int, int]] = SHAPES, turns: int = TURNS
 ) -> tuple[LinkModels, float]:
-    """What messages take between devices that train, by pair, and what a sum takes beside them, in microseconds."""
-    # A message between devices that do nothing else, as `measure_idle_links` times it, is the lower bound: what the
-    # runtime does for each message, on both sides, keeps a device from computing, and finds cold caches. See
-    # `MessageBenchmark`, and `SumBenchmark` for sums. The first two devices are measured so; where there are more, what
-    # these show beyond their lower bound is added to that of every pair. Processes on CPUs do not compute while they
-    # send and receive, because they copy every byte themselves; that, and not the memory between them, is what limits
-    # them.
-    # All processes of the group call this; they get the same.
+    """Return link models during training, and the overhead (us) of a sum besides its messages; collective."""
+    # Idle links (`measure_idle_links`) are a lower bound: during training, the runtime's work for each message keeps
+    # both devices from computing, and caches are cold. Only the first two devices are measured in training
+    # (`MessageBenchmark`, `SumBenchmark`); their excess over their idle model is added to that of every other pair.
+    # CPU processes do not compute while they send and receive, because they copy every byte themselves; this limits
+    # them, not the memory bandwidth.
     if group.size == 1:
         return {}, 0.0
     messages, sums = MessageBenchmark(group, shapes), SumBenchmark(group)
@@ -170,9 +159,9 @@ def measure_busy_links(
 
 
 class _LinkBenchmark:
-    """Pairs of ways to train the same layers, which are raced again and again."""
+    """Repeated timing of pairs of partitions of the same layers."""
 
-    # All processes of the group make one and call its methods together.
+    # Collective: all processes of the group construct one and call its methods together.
 
     def __init__(self, group: ProcessGroup, cases: Sequence[_Case]) -> None:
         self._group = group
@@ -180,14 +169,14 @@ class _LinkBenchmark:
         self._longer_ns: list[list[int]] = [[] for _ in cases]
 
     def turn(self, is_timed: bool = True) -> None:
-        """Train each chain both ways once; what machines take differs from second to second, so do it repeatedly."""
+        """Time one step of both partitions of each chain; call repeatedly, since machine speed fluctuates."""
         for case, longer_ns in zip(self._cases, self._longer_ns, strict=True):
             straight_ns, crossed_ns = (_step_ns(self._group, each, case) for each in (case.straight, case.crossed))
             if is_timed:
                 longer_ns.append(crossed_ns - straight_ns)
 
     def delays_ns(self) -> list[float]:
-        """By case: by how much each message or sum delays, the median of all turns that were timed."""
+        """Return the delay caused by one message or sum, by case: the median of the timed turns."""
         of_all = self._group.all_gather(self._longer_ns)
         return [
             max(1.0, statistics.median(map(max, zip(*of_devices, strict=True))) / case.count)
@@ -196,39 +185,39 @@ class _LinkBenchmark:
 
 
 class MessageBenchmark(_LinkBenchmark):
-    """By what a message delays the first two devices of a group while they train."""
+    """Delay that a message causes on the first two devices of a group during training."""
 
-    # A chain of layers is trained twice, split by samples in both cases: once with every device keeping its samples,
-    # and once with the devices changing them behind every layer. What the second takes longer, divided by the number of
-    # its messages, is how long a message keeps both devices from computing.
+    # A chain of linear layers is split by samples in both cases: once every device keeps its samples, and once the
+    # devices swap them after every layer. The difference in time, divided by the number of messages, is how long a
+    # message keeps both devices from computing.
 
     def __init__(self, group: ProcessGroup, shapes: Sequence[tuple[int, int]] = SHAPES) -> None:
         super().__init__(group, [_message_case(group, samples, width) for samples, width in shapes])
 
     def link_model(self) -> tuple[float, float]:
-        """Nanoseconds of any message, and for each byte."""
+        """Return latency (ns) and time per byte (ns)."""
         return fitted_link([case.num_bytes for case in self._cases], self.delays_ns())
 
 
 class SumBenchmark(_LinkBenchmark):
-    """By what a small sum delays the first two devices of a group while they train."""
+    """Delay that a small sum causes on the first two devices of a group during training."""
 
-    # A chain of batch norms is trained twice, in four tiles each, halves of the samples by halves of the channels: once
-    # with every device having half of the channels, which sums nothing over devices, and once half of the samples.
+    # A chain of batch norms, each split into four tiles, halves of the samples by halves of the channels: once every
+    # device has half of the channels, which needs no sums over devices, and once half of the samples.
 
     def __init__(self, group: ProcessGroup) -> None:
         super().__init__(group, [_sum_case(group)])
 
     def beside_messages_us(self, latency_ns: float) -> float:
-        """Microseconds that a sum takes beside its two messages."""
+        """Return the overhead (us) of a sum besides its two messages."""
         (delay_ns,) = self.delays_ns()
         return round(max(0.0, delay_ns - 2 * latency_ns) / 1e3, 3)
 
 
 def _step_ns(group: ProcessGroup, runtime: TileRuntime, case: _Case) -> int:
-    """Of two steps in a row the second is timed: the first finds in the caches what others have left."""
+    """Time the second of two consecutive steps; the first one warms the caches."""
     for step in range(2):
-        group.sum_all([torch.zeros(1, device=group.device)])  # all begin together
+        group.sum_all([torch.zeros(1, device=group.device)])  # barrier
         began = time.perf_counter_ns()
         runtime.step(case.batch, step)
         if group.device.type == "cuda":
@@ -261,7 +250,7 @@ def _runtime(
 
 
 def _quartered(graph: OperatorGraph, devices: tuple[int, ...]) -> Iterator[Split]:
-    """Tensors in four tiles, everything else on the first device."""
+    """Split matrices into four tiles; leave everything else whole on the first device."""
     for operator in graph.operators:
         rank = len(graph.tensors[operator.outputs[0]].shape)
         yield Split((2, 2), devices) if rank == 2 else Split((1,) * rank, (0,))
@@ -278,13 +267,13 @@ def _chain(
 
 
 def _messages(graph: OperatorGraph, splits: Sequence[Split]) -> int:
-    """How many messages a step sends, forward and back."""
+    """Return the number of messages in a step, forward and backward."""
     program = tile_program(graph, splits, RULES)
     return sum(len(parts) for moved in (program.sent, program.returned) for parts in moved)
 
 
 def _crossed(splits: Sequence[Split], is_layer: Sequence[bool]) -> Iterator[Split]:
-    """The same splits with the devices of every other layer turned round."""
+    """Yield the same splits with the devices reversed between every other pair of layers."""
     turned = False
     for split, layer in zip(splits, is_layer, strict=True):
         yield Split(split.degrees, split.devices[::-1]) if layer and turned else split
@@ -293,15 +282,15 @@ def _crossed(splits: Sequence[Split], is_layer: Sequence[bool]) -> Iterator[Spli
 
 @dataclass(frozen=True)
 class DeviceInventory:
-    """What all processes of a group know of its devices."""
+    """The hardware of a group's devices, the same in all processes; part of the cache key."""
 
-    nodes: tuple[int, ...]  # by device: the number of the first one on the same machine
-    makes: tuple[str, ...]  # by device: the name of the GPU, or the processor and how many cores there are
-    gpus: tuple[str, ...] = ()  # by device: its UUID; none: they are cores
+    nodes: tuple[int, ...]  # [device]: number of the first device on the same machine
+    makes: tuple[str, ...]  # [device]: name of the GPU, or processor and number of cores
+    gpus: tuple[str, ...] = ()  # [device]: UUID; empty for CPU cores
 
     @classmethod
     def of(cls, group: ProcessGroup) -> "DeviceInventory":
-        """Those of a group; all of its processes call this."""
+        """Gather the inventory of a group; collective."""
         if group.device.type == "cuda":
             make, gpu = torch.cuda.get_device_name(group.device), gpu_uuid(group.device)
         else:
@@ -317,24 +306,23 @@ def cached_busy_links(
     shapes: Sequence[tuple[int, int]] = SHAPES,
     turns: int = FEW_TURNS,
 ) -> tuple[LinkModels, float]:
-    """What `measure_busy_links` gives: as it was kept here for so many devices, or else measured, and kept."""
-    # All processes of the group call this; they get the same. One alone sends no messages: nothing is measured or kept.
+    """Return the cached result of `measure_busy_links`, measuring and caching it if there is none; collective."""
     if group.size == 1:
         return {}, 0.0
     cache = Measurements("links", *astuple(inventory))
     kept = group.all_gather(None if group.rank else cache.load(functools.partial(_read_links, size=group.size)))[0]
     if kept is not None:
         return kept
-    with torch.random.fork_rng(devices=[]):  # a training goes on as if nothing had been measured
+    with torch.random.fork_rng(devices=[]):  # measuring must not change the training's random numbers
         link_models, sum_us = measure_busy_links(group, shapes=shapes, turns=turns)
-    _chain.cache_clear()  # the layers, which a plan keeps for its next measurement
+    _chain.cache_clear()  # free the layers, which plans keep for their next measurement
     if not group.rank:
         _keep(cache, link_models, sum_us)
     return link_models, sum_us
 
 
 def cache_busy_links(group: ProcessGroup, link_models: LinkModels, sum_us: float) -> None:
-    """Keep what `measure_busy_links` has given, in the place of what is kept; all processes of the group call this."""
+    """Cache a result of `measure_busy_links`, replacing the cached one; collective."""
     cache = Measurements("links", *astuple(DeviceInventory.of(group)))
     if not group.rank:
         _keep(cache, link_models, sum_us)
@@ -342,12 +330,12 @@ def cache_busy_links(group: ProcessGroup, link_models: LinkModels, sum_us: float
 
 def _keep(cache: Measurements, link_models: LinkModels, sum_us: float) -> None:
     if link_models:
-        with contextlib.suppress(OSError, BowError):  # measured again another time
+        with contextlib.suppress(OSError, BowError):  # without a cache it is measured again next time
             cache.keep({"pairs": [[*pair, *model] for pair, model in link_models.items()], "sum_us": sum_us})
 
 
 def _read_links(content: Any, size: int) -> tuple[LinkModels, float] | None:
-    """What was kept, of so many devices; None: nothing that can be measured."""
+    """Parse cached link models of `size` devices; None if they are not plausible."""
     models = {(a, b): (float(latency), float(per_byte)) for a, b, latency, per_byte in content["pairs"]}
     sum_us, (fastest, slowest) = float(content["sum_us"]), PER_BYTE_NS
     pairs = [(a, b) for a, b, *_ in content["pairs"]]

@@ -1,4 +1,4 @@
-"""Where measurements are kept on disk: by what they depend on, PyTorch and bow."""
+"""On-disk cache of measurements, keyed by what they depend on and the versions of PyTorch and bow."""
 
 import contextlib
 import sys
@@ -15,18 +15,18 @@ T = TypeVar("T")
 
 
 class Measurements:
-    """What was measured on what is described, in a folder of the cache."""
+    """The cached measurements for a description, in a folder of the cache."""
 
     def __init__(self, folder: str, *described: object) -> None:
-        bow_version = sys.modules["bow"].__version__  # importing bow here would turn the layers round
+        bow_version = sys.modules["bow"].__version__  # importing bow here would invert the layers
         self._folder, self._key = folder, [*described, torch.__version__, bow_version]
 
     def load(self, make: Callable[[Any], T | None]) -> T | None:
-        """None: there is nothing that can be read."""
-        with contextlib.suppress(BowError):  # there is no place for it
+        """Return the cached value; None if there is none that can be read."""
+        with contextlib.suppress(BowError):  # no cache folder
             return JsonCache(cache_folder() / self._folder).find(self._key, make)
         return None
 
     def keep(self, value: Any) -> None:
-        """Raises `OSError` or `BowError` where there is no place for it."""
+        """Store a value; raise `OSError` or `BowError` if the cache cannot be written."""
         JsonCache(cache_folder() / self._folder).store(self._key, value)
