@@ -140,7 +140,7 @@ def measure_busy_links(
     """Return link models during training, and the overhead (us) of a sum besides its messages; collective."""
     # Idle links (`measure_idle_links`) are a lower bound: during training, the runtime's work for each message keeps
     # both devices from computing, and caches are cold. Only the first two devices are measured in training
-    # (`MessageBenchmark`, `SumBenchmark`); their excess over their idle model is added to that of every other pair.
+    # (`MessageBenchmark`, `SumBenchmark`); their excess over their idle model is added to the idle model of every pair.
     # CPU processes do not compute while they send and receive, because they copy every byte themselves; this limits
     # them, not the memory bandwidth.
     if group.size == 1:
@@ -273,7 +273,7 @@ def _messages(graph: OperatorGraph, splits: Sequence[Split]) -> int:
 
 
 def _crossed(splits: Sequence[Split], is_layer: Sequence[bool]) -> Iterator[Split]:
-    """Yield the same splits with the devices reversed between every other pair of layers."""
+    """Yield the same splits with the devices of every other layer reversed."""
     turned = False
     for split, layer in zip(splits, is_layer, strict=True):
         yield Split(split.degrees, split.devices[::-1]) if layer and turned else split

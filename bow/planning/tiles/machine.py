@@ -1,4 +1,4 @@
-"""The devices of this machine as a topology to plan for: read, and measured."""
+"""The topology of this machine, detected and measured."""
 
 import contextlib
 import functools
@@ -20,16 +20,16 @@ from bow.planning.problem.device_topology import GIB, Device, DeviceKind, Device
 from bow.planning.tiles.link_benchmark import cache_busy_links, measure_busy_links, measured_topology
 from bow.planning.tiles.process_group import ProcessGroup
 
-SIDE = {"cpu": 512, "cuda": 4096}  # Of the square matrices whose product is timed
-COPIED = {"cpu": 2**24, "cuda": 2**28}  # Elements of float32 that are copied: far more than caches hold
-STARTED = 200  # So many small operators are started to see what starting one costs
+SIDE = {"cpu": 512, "cuda": 4096}  # of the square matrices whose product is timed
+COPIED = {"cpu": 2**24, "cuda": 2**28}  # float32 elements of the timed copy: far larger than caches
+STARTED = 200  # small operators launched to time the launch overhead
 REPEATS = 5
+# Output size at which a matrix product reaches half its speed; on a GPU per multiprocessor: four for each of 128 units.
 HALF_OUTPUTS = {"cpu": 64, "cuda": 4 * 128}
-"""Results at which a product runs at half its speed: on a GPU for each multiprocessor, four for each of 128 units."""
 
 
 def device_kind(device: torch.device, name: str, memory_gib: float, threads: int | None = None) -> DeviceKind:
-    """A kind of device, with the speeds that this one has just now."""
+    """Return a device kind with the measured speeds of a device."""
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
@@ -63,7 +63,7 @@ def _measured_kind(device: torch.device, name: str, memory_gib: float) -> Device
 
 
 def _time_s(device: torch.device, run: Callable[[], object]) -> float:
-    """The median over some runs, the first one left out."""
+    """Return the median time of `REPEATS` runs after one warm-up run."""
     times = []
     for _ in range(1 + REPEATS):
         _finish(device)
@@ -79,26 +79,22 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-MACHINE = "machine"  # By this name the topology of the machine that one is on is asked for
+MACHINE = "machine"  # topology name of the current machine
 MEMORY = Path("/proc/meminfo")
 THREADS = Path("/proc/self/task")
-NVLINK_GB_PER_S = 20.0
-"""What an NVLink brings each way: 25 GB/s on the data sheet from V100 on, and about 80 % of it in practice."""
-
+NVLINK_GB_PER_S = 20.0  # each NVLink, per direction: data sheet 25 GB/s since V100, about 80 % of it in practice
+# Between GPUs without NVLink, on PCIe 3.0 x16; replaced by measurements.
 PCIE_GB_PER_S: dict[Connection, float] = {"SWITCH": 12.0, "HOST": 11.0, "NODE": 10.0, "SYSTEM": 8.0}
-"""What a transfer between GPUs brings without NVLink, on PCIe 3.0 with 16 lanes; a measurement replaces it."""
-
 NVLINK_LATENCY_US = 3.0
 PCIE_LATENCY_US = 8.0
+# Gloo between two processes of one machine that also compute; replaced by measurements.
 MEMORY_LATENCY_US = 50.0
 MEMORY_GB_PER_S = 0.6
-"""What Gloo brings between two processes of a machine that compute meanwhile. A measurement replaces both."""
 
 
 def measure_machine(devices: str = "auto", count: int | None = None) -> DeviceTopology:
-    """The topology of this machine as `read_devices` has it, with links as fast as messages between processes are."""
-    # It starts a process for each device, and takes up to half a minute. What it finds is kept for predictions of
-    # trainings.
+    """Return the topology of `read_devices` with measured links."""
+    # Starts a process for each device and takes up to half a minute. The result is cached for predictions of trainings.
     known = read_devices(devices, count)
     if known.num_devices == 1:
         return known
@@ -109,9 +105,9 @@ def measure_machine(devices: str = "auto", count: int | None = None) -> DeviceTo
 
 
 def read_devices(devices: str = "auto", count: int | None = None) -> DeviceTopology:
-    """The topology of this machine: its GPUs and how they are linked, or its cores."""
-    # How fast a device computes is measured, which takes about a second; how fast links are is known by their kind.
-    # `measure_machine` measures links too.
+    """Return the topology of this machine: its GPUs and their links, or its CPU cores."""
+    # Compute speed is measured (about a second); link speed is assumed from the kind of link. `measure_machine`
+    # measures links too.
     if devices not in ("auto", "cpu", "cuda"):
         raise SettingError(f'devices must be "auto", "cpu" or "cuda", got {devices!r}')
     if devices == "cuda" or (devices == "auto" and torch.cuda.is_available()):
@@ -120,7 +116,7 @@ def read_devices(devices: str = "auto", count: int | None = None) -> DeviceTopol
 
 
 def connected(devices: Sequence[Device], gpus: Sequence[str] = ()) -> DeviceTopology:
-    """A topology of devices, with links as they are known by their kind."""
+    """Return a topology of devices with links of assumed speed."""
     if gpus and len({device.node for device in devices}) == 1:
         links = tuple(_gpu_links(devices, gpus))
     else:
@@ -130,13 +126,13 @@ def connected(devices: Sequence[Device], gpus: Sequence[str] = ()) -> DeviceTopo
 
 
 def core_kind(threads: int) -> str:
-    """The name of the kind that so many cores of this machine are."""
+    """Return the name of the device kind of `threads` cores of this machine."""
     return f"{processor()}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 @contextlib.contextmanager
 def all_on(cores: Sequence[int]) -> Iterator[None]:
-    """Keep all threads of this process, those that carry its messages too, to some cores, and compute with as many."""
+    """Pin all threads of this process, including Gloo's, to some cores, and compute with this many threads."""
     threads, before = torch.get_num_threads(), os.sched_getaffinity(0)
     torch.set_num_threads(len(cores))
     _pin(cores)
@@ -149,7 +145,7 @@ def all_on(cores: Sequence[int]) -> Iterator[None]:
 
 def _pin(cores: Sequence[int] | set[int]) -> None:
     for thread in THREADS.iterdir():
-        with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+        with contextlib.suppress(ProcessLookupError):  # the thread has ended
             os.sched_setaffinity(int(thread.name), cores)
 
 
@@ -197,7 +193,7 @@ def _gpus(count: int | None) -> DeviceTopology:
 
 
 def _gpu_links(devices: Sequence[Device], uuids: Sequence[str]) -> Iterator[Link]:
-    """A link for each pair that is joined by NVLinks, and one that all others share."""
+    """Yield a link for each pair with NVLinks, and one shared link for all other GPUs."""
     known = read_gpu_links(uuids)
     others = set[str]()
     slowest: Connection = "SWITCH"
@@ -215,7 +211,7 @@ def _gpu_links(devices: Sequence[Device], uuids: Sequence[str]) -> Iterator[Link
 
 
 def _memory_gib() -> float:
-    """Of this machine; what the system does not tell counts as 4 GiB."""
+    """Return the memory of this machine; 4 GiB if unknown."""
     try:
         first = MEMORY.read_text(encoding="ascii").splitlines()[0]
         return int(first.split()[1]) * 1024 / GIB

@@ -1,4 +1,4 @@
-"""The forward and the backward pass of one device's tiles."""
+"""Forward and backward pass of one device's tiles."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,34 +19,34 @@ from bow.seeds import derive_seed
 
 @dataclass(frozen=True)
 class TileContext:
-    """One device of a group, ready to run steps."""
+    """Everything that one device needs to run steps."""
 
-    graph: OperatorGraph  # the operators
+    graph: OperatorGraph
     dtypes: Mapping[int, torch.dtype]  # of all tensors, by number
-    program: TileProgram  # what all devices do in a step
-    local: LocalProgram
-    group: ProcessGroup  # the devices
-    weights: DeviceWeights  # what this one has of the weights
-    buffers: DeviceBuffers  # what this one keeps besides
-    recorder: SpanRecorder  # notes when it does what
-    seed: int  # of random draws
+    program: TileProgram  # of all devices
+    local: LocalProgram  # of this device
+    group: ProcessGroup
+    weights: DeviceWeights
+    buffers: DeviceBuffers
+    recorder: SpanRecorder
+    seed: int
 
     def empty(self, part: TensorPart) -> Tensor:
-        """Room for a part that another device sends."""
+        """Return a receive buffer for a part."""
         return torch.empty(sizes(part.box), dtype=self.dtypes[part.tensor], device=self.group.device)
 
 
 @dataclass
 class SavedTile:
-    """What a tile's backward pass needs."""
+    """State saved for a tile's backward pass."""
 
-    task: TileTask  # the tile
-    leaves: list[Tensor | None]  # by input: what it was given; None: nothing
-    weights: list[Tensor]  # by weight: what it read
-    outputs: tuple[Tensor, ...] = ()  # what it made, with its autograd graph
-    moments: Tensor | None = None  # what it found for the sums, with its autograd graph; None: there are none
-    found: Tensor | None = None  # what all tiles of the sum found, as a leaf
-    of_found: Tensor | None = None  # its gradient, as far as it comes from this tile
+    task: TileTask
+    leaves: list[Tensor | None]  # the boxes of the inputs, as autograd leaves; None: nothing is read
+    weights: list[Tensor]  # the boxes of the weights
+    outputs: tuple[Tensor, ...] = ()  # with their autograd graph
+    moments: Tensor | None = None  # this tile's contribution to the sum, with its autograd graph; None: no sum
+    found: Tensor | None = None  # the contributions of all tiles of the sum, as an autograd leaf
+    of_found: Tensor | None = None  # gradient of `found` from this tile
 
     @property
     def operands(self) -> list[Tensor | None]:
@@ -55,11 +55,11 @@ class SavedTile:
 
 
 class ForwardPass:
-    """Runs the tiles of one device, operator by operator, and sends what others need of them."""
+    """Computes the tiles of one device, operator by operator, and sends the parts that other devices read."""
 
     def __init__(self, context: TileContext, batch: Mapping[int, Tensor], step: int) -> None:
-        self.saved: dict[int, list[SavedTile]] = {}  # by operator: what its backward pass needs
-        self.loss: Tensor | None = None  # on the device that computes it, else None
+        self.saved: dict[int, list[SavedTile]] = {}  # by operator, for the backward pass
+        self.loss: Tensor | None = None  # None on devices that do not compute it
         self._context = context
         self._batch = batch
         self._step = step
@@ -102,7 +102,7 @@ class ForwardPass:
         return call(saved.task.tile, saved.operands, derive_seed(self._context.seed, self._step, saved.task.operator))
 
     def _sum_moments(self, call: SummedCall, operator: int, tiles: Sequence[SavedTile]) -> None:
-        """Give every tile what all tiles of its sum have found."""
+        """Exchange the moments of all tiles of each sum, and update the running statistics."""
         context = self._context
         with context.recorder.span("forward", context.graph.operators[operator].name):
             for saved in tiles:
@@ -121,7 +121,7 @@ class ForwardPass:
                         call.update(saved.task.tile, saved.found, buffers)
 
     def _with_inputs(self, task: TileTask) -> SavedTile:
-        """A tile with all that it reads."""
+        """Return a tile with its inputs and weights."""
         leaves: list[Tensor | None] = []
         for fetch in task.inputs:
             if fetch is None:
@@ -144,7 +144,7 @@ class ForwardPass:
         return region(tensor, part.box, box)
 
     def _store(self, saved: SavedTile) -> None:
-        """Keep what a tile made for those that read it."""
+        """Store a tile's outputs for their readers."""
         numbers = self._context.graph.operators[saved.task.operator].outputs
         for number, box, output in zip(numbers, saved.task.outputs, saved.outputs, strict=True):
             self._tile_outputs[number, saved.task.number] = box, output.detach()
@@ -152,7 +152,7 @@ class ForwardPass:
                 self.loss = output.detach()
 
     def _exchange(self, operator: int) -> None:
-        """Send what an operator has made to those that read it elsewhere."""
+        """Send an operator's outputs to the devices that read them, and post the matching receives."""
         local = self._context.local
         sends = []
         for part in local.sends[operator]:
@@ -164,7 +164,7 @@ class ForwardPass:
             self._context.group.yield_core()
 
     def _release(self, operator: int) -> None:
-        """Forget what nobody reads any more; what a backward pass needs of it, autograd keeps."""
+        """Free tensors after their last reader; autograd keeps those that the backward pass needs."""
         for piece in self._context.local.last_pieces.get(operator, ()):
             self._tile_outputs.pop(piece, None)
         for part in self._context.local.last_parts.get(operator, ()):
@@ -172,17 +172,17 @@ class ForwardPass:
 
 
 class BackwardPass:
-    """Runs autograd on the tiles of one device, operator by operator, the last one first."""
+    """Runs autograd on the tiles of one device, operator by operator in reverse order."""
 
-    # Gradients take the way of the values back: what a tile has read of another device's tile, it returns the gradient
-    # of, once nobody else here adds to it.
+    # Gradients of parts from other devices are accumulated locally and returned once all local readers have
+    # contributed.
 
     def __init__(self, context: TileContext, saved: dict[int, list[SavedTile]]) -> None:
         self._context = context
         self._saved = saved
         self.messages = PointToPoint(context.group, context.local.tags, context.recorder)
-        self._pieces = Sums(self._zeros)  # by tensor and tile of this device
-        self._parts = Sums(self._zeros)  # by part of another device's tile
+        self._pieces = Sums(self._zeros)  # gradients of this device's tiles, by (tensor, tile)
+        self._parts = Sums(self._zeros)  # gradients of parts from other devices
         self._returning: dict[tuple[int, int], list[TensorPart]] = {}
 
     def run(self) -> None:
@@ -210,7 +210,7 @@ class BackwardPass:
             self._back_through_sums(operator, several)
 
     def _gradients_of_outputs(self, saved: SavedTile) -> list[Tensor | None]:
-        """By output of a tile; None: no gradient flows through it."""
+        """Return the gradient of each output of a tile; None: no gradient flows through it."""
         context, found = self._context, list[Tensor | None]()
         for number, box in zip(context.graph.operators[saved.task.operator].outputs, saved.task.outputs, strict=True):
             if number == context.graph.loss:
@@ -227,7 +227,7 @@ class BackwardPass:
         return found
 
     def _back_through_sums(self, operator: int, tiles: Sequence[SavedTile]) -> None:
-        """Add up the gradients of what all tiles of a sum have got, and go through what each tile found."""
+        """All-reduce the gradients of each sum, and backpropagate through each tile's moments."""
         context, sums = self._context, self._context.program.sums[operator]
         totals: dict[Box, Tensor] = {}
         for saved in tiles:
@@ -245,7 +245,7 @@ class BackwardPass:
                     self._differentiate(saved, [(saved.moments, own)])
 
     def _differentiate(self, saved: SavedTile, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Add the gradients of what a tile has read to where it comes from."""
+        """Backpropagate through a tile and accumulate the gradients of its inputs and weights."""
         inputs = [
             (fetch, leaf)
             for fetch, leaf in zip(saved.task.inputs, saved.leaves, strict=True)
@@ -269,7 +269,7 @@ class BackwardPass:
         saved.of_found = next(gradients, None)
 
     def _add(self, fetch: Fetch, gradient: Tensor) -> None:
-        """Add a gradient of what was fetched to that of each part."""
+        """Accumulate the gradient of a fetched box into its parts."""
         for part in fetch.parts:
             own = region(gradient, part.box, fetch.box)
             if part.source != part.target:
@@ -281,7 +281,7 @@ class BackwardPass:
                 self._pieces.add(key, box, part.box, own)
 
     def _exchange(self, operator: int) -> None:
-        """Return the gradients that are there once an operator's backward pass has run."""
+        """Send the gradients that are complete after an operator's backward pass, and post the matching receives."""
         local, group = self._context.local, self._context.group
         sends = [(part, part.source, self._parts.take(part, part.box)) for part in local.gradient_sends[operator]]
         receives = []

@@ -1,4 +1,4 @@
-"""Trains a model under a partition: every operator's tiles on their devices, as one device would train it."""
+"""Trains a model under a partition, with the same results (to rounding) as training on one device."""
 
 import copy
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from bow.sync import Synchroniser
 def tile_optimizer(
     factory: OptimizerFactory, model: nn.Module, cells: Mapping[Cell, nn.Parameter], values: Mapping[str, Tensor]
 ) -> Optimizer:
-    """An optimizer of the cells that a device has, with the groups and settings that the user's has."""
+    """Make an optimizer of a device's cells with the parameter groups, settings and state of the user's."""
     optimizer = make_optimizer(factory, model)
     if not is_elementwise(optimizer, torch.device("cpu")):
         raise OptimizerError(
@@ -52,7 +52,7 @@ def tile_optimizer(
 
 
 def _cut(state: Any, cell: Cell, value: Tensor) -> Any:
-    """A cell's part of what an optimizer keeps of a whole parameter."""
+    """Return a cell's part of the optimizer state of a whole parameter."""
     if isinstance(state, Tensor) and state.numel() == value.numel() and state.dim() > 0:
         own = region(state.reshape(value.shape), cell.box, whole(value.shape))
         return own.clone(memory_format=torch.contiguous_format).to(value.device)
@@ -60,10 +60,10 @@ def _cut(state: Any, cell: Cell, value: Tensor) -> Any:
 
 
 class TileRuntime:
-    """Runs training steps under a partition, one process a device."""
+    """Runs training steps under a partition, with one process per device."""
 
-    # All processes of the group make one with the same arguments, and call its methods in the same order. The first
-    # one's weights are those that all begin with.
+    # Collective: all processes of the group construct one with the same arguments and call its methods in the same
+    # order. All start with the weights of rank 0.
 
     def __init__(
         self,
@@ -138,19 +138,19 @@ class TileRuntime:
         return loss
 
     def skip(self) -> None:
-        """Take no step, as a learner without a batch does while the others take theirs; it is averaged with them."""
+        """Skip a step of this learner, which has no batch, but take part in the averaging."""
         self._begin_averaging()
         if self._averaging is not None:
             self._averaging.finish()
         self._skipped += 1
 
     def gradients(self) -> dict[str, Tensor]:
-        """The whole gradients of the last step by parameter name, the same on every device."""
+        """Return the whole gradients of the last step by parameter name, the same on every device."""
         return self._shaped(self._context.weights.gradients())
 
     def gather_into(self, model: nn.Module) -> None:
-        """Give a model what was trained: parameters, running statistics and counters, on every device."""
-        # Where there are several learners, it is the central model, with the mean of their running statistics.
+        """Copy the trained parameters, running statistics and counters into a model, on every device."""
+        # With several learners: the central model and the mean of their running statistics.
         parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
         with torch.no_grad():
             central = None if self._averaging is None else self._averaging.central
@@ -162,7 +162,7 @@ class TileRuntime:
                 buffers[name].fill_(self._counts[name] + each * self._steps)
 
     def state(self) -> dict[str, Any]:
-        """What this device needs to go on exactly, as tensors and plain values; with the same partition only."""
+        """Return this device's state for an exact resume under the same partition."""
         context = self._context
         return {
             "steps": [self._steps, self._skipped],
@@ -174,7 +174,7 @@ class TileRuntime:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state()` of the same device under the same partition."""
+        """Restore the state that `state()` returned on the same device under the same partition."""
         context = self._context
         self._steps, self._skipped = state["steps"]
         own = [*context.weights.parameters.values(), *context.buffers.own]
@@ -188,7 +188,7 @@ class TileRuntime:
         self._context.recorder.is_on = is_on
 
     def timeline(self) -> Timeline:
-        """What was noted on all devices, all of which ask for it; then it is forgotten."""
+        """Return and clear the recorded spans of all devices; collective."""
         recorder = self._context.recorder
         spans = [span for of_device in self._group.all_gather(recorder.spans) for span in of_device]
         recorder.spans = []
@@ -203,7 +203,7 @@ class TileRuntime:
 
 
 def _initial_value(parameter: nn.Parameter, shape: tuple[int, ...], group: ProcessGroup) -> Tensor:
-    """A parameter's value of the first process, in the shape that the graph gives it."""
+    """Broadcast a parameter's value from the first process, in its shape in the graph."""
     value = parameter.detach().to(group.device, copy=True).contiguous()
     group.broadcast_first(value)
     return value.view(shape).requires_grad_(parameter.requires_grad)
