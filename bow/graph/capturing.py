@@ -1,4 +1,4 @@
-"""Captures a training step as a step graph: traced, lowered, cleaned up, annotated with costs and parameters."""
+"""Capture of a training step as a step graph: trace, lower, clean up, annotate with costs and parameters."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,28 +28,28 @@ def capture(
 ) -> StepGraph:
     """Capture the whole training step of one learner as ATen operators.
 
-    The step runs once on tensors without values: nothing is computed, and the model is not changed. It is captured in
-    the mode that the model is in (train or eval), for the shapes of this batch. Flags of torch are changed meanwhile:
-    do not capture while other threads compute.
+    The step runs once on fake tensors: nothing is computed, and the model is not changed. It is captured in the
+    model's current mode (train or eval), for the shapes of this batch. Global flags of torch are changed during
+    capture: do not capture while other threads compute.
 
     Args:
-        model: the model; its parameters, buffers and everything in Python stay as they are.
+        model: the model; parameters, buffers and Python attributes are not changed.
         batch: a batch of the shapes to train on: a pair `(inputs, targets)`, or with `step` any pytree of tensors.
         loss: `loss(outputs, targets) -> scalar`.
         step: instead of `loss`: `step(model, batch) -> loss`, or `(loss, {name: scalar})`.
         optimizer: makes an optimizer from the parameters, such as `functools.partial(torch.optim.SGD, lr=0.1)`; the
-            graph gets one update operator for each parameter group. None leaves updates out.
-        unrolled: recurrent layers as the matrix products of each step in time, of which several can run side by side;
-            compare them with eager PyTorch under `torch.backends.mkldnn.flags(enabled=False)`. False: an LSTM's layers
-            as one operator each where eager PyTorch has oneDNN compute them so, equal bit for bit.
+            graph gets one update operator for each parameter group. None: no update operators.
+        unrolled: capture recurrent layers as the matrix products of each time step, several of which can run in
+            parallel; compare with eager PyTorch under `torch.backends.mkldnn.flags(enabled=False)`. False: one
+            operator for each LSTM layer that eager PyTorch computes with oneDNN, equal bit for bit.
 
     Raises:
         CaptureError: the step depends on values in Python (`.item()`, an `if` on a tensor), makes shapes from
-            values, or changes something that is no buffer.
-        LossError: not exactly one of `loss` and `step`; the result is no scalar that depends on the parameters.
-        ModelError: no module, without trainable parameters, lazy, or one that cannot be copied.
-        DataError: the batch has leaves that are no tensors.
-        OptimizerError: `optimizer` does not make one over these parameters.
+            values, or changes state that is not a buffer.
+        LossError: not exactly one of `loss` and `step`; the result is not a scalar that depends on the parameters.
+        ModelError: not a module, no trainable parameters, lazy modules, or the model cannot be copied.
+        DataError: the batch has leaves that are not tensors.
+        OptimizerError: `optimizer` does not return an optimizer over these parameters.
 
     Example:
         >>> import torch
@@ -85,12 +85,12 @@ def _chosen_step(loss: Callable[[Any, Any], Tensor] | None, step: Step | None) -
 def _trace(
     step: LearningStep, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any, unrolled: bool
 ) -> tracing.Trace:
-    """Trace a step and make sure that a graph can repeat it."""
+    """Trace a step, and refuse it if a graph cannot repeat it."""
     before = python_state(step.model)
-    with python_random_kept():  # of a step that is refused, eager draws the same numbers as without an attempt
+    with python_random_kept():  # if the step is refused, eager draws the same numbers as without the attempt
         trace = tracing.trace(step, parameters, buffers, batch, unrolled)
         refuse_changes(_name(step), before, python_state(step.model))
-    if trace.custom_functions:  # what they may change is known only now, so they run once more
+    if trace.custom_functions:  # their state is checked only now that they are known, so trace again
         before = python_state(step.model, trace.custom_functions)
         again = tracing.trace(step, parameters, buffers, batch, unrolled)
         refuse_changes(_name(step), before, python_state(step.model, trace.custom_functions))
@@ -106,7 +106,7 @@ def _name(step: LearningStep) -> str:
 def _assembled(
     trace: tracing.Trace, parameters: Sequence[str], buffers: Sequence[str], batch: Sequence[str], device: str
 ) -> StepGraph:
-    """The step graph of a trace, without updates."""
+    """Build the step graph of a trace, without updates."""
     lowering = Lowering(trace)
     inputs = iter(lowering.inputs)
     bound = [{name: next(inputs) for name in names} for names in (parameters, buffers, batch)]
@@ -129,7 +129,7 @@ def _assembled(
 
 
 def _with_updates(graph: StepGraph, optimizer: OptimizerFactory, model: nn.Module) -> StepGraph:
-    """The graph with an update operator for each of the optimizer's parameter groups."""
+    """Append an update operator for each of the optimizer's parameter groups."""
     values = dict(graph.values)
     updates = update_operators(optimizer, model, graph.parameters, graph.gradients, values, len(graph.operators))
     return dataclasses.replace(graph, operators=(*graph.operators, *updates), values=values)
@@ -155,7 +155,7 @@ def _groups(outputs: Mapping[str, Any]) -> list[dict[str, int]]:
 def _annotated(
     operators: Sequence[Operator], values: Mapping[int, TensorSpec], parameters: Mapping[str, int]
 ) -> Iterator[Operator]:
-    """Operators with what they cost and the parameters that they read, through views and casts too."""
+    """Add costs, and the parameters that each operator reads, also through views and casts."""
     origin: dict[int, tuple[str, ...]] = {value: (name,) for name, value in parameters.items()}
     for operator in operators:
         names = tuple(dict.fromkeys(name for value in operator.reads for name in origin.get(value, ())))

@@ -1,4 +1,4 @@
-"""Runs a step graph operator by operator, in the order of capture, and its updates by the optimizer itself."""
+"""Run a step graph operator by operator in capture order; updates run in the optimizer itself."""
 
 import contextlib
 import copy
@@ -18,11 +18,11 @@ from bow.seeds import derive_seed
 from bow.values import parameter_names
 
 OptimizerFactory: TypeAlias = Callable[[Any], Optimizer]
-"""Makes an optimizer from parameters, or from pairs `(name, parameter)` if its first parameter is called `named...`."""
+# Makes an optimizer from parameters, or from pairs `(name, parameter)` if its first parameter is called `named...`.
 
 
 def call_factory(factory: OptimizerFactory, named: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
-    """Call a factory with names, if it asks for them.
+    """Call a factory with parameters, or with (name, parameter) pairs if it asks for names.
 
     Example:
         >>> norm = nn.Parameter(torch.ones(1))
@@ -32,7 +32,7 @@ def call_factory(factory: OptimizerFactory, named: Iterable[tuple[str, nn.Parame
     wants_names = "".join(parameter_names(factory)[:1]).startswith("named")
     made = factory(pairs if wants_names else [parameter for _, parameter in pairs])
     for group in getattr(made, "param_groups", ()):
-        group.pop("param_names", None)  # torch keeps them beside parameters, whose place rows take
+        group.pop("param_names", None)  # torch keeps the names next to the parameters, which rows replace
     return made
 
 
@@ -44,9 +44,9 @@ def update_operators(
     values: dict[int, TensorSpec],
     first: int,
 ) -> list[Operator]:
-    """The update of each parameter group, whose results (new parameters) are added to `values`.
+    """Return an update operator for each parameter group; add their results (the new parameters) to `values`.
 
-    Tracing an optimizer bakes its hyper-parameters in as numbers; this keeps schedules and state where they are.
+    Tracing would freeze the optimizer's hyper-parameters; this keeps schedules and state in the optimizer.
     """
     optimizer = make_with_names(factory, [(name, p) for name, p in model.named_parameters() if p.requires_grad])
     names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -96,7 +96,7 @@ def apply_update(operator: Operator, optimizer: Optimizer, weights: Sequence[Ten
 
 
 def make_with_names(factory: Any, named: list[tuple[str, nn.Parameter]]) -> Optimizer:
-    """Call a factory, whose mistakes are the user's."""
+    """Call a factory; report its errors as errors of the user's factory."""
     try:
         optimizer = call_factory(factory, named)
     except Exception as error:
@@ -121,7 +121,7 @@ def _new(values: dict[int, TensorSpec], spec: TensorSpec) -> int:
 
 
 def _state_tensors(optimizer: Optimizer, group: int) -> int:
-    """Tensors of a parameter's size that the optimizer keeps for it, found by a step on one element."""
+    """Number of parameter-sized state tensors per parameter, found by a probe step on one element."""
     settings = {key: value for key, value in optimizer.param_groups[group].items() if key != "params"}
     like = next(iter(optimizer.param_groups[group]["params"]), torch.zeros(1))
     parameter = nn.Parameter(torch.zeros([1] * max(like.dim(), 1), dtype=like.dtype))
@@ -132,7 +132,7 @@ def _state_tensors(optimizer: Optimizer, group: int) -> int:
     try:
         probe.step()
     except Exception:
-        return 0  # only an estimate of bytes hangs on it
+        return 0  # only affects an estimate of bytes
     kept = probe.state[parameter].values()
     return sum(isinstance(value, Tensor) and value.shape == parameter.shape for value in kept)
 
@@ -165,9 +165,9 @@ def run_operators(
     order: Iterable[tuple[Operator, Iterable[int]]] | None = None,
     around: Callable[[Operator], AbstractContextManager[object]] = lambda operator: contextlib.nullcontext(),
 ) -> None:
-    """Run all operators but the updates, in the order of capture or another, each with the values that end behind it.
+    """Run all operators but the updates, in capture order or in `order`: pairs of operator and values to free after it.
 
-    `around` is entered for each.
+    `around(operator)` is a context manager that is entered for each.
     """
     with lent_generator(graph.device, seed is not None) as generator:
         for operator, finished in order or zip(graph.operators, graph.last_uses, strict=True):
@@ -182,7 +182,7 @@ def run_operators(
 
 
 def last_uses(operators: Sequence[Operator], results: Collection[int]) -> list[tuple[int, ...]]:
-    """By operator of an order: the values that no later one reads, and that are no results: their memory can go."""
+    """By operator of an order: the values to free after it (read by no later one, and not a result)."""
     last: dict[int, int] = {}
     for position, operator in enumerate(operators):
         made = (value for value in operator.results if value is not None)
@@ -196,7 +196,7 @@ def last_uses(operators: Sequence[Operator], results: Collection[int]) -> list[t
 def inputs_of(
     graph: "StepGraph", parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
 ) -> dict[int, Tensor]:
-    """All that the operators of a graph are given, by value."""
+    """Return all inputs of a graph's operators, by value."""
     return {
         **_bound("parameter ", graph.parameters, parameters, graph),
         **_bound("buffer ", graph.buffers, buffers, graph),
@@ -206,7 +206,6 @@ def inputs_of(
 
 
 def outputs_of(graph: "StepGraph", tensor_of: Callable[[int], Tensor]) -> StepOutputs:
-    """What a graph was run for."""
     groups = (graph.gradients, graph.new_buffers, graph.metrics)
     return StepOutputs(
         tensor_of(graph.loss),
@@ -215,7 +214,7 @@ def outputs_of(graph: "StepGraph", tensor_of: Callable[[int], Tensor]) -> StepOu
 
 
 def run_operator(operator: Operator, live: dict[int, Tensor], graph: "StepGraph") -> None:
-    """Call one operator on live values and put what it makes among them."""
+    """Call one operator on the live values and store its results there."""
 
     def tensor(ref: Ref) -> Tensor:
         return live[ref.value]
@@ -223,7 +222,7 @@ def run_operator(operator: Operator, live: dict[int, Tensor], graph: "StepGraph"
     arguments = map_refs(tensor, operator.arguments)
     keywords = {name: map_refs(tensor, value) for name, value in operator.keywords.items()}
     try:
-        # oneDNN's layer keeps what its backward pass needs only where gradients are enabled; no tensor here needs one.
+        # oneDNN's layer saves what its backward pass needs only if gradients are enabled; no tensor here requires grad.
         with torch.enable_grad() if kinds.has_recurrent_layer(operator) else contextlib.nullcontext():
             made = kinds.kernel_of(operator.kind)(*arguments, **keywords)
     except Exception as error:
@@ -234,7 +233,7 @@ def run_operator(operator: Operator, live: dict[int, Tensor], graph: "StepGraph"
 
 
 def failure(operator: Operator, graph: "StepGraph", error: Exception) -> GraphError:
-    """What to raise where an operator fails."""
+    """Return the error that names a failed operator and its shapes."""
     shapes = ", ".join(str(graph.values[value]) for value in operator.reads)
     where = f" of {operator.module}" if operator.module else ""
     return GraphError(f"operator {operator.index}, {operator.kind}({shapes}){where}, failed: {reason(error)}")
@@ -257,7 +256,7 @@ def _bound(what: str, names: Mapping[str, int], tensors: Mapping[str, Tensor], g
 
 
 def _fitted(name: str, tensor: Tensor, spec: TensorSpec) -> Tensor:
-    """The tensor in the memory order of the capture."""
+    """Return the tensor in the memory layout of the capture."""
     given = TensorSpec.of(tensor)
     if (given.shape, given.dtype) != (spec.shape, spec.dtype):
         raise GraphError(f"{name} is {given}, the graph was captured with {spec}; capture it again for other shapes")
@@ -277,7 +276,7 @@ def _update(
 
 @contextlib.contextmanager
 def lent_generator(name: str, seeded: bool) -> Iterator[torch.Generator]:
-    """The default generator of a device; where it is going to be seeded, its state is put back afterwards."""
+    """Yield a device's default generator; if it is going to be seeded, restore its state afterwards."""
     device = torch.device(name)
     on_gpu = device.type == "cuda"
     generator = torch.cuda.default_generators[device.index or 0] if on_gpu else torch.default_generator

@@ -26,7 +26,7 @@ FORMAT = JsonFormat(
 )
 
 _NAMED = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
-"""Argument types that are attributes of the module torch, by the key that marks them."""
+# Argument types that are attributes of the torch module, by their JSON key.
 
 
 def dumps(graph: "StepGraph") -> str:
@@ -42,7 +42,6 @@ def dumps(graph: "StepGraph") -> str:
 
 
 def loads(text: str) -> dict[str, Any]:
-    """The fields of the graph that `dumps` wrote."""
     return FORMAT.loads(text, _fields)
 
 

@@ -1,4 +1,4 @@
-"""What a kind of operator is (a view, random, a mere copy), and what an operator costs whatever it runs on."""
+"""Properties of an operator kind (view, random, copy), and device-independent costs of an operator."""
 
 import functools
 import math
@@ -13,12 +13,12 @@ from bow.graph import kinds
 from bow.graph.operator import Operator, Ref, TensorSpec, map_refs
 
 Kernel: TypeAlias = Any
-"""A `torch._ops.OpOverload`."""
+# A `torch._ops.OpOverload`.
 
-# Views that their schema does not declare: torch promises not to write to their results.
+# Views whose schema does not declare them: torch promises not to write to their results.
 _UNDECLARED_VIEWS = {"_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk"}
 
-# Operators that move or make numbers without computing any.
+# Operators that move or create numbers without arithmetic.
 _MOVING = {
     "arange", "cat", "clone", "constant_pad_nd", "copy", "embedding", "empty", "empty_like", "fill", "full",
     "full_like", "gather", "index", "index_select", "new_empty", "new_empty_strided", "new_full", "new_ones",
@@ -29,7 +29,7 @@ _MOVING = {
 
 @functools.cache
 def kernel_of(kind: str) -> Kernel:
-    """The operator that a kind names."""
+    """Return the `OpOverload` that a kind names."""
     try:
         namespace, name, overload = kind.split(".")
         return getattr(getattr(getattr(torch.ops, namespace), name), overload)
@@ -41,7 +41,7 @@ def kernel_of(kind: str) -> Kernel:
 
 
 def is_update(kind: str) -> bool:
-    """Whether a kind is an optimizer's update, which torch has no operator for."""
+    """Whether a kind is an optimizer update, for which torch has no operator."""
     return kind.startswith("update.")
 
 
@@ -57,7 +57,7 @@ def is_view(kind: str) -> bool:
 
 @functools.cache
 def is_random(kind: str) -> bool:
-    """Whether the operator draws from the random number generator of its device."""
+    """Whether the operator draws from its device's random number generator."""
     return not is_update(kind) and torch.Tag.nondeterministic_seeded in kernel_of(kind).tags
 
 
@@ -68,7 +68,7 @@ def writes(kind: str) -> bool:
 
 
 def has_recurrent_layer(operator: Operator) -> bool:
-    """Whether the operator is a whole layer of oneDNN's, forward or backward."""
+    """Whether the operator is a whole oneDNN recurrent layer, forward or backward."""
     return operator.kind.startswith("aten.mkldnn_rnn_layer")
 
 
@@ -99,7 +99,7 @@ def flops(operator: Operator, values: Mapping[int, TensorSpec]) -> int:
 
 
 def bytes_moved(operator: Operator, values: Mapping[int, TensorSpec]) -> int:
-    """Bytes of the distinct tensors that an operator reads and makes; nothing for a view."""
+    """Bytes of the distinct tensors that an operator reads and makes; 0 for a view."""
     if operator.is_view:
         return 0
     return sum(values[value].num_bytes for value in _touched(operator))

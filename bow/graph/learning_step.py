@@ -1,4 +1,4 @@
-"""The learning task of one learner as a function of tensors: what is captured."""
+"""The learning task of one learner as a pure function of tensors, the form that is captured."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -14,11 +14,11 @@ from bow.errors import DataError, LossError, ModelError, reason
 from bow.graph.outside import OutsideTensors
 
 Step: TypeAlias = Callable[[nn.Module, Any], Any]
-"""`step(model, batch) -> loss`, or `(loss, {name: scalar})`."""
+# `step(model, batch) -> loss`, or `(loss, {name: scalar})`.
 
 
 class StepOutputs(NamedTuple):
-    """What one learning task makes."""
+    """The results of one learning task."""
 
     loss: Tensor
     gradients: dict[str, Tensor]
@@ -29,7 +29,7 @@ class StepOutputs(NamedTuple):
 
 
 class LearningStep(nn.Module):
-    """A copy of the model and its step, whose parameters and buffers come from outside.
+    """A copy of the model and its step; parameters and buffers are passed in.
 
     Python-side attributes of the model may change while it is traced, so it is a copy; parameters and buffers
     are shared with the original, and never read.
@@ -52,7 +52,7 @@ class LearningStep(nn.Module):
     def forward(
         self, batch: Any, behind: Callable[[Tensor], None] = lambda loss: None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss and metrics of one batch, both checked; `behind` is called with the loss."""
+        """Return loss and metrics of one batch, both checked; call `behind` with the loss."""
         result = self._step(self.model, batch)
         loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         _check_scalar(loss, "the loss")
@@ -70,14 +70,14 @@ class LearningStep(nn.Module):
         batch: Any,
         between: Callable[[Tensor], None] = lambda loss: None,
     ) -> StepOutputs:
-        """Forward and backward."""
+        """Run forward and backward pass; call `between` with the loss in between."""
         outside = OutsideTensors(self._step, self.model)
         leaves = {name: p.detach().requires_grad_(name in self.trained) for name, p in parameters.items()}
         own = {f"model.{name}": buffer.clone() for name, buffer in buffers.items()}
         gradients: list[Tensor] = []
 
         def differentiate(loss: Tensor) -> None:
-            # While the model still has these parameters: activation checkpointing reads them again.
+            # Inside the functional call, because activation checkpointing reads these parameters again.
             _check_differentiable(loss)
             outside.check(loss, [leaves, batch])
             between(loss)
@@ -92,7 +92,7 @@ class LearningStep(nn.Module):
 
 
 def refuse_parameter_hooks(model: nn.Module) -> None:
-    """Refuse hooks on the gradients of parameters, for which other tensors stand wherever they are trained."""
+    """Refuse gradient hooks on parameters: training replaces the parameters by other tensors, without the hooks."""
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
             raise ModelError(
@@ -103,7 +103,7 @@ def refuse_parameter_hooks(model: nn.Module) -> None:
 
 
 def checked_model(model: Any) -> nn.Module:
-    """The module that is captured, out of what torch.compile wraps."""
+    """Return the module to capture, unwrapped from torch.compile."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be an nn.Module, got {type(model).__name__}; build the model first")
     module: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps
@@ -115,7 +115,7 @@ def checked_model(model: Any) -> nn.Module:
 
 
 def step_from_loss(loss: Callable[[Any, Any], Tensor]) -> Step:
-    """The step that most models need: batches are pairs `(inputs, targets)`."""
+    """Make a step from a loss; batches are pairs `(inputs, targets)`."""
 
     def step(model: nn.Module, batch: Any) -> Tensor:
         inputs, targets = batch
@@ -125,7 +125,7 @@ def step_from_loss(loss: Callable[[Any, Any], Tensor]) -> Step:
 
 
 def batch_tensors(batch: Any) -> dict[str, Tensor]:
-    """The leaves of a batch by path, such as `[0]` for the inputs of a pair."""
+    """Return the leaves of a batch by path, such as `[0]` for the inputs of a pair."""
     leaves, _ = tree_flatten_with_path(batch)
     named = {keystr(path): leaf for path, leaf in leaves}
     for name, leaf in named.items():

@@ -1,4 +1,4 @@
-"""From a trace to operators: values get numbers, backward finds its forward, what changes nothing is removed."""
+"""Lower a trace to operators: number values, link backward to forward operators, remove no-ops."""
 
 import dataclasses
 import operator as python_operator
@@ -17,7 +17,7 @@ _LITERALS = (bool, int, float, complex, str, type(None), torch.dtype, torch.devi
 
 
 class Lowering:
-    """The operators of a trace."""
+    """The operators and values of a trace."""
 
     def __init__(self, trace: Trace) -> None:
         self.operators: list[Operator] = []
@@ -31,7 +31,7 @@ class Lowering:
         self.operators = [self._with_module(operator) for operator in self.operators]
 
     def value(self, node: fx.Node) -> int:
-        """The value that a node of the trace has become."""
+        """Return the value that a node of the trace became."""
         made = self._made[node]
         assert isinstance(made, Ref)
         return made.value
@@ -80,7 +80,7 @@ class Lowering:
         return self._makers.get(origin.belongs) if origin.belongs is not None else None
 
     def _with_module(self, operator: Operator) -> Operator:
-        """The module of a backward operator is that of its forward operator."""
+        """Give a backward operator the module of its forward operator."""
         if operator.forward is None:
             return operator
         return dataclasses.replace(operator, module=self.operators[operator.forward].module)
@@ -95,7 +95,7 @@ class Lowering:
         raise _refused_argument(argument)
 
     def _structure(self, made: Any) -> Any:
-        """What a call made, with values for tensors and None for all else."""
+        """Return the structure of a result, with values for tensors and None for everything else."""
         if isinstance(made, Tensor):
             return self._new(made)
         if isinstance(made, list | tuple):
@@ -129,21 +129,21 @@ def _refused_argument(argument: object) -> CaptureError:
 
 
 _SAME = {"alias", "clone", "detach", "lift_fresh", "lift_fresh_copy"}
+# Views that may have the strides of their argument but other values: a conjugate is a bit of the tensor.
 _OTHER_VALUES = {"as_strided", "_conj", "_neg_view"}
-"""Views that may lie like their argument and yet have other values: a conjugate is a bit of the tensor."""
 _CONVOLUTION_BACKWARD = "aten.convolution_backward.default"
-_HALVES = ((0,), (1, 2))
-"""Input; weight and bias. oneDNN computes the bias in the same pass as the weight: alone, it costs the whole pass
-again (2.5 ms instead of 0.3 for 16 x 20 x 12 x 12, float32, one thread)."""
+_HALVES = ((0,), (1, 2))  # input; weight and bias
+# oneDNN computes the bias gradient in the pass for the weight: on its own, it takes a whole further pass
+# (2.5 ms instead of 0.3 for 16 x 20 x 12 x 12, float32, one thread).
 
 
 def skip_identities(
     operators: Sequence[Operator], values: Mapping[int, TensorSpec]
 ) -> tuple[list[Operator], dict[int, int]]:
-    """Remove copies, detachments and views whose result is laid out like their argument.
+    """Remove copies, detachments and views whose result has the layout of their argument.
 
-    No operator writes to its arguments, so a copy can be its original. A copy that changes the memory order stays:
-    which kernel a matrix product uses depends on it.
+    No operator writes to its arguments, so a copy can be replaced by its original. A copy that changes the memory
+    order stays: the kernel of a matrix product depends on it.
     """
     kept: list[Operator] = []
     instead: dict[int, int] = {}
@@ -161,8 +161,8 @@ def skip_identities(
 def drop_dead(operators: Sequence[Operator], wanted: Iterable[int]) -> list[Operator]:
     """Remove operators without effect on the wanted values.
 
-    Random ones stay: they advance the generator that the others draw from. So do those without a result: they
-    check something, such as whether a matrix could be inverted.
+    Random operators stay: they advance the generator that the others draw from. So do operators without a result:
+    they check something, such as whether a matrix could be inverted.
     """
     live, kept = set(wanted), []
     for operator in reversed(operators):
@@ -177,7 +177,7 @@ def _checks(operator: Operator) -> bool:
 
 
 def renumber(operators: Sequence[Operator]) -> list[Operator]:
-    """Give operators the numbers 0, 1, 2, ... in their order."""
+    """Number operators 0, 1, 2, ... in their order."""
     new = {operator.index: position for position, operator in enumerate(operators)}
     return [
         dataclasses.replace(
@@ -199,7 +199,7 @@ def _is_identity(operator: Operator, values: Mapping[int, TensorSpec]) -> bool:
 def split_convolution_backward(operators: Sequence[Operator], wanted: Iterable[int]) -> list[Operator]:
     """Replace each `convolution_backward` by one call for the input gradient and one for weight and bias.
 
-    The calls differ in `output_mask` alone; what nobody reads is not computed. Indices are not unique afterwards.
+    The calls differ in `output_mask` alone; unused gradients are not computed. Indices are not unique afterwards.
 
     References:
         Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018.

@@ -1,4 +1,4 @@
-"""One operator of a step graph, the arguments it is called with, and what is known of the tensors it makes."""
+"""One operator of a step graph, its arguments, and the specs of the tensors it makes."""
 
 import dataclasses
 import math
@@ -11,49 +11,38 @@ from torch import Tensor
 
 Phase: TypeAlias = Literal["forward", "backward", "update"]
 
+# A `Ref`, a number, string, None, dtype, device, layout or memory format, or a tuple of arguments.
 Argument: TypeAlias = Any
-"""A `Ref`, a number, string, None, dtype, device, layout or memory format, or a tuple of arguments."""
 
 
 @dataclass(frozen=True)
 class Ref:
-    """An argument that is a value of the graph."""
+    """An argument that refers to a value of the graph."""
 
     value: int
 
 
 @dataclass(frozen=True)
 class Operator:
-    """One ATen operator of a training step, or the update of one group of parameters.
+    """One ATen operator of a training step, or the update of one parameter group.
 
-    An operator reads values and makes new ones; it writes to nothing that existed before.
+    An operator reads values and makes new ones; it never writes to existing values.
     """
 
-    index: int
-    """Its place in the order of capture, which is one legal order."""
-    kind: str
-    """The operator with its overload, such as `aten.mm.default`; `update.SGD` for an update."""
+    index: int  # position in capture order, which is one legal order
+    kind: str  # the operator with its overload, such as `aten.mm.default`; `update.SGD` for an update
     arguments: tuple[Argument, ...]
     keywords: Mapping[str, Argument]
-    results: tuple[int | None, ...]
-    """The values it makes, lists flattened; None where a result is undefined or no tensor."""
+    results: tuple[int | None, ...]  # lists flattened; None where a result is undefined or not a tensor
     phase: Phase
-    module: str
-    """Path of the module that called it, or whose backward it belongs to; empty for the loss."""
-    forward: int | None = None
-    """Of a backward operator: the index of the forward operator whose gradient it computes."""
-    parameters: tuple[str, ...] = ()
-    """The parameters that it reads, directly or through views; of an update, those that it writes."""
-    flops: int = 0
-    """Floating-point operations; a multiply-add counts as two."""
-    bytes_moved: int = 0
-    """Bytes of its tensor arguments and results."""
-    is_view: bool = False
-    """Whether it only looks at its argument's memory in another way, which costs nothing."""
-    is_random: bool = False
-    """Whether it draws random numbers."""
-    group: int | None = None
-    """Of an update: the index of the optimizer's parameter group."""
+    module: str  # path of the module that called it, or whose backward it belongs to; empty for the loss
+    forward: int | None = None  # of a backward operator: index of the forward operator whose gradient it computes
+    parameters: tuple[str, ...] = ()  # that it reads, directly or through views; of an update, those it writes
+    flops: int = 0  # a multiply-add counts as two
+    bytes_moved: int = 0  # of its tensor arguments and results
+    is_view: bool = False  # whether it only reinterprets its argument's memory, at no cost
+    is_random: bool = False  # whether it draws random numbers
+    group: int | None = None  # of an update: index of the optimizer's parameter group
     _reads: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -61,17 +50,17 @@ class Operator:
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """The values among its arguments, in order, repeated where one is used twice."""
+        """The values among its arguments, in order, with repeats."""
         return self._reads
 
     def with_arguments(self, change: Callable[[Ref], Argument]) -> "Operator":
-        """The same operator with every reference changed."""
+        """Return the operator with every reference mapped by `change`."""
         keywords = {name: map_refs(change, value) for name, value in self.keywords.items()}
         return dataclasses.replace(self, arguments=map_refs(change, self.arguments), keywords=keywords)
 
 
 def refs(argument: Argument) -> Iterator[int]:
-    """The values that an argument refers to."""
+    """Iterate over the values that an argument refers to."""
     if isinstance(argument, Ref):
         yield argument.value
     elif isinstance(argument, tuple):
@@ -80,7 +69,7 @@ def refs(argument: Argument) -> Iterator[int]:
 
 
 def map_refs(change: Callable[[Ref], Argument], argument: Argument) -> Argument:
-    """An argument with every reference in it changed."""
+    """Return an argument with every reference in it mapped by `change`."""
     if isinstance(argument, Ref):
         return change(argument)
     if isinstance(argument, tuple):
@@ -98,7 +87,6 @@ class TensorSpec:
 
     @classmethod
     def of(cls, tensor: Tensor) -> "TensorSpec":
-        """The spec of a tensor, real or fake."""
         return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
 
     @property
@@ -107,16 +95,16 @@ class TensorSpec:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that reading the tensor once moves; what an expanded tensor repeats counts once."""
+        """Bytes moved by reading the tensor once; elements repeated by `expand` count once."""
         pairs = zip(self.shape, self.strides, strict=True)
         return math.prod(size for size, stride in pairs if stride != 0 or size == 0) * self.dtype.itemsize
 
     def lies_like(self, other: "TensorSpec") -> bool:
-        """Whether both have the same elements at the same places; strides of dimensions of size 1 do not matter."""
+        """Whether shape, dtype and strides agree, ignoring strides of dimensions of size 1."""
         return (self.shape, self.dtype) == (other.shape, other.dtype) and self._steps() == other._steps()
 
     def meta(self) -> Tensor:
-        """A tensor of this spec without memory."""
+        """Return a tensor of this spec on the meta device."""
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
 
     def __str__(self) -> str:

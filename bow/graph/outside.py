@@ -1,4 +1,4 @@
-"""Tensors that a step reaches besides its model's: nothing trains, averages or saves them."""
+"""Find tensors that a step reaches outside its model: these are neither trained, averaged nor saved."""
 
 import functools
 import inspect
@@ -13,30 +13,28 @@ from torch.utils._pytree import tree_leaves
 from bow.errors import LossError
 from bow.graph.refusal import GENERATORS
 
-MANY = 10_000
-"""So many objects are looked at, those nearest to the step first."""
+MANY = 10_000  # visit at most this many objects, those nearest to the step first
 
 REMEDY = "make its module part of the model and compute the loss in step=, or"
 
 
 class OutsideTensors:
-    """Tensors and modules that a step's code leads to and that are not the model's, such as parameters of a loss."""
+    """Tensors and modules that a step's code reaches and that are not the model's, such as parameters of a loss."""
 
     def __init__(self, step: Any, model: nn.Module) -> None:
         self._own = {id(tensor) for tensor in chain(model.parameters(), model.buffers())}
         found = list(_reached(step, model, self._own))
         self._found = {name: value for name, value in found if not isinstance(value, GENERATORS)}
         self.generators = [value for _, value in found if isinstance(value, GENERATORS)]
-        """Random generators of the step's own."""
         self._versions = {name: (id(tensor), tensor._version) for name, tensor in self._kept()}
 
     @property
     def may_matter(self) -> bool:
-        """Whether `check` could refuse them, if the loss depends on them or the step changes them."""
+        """Whether `check` can ever raise for them."""
         return bool(self._versions) or any(tensor.requires_grad for tensor in self._tensors().values())
 
     def check(self, loss: Tensor, leaves: Iterable[Any] = ()) -> None:
-        """Refuse a loss that depends on one that requires a gradient, and a step that has changed one of a module."""
+        """Refuse a loss that depends on an outside tensor requiring grad, and a step that changed an outside module."""
         own = self._own | {id(leaf) for leaf in tree_leaves(list(leaves))}
         names = {id(tensor): name for name, tensor in self._tensors().items()}
         for leaf in _leaves_of(loss):
@@ -60,7 +58,7 @@ class OutsideTensors:
         return dict(chain(bare, self._kept()))
 
     def _kept(self) -> Iterator[tuple[str, Tensor]]:
-        """What modules keep: parameters and buffers."""
+        """Iterate over parameters and buffers of outside modules."""
         for name, value in self._found.items():
             if isinstance(value, nn.Module):
                 for path, tensor in chain(value.named_parameters(), value.named_buffers()):
@@ -69,7 +67,7 @@ class OutsideTensors:
 
 
 def _leaves_of(loss: Tensor) -> Iterator[Tensor]:
-    """The leaf tensors that a loss has gradients of."""
+    """Iterate over the leaf tensors of a loss's autograd graph."""
     seen, waiting = set(), [loss.grad_fn]
     for node in waiting:
         if node is not None and node not in seen:
@@ -80,7 +78,7 @@ def _leaves_of(loss: Tensor) -> Iterator[Tensor]:
 
 
 def _reached(step: Any, model: nn.Module, own: set[int]) -> Iterator[tuple[str, Any]]:
-    """Tensors, modules and random generators by the names that lead to them, attributes of modules among them."""
+    """Iterate over reachable tensors, modules and generators with their names, including attributes of modules."""
     seen = {*map(id, model.modules()), *own}
     waiting = [(step, "step"), *((vars(module), path or "model") for path, module in model.named_modules())]
     for value, name in waiting:
@@ -94,7 +92,7 @@ def _reached(step: Any, model: nn.Module, own: set[int]) -> Iterator[tuple[str, 
 
 
 def _parts(value: Any) -> Mapping[str, Any]:
-    """What an object leads to, by name."""
+    """Return the objects that an object refers to, by name."""
     kind = type(value)
     if isinstance(value, functools.partial):
         return {"func": value.func, "args": value.args, **value.keywords}

@@ -1,4 +1,4 @@
-"""Why a step cannot be captured: what torch refuses, and what a graph would do once and never again."""
+"""Reasons why a step cannot be captured: torch's refusals, and side effects that a graph would not repeat."""
 
 import contextlib
 import io
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from bow.errors import CaptureError, reason
 
-# The names of torch's exceptions while it runs a model on tensors without values, and what each means.
+# Meanings of the exceptions that torch raises while it runs a model on fake tensors, by class name.
 _MEANINGS = {
     "DataDependentOutputException": "reads a tensor's value in Python (.item(), int(), bool() or an if on a tensor)",
     "GuardOnDataDependentSymNode": "branches in Python on a tensor's value",
@@ -26,19 +26,18 @@ _MEANINGS = {
 }
 
 
-EAGER = 'use engine="eager"'
-"""What can be done instead, where learners are to train; a step that was to be split is trained whole instead."""
+EAGER = 'use engine="eager"'  # the fallback that the error message suggests
 
 REMEDY = "write the step with tensor operations only"
 
 
 def refusal(model: str, cause: str, remedy: str = REMEDY, instead: str = EAGER) -> CaptureError:
-    """The error for a step that cannot be captured."""
+    """Make the error for a step that cannot be captured."""
     return CaptureError(f"{model} cannot be captured because its step {cause}; {remedy}, or {instead}")
 
 
 def refused(model: str, error: BaseException, instead: str = EAGER) -> CaptureError:
-    """The error for a step during which torch raised `error`."""
+    """Make the error for a step during which torch raised `error`."""
     kind = type(error).__name__
     if kind in _MEANINGS:
         function = getattr(error, "func", None)
@@ -52,7 +51,7 @@ def refused(model: str, error: BaseException, instead: str = EAGER) -> CaptureEr
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Leave out warnings, which the user's own run of the model has shown, torch's logs, and the graphs it prints."""
+    """Suppress warnings (the user's own run has shown them), torch's logs, and the graphs it prints."""
     loggers = [
         logger
         for name, logger in logging.root.manager.loggerDict.items()
@@ -73,7 +72,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, type(No
 
 
 def python_state(model: nn.Module, functions: Iterable[type] = ()) -> dict[str, str]:
-    """Plain values that the step can change, as text, by a name that a message can show."""
+    """Return plain Python values that the step can change, as text, by a name for error messages."""
     state = {
         "the state of Python's random": str(hash(random.getstate())),
         "the state of numpy.random": str(np.random.get_state()),
@@ -90,7 +89,7 @@ def python_state(model: nn.Module, functions: Iterable[type] = ()) -> dict[str, 
 
 @contextlib.contextmanager
 def python_random_kept() -> Iterator[None]:
-    """Python's and NumPy's own generators are behind it as they were before."""
+    """Restore the state of Python's and NumPy's global generators afterwards."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
         yield
@@ -100,11 +99,11 @@ def python_random_kept() -> Iterator[None]:
 
 
 GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
-"""What a step can draw random numbers from besides the global generators."""
+# Random number sources of a step, other than the global generators.
 
 
 def state_of(generator: Any) -> Any:
-    """How far a random generator of torch's, NumPy's or Python's is; None: it has no state, as the system's."""
+    """Return the state of a torch, NumPy or Python generator; None if it has none, such as the system's."""
     if isinstance(generator, np.random.Generator):
         return generator.bit_generator.state
     try:
@@ -114,7 +113,6 @@ def state_of(generator: Any) -> Any:
 
 
 def set_state(generator: Any, state: Any) -> None:
-    """Put a generator where it was."""
     if state is None:
         return
     if isinstance(generator, np.random.Generator):
@@ -126,14 +124,14 @@ def set_state(generator: Any, state: Any) -> None:
 
 
 def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """The names whose values differ."""
+    """Return the names whose values differ."""
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
 def refuse_changes(
     model: str, before: dict[str, str], after: dict[str, str], refusal: Callable[..., CaptureError] = refusal
 ) -> None:
-    """Refuse a step that leaves other values behind than it has found."""
+    """Refuse a step that changed Python state."""
     if names := changed(before, after):
         cause = f"changes {names[0]}, which a graph would not repeat"
         raise refusal(model, cause, "keep what changes in a buffer")
@@ -148,7 +146,7 @@ def _plain(label: str, values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _shown(value: Any) -> str:
-    """A tensor by its identity and version: its elements may have no values."""
+    """Show a tensor by its identity and version: a fake tensor has no values."""
     if isinstance(value, Tensor):
         return f"tensor {id(value)} {value._version}"
     if isinstance(value, dict):
@@ -159,7 +157,7 @@ def _shown(value: Any) -> str:
 
 
 def _is_of_torch(name: str) -> bool:
-    """Whether an attribute is torch's own bookkeeping: parameters, buffers, submodules, hooks, LSTM's weight lists."""
+    """Whether an attribute is torch's bookkeeping: parameters, buffers, submodules, hooks, LSTM's weight lists."""
     return name in {"_parameters", "_buffers", "_modules"} or "hook" in name or name.startswith("_flat_weight")
 
 
@@ -171,7 +169,7 @@ def _functions(owner: type) -> Iterator[FunctionType]:
 
 
 def _outside(function: FunctionType) -> dict[str, Any]:
-    """The variables outside a function that its code names."""
+    """Return the variables outside a function that its code names."""
     names = function.__code__.co_names
     found = {name: function.__globals__[name] for name in names if name in function.__globals__}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -188,7 +186,7 @@ def _filled(cell: Any) -> bool:
 
 
 def code_text(code: CodeType) -> Iterator[str]:
-    """What a function does: its instructions, and the names and constants in them, but not where it is written."""
+    """Yield a function's instructions, names and constants, but not its location in the source."""
     yield code.co_code.hex()
     yield repr(code.co_names)
     for constant in code.co_consts:

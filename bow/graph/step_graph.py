@@ -21,8 +21,8 @@ from bow.graph.operator import Operator, TensorSpec
 class StepGraph:
     """One training step of one learner as a graph of operators, made by `bow.capture`.
 
-    Operators write to nothing that existed before: the only order among them is that a value must be there before
-    it is read. Parameters, buffers and batch come from outside, so one graph serves any number of learners.
+    Operators never write to existing values: the only order among them is that a value is made before it is read.
+    Parameters, buffers and batch are passed to `run`, so one graph serves any number of learners.
 
     Example:
         >>> import torch, bow
@@ -38,9 +38,9 @@ class StepGraph:
     """
 
     operators: tuple[Operator, ...]
-    """In the order of capture, which is one legal order; the updates come last."""
+    """In capture order, which is one legal order; the updates come last."""
     values: Mapping[int, TensorSpec]
-    """Every value that is an input or is made."""
+    """Spec of every input and every result."""
     parameters: Mapping[str, int]
     """Value of each parameter, by its name in `named_parameters()`."""
     buffers: Mapping[str, int]
@@ -48,12 +48,12 @@ class StepGraph:
     batch: Mapping[str, int]
     """Value of each tensor of the batch, by its path in it."""
     constants: Mapping[int, Tensor]
-    """Tensors that belong to the step itself."""
+    """Tensors that the step itself holds."""
     loss: int
     gradients: Mapping[str, int]
     """Value of the gradient of each trained parameter."""
     new_buffers: Mapping[str, int]
-    """Value of each buffer after the step; its value before where the step leaves it alone."""
+    """Value of each buffer after the step; its value before the step if the step does not change it."""
     metrics: Mapping[str, int]
     device: str
     """The device it was captured for, such as `cpu` or `cuda:0`."""
@@ -67,16 +67,16 @@ class StepGraph:
         seed: int | None = None,
         optimizer: Optimizer | None = None,
     ) -> StepOutputs:
-        """Run it operator by operator; loss, gradients and buffers equal autograd's bit for bit.
+        """Run the graph operator by operator; loss, gradients and buffers equal autograd's bit for bit.
 
         Args:
             parameters: tensors by the names of `model.named_parameters()`.
             buffers: tensors by the names of `model.named_buffers()`; they are not written to.
-            batch: like the one it was captured with, shapes and dtypes included.
-            seed: of the random numbers. Each operator draws from a stream of its own, derived from the seed and its
-                index, so they do not depend on the order in which operators run; seeds of different learners and
-                rounds come from `bow.seeds.derive_seed`. None draws from torch's generator as eager PyTorch does.
-            optimizer: carries out the update operators, in place; it must hold these `parameters`. None skips them.
+            batch: a batch with the shapes and dtypes of the captured one.
+            seed: seed of the random numbers. Each operator draws from its own stream, derived from the seed and its
+                index, so they do not depend on the execution order; seeds for learners and rounds come from
+                `bow.seeds.derive_seed`. None draws from torch's generator as eager PyTorch does.
+            optimizer: executes the update operators, in place; it must hold these `parameters`. None skips them.
 
         Raises:
             GraphError: a tensor is missing or does not fit; an operator fails.
@@ -85,41 +85,41 @@ class StepGraph:
 
     @functools.cached_property
     def results(self) -> frozenset[int]:
-        """The values that a step is run for."""
+        """The values that a step returns."""
         named = (self.gradients, self.new_buffers, self.metrics)
         return frozenset({self.loss, *(value for names in named for value in names.values())})
 
     @functools.cached_property
     def last_uses(self) -> tuple[tuple[int, ...], ...]:
-        """By operator: the values that nobody reads after it, so that their memory can go."""
+        """By operator: the values that no later operator reads, so that their memory can be freed."""
         return tuple(execution.last_uses(self.operators, self.results))
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of a step, updates left out."""
+        """Floating-point operations of a step, without updates."""
         return sum(operator.flops for operator in self.operators)
 
     @property
     def bytes_moved(self) -> int:
-        """Bytes that the operators of a step read and write, each on its own."""
+        """Bytes that the operators of a step read and write, summed over operators."""
         return sum(operator.bytes_moved for operator in self.operators)
 
     def count(self) -> Counter[str]:
-        """How many operators there are of each kind."""
+        """Return the number of operators of each kind."""
         return Counter(operator.kind for operator in self.operators)
 
     def to_json(self) -> str:
-        """The graph as JSON, with a version."""
-        from bow.graph import json_format  # which trainings do without, as without the table
+        """Return the graph as versioned JSON."""
+        from bow.graph import json_format  # not needed by trainings, nor is the table
 
         return json_format.dumps(self)
 
     @classmethod
     def from_json(cls, text: str) -> "StepGraph":
-        """The graph that `to_json` wrote.
+        """Restore a graph from the output of `to_json`.
 
         Raises:
-            GraphError: the text is damaged, or of another version.
+            GraphError: the text is damaged, or of another format version.
         """
         from bow.graph import json_format
 
@@ -131,10 +131,10 @@ class StepGraph:
 
     @classmethod
     def load(cls, path: str | Path) -> "StepGraph":
-        """Read a graph that `save` wrote.
+        """Read a graph written by `save`.
 
         Raises:
-            GraphError: the file cannot be read, is damaged, or of another version.
+            GraphError: the file cannot be read, is damaged, or of another format version.
         """
         return cls.from_json(read_text("the graph", path, GraphError))
 

@@ -19,7 +19,7 @@ def table(graph: "StepGraph") -> str:
 
 
 def summary(graph: "StepGraph") -> str:
-    """Number of operators by phase, and what a step costs."""
+    """Return the number of operators by phase, and the cost of a step."""
     phases = Counter(operator.phase for operator in graph.operators)
     views = sum(operator.is_view for operator in graph.operators)
     numbers = ", ".join(f"{count} {phase}" for phase, count in phases.items())
@@ -30,7 +30,7 @@ def summary(graph: "StepGraph") -> str:
 
 
 def quantity(number: int) -> str:
-    """A number with three digits and a decimal prefix."""
+    """Format a number with three digits and a decimal prefix."""
     scaled = float(number)
     for prefix in ("", "k", "M", "G", "T"):
         if scaled < 1000:

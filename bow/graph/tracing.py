@@ -1,9 +1,9 @@
-"""Traces a learning step into ATen operators. The only file of bow.graph that touches torch's private modules.
+"""Trace a learning step into ATen operators. The only file of bow.graph that uses torch's private modules.
 
-Two passes. The first runs the step, autograd included, on tensors without values and records exactly the operators
-that eager PyTorch calls, each with the module that called it, its phase and the autograd node that it made or
-belongs to. The second replays that record under `functionalize`, so that no operator writes to its arguments:
-an operator of the second pass inherits the origin of the one that it comes from.
+Two passes. The first runs the step, autograd included, on fake tensors and records the operators that eager PyTorch
+calls, each with the module that called it, its phase, and the autograd node that it made or belongs to. The second
+replays the record under `functionalize`, so that no operator writes to its arguments; an operator of the second pass
+inherits the origin of its operator in the first.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ Node: TypeAlias = fx.Node
 
 @dataclass(frozen=True)
 class Origin:
-    """Where an operator comes from."""
+    """The origin of an operator in the step."""
 
     phase: Phase
     module: str
@@ -54,19 +54,19 @@ class Origin:
 
 @dataclass(frozen=True)
 class Trace:
-    """What tracing gives: a graph of functional operators whose nodes know their origin."""
+    """A traced step: a graph of functional operators whose nodes know their origin."""
 
     nodes: list[Node]
     constants: dict[str, Any]
-    """What is neither parameter, buffer nor batch, most often a tensor, by the name the graph has for it."""
+    """Everything that is neither parameter, buffer nor batch, usually tensors, by name in the graph."""
     outputs: Any
-    """The `StepOutputs` of the step, with nodes in the place of tensors."""
+    """The step's `StepOutputs`, with nodes in place of tensors."""
     custom_functions: frozenset[type]
-    """The `torch.autograd.Function` classes that the loss went through."""
+    """`torch.autograd.Function` classes in the loss's autograd graph."""
 
 
 def check_version() -> None:
-    """Warn where this version of torch has not been tried, refuse those that are known to be too old."""
+    """Refuse versions of torch that are too old; warn about versions that are untested."""
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < OLDEST:
         raise CaptureError(f"capture needs torch 2.10 or newer, this is {torch.__version__}; upgrade torch")
@@ -77,7 +77,7 @@ def check_version() -> None:
 def trace(
     step: LearningStep, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any, unrolled: bool
 ) -> Trace:
-    """Trace a step; no tensor is read or written."""
+    """Trace a step on fake tensors; no tensor data is read or written."""
     mode = FakeTensorMode(allow_fallback_kernels=True, allow_non_fake_inputs=True)
     inputs = tree_map_only(
         Tensor, lambda tensor: mode.from_tensor(tensor.detach()), (dict(parameters), dict(buffers), batch)
@@ -105,7 +105,6 @@ def trace(
 
 
 def origin_of(node: Node) -> Origin:
-    """Where a node of a trace comes from."""
     return node.meta.get(_ORIGIN) or Origin("forward", "", range(0), None)
 
 
@@ -145,16 +144,15 @@ class _Marker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if not _is_marked(
-            next(iter(reversed(self._graph.nodes)))
-        ):  # some calls, such as asking for a device, leave no node
+        # Some calls, such as a query of the device, leave no node.
+        if not _is_marked(next(iter(reversed(self._graph.nodes)))):
             _mark_new(self._graph, self._origin())
         return result
 
     def _origin(self) -> Origin:
         if self.phase == "backward":
             running = torch._C._current_autograd_node()
-            if running is not None:  # None while gradients of several users are added up: the last one's affair
+            if running is not None:  # None while gradients of several uses are added up: belongs to the last node
                 self._last_belongs = running._sequence_nr()
             return Origin("backward", "", range(0), self._last_belongs)
         before, self._last_made = self._last_made, _last_sequence()
@@ -163,7 +161,7 @@ class _Marker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _replay(recorded: fx.GraphModule) -> Callable[..., Any]:
-    """A function that runs a recorded graph without writes, and hands the origins on."""
+    """Return a function that runs a recorded graph without writes and passes the origins on."""
 
     def run(*leaves: Any) -> Any:
         interpreter = _Functional(recorded, _current_graph())
@@ -173,7 +171,7 @@ def _replay(recorded: fx.GraphModule) -> Callable[..., Any]:
 
 
 class _Functional(fx.Interpreter):
-    """Runs a recorded graph node by node and marks what the tracer makes of each."""
+    """Runs a recorded graph node by node and marks the nodes that the tracer makes of each."""
 
     def __init__(self, recorded: fx.GraphModule, graph: fx.Graph) -> None:
         super().__init__(recorded)
@@ -187,11 +185,11 @@ class _Functional(fx.Interpreter):
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if target is _aten.native_batch_norm.default and args[5] and args[3] is not None:
-            # Its schema hides that it writes the running statistics; this one says so and is the same kernel.
+            # Its schema hides that it writes the running statistics; this operator declares it and is the same kernel.
             target = _aten._native_batch_norm_legit.default
         if _fills_at_random(target) and not args[0].is_contiguous():
-            # Its functional form makes a contiguous tensor; this view keeps the memory order, and so the kernels that
-            # read it and the element that each random number goes to.
+            # Its functional form makes a contiguous tensor; this view keeps the memory order, and with it the kernels
+            # that read the tensor and the element that gets each random number.
             super().call_function(target, (_in_memory_order(args[0]), *args[1:]), kwargs)
             return args[0]
         return super().call_function(target, args, kwargs)
@@ -203,12 +201,12 @@ def _fills_at_random(target: Any) -> bool:
 
 
 def _in_memory_order(tensor: Tensor) -> Tensor:
-    """A view of a tensor whose last dimension is the one that lies densest in memory."""
+    """Return a view of a tensor whose last dimension has the smallest stride."""
     return tensor.permute(sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim]))
 
 
 def _check_repeatable(node: Node, model: str, unrolled: bool) -> None:
-    """Refuse what a graph would not do as the step does it."""
+    """Refuse operators that a graph could not repeat faithfully."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return
     if origin_of(node).phase == "backward" and torch.Tag.nondeterministic_seeded in node.target.tags:
@@ -229,7 +227,7 @@ def _check_repeatable(node: Node, model: str, unrolled: bool) -> None:
 
 
 def _written(node: Node) -> Iterator[Node]:
-    """The arguments that a node writes to."""
+    """Iterate over the arguments that a node writes to."""
     assert isinstance(node.target, torch._ops.OpOverload)
     for position, parameter in enumerate(node.target._schema.arguments):
         argument = node.args[position] if position < len(node.args) else node.kwargs.get(parameter.name)
@@ -238,7 +236,7 @@ def _written(node: Node) -> Iterator[Node]:
 
 
 def _base(node: Node) -> Node:
-    """The node whose memory a chain of views looks at."""
+    """Return the node that owns the memory of a chain of views."""
     while isinstance(node.target, torch._ops.OpOverload) and isinstance(node.args[0], Node):
         if not any(returns.alias_info for returns in node.target._schema.returns):
             break
@@ -253,7 +251,7 @@ def _current_graph() -> fx.Graph:
 
 
 def _mark_new(graph: fx.Graph, origin: Origin | None) -> None:
-    """Give every node since the last call its origin. At once: tracing later removes nodes."""
+    """Set the origin of every node added since the last call. Done at once: tracing later removes nodes."""
     for node in itertools.takewhile(lambda node: not _is_marked(node), reversed(graph.nodes)):
         node.meta[_ORIGIN] = origin
 
@@ -263,13 +261,13 @@ def _is_marked(node: Node) -> bool:
 
 
 def _last_sequence() -> int:
-    """Sequence number of the youngest autograd node of this thread."""
+    """Sequence number of this thread's newest autograd node."""
     number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
     return number - 1
 
 
 def custom_functions(loss: Tensor) -> set[type]:
-    """The user's `torch.autograd.Function` classes behind a loss."""
+    """Return the user's `torch.autograd.Function` classes in a loss's autograd graph."""
     found, seen, waiting = set(), set(), [loss.grad_fn]
     while waiting:
         node = waiting.pop()
@@ -285,7 +283,7 @@ def custom_functions(loss: Tensor) -> set[type]:
 
 @contextlib.contextmanager
 def _module_paths(model: nn.Module, marker: _Marker) -> Iterator[None]:
-    """Keep `marker.modules` the stack of the modules that are running."""
+    """Keep `marker.modules` the stack of running modules."""
 
     def entering(path: str) -> Callable[..., None]:
         return lambda *_: marker.modules.append(path)
@@ -306,10 +304,10 @@ def _module_paths(model: nn.Module, marker: _Marker) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_kernels(step: nn.Module, unrolled: bool) -> Iterator[None]:
-    """Keep torch from handing whole layers to a library in a way that no graph can hold, or is not to.
+    """Keep torch from dispatching to library kernels that a graph cannot hold or that are not wanted.
 
     oneDNN's recurrent layers become matrix products where they are `unrolled`. cuDNN's batch norm writes the running
-    statistics without saying so; torch's own is taken. Convolutions choose their library when they run.
+    statistics undeclared, so torch's own is used. Convolutions choose their library at run time.
     """
     onednn, cudnn = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
     products = unrolled and any(isinstance(module, nn.RNNBase) for module in step.modules())
@@ -324,7 +322,7 @@ def _own_kernels(step: nn.Module, unrolled: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _autocast_cache() -> Iterator[None]:
-    """Let autocast cast a weight once a step, as in eager mode; make_fx casts it at every use."""
+    """Let autocast cast a weight once per step, as in eager mode; make_fx would cast it at every use."""
     enabled = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(True)
     try:
