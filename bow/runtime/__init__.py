@@ -1,1 +1,1 @@
-"""The local runtime: step graphs on executors, by a schedule. Import its modules: a training may need none of them."""
+"""The local runtime: step graphs on executors, by a schedule. Import its modules directly; none is imported here."""

@@ -1,4 +1,4 @@
-"""Step graphs as nodes of a native job, and what a schedule makes of its executors."""
+"""Step graphs as nodes of a native job, and the mapping of a schedule to executors and cores."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,12 @@ from bow.runtime.loading import NativeJob, native
 from bow.runtime.region import Region
 from bow.schedule import OrderedSchedule, Schedule
 
-ALONE = -1
-"""Stands for a learner where a node belongs to none."""
+ALONE = -1  # the "learner" of nodes that belong to none
 
 
 @dataclass(frozen=True)
 class Label:
-    """What a node is, for messages and timelines."""
+    """Description of a node, for messages and timelines."""
 
     name: str
     category: str
@@ -34,16 +33,14 @@ class Label:
 class GraphCopy:
     """One learner's copy of a step graph in a job.
 
-    The values of all learners lie in one list of slots: a learner's are the graph's, moved up by `base`.
+    All learners' values share one list of slots: a learner's slots are the graph's values, shifted by `base`.
     """
 
     graph: StepGraph
     learner: int
-    group: int
-    """The learner's number in the job."""
+    group: int  # the learner's number in the job
     base: int
-    nodes: list[int] = field(default_factory=list)
-    """In an order in which they can run."""
+    nodes: list[int] = field(default_factory=list)  # in an order in which they can run
 
     def slot(self, value: int) -> int:
         return value + self.base
@@ -64,8 +61,7 @@ class JobBuilder:
         sizes = [max(graph.values) + 1 for graph in graphs]
         bases = [0, *itertools.accumulate(sizes)]
         self.job: NativeJob = native().Job(bases[-1])
-        self.labels: list[Label] = []
-        """By node."""
+        self.labels: list[Label] = []  # by node
         numbers = range(len(graphs)) if learners is None else learners
         self.copies = [
             GraphCopy(graph, learner, group, base)
@@ -75,18 +71,18 @@ class JobBuilder:
             self._add_copy(copy, region)
 
     def note(self, node: int, label: Label) -> int:
-        """Remember what a node is that was added to the job."""
+        """Store the label of a node that was added to the job."""
         assert node == len(self.labels)
         self.labels.append(label)
         return node
 
     def copy_of(self, node: int) -> GraphCopy | None:
-        """Whose learning task a node belongs to, if to one."""
+        """Return the copy whose learning task a node belongs to, if any."""
         learner = self.labels[node].learner
         return next((copy for copy in self.copies if copy.learner == learner), None)
 
     def bind(self, copy: GraphCopy, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
-        """Give a learner its parameters and buffers: what these tensors hold when the job runs is what is read."""
+        """Bind a learner's parameters and buffers; the job reads these tensors' values at run time."""
         graph = copy.graph
         for names, tensors in ((graph.parameters, parameters), (graph.buffers, buffers)):
             for name, value in names.items():
@@ -121,7 +117,7 @@ class JobBuilder:
             arguments=list(map_refs(moved, op.arguments)),
             keywords={name: map_refs(moved, value) for name, value in op.keywords.items()},
             makes=[ALONE if value is None else copy.slot(value) for value in op.results],
-            is_view=op.is_view and name != "as_strided",  # whose offset counts from the beginning of the memory
+            is_view=op.is_view and name != "as_strided",  # its offset counts from the start of the memory
             group=copy.group,
             random_index=op.index if op.is_random else ALONE,
         )
@@ -129,26 +125,25 @@ class JobBuilder:
 
 
 def _shape_of(graph: StepGraph, value: int) -> Tensor:
-    """A tensor that is never written to, which costs no memory: only its shape is read."""
+    """Return a tensor whose shape alone is read; never written to, so it costs no memory."""
     spec = graph.values[value]
     return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype)
 
 
 @dataclass(frozen=True)
 class Affinity:
-    """Which executors of a native job run what, on which cores."""
+    """Placement of operators on the executors of a native job, and of executors on cores."""
 
-    order: tuple[
-        tuple[int, ...], ...
-    ]  # by executor: its operators, each on one executor only; empty: there is no order
-    waits: dict[int, list[int]]  # by operator: which others it waits for though it reads nothing of theirs
-    operator_threads: tuple[int, ...]  # by operator; empty: as many as its executor has
-    cores: tuple[tuple[int, ...], ...]  # by executor: those that its thread, and those that it starts, keep to
-    threads: tuple[int, ...]  # by executor: the most that one of its operators uses
+    # By executor: its operators, each on one executor only; empty: no order.
+    order: tuple[tuple[int, ...], ...]
+    waits: dict[int, list[int]]  # by operator: others to wait for without reading their results
+    operator_threads: tuple[int, ...]  # by operator; empty: its executor's number
+    cores: tuple[tuple[int, ...], ...]  # by executor: affinity of its thread and of those it starts
+    threads: tuple[int, ...]  # by executor: maximum of its operators
 
     @classmethod
     def of(cls, schedule: Schedule, operators: int, cores: Sequence[Sequence[int]] | None = None) -> "Affinity":
-        """The executors of a schedule that fits."""
+        """Map the executors of a schedule that fits the graph."""
         own = tuple(map(tuple, core_sets(list(schedule.threads)) if cores is None else cores))
         if not isinstance(schedule, OrderedSchedule):
             return cls((), {}, (), own, schedule.threads)
@@ -157,7 +152,7 @@ class Affinity:
         if all(len(held) <= 1 for held in holds):
             return cls(tuple(map(tuple, order)), waits, (), own, schedule.threads)
         threads = tuple(sum(schedule.threads[each] for each in held) for held in holds)
-        # The threads that an operator shares its work with keep to the cores of the executor that starts them.
+        # The threads that an operator is divided among keep to the cores of the executor that starts them.
         reach = [
             {*mine, *(core for index in listed for each in holds[index] for core in own[each])}
             for mine, listed in zip(own, order, strict=True)

@@ -1,4 +1,4 @@
-"""The native runtime: compiled from `kernels/` when it is first used, what with, and what that depends on."""
+"""The native runtime: compiled from `kernels/` on first use; flags, sources and cache key."""
 
 import functools
 import hashlib
@@ -22,31 +22,28 @@ MODULE = "bow_native"
 MAIN_SOURCE = "bindings.cpp"
 SOURCES = (MAIN_SOURCE, "averaging.h", "executors.h", "nodes.h")
 
-BUILD_S = 30.0
-"""What building takes one core, roughly."""
+BUILD_S = 30.0  # build time on one core, roughly
 
-NativeJob: TypeAlias = Any
-"""`bow_native.Job`: nodes with a schedule."""
+NativeJob: TypeAlias = Any  # `bow_native.Job`: nodes with a schedule
 
-NativeTeam: TypeAlias = Any
-"""`bow_native.Team`: executors."""
+NativeTeam: TypeAlias = Any  # `bow_native.Team`: executors
 
 
 def native() -> ModuleType:
-    """The compiled module."""
+    """Return the compiled module, built if necessary."""
     module = _attempt()
     if isinstance(module, RuntimeUnavailableError):
-        raise RuntimeUnavailableError(*module.args)  # a new one: an error keeps the frames that it went through
+        raise RuntimeUnavailableError(*module.args)  # a new one: an error keeps the frames that it passed through
     return module
 
 
 def is_available() -> bool:
-    """Whether there is a native runtime; builds it if need be."""
+    """Whether the native runtime can be loaded; builds it if necessary."""
     return isinstance(_attempt(), ModuleType)
 
 
 def build() -> int:
-    """Build it where that was not done before; 1 where it cannot be, which a sentence says."""
+    """Build the native runtime; return 1 and print the reason if that fails."""
     try:
         native()
     except RuntimeUnavailableError as error:
@@ -56,18 +53,18 @@ def build() -> int:
 
 
 def is_built() -> bool:
-    """Whether it was built on this machine before, so that it only has to be loaded."""
-    return os.path.exists(cache_folder() / _key() / f"{MODULE}.so")  # noqa: PTH110 - False where nobody may look
+    """Whether it has been built on this machine, so that it only has to be loaded."""
+    return os.path.exists(cache_folder() / _key() / f"{MODULE}.so")  # noqa: PTH110 - False if the folder cannot be read
 
 
 def can_be_built() -> bool:
-    """Whether it was not built, and there is a compiler."""
+    """Whether it has not been built, and there is a compiler."""
     return not is_built() and compiler_version() != NO_COMPILER
 
 
 @functools.cache
 def _attempt() -> ModuleType | RuntimeUnavailableError:
-    """One attempt a process: what failed once would fail again, slowly."""
+    """Try to load it, once per process: a failure would repeat, slowly."""
     try:
         return _load()
     except RuntimeUnavailableError as error:
@@ -99,26 +96,26 @@ def _sources() -> Path:
 
 
 def _key() -> str:
-    """Changes with everything that the module is built from."""
+    """Return the cache key, a hash of sources and flags."""
     sources = [_sources() / name for name in SOURCES]
     return f"runtime-{content_hash(*FLAGS, *(path.name + path.read_text(encoding='utf-8') for path in sources))}"
 
 
 @functools.cache
 def machine() -> str:
-    """What compiled code depends on besides its source: processor, Python, torch, compiler."""
+    """Return the dependencies of compiled code other than its source: processor, Python, torch, compiler."""
     python = sysconfig.get_config_var("SOABI")
     return "\n".join(map(str, (instruction_set(), python, torch.__version__, compiler_version())))
 
 
 def content_hash(*parts: str) -> str:
-    """A name for what these texts, compiled on this machine, become."""
+    """Hash texts together with `machine()`, as a name for the code compiled from them."""
     return hashlib.sha256("\0".join((machine(), *parts)).encode()).hexdigest()[:24]
 
 
 def compile_extension(source: Path, target: Path, name: str) -> None:
     """Compile a C++ source into a Python module."""
-    from torch.utils import cpp_extension  # which imports setuptools
+    from torch.utils import cpp_extension  # imports setuptools
 
     includes = [*cpp_extension.include_paths("cpu"), sysconfig.get_paths()["include"]]
     libraries = cpp_extension.library_paths("cpu")

@@ -1,4 +1,4 @@
-"""Runs a step graph by a schedule: several executors of this machine, each with cores of its own."""
+"""Run a step graph by a schedule on several executors of this machine, each with its own cores."""
 
 import contextlib
 import itertools
@@ -29,27 +29,25 @@ from bow.schedule import (
 )
 from bow.schedule.scheduler import ListScheduler
 
-Dependencies: TypeAlias = Sequence[frozenset[int]]
-"""By operator: those that must have run before it."""
+Dependencies: TypeAlias = Sequence[frozenset[int]]  # by operator: those that must run before it
 
 
 class LocalRuntime:
     """Runs the operators of a step graph on executors.
 
-    Executors are threads of the native runtime, pinned to disjoint cores; they hold no lock of Python's. Without a
-    C++ compiler the same schedule is carried out in Python, one operator after another.
+    Executors are threads of the native runtime, pinned to disjoint cores; they do not hold the GIL. Without a C++
+    compiler, the same schedule runs in Python, one operator after another.
 
     Args:
-        graph: a step graph, without updates or with updates that are left out.
-        schedule: which executor runs which operators, in which order or by which priority; None: one executor, in the
-            order of capture.
-        use_native: None: the native runtime where there is one.
-        cores: by executor: those that it keeps to; None: neighbouring ones of this machine that no other executor has.
+        graph: a step graph; its updates, if any, are skipped.
+        schedule: assigns operators to executors, with an order or priorities; None: one executor, in capture order.
+        use_native: whether to use the native runtime; None: if available.
+        cores: by executor: its cores; None: neighbouring cores of this machine, disjoint between executors.
 
     Raises:
         ScheduleError: the schedule does not fit the graph.
         SettingError: the schedule needs more cores than there are.
-        RuntimeUnavailableError: `use_native=True`, and there is none.
+        RuntimeUnavailableError: `use_native=True`, and the native runtime is unavailable.
 
     Example:
         >>> import bow
@@ -89,7 +87,7 @@ class LocalRuntime:
         else:
             self._executors = _OneAfterAnother(graph, operators, schedule, dependencies)
         self.timeline: Timeline | None = None
-        """Of the last run that was recorded."""
+        """Timeline of the last recorded run."""
 
     def run(
         self,
@@ -100,16 +98,16 @@ class LocalRuntime:
         seed: int | None = None,
         record: bool = False,
     ) -> StepOutputs:
-        """Run a step: the same numbers as `StepGraph.run` with this seed, bit for bit, whatever the schedule.
+        """Run a step: bit for bit the result of `StepGraph.run` with this seed, whatever the schedule.
 
-        That holds where operators use as many threads here as there.
+        This holds if operators use the same number of threads in both.
 
         Args:
             parameters: tensors by the names of `model.named_parameters()`.
             buffers: tensors by the names of `model.named_buffers()`; they are not written to.
-            batch: like the one that the graph was captured with.
-            seed: of the random numbers; None takes one from torch's generator.
-            record: whether `timeline` shall have start and end of every operator.
+            batch: a batch with the shapes and dtypes of the captured one.
+            seed: seed of the random numbers; None draws one from torch's generator.
+            record: whether to record start and end of every operator in `timeline`.
 
         Raises:
             GraphError: a tensor is missing or does not fit; an operator fails, and the message names it.
@@ -122,7 +120,7 @@ class LocalRuntime:
         return outputs
 
     def close(self) -> None:
-        """End the executors' threads; the next run starts them again."""
+        """Stop the executors' threads; the next run restarts them."""
         self._executors.close()
 
     def __enter__(self) -> "LocalRuntime":
@@ -135,12 +133,12 @@ class LocalRuntime:
 
 
 def operators_of(graph: StepGraph) -> list[Operator]:
-    """What a runtime runs: all operators but the updates."""
+    """Return the operators that a runtime runs: all but the updates."""
     return [operator for operator in graph.operators if not is_update(operator.kind)]
 
 
 def dependencies_of(operators: Sequence[Operator]) -> list[frozenset[int]]:
-    """By operator: those whose results it reads."""
+    """By operator: the operators whose results it reads."""
     maker = {value: op.index for op in operators for value in op.results if value is not None}
     return [frozenset(maker[value] for value in op.reads if value in maker) for op in operators]
 
@@ -197,7 +195,7 @@ class _NativeExecutors:
 
 
 class _OneAfterAnother:
-    """Carries out a schedule on the calling thread, by the interpreter."""
+    """Runs a schedule on the calling thread, one operator after another in Python."""
 
     def __init__(
         self, graph: StepGraph, operators: Sequence[Operator], schedule: Schedule, before: Dependencies
@@ -244,7 +242,7 @@ class _OneAfterAnother:
 
 
 def in_turn(schedule: Schedule, dependencies: Dependencies) -> list[tuple[int, int]]:
-    """One order in which a schedule that fits the dependencies can be carried out: (executor, operator)."""
+    """Return one sequential order that respects schedule and dependencies: (executor, operator)."""
     order: list[tuple[int, int]] = []
     if not isinstance(schedule, OrderedSchedule):
         executors = itertools.cycle(range(len(schedule.threads)))
@@ -272,7 +270,7 @@ def in_turn(schedule: Schedule, dependencies: Dependencies) -> list[tuple[int, i
 
 
 def named(error: Exception, node: int, builder: JobBuilder) -> Exception:
-    """What to raise for a node that failed: an error that names the operator and its shapes."""
+    """Return the error for a failed node, which names the operator and its shapes."""
     operator = builder.labels[node].operator
     if operator is None:
         return GraphError(f"{builder.labels[node].name} failed: {reason(error)}")
@@ -282,7 +280,7 @@ def named(error: Exception, node: int, builder: JobBuilder) -> Exception:
 
 
 def spans_of(builder: JobBuilder, executor: int | None = None) -> list[Span]:
-    """The recorded times of the last run of a job, by executor, or all on one."""
+    """Return the recorded times of a job's last run, by executor, or all on the given one."""
     spans = []
     for own, node, start_ns, end_ns in builder.job.spans():
         label = builder.labels[node]

@@ -1,4 +1,4 @@
-"""Compiled regions: a step graph as one library, made by torch's ahead-of-time compiler and kept on disk."""
+"""Compiled regions: a step graph as one library, compiled ahead of time by torch and cached on disk."""
 
 import operator as python_operator
 import os
@@ -19,36 +19,32 @@ from bow.graph.lowering import drop_dead
 from bow.graph.operator import map_refs
 from bow.runtime.loading import content_hash
 
-RECIPE = "1"
-"""Changes with what this file makes of a graph, so that nothing is taken for what an earlier version made."""
+RECIPE = "1"  # change it with the code below, so that regions of earlier versions are not reused
 
 REGION = "region.so"
 
+# Operators of whose results only the shape is read: random operators overwrite them.
 SHAPE_ONLY = {"aten.empty_like.default", "aten.empty.memory_format", "aten.new_empty.default"}
-"""Operators whose results nobody reads, only their shapes: random operators fill tensors anew."""
 
 
 @dataclass(frozen=True)
 class Region:
     """A compiled step graph.
 
-    Random numbers are drawn before it, operator by operator: torch's compiler would draw them from a generator that
-    all learners share.
+    Random numbers are drawn before it, operator by operator: inside, they would come from a generator that all
+    learners share.
     """
 
     library: Path
-    draws: tuple[Operator, ...]
-    """Random operators that run first; what they read only gives them its shape."""
-    reads: tuple[int, ...]
-    """Values that the region is given, in its order."""
-    makes: tuple[int, ...]
-    """Values that it returns."""
+    draws: tuple[Operator, ...]  # random operators that run first; they read only shapes
+    reads: tuple[int, ...]  # values passed to the region, in order
+    makes: tuple[int, ...]  # values that it returns
 
 
 def compile_region(graph: StepGraph) -> Region:
     """Compile all of a step graph but its updates and random operators, for one thread.
 
-    Takes ten to thirty seconds, unless the same graph has been compiled on this machine before.
+    Takes ten to thirty seconds, unless the same graph was compiled on this machine before.
 
     References:
         `torch._inductor.aot_compile` (AOTInductor).
@@ -70,12 +66,12 @@ def compile_region(graph: StepGraph) -> Region:
 
 
 def is_compiled(graph: StepGraph) -> bool:
-    """Whether the same graph has been compiled on this machine before, so that `compile_region` only has to load it."""
-    return os.path.exists(cache_folder() / _folder(graph) / REGION)  # noqa: PTH110 - False where nobody may look
+    """Whether the graph has been compiled on this machine, so that `compile_region` only loads it."""
+    return os.path.exists(cache_folder() / _folder(graph) / REGION)  # noqa: PTH110 - False if the folder cannot be read
 
 
 def _folder(graph: StepGraph) -> str:
-    # torch's compiler makes code for the instructions that torch is told to use (`ATEN_CPU_CAPABILITY`).
+    # The compiler targets the instruction set that torch is configured to use (`ATEN_CPU_CAPABILITY`).
     return f"region-{content_hash(RECIPE, torch.backends.cpu.get_cpu_capability(), graph.to_json())}"
 
 
@@ -99,14 +95,14 @@ def _compile(
     options: dict[str, Any] = {"cpp.threads": 1, "aot_inductor.output_path": str(target)}
     try:
         with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # what torch's compiler says about itself
+            warnings.simplefilter("ignore")  # torch's compiler warns about itself
             torch._inductor.aot_compile(module, example, options=options)
     except Exception as error:
         raise RuntimeUnavailableError(f"torch's compiler cannot compile the step ({reason(error)})") from error
 
 
 def as_module(operators: Sequence[Operator], reads: Sequence[int], makes: Sequence[int]) -> fx.GraphModule:
-    """Operators as a graph of torch.fx: a function from the values of `reads` to those of `makes`."""
+    """Build a torch.fx module: a function from the values of `reads` to those of `makes`."""
     graph = fx.Graph()
     nodes: dict[int, fx.Node] = {value: graph.placeholder(f"value_{value}") for value in reads}
 
@@ -129,7 +125,7 @@ def as_module(operators: Sequence[Operator], reads: Sequence[int], makes: Sequen
 
 
 def _returns_one_tensor(op: Operator) -> bool:
-    """Whether it returns a tensor and not a list or several, of which there may be one."""
+    """Whether an operator returns one tensor, rather than several or a list."""
     returns = kernel_of(op.kind)._schema.returns
     return len(returns) == 1 and isinstance(returns[0].type, torch.TensorType)
 

@@ -1,4 +1,4 @@
-"""Runs a step graph on several streams of a device, by a schedule: in which order, and with which memory."""
+"""Run a step graph on several streams of a device: issue order, memory lifetimes, capture."""
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
@@ -24,13 +24,12 @@ from bow.seeds import derive_seed
 
 
 def issue_order(schedule: Schedule, dependencies: Dependencies, free: Collection[int] = ()) -> list[tuple[int, int]]:
-    """The order in which the host issues operators: (stream, operator).
+    """Return the order in which the host issues operators: (stream, operator).
 
-    Of a schedule with an order it is that of capture, as far as the order on every stream lets it. Priorities, or
-    nothing, leave the streams open: they are chosen by list scheduling in simulated time, and the host issues operators
-    in the order in which they start there. With the levels of a critical path as priorities this is Graphi's schedule,
-    critical path first; what operators take is then known from their levels (`costs_behind`). Where nothing is known,
-    all are taken to last equally long.
+    A schedule with an order: capture order, subject to the order on each stream. Priorities, or neither: list
+    scheduling in simulated time assigns the streams, and operators are issued in the order of their simulated starts.
+    With critical-path levels as priorities this is Graphi's critical-path-first schedule, and the operators' costs
+    follow from the levels (`costs_behind`). Without priorities, all operators are assumed to take equally long.
 
     References:
         Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.3.
@@ -42,9 +41,9 @@ def issue_order(schedule: Schedule, dependencies: Dependencies, free: Collection
 
 
 def costs_behind(levels: Sequence[int], dependencies: Dependencies) -> list[int]:
-    """What operators take, from the longest time that is left at the start of each: `level - max(levels of followers)`.
+    """Return the operators' costs, from critical-path levels: `level - max(levels of followers)`.
 
-    Numbers that are no levels say nothing of times: then all operators take 1.
+    If the numbers are not levels, all costs are 1.
     """
     following = followers(dependencies)
     costs = [
@@ -56,7 +55,7 @@ def costs_behind(levels: Sequence[int], dependencies: Dependencies) -> list[int]
 def _in_simulated_time(
     schedule: DynamicSchedule, dependencies: Dependencies, free: Collection[int]
 ) -> list[tuple[int, int]]:
-    """Streams by list scheduling; operators that start at the same moment in the order in which they are given out."""
+    """Assign streams by list scheduling; operators with equal starts stay in the scheduler's order."""
     levels = schedule.priority if isinstance(schedule, PrioritySchedule) else None
     costs = [1] * len(dependencies) if levels is None else costs_behind(levels, dependencies)
     scheduler = ListScheduler(dependencies, len(schedule.threads), levels, schedule.stay, small=schedule.small)
@@ -81,17 +80,17 @@ def _as_ordered(schedule: OrderedSchedule, dependencies: Dependencies) -> list[t
 
 
 class MemoryUse:
-    """Which values lie in the same memory, and which operators use it.
+    """Groups values that share memory, and the operators that use each group.
 
-    A view is no use: the device has nothing to do for it. Capture has taken operators apart that are only sometimes
-    views, such as `reshape`, so those that are left always are, of the first value that they read.
+    A view is no use: the device does nothing for it. Capture has decomposed operators that are only sometimes views,
+    such as `reshape`; the remaining ones are always views of the first value that they read.
     """
 
     def __init__(self, graph: StepGraph, operators: Sequence[Operator]) -> None:
         self._kernels = [operator for operator in operators if not operator.is_view]
         self._maker = {value: op.index for op in self._kernels for value in op.results if value is not None}
         self._viewed: dict[int, int] = {}
-        # By operator: the views of what it makes, in the order of capture; and those of what comes from outside.
+        # By operator: the views of its results, in capture order; and the views of inputs.
         self.views_of: dict[int, list[Operator]] = {operator.index: [] for operator in self._kernels}
         self.views_of_inputs: list[Operator] = []
         for view in operators:
@@ -103,7 +102,8 @@ class MemoryUse:
         self.aliases: dict[int, list[int]] = {value: [value] for value in self._maker}
         for value, source in self._viewed.items():
             self.aliases.setdefault(source, [source]).append(value)
-        # By such a value that an operator makes and no result lies in: the operators that use it, its maker first.
+        # By value that an operator makes and that shares no memory with a result: the operators that use it, maker
+        # first.
         self.uses = {
             value: [maker] for value, maker in self._maker.items() if graph.results.isdisjoint(self.aliases[value])
         }
@@ -112,7 +112,7 @@ class MemoryUse:
                 self.uses[value].append(operator.index)
 
     def dependencies(self) -> dict[int, set[int]]:
-        """By operator that is no view: those that make what it reads, directly or through views."""
+        """By operator that is not a view: the makers of its inputs, directly or through views."""
         return {
             operator.index: {self._maker[root] for root in map(self._root, operator.reads) if root in self._maker}
             for operator in self._kernels
@@ -122,25 +122,23 @@ class MemoryUse:
         return self._viewed.get(value, value)
 
 
+# Runs of a step before its capture: libraries initialise, autotune and allocate workspaces for each stream, none of
+# which is allowed in a capture.
 WARM_UP = 3
-"""So often a step is run before it is captured: libraries set themselves up, measure and allocate workspaces for every
-stream, none of which may happen in a capture."""
 
 
 class StreamRuntime:
     """Runs the operators of one learner's step graph on several streams of a device.
 
-    A stream is an executor of the schedule; its number of threads means nothing here. The first stream is where a step
-    begins and ends: parameters, buffers and batch must be ready on it, and there the results are. Other streams wait
-    for it, and for each other, exactly where an operator needs what another stream made and no earlier wait covers it.
+    A stream is an executor of the schedule; thread numbers are ignored. A step begins and ends on the first stream:
+    parameters, buffers and batch must be ready on it, and so are the results. Other streams wait for it, and for each
+    other, only where an operator needs another stream's result and no earlier wait covers it.
 
-    The host issues operators in the order of `issue_order`, so that no stream has to wait for work that the host has
-    put behind a lot of other work: with priorities, which are levels of a critical path, in the order in which they
-    start in simulated time. A view costs the device nothing: it belongs to the stream that made the memory it looks at,
-    whatever the schedule says, and nothing ever waits for it.
+    The host issues operators in the order of `issue_order`, so that no stream waits for work that the host issues much
+    later. A view costs the device nothing: it belongs to the stream that made its memory, whatever the schedule says,
+    and is never waited for.
 
-    Runtimes that work at the same time need streams of their own, in captured steps too: cuBLAS has one workspace for
-    each stream.
+    Runtimes that run concurrently need separate streams, in captured steps too: cuBLAS has one workspace per stream.
 
     References:
         Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.
@@ -167,10 +165,10 @@ class StreamRuntime:
         order = [pair for pair in issue_order(schedule, dependencies, free=views) if pair[1] not in views]
         before = memory.dependencies()
         for operator, other in schedule.after if isinstance(schedule, OrderedSchedule) else ():
-            if views.isdisjoint((operator, other)):  # the device has nothing to do for a view
+            if views.isdisjoint((operator, other)):  # a view is no work for the device
                 before[operator].add(other)
         self.plan = StreamPlan.of(order, before, len(streams))
-        """Which operator is issued where and when, and what waits for what. Views are none of its tasks."""
+        """Stream, order and waits of every operator that is not a view."""
         place = {issued.task: streams[issued.stream].name for issued in self.plan.tasks} | {START: streams[0].name}
         self._events = {
             task: device.event(f"start of {place[task]}" if task == START else f"operator {task} of {place[task]}")
@@ -187,9 +185,9 @@ class StreamRuntime:
     def run(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any, *, seed: int | None = None
     ) -> StepOutputs:
-        """Issue a step: the same numbers as `StepGraph.run` with this seed, bit for bit, whatever the schedule.
+        """Issue a step: bit for bit the result of `StepGraph.run` with this seed, whatever the schedule.
 
-        It may be issued within a capture, without a seed; `close` first what has run outside of it.
+        It may be called within a capture, without a seed; call `close` before the capture if it ran outside of one.
         """
         with torch.no_grad(), self._device.issuing(), self._device.on(self._streams[0]):
             live = inputs_of(self._graph, parameters, buffers, batch)
@@ -207,9 +205,9 @@ class StreamRuntime:
         *,
         generator: torch.Generator | None = None,
     ) -> "StreamCapture":
-        """Capture a step, the streams as branches of one graph, which costs the host one launch to run again.
+        """Capture a step, the streams as branches of one graph, which replays with one launch.
 
-        The step is run a few times first, on the calling thread.
+        The step first runs `WARM_UP` times, on the calling thread.
         """
         for _ in range(WARM_UP):
             self.run(parameters, buffers, batch, seed=0)
@@ -222,7 +220,7 @@ class StreamRuntime:
         return StreamCapture(self._device, self._streams[0], captured, inputs, outputs)
 
     def close(self) -> None:
-        """Let go of the memory that a run left, once every stream has waited for what follows on the first one."""
+        """Free the memory that a run left, once every stream waits for the work issued so far on the first one."""
         if not self._held:
             return
         over = self._device.event(f"end of {self._streams[0].name}")
@@ -259,17 +257,17 @@ class StreamRuntime:
         return steps
 
     def _issue(self, live: dict[int, Tensor], seed: int | None) -> None:
-        """Issue all operators; what they are given is ready on the first stream, what they made is in the end."""
+        """Issue all operators; inputs are ready on the first stream, and so are the results in the end."""
         first = self._streams[0]
         begun: set[int] = set()
-        if START in self._events:  # orders the inputs, and all earlier use of memory, with the other streams
+        if START in self._events:  # orders the inputs, and all earlier uses of memory, before the other streams
             first.record(self._events[START])
         try:
             self._issue_operators(live, seed, begun)
         except BaseException:
             self._abandon(begun)
             raise
-        for task in self.plan.join:  # orders the results, and all use of the inputs, with what follows
+        for task in self.plan.join:  # orders the results, and all uses of the inputs, before later work
             first.wait(self._events[task])
 
     def _issue_operators(self, live: dict[int, Tensor], seed: int | None, begun: set[int]) -> None:
@@ -292,17 +290,17 @@ class StreamRuntime:
                             stream.record(step.over)
 
     def _abandon(self, begun: set[int]) -> None:
-        """Join the streams in the middle of a step: they may still be reading what the caller is going to change."""
+        """Join the streams after a failed step: they may still read memory that the caller is going to change."""
         for number in begun - {0}:
             over = self._device.event(f"end of {self._streams[number].name}")
             self._streams[number].record(over)
             self._streams[0].wait(over)
 
     def _hold(self, live: Mapping[int, Tensor]) -> None:
-        """Keep what other streams than the first one made until they have waited for it.
+        """Keep results of other streams than the first until those streams have waited for it.
 
-        What they allocated goes back to them, and they would use it again at once. Only behind the first wait of the
-        next step do they know that the others, and whoever read the results, are through with it.
+        Freed memory returns to the stream that allocated it, which would reuse it at once. Only after the first wait of
+        the next step is it ordered after the other streams, and after the readers of the results.
         """
         for value, tensor in live.items():
             stream = self._stream_of.get(value, 0)
@@ -311,7 +309,7 @@ class StreamRuntime:
 
 
 class StreamCapture:
-    """A step on several streams as one graph, on tensors that stay where they are."""
+    """A step on several streams as one graph, on fixed tensors."""
 
     def __init__(
         self, device: StreamDevice, stream: Stream, graph: CapturedGraph, inputs: Sequence[Tensor], outputs: StepOutputs
@@ -319,32 +317,32 @@ class StreamCapture:
         self._device = device
         self._stream = stream
         self._graph = graph
-        self._inputs = [tensor.detach() for tensor in inputs]  # a graph does not keep the memory that it reads
+        self._inputs = [tensor.detach() for tensor in inputs]  # a graph does not keep alive the memory that it reads
         self.outputs = outputs
         """Loss, gradients, new buffers and metrics of the last replay, in the same tensors every time."""
 
     def replay(self) -> StepOutputs:
-        """Run it on its stream, and say where the results are going to be on that stream."""
+        """Replay it on its stream; return the tensors that will hold the results, in order of that stream."""
         with self._device.issuing(), self._device.on(self._stream):
             self._graph.replay()
         return self.outputs
 
     def reset(self) -> None:
-        """Give its memory back, which the results are part of; the host must have waited for the last replay."""
+        """Free its memory, results included; the host must have waited for the last replay."""
         self._graph.reset()
 
 
 @dataclass(frozen=True)
 class _IssuedOperator:
-    """One operator that is issued."""
+    """One operator as it is issued."""
 
     operator: Operator
-    views: tuple[Operator, ...]  # of what it makes
+    views: tuple[Operator, ...]  # of its results
     stream: int
-    is_first: bool  # on its stream
-    waits: tuple[Event, ...]  # what its stream waits for first
-    over: Event | None  # recorded behind it, if another stream waits for it
-    finished: tuple[int, ...]  # values that nothing reads behind it, and whose memory its stream may use again
+    is_first: bool  # first on its stream
+    waits: tuple[Event, ...]  # events its stream waits for first
+    over: Event | None  # recorded after it, if another stream waits for it
+    finished: tuple[int, ...]  # values not read any more, whose memory its stream may reuse
 
     @property
     def makes(self) -> list[int]:
