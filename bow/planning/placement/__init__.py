@@ -1,1 +1,1 @@
-"""Places groups of operators on devices: a learned policy, and everything that it is compared with."""
+"""Device placement of operator groups: a learned policy, and the methods it is compared with."""

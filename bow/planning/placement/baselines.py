@@ -1,4 +1,4 @@
-"""Placements without a search: an expert's, and partitions by METIS and Scotch."""
+"""Placements without search: the expert's, and partitions by METIS and Scotch."""
 
 import itertools
 import random
@@ -17,8 +17,8 @@ from bow.planning.search.baselines import RECURRENT
 
 
 def group_times_ns(evaluator: SimulatedEvaluator) -> list[list[int]]:
-    """By device and group: how long forward and backward passes take, alone."""
-    # Updates are left out: a layer has one, however many of its steps are on the device.
+    """By device and group: time of forward and backward passes, without contention."""
+    # Updates are excluded: a layer has one, however many of its steps are on the device.
     graph, costs = evaluator.problem.graph, evaluator.problem.costs
     boxes = [whole(graph.output_shape(operator)) for operator in graph.operators]
     times: list[list[int]] = []
@@ -31,21 +31,21 @@ def group_times_ns(evaluator: SimulatedEvaluator) -> list[list[int]]:
 
 
 def speeds(times: Sequence[Sequence[int]]) -> list[float]:
-    """By device: how fast it does all groups, as a part of what all devices together can do."""
+    """By device: its share of the devices' total speed, over all groups."""
     rates = [1 / max(1, sum(of_device)) for of_device in times]
     return [rate / sum(rates) for rate in rates]
 
 
 def loads(times: Sequence[Sequence[int]], devices: Sequence[int], most: int) -> list[int]:
-    """By group: how much work it is, in whole numbers up to a given one; at least 1."""
-    # The work of a group is what it takes on the fastest of the devices.
+    """By group: its work as a whole number from 1 to `most`."""
+    # Measured as time on the fastest of the devices.
     fastest = min(devices, key=lambda device: sum(times[device]))
     largest = max(1, *times[fastest])
     return [max(1, round(most * time / largest)) for time in times[fastest]]
 
 
 def traffic(evaluator: SimulatedEvaluator, most: int) -> dict[tuple[int, int], int]:
-    """By pair of groups, the smaller number first: what crosses in both directions, as whole numbers; at least 1."""
+    """By pair of groups, smaller number first: bytes in both directions, scaled to whole numbers from 1 to `most`."""
     found: dict[tuple[int, int], int] = {}
     for flow in evaluator.groups.flows:
         pair = min(flow.maker, flow.reader), max(flow.maker, flow.reader)
@@ -55,19 +55,19 @@ def traffic(evaluator: SimulatedEvaluator, most: int) -> dict[tuple[int, int], i
 
 
 LAYERS = frozenset({"conv1d", "conv2d", "conv3d", "linear"})
-"""Kinds of operators that count as layers of a network that is cut into contiguous parts."""
+"""Kinds of operators counted as layers when a network is cut into contiguous parts."""
 
 
 def expert(evaluator: SimulatedEvaluator) -> Devices:
-    """What an expert does with a network of this sort; see `layer_per_device` and `contiguous_parts`."""
+    """Return the expert placement for this type of network: `layer_per_device` or `contiguous_parts`."""
     is_recurrent = any(evaluator.groups.with_kinds(RECURRENT))
     return (layer_per_device if is_recurrent else contiguous_parts)(evaluator)
 
 
 def layer_per_device(evaluator: SimulatedEvaluator) -> Devices:
-    """Each LSTM layer on an accelerator of its own, in turn where there are too few."""
-    # Wu et al.: Google's neural machine translation system, 2016. An embedding goes with the layer that reads it;
-    # attention, softmax and all that is left with the highest layer.
+    """Place each LSTM layer on its own accelerator, round-robin if there are too few."""
+    # Wu et al.: Google's neural machine translation system, 2016. An embedding is placed with the layer that reads it;
+    # attention, softmax and the rest with the highest layer.
     groups, devices = evaluator.groups, evaluator.accelerators
     cells = [number for number, held in enumerate(groups.with_kinds(RECURRENT)) if held]
     in_order = sorted(cells, key=lambda number: groups.groups[number].operators)
@@ -87,7 +87,7 @@ def layer_per_device(evaluator: SimulatedEvaluator) -> Devices:
 
 
 def contiguous_parts(evaluator: SimulatedEvaluator) -> Devices:
-    """Parts of about as many layers for each accelerator, cut in the order in which the groups run."""
+    """Cut the execution order into one part per accelerator, with about equally many layers each."""
     groups, devices = evaluator.groups, evaluator.accelerators
     layers = [_layers(groups, group.operators) for group in groups.groups]
     total, passed, placed = max(1, sum(layers)), 0, [0] * len(groups)
@@ -102,11 +102,11 @@ def _layers(groups: Groups, operators: Iterable[int]) -> int:
     return sum(groups.graph.operators[number].kind in LAYERS for number in operators)
 
 
-MOST = 10_000  # The largest load and the largest weight of an edge: METIS adds them up in whole numbers of 32 bits
+MOST = 10_000  # largest load and edge weight: METIS adds them up in 32-bit integers
 
 
 def metis(evaluator: SimulatedEvaluator, seed: int = 0) -> Devices:
-    """Cut the groups into a part for each accelerator, with loads by their speeds and the least that crosses."""
+    """Partition the groups over accelerators, loads proportional to their speeds, with minimum edge cut."""
     # Karypis, Kumar: A fast and high quality multilevel scheme for partitioning irregular graphs, 1995.
     chosen = evaluator.accelerators
     if len(chosen) == 1:
@@ -135,17 +135,17 @@ def metis(evaluator: SimulatedEvaluator, seed: int = 0) -> Devices:
 
 
 GMAP = ("scotch_gmap", "gmap")
-ARCHITECTURE = ("amk_grf", "scotch_amk_grf")  # What distributions call the programs
+ARCHITECTURE = ("amk_grf", "scotch_amk_grf")  # names of the programs in different distributions
 DISTANCE, SPEED = 10, 1000
-"""What the shortest way between two devices, and the speed of all together, are as whole numbers."""
+"""Integer scales: of the shortest distance between two devices, and of the devices' total speed."""
 
 TIMEOUT_S = 60.0
 
 
 def scotch(evaluator: SimulatedEvaluator, devices: Sequence[int] | None = None) -> Devices:
     """Map groups to devices by Scotch's default strategy."""
-    # Pellegrini, Roman: Experimental analysis of the dual recursive bipartitioning algorithm, 1996.
-    # It balances the loads by the speeds, up to 5 %, and keeps the edges short.
+    # Pellegrini, Roman: Experimental analysis of the dual recursive bipartitioning algorithm, 1996. Balances loads by
+    # speed, up to 5 %, and minimises weighted edge lengths.
     chosen = list(range(evaluator.num_devices) if devices is None else devices)
     if len(chosen) == 1 or len(evaluator.groups) == 1:
         return evaluator.all_on(max(chosen))
@@ -156,7 +156,7 @@ def scotch(evaluator: SimulatedEvaluator, devices: Sequence[int] | None = None) 
 
 
 def source_graph(loads: Sequence[int], edges: Mapping[tuple[int, int], int]) -> str:
-    """A graph in Scotch's format: version, sizes, numbering from 0 with weights of both sorts, a line a vertex."""
+    """Write a graph in Scotch's format: version, sizes, base 0 with vertex and edge weights, one line per vertex."""
     ways: list[list[int]] = [[] for _ in loads]
     for (a, b), weight in sorted(edges.items()):
         ways[a] += [weight, b]
@@ -167,7 +167,7 @@ def source_graph(loads: Sequence[int], edges: Mapping[tuple[int, int], int]) -> 
 
 
 def architecture(topology: DeviceTopology, devices: Sequence[int], speeds: Sequence[float]) -> str:
-    """Devices as a graph in Scotch's format, every two joined by an edge as long as a transfer takes."""
+    """Write devices as a complete graph in Scotch's format; edge lengths are transfer times."""
     pairs = list(itertools.combinations(range(len(devices)), 2))
     times = [
         topology.transfer_ns(TYPICAL_BYTES, devices[a], devices[b])
@@ -180,7 +180,7 @@ def architecture(topology: DeviceTopology, devices: Sequence[int], speeds: Seque
 
 
 def mapped(graph: str, target: str) -> list[int]:
-    """What Scotch maps each vertex of a graph to."""
+    """Run Scotch; return the target of each vertex."""
     gmap, architecture = _program(GMAP), _program(ARCHITECTURE)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

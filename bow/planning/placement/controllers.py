@@ -1,4 +1,4 @@
-"""Trains a policy here, or in processes: controllers, which draw, evaluate and send gradients of shared parameters."""
+"""Policy training in this process, or by controller processes that sample, evaluate and send gradients."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from bow.planning.search.processes import Inbox, SearchProcess, Send
 
 Messages: TypeAlias = "queue.Queue[tuple[SearchProcess, Any]]"
 
-POLL_S = 0.1  # how often the time that is spent is looked at while no controller sends anything
-CLOSING_S = 5.0  # how long a controller that sends nothing more may take to end by itself
-MOST_DEATHS = 3  # a controller that ends so often in a row without having sent anything is not started again
+POLL_S = 0.1  # interval of budget checks while no controller sends anything
+CLOSING_S = 5.0  # time that a controller whose connection has closed gets to exit
+MOST_DEATHS = 3  # consecutive deaths without a message after which a controller is not restarted
 
 
 def train_policy(
@@ -41,8 +41,8 @@ def train_policy(
     controllers: int = 0,
     watch: Watch | None = None,
 ) -> LearnedPlacement:
-    """Learn to place operations on devices from nothing but the time of a step."""
-    # The same seed gives the same placements here; with controllers, what is drawn depends on who is first.
+    """Train a policy to place operations on devices from step times alone."""
+    # Reproducible by seed in one process; with controllers, results depend on the order of their messages.
     settings, sizes = settings or LearningSettings(), sizes or PolicySettings()
     state = TrainingState(operations, settings, sizes, seed, updates=updates, budget_s=budget_s)
     shared = (operations, sizes, settings, seed, evaluate)
@@ -87,11 +87,11 @@ def _serve(state: TrainingState, processes: list[_ControllerProcess], watch: Wat
 
 
 class _ControllerProcess:
-    """A controller's number, and the process that has it now."""
+    """A controller's number, state, and current process."""
 
     def __init__(self, number: int, shared: tuple[Any, ...]) -> None:
-        self.deaths = 0  # in a row, without having sent anything
-        self.controller: dict[str, Any] | None = None  # the state of the controller when it sent something last
+        self.deaths = 0  # consecutive, without a message
+        self.controller: dict[str, Any] | None = None  # state after its last message
         self.process: SearchProcess | None = None
         self._number, self._shared = number, shared
 
@@ -129,7 +129,7 @@ def run_controller(
     seed: int,
     evaluate: Evaluate,
 ) -> None:
-    """In a process of its own: draw, evaluate and send gradients."""
+    """Entry point of a controller process: sample, evaluate and send gradients."""
     torch.set_num_threads(1)  # processes share the cores
     policy = PlacementPolicy(operations, sizes, seed=seed)
     controller = Controller(policy, evaluate, settings, seed=seed, number=number)

@@ -1,4 +1,4 @@
-"""How good placements are: the time of a step with each, and what a search may spend."""
+"""Evaluation of placements: the step time of each, and the budget of a search."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from bow.planning.simulator.simulation import IncrementalEvaluator
 
 @dataclass(frozen=True)
 class SearchBudget:
-    """What a method of placing may spend; it ends when seconds or placements are used up."""
+    """Limits of a placement method; the first one reached ends it."""
 
-    seconds: float | None = None  # None: any
-    placements: int | None = None  # how many may be looked at; None: any
-    workers: int = 0  # processes that draw and evaluate placements for a policy at the same time; 0: this one does
+    seconds: float | None = None  # None: unlimited
+    placements: int | None = None  # number of placements evaluated; None: unlimited
+    workers: int = 0  # processes that sample and evaluate placements for a policy; 0: this process does
 
     def part(self, count: int) -> SearchBudget:
-        """One of several equal parts."""
+        """Return one of several equal parts."""
         seconds = None if self.seconds is None else self.seconds / count
         placements = None if self.placements is None else max(1, self.placements // count)
         return replace(self, seconds=seconds, placements=placements)
@@ -31,14 +31,14 @@ class SearchBudget:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What became of a placement."""
+    """Outcome of a placement."""
 
-    seconds: float | None  # of a step; None: it does not fit
-    refusal: Refusal | None = None  # which device's memory is too small
+    seconds: float | None  # step time; None: does not fit
+    refusal: Refusal | None = None  # the device whose memory is too small
 
 
 class SimulatedEvaluator:
-    """Times from the planner's simulator, and no time for what does not fit the devices' memory."""
+    """Evaluates placements with the planner's simulator; a placement that does not fit into memory has no time."""
 
     def __init__(
         self,
@@ -49,23 +49,23 @@ class SimulatedEvaluator:
     ) -> None:
         self.problem, self.groups = problem, groups
         self.processors = tuple(sorted(processors))
-        self.num_simulated = 0  # placements that are asked for again are not among them
+        self.num_simulated = 0  # distinct placements only
         self._known: dict[Devices, Evaluation] = {}
         self._evaluate: IncrementalEvaluator | None = None
 
     def __call__(self, placements: Sequence[Devices]) -> list[float | None]:
-        """Seconds of a step with each placement; None: it does not fit."""
+        """Return the step time in seconds of each placement; None: does not fit."""
         return [self.evaluation(placement).seconds for placement in placements]
 
     def evaluation(self, placement: Sequence[int]) -> Evaluation:
-        """What becomes of a placement, and why."""
+        """Return the (cached) outcome of a placement."""
         devices = tuple(map(int, placement))
         if devices not in self._known:
             self._known[devices] = self._simulated(devices)
         return self._known[devices]
 
     def result(self, placement: Sequence[int]) -> SimulationResult:
-        """All about a step with a placement, whether it fits or not: tasks, times, memory."""
+        """Return all tasks, times and memory of a step, whether the placement fits or not."""
         return self.problem.simulate(self.groups.splits(tuple(placement)))
 
     @property
@@ -74,21 +74,21 @@ class SimulatedEvaluator:
 
     @property
     def accelerators(self) -> tuple[int, ...]:
-        """The devices that are no processors; all of them where there is nothing else."""
+        """The devices that are not processors; the processors if there are no others."""
         return tuple(n for n in range(self.num_devices) if n not in self.processors) or self.processors
 
     def all_on(self, device: int) -> Devices:
-        """The placement with every group on one device."""
+        """Return the placement of all groups on one device."""
         return (device,) * len(self.groups)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process gets: everything but the simulation, which it makes itself."""
+        """Pickle everything except the native simulation, which another process creates itself."""
         kept = {name: value for name, value in vars(self).items() if name != "_simulation"}
         return {**kept, "_evaluate": None}
 
     @cached_property
     def whole_on(self) -> tuple[tuple[Split, ...], ...]:
-        """By device and operator: the operator whole on it."""
+        """By device and operator: the split that places the operator whole on the device."""
         return tuple(map(self.groups.splits, map(self.all_on, range(self.num_devices))))
 
     def _simulated(self, devices: Devices) -> Evaluation:

@@ -1,4 +1,4 @@
-"""Groups of operators that are placed together: sole readers are followed, modules of a network kept together."""
+"""Groups of operators that are placed together: modules of a network, and operators merged into their sole reader."""
 
 import re
 from collections import Counter, defaultdict
@@ -16,44 +16,42 @@ from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 from bow.planning.problem.partition import Split, whole_on
 from bow.planning.search.proposals import Joined
 
-Devices: TypeAlias = tuple[int, ...]  # A placement: by group, the number of its device
+Devices: TypeAlias = tuple[int, ...]  # device by group
 
 
 @dataclass(frozen=True)
 class Group:
-    """Operators that share a device, with their backward passes and the updates of their weights."""
+    """Operators that share a device, including their backward passes and weight updates."""
 
-    name: str  # that no other group has
-    kind: str  # what it is, such as `lstm_cell` or `branch`
-    operators: tuple[int, ...]  # their positions in the graph, ascending
-    layer: str = ""  # what groups have in common that use the same weights, such as the steps of an unrolled LSTM layer
+    name: str  # unique
+    kind: str  # such as `lstm_cell` or `branch`
+    operators: tuple[int, ...]  # positions in the graph, ascending
+    layer: str = ""  # shared by groups with the same weights, such as the steps of an unrolled LSTM layer
 
 
 @dataclass(frozen=True)
 class Flow:
-    """What one group reads of another."""
+    """Tensors that one group reads from another."""
 
-    maker: int  # the number of the group that makes it
-    reader: int  # the number of the group that reads it
-    forward_bytes: int  # of all tensors, each once
-    backward_bytes: int  # of their gradients, which go back
+    maker: int  # number of the producing group
+    reader: int  # number of the consuming group
+    forward_bytes: int  # of all tensors, each counted once
+    backward_bytes: int  # of their gradients
 
     @property
     def num_bytes(self) -> int:
-        """What crosses in both directions."""
         return self.forward_bytes + self.backward_bytes
 
 
 @dataclass(frozen=True)
 class Groups:
-    """All operators of a graph, each in one group."""
+    """A partition of a graph's operators into groups."""
 
-    # A group's operator brings its backward pass and the update of its weights with it: they are parts of one operator
-    # of the graph. So forward, backward and update are on one device whatever the groups are.
-    # The groups may depend on each other in a circle: operators, not groups, are simulated and run. Only what goes
-    # through groups in an order in which they can run needs groups without circles, and asks for `order`.
+    # Backward pass and weight update belong to the operator, so they are on the same device under any grouping. Groups
+    # may depend on each other cyclically: operators, not groups, are simulated and run. Only methods that process
+    # groups in execution order need acyclic groups; they use `order`.
 
-    graph: OperatorGraph  # whose operators they are
+    graph: OperatorGraph
     groups: tuple[Group, ...]  # by number
 
     def __post_init__(self) -> None:
@@ -78,7 +76,7 @@ class Groups:
 
     @cached_property
     def flows(self) -> tuple[Flow, ...]:
-        """What crosses between groups, in the order of the makers; a tensor once for each group that reads it."""
+        """Traffic between groups, ordered by maker; a tensor counts once for each group that reads it."""
         makers, crossing = self.graph.makers, defaultdict[tuple[int, int], set[int]](set)
         for number, operator in enumerate(self.graph.operators):
             for tensor in operator.inputs:
@@ -93,7 +91,7 @@ class Groups:
 
     @cached_property
     def order(self) -> tuple[int, ...]:
-        """The groups' numbers in an order in which they can run: of those that can, the one with the first operator."""
+        """A topological order of the groups' numbers; ties are broken by the first operator."""
         makers: dict[int, set[int]] = {number: set() for number in range(len(self))}
         for flow in self.flows:
             makers[flow.reader].add(flow.maker)
@@ -113,7 +111,7 @@ class Groups:
         return tuple(order)
 
     def shapes(self, group: int) -> tuple[tuple[int, ...], ...]:
-        """The sizes of what a group makes that others read; of the loss where nobody reads anything."""
+        """Return the shapes of a group's outputs that others read; of its last output if there are none."""
         own = self.groups[group].operators
         read = {tensor for n, each in enumerate(self.graph.operators) if self.of[n] != group for tensor in each.inputs}
         made = [tensor for operator in own for tensor in self.graph.operators[operator].outputs]
@@ -121,7 +119,7 @@ class Groups:
         return tuple(self.graph.tensors[tensor].shape for tensor in leaving)
 
     def operations(self, num_devices: int) -> Operations:
-        """The groups as a policy reads them."""
+        """Return the groups in the form that a policy reads."""
         return Operations(
             tuple(group.kind for group in self.groups),
             tuple(map(self.shapes, range(len(self)))),
@@ -143,22 +141,23 @@ class Groups:
 
 
 NORMS = frozenset({"batch_norm", "frozen_batch_norm", "layer_norm"})
-"""Kinds with weights that follow another operator wherever it goes."""
+"""Kinds with weights that are placed with the operator they follow."""
 
 ROLES: Mapping[str, tuple[str, ...]] = {
     "attention": ("attention", "attention.*", "mix"),
     "softmax": ("output",),
-}  # by role: patterns of the names of operators of which each call is a group: a step of attention, a prediction
+}  # by role: name patterns of operators of which each call forms a group: a step of attention, a prediction
 
 _CALL = re.compile(r"(.*?)(?:@(\d+))?")
 
-Anchored: TypeAlias = Callable[[Group], bool]  # Whether a group is one that stays apart from others of its sort
+Anchored: TypeAlias = Callable[[Group], bool]  # whether a group is kept separate from other such groups
 
 
 def merge_sole_readers(groups: Groups, is_anchored: Anchored | None = None) -> Groups:
-    """Put groups that only one other group reads with that one, again and again until nothing changes."""
-    # Unless both are anchored: else all would end in one group, since the last one reads the one before alone. No
-    # circle arises: a way from the joined group back into it would have to leave X for something other than Y.
+    """Merge groups into their only reader, repeatedly until nothing changes."""
+    # Two anchored groups are not merged: otherwise everything would end in one group, as the last group is the only
+    # reader of the one before. Merging X into its only reader Y creates no cycle: a path from the merged group back
+    # into it would have to leave X for something other than Y.
     graph = groups.graph
     is_anchored = is_anchored or _has_weights(graph)
     anchored = [is_anchored(group) for group in groups.groups]
@@ -188,7 +187,7 @@ def merge_sole_readers(groups: Groups, is_anchored: Anchored | None = None) -> G
 
 
 def module_groups(graph: OperatorGraph) -> Groups:
-    """The groups of the paper: LSTM cells, embeddings, attention and softmax steps, and branches."""
+    """Return the paper's groups: LSTM cells, embeddings, attention and softmax steps, Inception branches."""
     keys: dict[int, tuple[str, str]] = {**_branches(graph), **_calls(graph)}
     for number, operator in enumerate(graph.operators):
         if operator.kind in ("lstm_cell", "embedding"):
@@ -205,7 +204,7 @@ def module_groups(graph: OperatorGraph) -> Groups:
 
 
 def _branches(graph: OperatorGraph) -> dict[int, tuple[str, str]]:
-    """By operator within a branch: the branch, with its module's path and its number in it."""
+    """By operator within a branch: `branch` and the branch's name (path of its module, number)."""
     paths = {each.name.rpartition(".")[0] for each in graph.operators if each.kind == "concat"} - {""}
     outer = {path for path in paths if not any(path.startswith(f"{other}.") for other in paths)}
     found = {}
@@ -218,7 +217,7 @@ def _branches(graph: OperatorGraph) -> dict[int, tuple[str, str]]:
 
 
 def _calls(graph: OperatorGraph) -> dict[int, tuple[str, str]]:
-    """By operator of a role: its call; what runs once for all, such as the keys of attention, is one of its own."""
+    """By operator with a role: the role and its call; an operator that runs once for all calls gets its own group."""
     found: dict[int, tuple[str, str]] = {}
     base = [_base(operator) for operator in graph.operators]
     for role, patterns in ROLES.items():
@@ -233,7 +232,7 @@ def _calls(graph: OperatorGraph) -> dict[int, tuple[str, str]]:
 
 
 def _base(operator: PlanOperator) -> tuple[str, int]:
-    """What an operator is called without the number of its call, and that number."""
+    """Split an operator's name into its base name and call number."""
     match = _CALL.fullmatch(operator.name)
     assert match is not None
     return match[1], int(match[2] or 0)
@@ -245,7 +244,7 @@ def _has_weights(graph: OperatorGraph) -> Anchored:
 
 
 def _sorted(graph: OperatorGraph, groups: Sequence[Group]) -> Groups:
-    """In an order in which they can run where there is one, else by their first operators."""
+    """Sort groups topologically, or by their first operators if they are cyclic."""
     by_first = Groups(graph, tuple(sorted(groups, key=lambda group: group.operators)))
     try:
         return Groups(graph, tuple(by_first.groups[number] for number in by_first.order))
@@ -254,13 +253,13 @@ def _sorted(graph: OperatorGraph, groups: Sequence[Group]) -> Groups:
 
 
 def _group(graph: OperatorGraph, numbers: Sequence[int]) -> Group:
-    """Called after the operator that computes most."""
+    """Make a group, named after its operator with the most FLOPs."""
     main = graph.operators[max(numbers, key=lambda number: (graph.operators[number].flops, -number))]
     return Group(main.name, main.kind, tuple(sorted(numbers)), main.layer or main.name)
 
 
 def _united(graph: OperatorGraph, groups: Sequence[Group], is_anchored: Anchored) -> Group:
-    """One group for several, called after the anchored one of them, or else the one that computes most."""
+    """Merge groups; the result is named after the anchored one, or else the one with the most FLOPs."""
     flops = [sum(graph.operators[number].flops for number in group.operators) for group in groups]
     main = groups[max(range(len(groups)), key=lambda at: (is_anchored(groups[at]), flops[at], -at))]
     return replace(main, operators=tuple(sorted(number for group in groups for number in group.operators)))

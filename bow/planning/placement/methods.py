@@ -1,4 +1,4 @@
-"""Every way of placing, by name, behind one signature."""
+"""All placement methods, by name, with one signature."""
 
 import random
 from collections import defaultdict
@@ -17,28 +17,28 @@ from bow.planning.search.metropolis import Limits, metropolis
 from bow.planning.search.proposals import SINGLE_OF_FAMILY, Changes
 from bow.seeds import derive_seed
 
-ATTEMPTS = 100  # So many placements are drawn at random for one that fits
-MOST_UPDATES = 10_000  # Of a training that ends by its seconds, which come earlier
+ATTEMPTS = 100  # random placements drawn to find one that fits
+MOST_UPDATES = 10_000  # of a training that its time budget ends earlier
 
 Say: TypeAlias = Callable[[str], None]  # called with a line of progress
 
 
 @dataclass(frozen=True)
 class PlacementResult:
-    """What a method found."""
+    """Result of a placement method."""
 
     splits: tuple[Split, ...]  # by operator
-    devices: Devices | None = None  # by group; None where operators are split over several devices
-    # By group: what a policy decodes greedily when it is trained; None: there is no policy.
+    devices: Devices | None = None  # by group; None if operators are split over several devices
+    # By group: the trained policy's greedy placement; None: no policy.
     greedy: Devices | None = None
 
 
 Method: TypeAlias = Callable[[SimulatedEvaluator, SearchBudget, int, Say], PlacementResult]
-"""Places the groups of an evaluator within a budget, with a seed."""
+"""Places the groups of an evaluator, given budget, seed and progress output."""
 
 
 class GroupProposals:
-    """Moves as likely forth as back: the operators of a group, or of a layer's groups, change the device."""
+    """Symmetric proposals: a group, or all groups of its layer on the same device, move to another device."""
 
     def __init__(self, evaluator: SimulatedEvaluator, source: random.Random) -> None:
         self._evaluator, self._groups, self._source = evaluator, evaluator.groups.groups, source
@@ -52,7 +52,8 @@ class GroupProposals:
         before = self._device(group, splits)
         if device == before:
             return ()
-        # Weights of an unrolled layer would stay where its first cell is: a single cell that moves needs a copy.
+        # Moving a single cell of an unrolled layer requires a copy of the layer's weights; so whole layers move as
+        # well.
         layer = self._layers[self._groups[group].layer]
         if len(layer) == 1 or self._source.random() < SINGLE_OF_FAMILY:
             return self._moved([group], device)
@@ -70,8 +71,8 @@ class GroupProposals:
 
 
 def walk_from_several(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say) -> Devices:
-    """The best placement of walks from one accelerator, from the expert's placement and from a random one."""
-    # A start that does not fit is left out; where none does, everything on a processor is one. Ctrl-C ends the search.
+    """Return the best placement of walks from a single accelerator, the expert's and a random placement."""
+    # Starts that do not fit are skipped; if none fits, all groups on a processor. Ctrl-C ends the search.
     starts = dict(_starts(evaluator, random.Random(derive_seed(seed, 2))))
     if not starts:
         raise ScheduleError("no placement to start from fits the devices' memory; take more devices")
@@ -119,7 +120,7 @@ def _random(evaluator: SimulatedEvaluator, source: random.Random) -> Devices:
 
 
 def _learned(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say) -> PlacementResult:
-    """The best of what a policy drew, what it decodes greedily, and everything on one device."""
+    """Return the fastest of: the policy's best sample, its greedy placement, everything on one device."""
     best: list[float] = []
 
     def watch(progress: PolicyProgress) -> None:
@@ -146,7 +147,7 @@ def _learned(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say
 
 
 def _fastest(evaluator: SimulatedEvaluator, *found: Devices) -> Devices:
-    """The fastest of what was found, and of everything on one device of each kind."""
+    """Return the fastest of some placements and of everything on one device of each kind."""
     kinds = {device.kind: number for number, device in reversed([*enumerate(evaluator.problem.topology.devices)])}
     times = ((evaluator.evaluation(each).seconds, each) for each in (*found, *map(evaluator.all_on, kinds.values())))
     return min((seconds, each) for seconds, each in times if seconds is not None)[1]
@@ -157,7 +158,7 @@ def _placed(evaluator: SimulatedEvaluator, devices: Devices) -> PlacementResult:
 
 
 def _simple(find: Callable[[SimulatedEvaluator, int], Devices]) -> Method:
-    """A method that needs no search."""
+    """Wrap a method without search."""
     return lambda evaluator, budget, seed, say: _placed(evaluator, find(evaluator, seed))
 
 
@@ -181,5 +182,4 @@ METHODS: Mapping[str, Method] = {
     "learned": _learned,
     "mcmc": _walked,
 }
-"""By name: processor alone, accelerator alone, Scotch with and without processors, METIS, the expert, the policy, and
-Metropolis's walk over placements."""
+"""`mincut` is Scotch without processors; `mcmc` is the Metropolis search over placements."""

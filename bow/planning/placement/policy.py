@@ -1,4 +1,4 @@
-"""The policy: a network that reads a graph's operations and draws a device for each."""
+"""The placement policy: a network that encodes a graph's operations and samples a device for each."""
 
 import math
 from collections.abc import Callable
@@ -11,26 +11,26 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Operations:
-    """Operations, or groups of them, in an order in which they can run."""
+    """Operations, or groups of them, in topological order."""
 
-    # The time of a step and the number of devices are all that a policy learns about the hardware.
+    # Step times and the number of devices are all that a policy learns about the hardware.
 
-    kinds: tuple[str, ...]  # by operation: what it computes, such as `conv2d`
-    shapes: tuple[tuple[tuple[int, ...], ...], ...]  # by operation: the sizes of each tensor that it makes
-    edges: tuple[tuple[int, int], ...]  # pairs of operations: who makes, and who reads it
+    kinds: tuple[str, ...]  # by operation, such as `conv2d`
+    shapes: tuple[tuple[tuple[int, ...], ...], ...]  # by operation: the shape of each output
+    edges: tuple[tuple[int, int], ...]  # pairs of operations: (maker, reader)
     num_devices: int
 
     def __len__(self) -> int:
         return len(self.kinds)
 
 
-MOST_SIZES = 32  # Of an operation's outputs so many sizes are looked at
+MOST_SIZES = 32  # sizes used per operation
 LOG_SCALE = 10.0
-"""Sizes are embedded as log2(1 + size) / 10, so that a thousand is about 1: raw ones would drown all else."""
+"""Sizes are embedded as log2(1 + size) / 10, so that 1,000 is about 1: raw sizes would dominate all else."""
 
 
 class OperationEmbedding(nn.Module):
-    """Each operation as the concatenation of its kind, its outputs' shapes and its neighbours."""
+    """Embeds each operation as its kind, its outputs' shapes and its neighbours, concatenated."""
 
     kinds: Tensor
     fixed: Tensor
@@ -40,7 +40,7 @@ class OperationEmbedding(nn.Module):
         known = sorted(set(operations.kinds))
         self.of_kind = nn.Embedding(len(known), kind_size)
         numbers = [known.index(kind) for kind in operations.kinds]
-        # The graph is no part of what is learned: it is given again when a checkpoint is loaded.
+        # The graph is not learned: it is passed again when a checkpoint is loaded.
         self.register_buffer("kinds", torch.tensor(numbers), persistent=False)
         fixed = torch.cat([_sizes(operations), _neighbours(operations)], dim=1)
         self.register_buffer("fixed", fixed, persistent=False)
@@ -50,7 +50,7 @@ class OperationEmbedding(nn.Module):
         return self.of_kind.embedding_dim + self.fixed.shape[1]
 
     def forward(self) -> Tensor:
-        """Vectors of all operations, of shape [operations, size]."""
+        """Return the vectors of all operations, [operations, size]."""
         of_kind: Tensor = self.of_kind(self.kinds)
         return torch.cat([of_kind, self.fixed], dim=1)
 
@@ -73,32 +73,31 @@ def _neighbours(operations: Operations) -> Tensor:
 
 
 _Choose: TypeAlias = Callable[[int, Tensor], Tensor]
-"""Devices, [placements], from the number of an operation and the logits, [placements, devices]."""
+"""Maps the number of an operation and logits [placements, devices] to devices [placements]."""
 
 
 STAY = 4.0
-"""At first the logit of the device chosen before is so much larger: the first placements that are drawn are runs of
-neighbours on one device, as most good placements are."""
+"""Initial extra logit of the previous operation's device: first samples are runs of neighbours on one device."""
 
 
 @dataclass(frozen=True)
 class PolicySettings:
     """Sizes of a policy."""
 
-    hidden: int = 64  # units of the encoder, of both directions together, and of the decoder; even
-    kind_size: int = 16  # length of the vector of an operation's kind
-    attention: int = 32  # units with which encoder and decoder are compared
+    hidden: int = 64  # units of the encoder (both directions together) and of the decoder; even
+    kind_size: int = 16  # embedding size of an operation's kind
+    attention: int = 32  # units of attention queries and keys
 
 
 class Likelihood(NamedTuple):
-    """How likely placements are."""
+    """Likelihood of placements."""
 
-    log_probabilities: Tensor  # by placement, of shape [placements]
-    entropies: Tensor  # by placement: of the choices on the way to it, summed, in nats, of shape [placements]
+    log_probabilities: Tensor  # [placements]
+    entropies: Tensor  # [placements], in nats: summed over the choices along each placement
 
 
 class PlacementPolicy(nn.Module):
-    """A sequence-to-sequence network: an LSTM reads the operations, another one with attention chooses devices."""
+    """Sequence-to-sequence network: one LSTM encodes the operations, another one with attention chooses devices."""
 
     # p(P) = prod_i p(p_i | p_1 ... p_(i-1)),  p(p_i | ...) = softmax(W [h_i, sum_j a_ij e_j] + V p_(i-1))
     # a_i = softmax_j(W_e e_j . W_h h_i / sqrt(units)),  h_i = LSTM([embedding of p_(i-1), e_i], h_(i-1))
@@ -115,12 +114,12 @@ class PlacementPolicy(nn.Module):
         hidden, devices = settings.hidden, operations.num_devices
         self.embedding = OperationEmbedding(operations, settings.kind_size)
         self.encoder = nn.LSTM(self.embedding.size, hidden // 2, bidirectional=True)
-        self.devices = nn.Embedding(devices + 1, hidden)  # the last one stands before the first choice
+        self.devices = nn.Embedding(devices + 1, hidden)  # the last one: no previous choice
         self.decoder = nn.LSTM(2 * hidden, hidden)
         self.of_encoder = nn.Linear(hidden, settings.attention, bias=False)
         self.of_decoder = nn.Linear(hidden, settings.attention, bias=False)
         self.choice = nn.Linear(2 * hidden, devices)
-        # By the device chosen before, and none: what is added to the logits.
+        # Added to the logits, by previous device (the last one: none).
         self.habit = nn.Embedding(devices + 1, devices, _weight=STAY * torch.eye(devices + 1, devices))
 
     @torch.no_grad()
@@ -132,7 +131,7 @@ class PlacementPolicy(nn.Module):
         explorers: int = 0,
         random_choices: float = 0.0,
     ) -> Tensor:
-        """So many placements; of each of the last `explorers`, about so many devices are drawn uniformly."""
+        """Sample placements; in each of the last `explorers`, `random_choices` devices on average are uniform."""
         epsilon = torch.zeros(count, 1)
         epsilon[count - explorers :] = min(1.0, random_choices / len(self.operations))
 
@@ -144,11 +143,11 @@ class PlacementPolicy(nn.Module):
 
     @torch.no_grad()
     def greedy(self) -> tuple[int, ...]:
-        """The placement whose devices are, one after the other, the likeliest."""
+        """Return the placement that takes the likeliest device at every step."""
         return tuple(self._decode(1, lambda step, logits: logits.argmax(dim=1))[0].tolist())
 
     def log_probability(self, placements: Tensor) -> Likelihood:
-        """How likely placements are, with gradients."""
+        """Return the likelihood of placements, differentiable."""
         encoded, state = self._encoded(placements.shape[0])
         start = torch.full_like(placements[:, :1], self.operations.num_devices)
         before = torch.cat([start, placements[:, :-1]], dim=1).T
@@ -173,8 +172,8 @@ class PlacementPolicy(nn.Module):
         return torch.stack(chosen, dim=1)
 
     def _gates(self, encoded: Tensor) -> tuple[Tensor, Tensor]:
-        """What the decoder's inputs add to its gates, for each device chosen before and for each operation."""
-        # They are few, and known before anything is drawn: a step of the loop is left with what depends on the state.
+        """Precompute the decoder inputs' part of its gates: by previous device, and by operation."""
+        # The distinct inputs are few and known beforehand, so that the sampling loop only adds the part of the state.
         of_inputs, _, *biases = self._decoder_weights
         of_devices, of_operations = torch.split(of_inputs, self.settings.hidden, dim=1)
         bias = (biases[0] + biases[1]).expand(len(encoded), -1)
@@ -182,23 +181,23 @@ class PlacementPolicy(nn.Module):
 
     @property
     def _decoder_weights(self) -> list[nn.Parameter]:
-        """Of the inputs, of the state, and two biases; each for the gates in, forget, new, out."""
+        """Weights of the inputs and of the state, and two biases; each for the gates in, forget, new, out."""
         (weights,) = self.decoder.all_weights
         return weights
 
     def _encoded(self, count: int) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """What the encoder makes of each operation, [operations, hidden], and the state to begin with, for so many."""
+        """Return the encoded operations, [operations, hidden], and the decoder's initial state for `count` samples."""
         encoded, last = self.encoder(self.embedding())
         state = tuple(each.reshape(1, 1, -1).expand(1, count, -1).contiguous() for each in last)
         return encoded, (state[0], state[1])
 
     def _read(self, before: Tensor, encoded: Tensor) -> Tensor:
-        """The decoder's input, [operations, placements, ...], from the devices chosen before."""
+        """Return the decoder's input, [operations, placements, ...], from the previous devices."""
         vectors: Tensor = self.devices(before)
         return torch.cat([vectors, encoded.unsqueeze(1).expand(-1, before.shape[1], -1)], dim=2)
 
     def _logits(self, hidden: Tensor, before: Tensor, encoded: Tensor, keys: Tensor) -> Tensor:
-        """By step, placement and device, from the decoder's outputs, [steps, placements, hidden]."""
+        """Return logits [steps, placements, devices] from the decoder's outputs, [steps, placements, hidden]."""
         scores = self.of_decoder(hidden) @ keys.T / math.sqrt(self.settings.attention)
         logits: Tensor = self.choice(torch.cat([hidden, scores.softmax(dim=2) @ encoded], dim=2))
         habit: Tensor = self.habit(before)
@@ -206,7 +205,7 @@ class PlacementPolicy(nn.Module):
 
 
 def _stepped(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """An LSTM's output and state behind a step."""
+    """Run one LSTM step; return output and cell state."""
     into, forget, new, out = gates.chunk(4, dim=1)
     cell = forget.sigmoid() * cell + into.sigmoid() * new.tanh()
     return out.sigmoid() * cell.tanh(), cell

@@ -1,4 +1,4 @@
-"""Data parallelism with the weights on a processor: towers, which wait for each other or do not."""
+"""Data parallelism with the weights on a processor: synchronous or asynchronous towers."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -13,37 +13,37 @@ from bow.planning.simulator.step_model import TaskKind
 
 Towers: TypeAlias = Literal["synchronous", "asynchronous"]
 
-STEPS = 6  # So many steps of each tower are simulated; the first one is left out of the mean, as in the paper
+STEPS = 6  # steps simulated per tower; the first one is excluded from the mean, as in the paper
 
 
 @dataclass(frozen=True)
 class TowersResult:
-    """What towers take."""
+    """Times of a simulation of towers."""
 
-    step_s: float  # seconds of a step, in which every tower has a batch
-    computing_s: tuple[float, ...]  # by tower: seconds of a step in which its accelerator computes
+    step_s: float  # step time, one batch per tower
+    computing_s: tuple[float, ...]  # by tower: computing time of its accelerator per step
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """Weights that travel together."""
+    """Weights that are transferred together."""
 
-    num_bytes: int  # of the weights, as of their gradients
-    ready_ns: int  # since a tower began to compute, until their gradients are there
+    num_bytes: int  # of the weights, and also of their gradients
+    ready_ns: int  # time from the start of computing to the end of their gradients
     update_ns: int  # on the processor
 
 
 def towers(evaluator: SimulatedEvaluator, kind: Towers = "synchronous") -> TowersResult:
     """Simulate a replica of the network on each accelerator, with the weights on the first processor."""
-    # The processor updates a layer once for all towers (synchronous) or for each, and sends it back. Every channel, and
-    # the processor, does one thing at a time, in the order in which they were asked for.
+    # The processor updates a layer once for all towers (synchronous) or once per tower, and sends it back. Channels and
+    # the processor are first come, first served.
     if not evaluator.processors:
         raise SettingError("towers keep their weights on a processor, and there is none among the devices; name one")
     return _TowerSimulation(evaluator, kind == "synchronous").result()
 
 
 class _TowerSimulation:
-    """The simulation: events in the order of their times."""
+    """Discrete-event simulation."""
 
     def __init__(self, evaluator: SimulatedEvaluator, is_synchronous: bool) -> None:
         self._topology, self._home = evaluator.problem.topology, evaluator.processors[0]
@@ -56,7 +56,7 @@ class _TowerSimulation:
         self._began = [[0] for _ in self._towers]
         self._arrived: dict[tuple[str, int, int], int] = defaultdict(int)
         self._order = count()
-        # Time, order in which it was asked for, what, and with which tower, step and layer.
+        # time, order of the request, event, and its arguments (tower, step, layer)
         self._events: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
 
     def result(self) -> TowersResult:
@@ -76,11 +76,11 @@ class _TowerSimulation:
             self._ask(now + layer.ready_ns, self._push, tower, step, number)
 
     def _push(self, now: int, tower: int, step: int, layer: int) -> None:
-        """A layer's gradients go to the processor."""
+        """Send a layer's gradients to the processor."""
         self._ask(self._sent(now, self._towers[tower], self._home, layer), self._update, tower, step, layer)
 
     def _update(self, now: int, tower: int, step: int, layer: int) -> None:
-        """They are there; synchronous towers wait for the last of them."""
+        """Update a layer; with synchronous towers once the last gradients have arrived."""
         self._arrived["gradients", step, layer] += 1
         if self._is_synchronous and self._arrived["gradients", step, layer] < len(self._towers):
             return
@@ -90,11 +90,11 @@ class _TowerSimulation:
             self._ask(end, self._pull, each, step, layer)
 
     def _pull(self, now: int, tower: int, step: int, layer: int) -> None:
-        """The weights go back."""
+        """Send the weights back."""
         self._ask(self._sent(now, self._home, self._towers[tower], layer), self._arrive, tower, step)
 
     def _arrive(self, now: int, tower: int, step: int) -> None:
-        """The tower goes on when it has all."""
+        """Continue the tower once all its weights have arrived."""
         self._arrived["weights", tower, step] += 1
         if self._arrived["weights", tower, step] == len(self._layers):
             self._began[tower].append(now)
@@ -106,14 +106,14 @@ class _TowerSimulation:
         return self._taken([("channel", number) for number in self._topology.route(source, target)], now, duration)
 
     def _taken(self, places: Sequence[object], now: int, duration: int) -> int:
-        """Until when something takes places that do one thing at a time."""
+        """Occupy exclusive places; return the end."""
         end = max([now, *(self._free_ns[place] for place in places)]) + duration
         self._free_ns.update(dict.fromkeys(places, end))
         return end
 
 
 def _tower(evaluator: SimulatedEvaluator, device: int, home: int) -> tuple[int, list[_Layer]]:
-    """How long a tower computes, and its layers in the order in which their gradients are there."""
+    """Return a tower's computing time, and its layers in the order in which their gradients become available."""
     result = evaluator.result((device,) * len(evaluator.groups))
     model, pairs = result.model, list(zip(result.tasks, result.times, strict=True))
     ends = {task.owner: time.end_ns for task, time in pairs if task.kind is TaskKind.GATHER}

@@ -1,4 +1,4 @@
-"""Trains a policy by REINFORCE: draw placements, evaluate them, learn."""
+"""REINFORCE training of a placement policy: sample placements, evaluate them, update."""
 
 from __future__ import annotations
 
@@ -16,28 +16,27 @@ from bow.errors import ScheduleError, SettingError
 from bow.planning.placement.policy import Operations, PlacementPolicy, PolicySettings
 from bow.seeds import derive_seed
 
-LEAST_NATS = 1e-3  # A policy that is surer than this counts as one that is not
+LEAST_NATS = 1e-3  # lower bound of the entropy in `worth_of_entropy`
 
 
 @dataclass(frozen=True)
 class LearningSettings:
-    """How a policy learns; docs/placement.md says where it differs from the paper, and why."""
+    """Hyperparameters of policy training; docs/placement.md lists and explains deviations from the paper."""
 
-    samples: int = 20  # placements that are drawn for each update, K
+    samples: int = 20  # placements sampled per update, K
     learning_rate: float = 0.01  # of Adam
-    gradient_norm: float = 1.0  # to which gradients are clipped
-    baseline_decay: float = 0.9  # of the moving average that placements are compared with
-    mask_failures_after: int = 200  # after so many updates failures have no influence any more
-    # Of this part of the samples, some devices are drawn uniformly, whatever the policy would have: also a policy that
-    # is sure goes on looking at neighbours. The policy learns of these samples what becomes an elite, and nothing else:
-    # a random choice says nothing about the others.
+    gradient_norm: float = 1.0  # maximum norm for clipping
+    baseline_decay: float = 0.9  # decay of the moving-average baseline
+    mask_failures_after: int = 200  # updates after which failures no longer contribute
+    # Fraction of the samples with uniformly drawn devices, so that a converged policy still explores neighbours. The
+    # policy learns from these samples only if they become elites: a random choice says nothing about the others.
     exploring: float = 0.5
-    random_choices: float = 2.0  # in each of them so many devices, on average
-    entropy: float = 0.03  # so much is added for each nat of entropy
-    # Where a placement has fewer nats of entropy, a nat is worth more, by as many times: a policy that always draws the
-    # same learns nothing any more.
+    random_choices: float = 2.0  # mean number of uniformly drawn devices in each of them
+    entropy: float = 0.03  # weight of the entropy bonus, per nat
+    # Below this many nats of entropy per placement the bonus is scaled up in proportion: a policy that always samples
+    # the same placement learns nothing more.
     least_entropy: float = 5.0
-    elites: int = 10  # each update also makes so many of the best placements so far likelier
+    elites: int = 10  # best placements so far whose likelihood each update also increases
 
     @property
     def explorers(self) -> int:
@@ -47,23 +46,23 @@ class LearningSettings:
         return self.entropy * max(1.0, self.least_entropy / max(nats, LEAST_NATS))
 
 
-FAILING_FACTOR = 10.0  # failing counts as so many times the slowest placement of the first that fit
+FAILING_FACTOR = 10.0  # a failure counts as this multiple of the slowest of the first placements that fit
 
 
 @dataclass
 class Baseline:
-    """The moving average of signals, and of the squares of what they are off by."""
+    """Moving average of signals, and of their squared deviations."""
 
     # R = sqrt(time),  A = (R - B) / S,  B <- decay * B + (1 - decay) * mean(R),  S^2 <- the same of (R - B)^2
-    # It begins at the failing signal, so that at first all that fits is good news.
+    # Initialised to the failing signal, so that initially every placement that fits is an improvement.
 
     decay: float = 0.9  # of the averages
-    failing_s: float | None = None  # seconds that stand for a placement that does not fit or fails; None: not known yet
-    value: float | None = None  # B; None: there was no signal yet
-    square: float | None = None  # the moving mean square of advantages; None: there was none yet
+    failing_s: float | None = None  # time assigned to a placement that fails or does not fit; None: not known yet
+    value: float | None = None  # B; None: no signal yet
+    square: float | None = None  # moving mean square of the deviations; None: none yet
 
     def advantages(self, times: Sequence[float | None], *, mask_failures: bool) -> Tensor:
-        """How much worse than usual placements are, float64; 0 for those that shall have no influence."""
+        """Return normalised advantages (positive: slower than the baseline), float64; 0 for masked failures."""
         signals = self._signals(times, mask_failures)
         known = [signal for signal in signals if signal is not None]
         if not known:
@@ -86,13 +85,13 @@ class Baseline:
 
 
 def sanitised(times: Sequence[float | None]) -> list[float | None]:
-    """Times as they can be learnt from: what is not a finite time above 0 is a failure."""
+    """Replace every time that is not finite and positive by None (a failure)."""
     return [time if time is not None and math.isfinite(time) and time > 0 else None for time in times]
 
 
 def policy_loss(advantages: Tensor, log_probabilities: Tensor, entropies: Tensor, entropy_weight: float) -> Tensor:
-    """What is minimised: its gradient is the policy gradient's estimate, less that of the entropy."""
-    # loss = 1/K sum_k A_k log p(P_k) - entropy_weight * 1/K sum_k H_k - 1/E sum_e log p(P_e), elites behind the drawn
+    """Return the loss, whose gradient is the policy-gradient estimate with entropy bonus and elite imitation."""
+    # loss = 1/K sum_k A_k log p(P_k) - entropy_weight * 1/K sum_k H_k - 1/E sum_e log p(P_e); elites follow the samples
     count = len(advantages)
     drawn, elites = log_probabilities[:count], log_probabilities[count:]
     loss = (advantages.to(drawn.dtype) * drawn).mean()
@@ -103,14 +102,13 @@ def policy_loss(advantages: Tensor, log_probabilities: Tensor, entropies: Tensor
 
 @dataclass
 class Elites:
-    """The best placements so far, each once, the fastest first."""
+    """The best distinct placements so far, fastest first."""
 
     count: int
     found: tuple[tuple[float, tuple[int, ...]], ...] = ()
 
     @property
     def placements(self) -> list[tuple[int, ...]]:
-        """The fastest first."""
         return [placement for _, placement in self.found]
 
     def add(self, placements: Sequence[tuple[int, ...]], times: Sequence[float | None]) -> None:
@@ -121,19 +119,19 @@ class Elites:
 
 
 class Updater:
-    """Adam with clipped gradients; what is not finite is left out."""
+    """Adam with gradient clipping; skips non-finite gradients."""
 
     def __init__(self, policy: nn.Module, settings: LearningSettings) -> None:
         self._parameters = list(policy.parameters())
         self._norm = settings.gradient_norm
         self._adam = torch.optim.Adam(self._parameters, lr=settings.learning_rate, foreach=True)
-        self.updates = 0  # with those left out
-        self.skipped = 0  # left out, because a gradient was not finite
+        self.updates = 0  # including skipped ones
+        self.skipped = 0  # because a gradient was not finite
 
     def update(self) -> bool:
-        """Change the parameters by their gradients; whether it was done."""
-        # Where all gradients are 0 there was nothing to learn, such as only failures that are masked: then Adam's
-        # momentum does not move the parameters either.
+        """Update the parameters; return whether it was done."""
+        # If all gradients are 0 there was nothing to learn, for example only masked failures: Adam's momentum must not
+        # move the parameters then.
         norm = nn.utils.clip_grad_norm_(self._parameters, self._norm)
         self.updates += 1
         self.skipped += not norm.isfinite()
@@ -144,7 +142,7 @@ class Updater:
 
 
 def flat_gradients(policy: nn.Module) -> Tensor:
-    """All gradients one behind the other; 0 for parameters that have none."""
+    """Concatenate all gradients; 0 for parameters without one."""
     pairs = ((each, each.grad) for each in policy.parameters())
     return torch.cat([(each.new_zeros(each.numel()) if grad is None else grad.flatten()) for each, grad in pairs])
 
@@ -156,23 +154,23 @@ def set_gradients(policy: nn.Module, gradients: Tensor) -> None:
         each.grad = part.view_as(each).clone()
 
 
-Placement: TypeAlias = tuple[int, ...]  # By operation: its device
+Placement: TypeAlias = tuple[int, ...]  # device by operation
 
 Evaluate: TypeAlias = Callable[[list[Placement]], Sequence[float | None]]
-"""Seconds of a step with each placement; None: it does not fit or fails."""
+"""Returns the step time in seconds of each placement; None: does not fit, or fails."""
 
 
 @dataclass(frozen=True)
 class SampledPlacements:
-    """What a controller drew for one update."""
+    """The samples of a controller for one update."""
 
-    placements: tuple[Placement, ...]  # that were drawn
-    times: tuple[float | None, ...]  # by placement, in seconds; None: it does not fit or failed
-    entropy: float  # of the policy, in nats for each operation, averaged
+    placements: tuple[Placement, ...]
+    times: tuple[float | None, ...]  # by placement, in seconds; None: does not fit, or failed
+    entropy: float  # of the policy, in nats per operation, averaged over samples
 
 
 class Controller:
-    """Draws placements from a policy and estimates the gradient; baseline and elites are its own."""
+    """Samples placements from a policy and estimates the gradient; has its own baseline and elites."""
 
     def __init__(
         self, policy: PlacementPolicy, evaluate: Evaluate, settings: LearningSettings, *, seed: int = 0, number: int = 0
@@ -207,7 +205,7 @@ class Controller:
         return SampledPlacements(tuple(placements), tuple(times), nats / len(self.policy.operations))
 
     def state(self) -> dict[str, Any]:
-        """What it takes to go on from here: plain values and tensors."""
+        """Return the state to resume from: plain values and tensors."""
         return {
             "generator": self._generator.get_state(),
             "baseline": asdict(self._baseline),
@@ -215,7 +213,7 @@ class Controller:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from where another one was."""
+        """Restore the state that `state` returned."""
         generator: Tensor = state["generator"]
         self._generator.set_state(generator)
         self._baseline = Baseline(**state["baseline"])
@@ -224,21 +222,21 @@ class Controller:
 
 @dataclass(frozen=True)
 class BestPlacement:
-    """A placement that was better than all before."""
+    """A new best placement."""
 
-    placement: Placement  # by operation: its device
-    time_s: float  # of a step, in seconds
-    sample: int  # its number among all that were drawn, from 1
+    placement: Placement  # device by operation
+    time_s: float  # step time
+    sample: int  # its number among all samples, from 1
 
 
 @dataclass(frozen=True)
 class PolicyProgress:
-    """How a training stands."""
+    """State of a training after an update."""
 
-    updates: int  # so many there were
-    samples: int  # so many placements were drawn
-    best: BestPlacement | None  # the best placement so far; None: none has fitted yet
-    batch: SampledPlacements  # the newest placements
+    updates: int
+    samples: int  # placements sampled
+    best: BestPlacement | None  # None: none has fitted yet
+    batch: SampledPlacements  # the latest samples
 
 
 Watch: TypeAlias = Callable[[PolicyProgress], bool | None]  # called after each update; False ends the training
@@ -246,10 +244,10 @@ Watch: TypeAlias = Callable[[PolicyProgress], bool | None]  # called after each 
 
 @dataclass
 class PlacementHistory:
-    """All that was drawn, counted, and the best of it."""
+    """Number of samples, and the successive best ones."""
 
-    samples: int = 0  # so many placements were drawn
-    bests: tuple[BestPlacement, ...] = ()  # each placement that was better than all before; the last one is the best
+    samples: int = 0  # placements sampled
+    bests: tuple[BestPlacement, ...] = ()  # each placement better than all before, in order
 
     @property
     def best(self) -> BestPlacement | None:
@@ -264,17 +262,17 @@ class PlacementHistory:
 
 @dataclass(frozen=True)
 class LearnedPlacement:
-    """What a training has found."""
+    """Result of a policy training."""
 
-    best: BestPlacement  # the best placement that was drawn
-    greedy: Placement  # the one that the trained policy decodes greedily
-    policy: PlacementPolicy  # that was trained
-    history: PlacementHistory  # what was drawn, and each placement that was better than all before
-    updates: int  # so many there were
+    best: BestPlacement  # the best sample
+    greedy: Placement  # decoded greedily by the trained policy
+    policy: PlacementPolicy  # trained
+    history: PlacementHistory
+    updates: int
 
 
 class TrainingState:
-    """A training under way, in one process or several: policy, optimizer, and what was found."""
+    """State of a running training, in one process or several: policy, optimizer, history."""
 
     def __init__(
         self,
@@ -294,19 +292,19 @@ class TrainingState:
 
     @property
     def is_over(self) -> bool:
-        """Whether updates or seconds are spent."""
+        """Whether the updates or the time budget are used up."""
         is_late = self._budget_s is not None and time.perf_counter() - self._start >= self._budget_s
         return is_late or self.updater.updates >= self._updates
 
     def learn(self, batch: SampledPlacements) -> PolicyProgress:
-        """Change the policy by its gradients."""
+        """Record samples and update the policy with its current gradients."""
         self.history.add(batch)
         self.updater.update()
         return PolicyProgress(self.updater.updates, self.history.samples, self.history.best, batch)
 
     @contextlib.contextmanager
     def with_best_noted(self) -> Iterator[None]:
-        """Ctrl-C ends the training; an error that ends it tells of the best placement so far."""
+        """End the training on Ctrl-C; add the best placement so far as a note to any exception."""
         try:
             yield
         except KeyboardInterrupt:

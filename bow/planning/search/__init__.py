@@ -1,1 +1,1 @@
-"""Search of partitions: baselines, exhaustive search, MCMC, expert designs."""
+"""Search for partitions: baselines, expert designs, Markov chain Monte Carlo, exhaustive search."""

@@ -1,4 +1,4 @@
-"""Partitions to start from and to compare with: single device, data and model parallel, experts', random."""
+"""Baseline and starting partitions: single device, data and model parallel, expert designs, random."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from bow.planning.simulator.costs import Costs
 def split_along(
     graph: OperatorGraph, rules: Rules, operator: PlanOperator, kind: Kind, devices: Sequence[int]
 ) -> Split | None:
-    """An operator split over devices along its first dimension of a kind; None where it has none that can be split."""
+    """Split an operator along its first dimension of a kind; None if there is none."""
     dimensions = rules.dimensions(operator, graph)
     at = next((at for at, dimension in enumerate(dimensions) if dimension.kind == kind and dimension.size > 1), None)
     if at is None:
@@ -29,7 +29,7 @@ def split_along(
 
 
 def data_parallel(graph: OperatorGraph, rules: Rules, num_devices: int) -> tuple[Split, ...]:
-    """Every operator split by samples over all devices; what has no samples runs on the first one."""
+    """Split every operator by samples over all devices; operators without a sample dimension run on the first one."""
     devices = range(num_devices)
     return tuple(
         split_along(graph, rules, operator, "S", devices) or whole_on(graph, operator, 0)
@@ -38,7 +38,7 @@ def data_parallel(graph: OperatorGraph, rules: Rules, num_devices: int) -> tuple
 
 
 def model_parallel(graph: OperatorGraph, costs: Costs, num_devices: int) -> tuple[Split, ...]:
-    """Layers over devices: in the order of the graph, every device gets layers that take an equal share of the time."""
+    """Assign consecutive layers to devices, balancing their computing time."""
     boxes = [whole(graph.output_shape(operator)) for operator in graph.operators]
     times = [costs.tile_time(number, box, 0).total_ns for number, box in enumerate(boxes)]
     layers = [operator.layer or operator.name for operator in graph.operators]
@@ -54,23 +54,21 @@ def model_parallel(graph: OperatorGraph, costs: Costs, num_devices: int) -> tupl
     )
 
 
-DENSE = frozenset({"linear", "matmul"})  # kinds of operators that are densely connected, where they have weights
-KEEPING = frozenset({"pointwise", "dropout"})
-"""Kinds of operators that stay with the tiles of the dense layer whose results they change one by one."""
-
-RECURRENT = frozenset({"lstm_cell", "lstm"})  # kinds of operators that make a network a recurrent one
+DENSE = frozenset({"linear", "matmul"})  # dense operator kinds, if they have weights
+KEEPING = frozenset({"pointwise", "dropout"})  # elementwise; keep the split of a preceding dense layer
+RECURRENT = frozenset({"lstm_cell", "lstm"})  # kinds that make a network recurrent
 
 
 def expert(graph: OperatorGraph, rules: Rules, topology: DeviceTopology) -> tuple[Split, ...]:
-    """What experts do with a network of this sort."""
+    """Return the expert design for this type of network."""
     if any(operator.kind in RECURRENT for operator in graph.operators):
         return layer_per_device(graph, rules, topology)
     return one_weird_trick(graph, rules, topology.num_devices)
 
 
 def one_weird_trick(graph: OperatorGraph, rules: Rules, num_devices: int) -> tuple[Split, ...]:
-    """Data parallel, but for densely connected layers, which are split by their channels over all devices."""
-    # What follows a dense layer keeps its split, so that only what the next layer reads is sent.
+    """Data parallel, except dense layers, which are split by channels over all devices."""
+    # Elementwise successors of a dense layer keep its split, so that only the next layer's input is sent.
     devices = range(num_devices)
     splits = list(data_parallel(graph, rules, num_devices))
     by_channel: dict[int, Split] = {}
@@ -87,15 +85,15 @@ def one_weird_trick(graph: OperatorGraph, rules: Rules, num_devices: int) -> tup
 
 
 def _kept(graph: OperatorGraph, operator: PlanOperator, by_channel: Mapping[int, Split]) -> Split | None:
-    """The split of the tensors that an operator changes one by one; None where there are several, or other shapes."""
+    """Return the common split of an elementwise operator's inputs; None if they differ in split or shape."""
     splits = {by_channel.get(tensor) for tensor in operator.inputs}
     shapes = {graph.tensors[tensor].shape for tensor in operator.inputs}
     return splits.pop() if len(splits) == 1 and shapes == {graph.output_shape(operator)} else None
 
 
 def layer_per_device(graph: OperatorGraph, rules: Rules, topology: DeviceTopology) -> tuple[Split, ...]:
-    """Data parallel between the machines; within one, all operators of a layer are on the same device."""
-    # An operator without weights goes with the last layer that it depends on.
+    """Data parallel between machines; within one, all operators of a layer run on the same device."""
+    # Operators without weights are placed with the last layer they depend on.
     per_node = min(map(len, topology.nodes))
     depths = _depths(graph)
     layers = 1 + max(depths, default=0)
@@ -107,7 +105,7 @@ def layer_per_device(graph: OperatorGraph, rules: Rules, topology: DeviceTopolog
 
 
 def _depths(graph: OperatorGraph) -> list[int]:
-    """By operator: the number of the layer that it goes with."""
+    """Return the layer number by operator."""
     numbers: dict[str, int] = {}
     for operator in graph.operators:
         if operator.weights:
@@ -119,7 +117,7 @@ def _depths(graph: OperatorGraph) -> list[int]:
     return depths
 
 
-ATTEMPTS = 100  # so many partitions are drawn for one that fits
+ATTEMPTS = 100  # partitions drawn to find one that fits
 
 BASELINES: Mapping[str, Callable[[Problem], tuple[Split, ...]]] = {
     "single": lambda problem: everything_on(problem.graph),
@@ -127,7 +125,7 @@ BASELINES: Mapping[str, Callable[[Problem], tuple[Split, ...]]] = {
     "model": lambda problem: model_parallel(problem.graph, problem.costs, problem.topology.num_devices),
     "expert": lambda problem: expert(problem.graph, problem.rules, problem.topology),
     "optcnn": lambda problem: optcnn(problem.graph, problem.rules, problem.topology, problem.costs),
-}  # partitions that need no search, by name: of one learner with all devices of the problem
+}  # partitions without search, by name; for one learner on all devices
 
 
 def baseline(problem: Problem, name: str) -> tuple[Split, ...]:
@@ -137,7 +135,7 @@ def baseline(problem: Problem, name: str) -> tuple[Split, ...]:
 
 
 def random_partition(problem: Problem, space: SplitSpace, source: random.Random) -> tuple[Split, ...]:
-    """A partition drawn at random that fits the devices' memory, if one of some does."""
+    """Draw up to `ATTEMPTS` partitions until one fits into memory; return the last one drawn."""
     for _ in range(ATTEMPTS - 1):
         splits = space.random_partition(source)
         if problem.simulation(splits, must_fit=False).refusal is None:

@@ -1,4 +1,4 @@
-"""Walks from one start each, and how a search shares them out among its processes."""
+"""Run the walks of a search and divide its time among walks and processes."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ from bow.seeds import derive_seed
 
 @dataclass(frozen=True)
 class WalkStart:
-    """Where a walk starts."""
+    """A starting point of a walk."""
 
     name: str  # such as `data`
-    number: int  # of all starts
-    learners: int  # how many share the devices
+    number: int  # among all starts
+    learners: int  # number of learners that share the devices
     splits: tuple[Split, ...]
-    worth: float  # of a step with so many, by which walks are compared: `SearchSettings.worth`
+    worth: float  # of a step, see `SearchSettings.worth`; walks are compared by time per worth
 
 
 @dataclass(frozen=True)
 class Chain:
-    """A walk from a start, and the way down from the best partition on it."""
+    """A walk and the descent from its best partition."""
 
-    start: WalkStart  # where it started
-    walk: Walk | None  # what was found at random
-    # what was found from there: by trying neighbours, or where there was no time to try all of them, by a walk on which
-    # nothing slower is accepted; None where that was not looked for
+    start: WalkStart
+    walk: Walk | None  # None: the start does not fit
+    # From the walk's best partition: greedy descent, or, if there is no time to try all neighbours, a walk at
+    # temperature 0; None: not run.
     descent: Walk | None = None
-    refusal: str | None = None  # why there was no walk: the start does not fit; None where there was
+    refusal: str | None = None  # why the start does not fit; None: it does
 
     @property
     def best(self) -> Walk | None:
-        """The part with the better partition."""
+        """The last part, which has the best partition."""
         return self.descent if self.descent is not None else self.walk
 
     @property
@@ -54,19 +54,19 @@ class Chain:
 
     @property
     def sample_ns(self) -> float:
-        """What a step takes for what it is worth."""
+        """Step time over the step's worth."""
         return math.inf if self.best is None else self.best.makespan_ns / self.start.worth
 
 
 SearchProgress: TypeAlias = Callable[[float, int, float], bool | None]
-"""Called with seconds, proposals and the best time of a batch in nanoseconds; False ends the search, None does not."""
+"""Called with seconds, proposals and the best time of a batch in ns; False ends the search, None does not."""
 
 Report: TypeAlias = Callable[[int, int, float], bool]
-"""Called with a start's number, proposals and the best time of a batch; False ends the walk."""
+"""Called with a start's number, proposals and the best time of a batch in ns; False ends the walk."""
 
 
 class Tally:
-    """Adds up how the walks of a search go."""
+    """Aggregates the progress of all walks."""
 
     def __init__(self, progress: SearchProgress | None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._progress, self._clock, self._begun = progress, clock, clock()
@@ -74,7 +74,7 @@ class Tally:
         self._best_ns = math.inf
 
     def report(self, number: int, proposals: int, batch_ns: float) -> bool:
-        """One of the walks goes so; False: it shall end."""
+        """Record the progress of a walk; return False to end it."""
         self._proposals[number] = proposals
         self._best_ns = min(self._best_ns, batch_ns)
         if self._progress is None:
@@ -84,7 +84,7 @@ class Tally:
 
 
 def space_of(problem: Problem, starts: Sequence[WalkStart], settings: SearchSettings, learners: int) -> SplitSpace:
-    """The splits to choose from with so many learners, those of the starts among them."""
+    """Return the search space for this many learners, including the starts' splits."""
     return SplitSpace(
         problem.graph,
         problem.rules,
@@ -96,8 +96,8 @@ def space_of(problem: Problem, starts: Sequence[WalkStart], settings: SearchSett
 
 
 def run_chains(problem: Problem, starts: Sequence[WalkStart], settings: SearchSettings, report: Report) -> list[Chain]:
-    """Walk from each start for a part of the time, and on from the best partition for the rest of it."""
-    # Successive halving: in each rung the better half goes on, for as long together as all of the rung before.
+    """Walk from each start; continue from the best partition for the rest of the time."""
+    # Successive halving: in each rung the better half continues, with the same total time as the rung before.
     walks = _Walks(problem, starts, settings, report)
     try:
         walks.run()
@@ -108,7 +108,7 @@ def run_chains(problem: Problem, starts: Sequence[WalkStart], settings: SearchSe
 
 
 class _Walks:
-    """The walks of a process, and how they share its time."""
+    """The walks of one process, and their time shares."""
 
     def __init__(self, problem: Problem, starts: Sequence[WalkStart], settings: SearchSettings, report: Report) -> None:
         self._begun = time.perf_counter()
@@ -142,7 +142,7 @@ class _Walks:
                 raise KeyboardInterrupt
 
     def _go_on(self, number: int, settings: SearchSettings, share_s: float | None, turn: int) -> None:
-        """Walk on from the best partition of a walk, for so many seconds."""
+        """Continue a walk from its best partition."""
         start, first = self.chains[number].start, self.chains[number].walk
         assert first is not None
         found = self._walked(replace(start, splits=first.splits), settings, share_s, first.proposals, turn)
@@ -164,7 +164,7 @@ class _Walks:
         return sorted(walked, key=lambda number: self.chains[number].sample_ns)[:count]
 
     def _share_s(self, end_s: float | None, count: int) -> float | None:
-        """What each of so many has of the time until then."""
+        """Return each walk's share if this many walks divide the time until `end_s`."""
         return None if end_s is None else max((end_s - self._seconds) / count, math.ulp(1))
 
     @property
@@ -186,7 +186,7 @@ def run_chain(
     watch: Watch,
     turn: int = 0,
 ) -> Chain:
-    """Walk from a start, and go down from the best partition on the way."""
+    """Walk from a start, then descend from the best partition."""
     begun = time.perf_counter()
     source = random.Random(derive_seed(settings.seed, start.number, 2 * turn))
     try:
@@ -228,8 +228,8 @@ def _proposals(simulation: Simulation, space: SplitSpace, settings: SearchSettin
 def run_in_processes(
     problem: Problem, shares: Sequence[Sequence[WalkStart]], settings: SearchSettings, tally: Tally
 ) -> list[Chain]:
-    """Walk from several starts, each process from its share of them."""
-    # Ctrl-C, or a progress that returns False, ends all walks, which still send what they found; again, it ends them.
+    """Run walks in several processes, each with its share of the starts."""
+    # Ctrl-C, or progress returning False, ends the walks, which still send their results; a second Ctrl-C aborts.
     messages: queue.Queue[tuple[SearchProcess, Any]] = queue.Queue()
     workers = [SearchProcess(messages) for _ in shares]
     chains: list[Chain] = []
@@ -258,7 +258,7 @@ def run_in_processes(
     finally:
         for worker in workers:
             worker.end()
-    if status and goes_on:  # one that was to end very early may have been ended by Ctrl-C itself
+    if status and goes_on:  # a process ended very early may have been killed by Ctrl-C itself
         raise ScheduleError(f"a process of the search ended with status {status}; see what it printed")
     return sorted(chains, key=lambda chain: chain.start.number)
 
@@ -266,7 +266,7 @@ def run_in_processes(
 def walk_and_send(
     send: Send, inbox: Inbox, problem: Problem, starts: Sequence[WalkStart], settings: SearchSettings
 ) -> None:
-    """In a process of its own: walk, and send how it goes, until something comes, and then what was found."""
+    """Entry point of a search process: walk and send progress until a message arrives; then send the chains."""
 
     def report(number: int, proposals: int, batch_ns: float) -> bool:
         send((number, proposals, batch_ns))

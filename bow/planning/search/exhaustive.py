@@ -1,4 +1,4 @@
-"""Branch and bound over all partitions: the fastest one with a proof, or how far from it the best one is at most."""
+"""Branch and bound over all partitions: the fastest one with a proof, or the largest possible gap to it."""
 
 import itertools
 import math
@@ -17,12 +17,12 @@ from bow.planning.search.metropolis import Watch
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.step_model import StepModel
 
-Renaming = tuple[int, ...]  # by device: the number of the device that takes its place
+Renaming = tuple[int, ...]  # by device: the device that replaces it
 
 
 def symmetries(topology: DeviceTopology) -> Iterator[Renaming]:
-    """The renamings of devices that keep kinds, and routes with all that they share."""
-    # The same partition on renamed devices takes the same time, but for ties, which device numbers decide.
+    """Yield the device permutations that preserve device kinds, and routes with the channels they share."""
+    # A partition on permuted devices takes the same time, except where ties are broken by device number.
     return _extended(topology, (), {})
 
 
@@ -31,7 +31,7 @@ def renamed(split: Split, renaming: Renaming) -> Split:
 
 
 def _extended(topology: DeviceTopology, renaming: Renaming, channels: dict[int, int]) -> Iterator[Renaming]:
-    """All that begin with some devices' new numbers, and what these say of the channels."""
+    """Yield all permutations that extend a partial one, given the channel mapping it implies."""
     device = len(renaming)
     if device == topology.num_devices:
         yield renaming
@@ -46,7 +46,7 @@ def _extended(topology: DeviceTopology, renaming: Renaming, channels: dict[int, 
 
 
 def _channels(topology: DeviceTopology, renaming: Renaming, known: dict[int, int]) -> dict[int, int] | None:
-    """Which channel takes the place of which, with the routes of the last device; None: they do not fit."""
+    """Extend the channel mapping by the routes of the last device; None: inconsistent."""
     channels = dict(known)
     last = len(renaming) - 1
     for other in range(last):
@@ -62,28 +62,28 @@ def _channels(topology: DeviceTopology, renaming: Renaming, known: dict[int, int
 
 
 Evaluate: TypeAlias = Callable[[Sequence[Split], int | None], int | None]
-"""What a step takes with a partition, in nanoseconds, exactly where it is below the limit; None: it does not fit."""
+"""Return the makespan in ns for splits and a limit in ns; exact if below the limit; None: does not fit."""
 
-PASSES = 8  # the bar is raised in so many steps from what is surely needed to the best time that is known
+PASSES = 8  # deepening steps of the bar from the lower bound to the best known time
 
 
 @dataclass(frozen=True)
 class Proof:
-    """What looking at all partitions has shown."""
+    """Result of a branch-and-bound search."""
 
-    splits: tuple[Split, ...]  # by operator, of the fastest partition that is known
+    splits: tuple[Split, ...]  # of the fastest known partition, by operator
     makespan_ns: int
-    bound_ns: int  # no partition takes less; 0: it was given up before anything was known
-    partitions: int  # how many there are
-    symmetries: int  # how many ways there are to rename devices; of partitions that differ by these one is looked at
-    prefixes: int  # of how many partitions' beginnings the continuations were bounded
+    bound_ns: int  # lower bound over all partitions; 0: interrupted before one was known
+    partitions: int  # size of the search space
+    symmetries: int  # topology-preserving device permutations; one partition per equivalence class is examined
+    prefixes: int  # search nodes: partial partitions whose extensions were bounded
     evaluated: int
     seconds: float
     is_complete: bool
 
     @property
     def gap(self) -> float:
-        """By which part of its time the partition could be faster at most; 0: it is the fastest."""
+        """Largest possible relative improvement of the partition found; 0: it is optimal."""
         return 1 - self.bound_ns / self.makespan_ns if self.makespan_ns else 0.0
 
 
@@ -98,9 +98,9 @@ def exhaustive(
     watch: Watch | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Proof:
-    """Find the fastest partition of all, or a bound on how much faster another could be."""
-    # Depth first, below a bar that rises to the best known time; each bar below which all is done is a bound. Korf:
-    # Depth-first iterative-deepening, an optimal admissible tree search, 1985.
+    """Find the fastest partition, or bound the possible improvement over the best known one."""
+    # Depth first with iterative deepening: the bar rises to the best known time, and every bar whose pass completes is
+    # a lower bound. Korf: Depth-first iterative-deepening, an optimal admissible tree search, 1985.
     begun = clock()
 
     def check(prefixes: int, best_ns: int) -> None:
@@ -116,7 +116,7 @@ def exhaustive(
 
 
 class _GivenUpError(Exception):
-    """The budget is spent."""
+    """The budget is spent, or the watch ended the search."""
 
 
 class _Exhaustive:
@@ -141,7 +141,7 @@ class _Exhaustive:
         self._bar_ns: float = 0.0
 
     def run(self) -> bool:
-        """Whether it comes to its end."""
+        """Search; return whether the search completed."""
         try:
             self._prepare()
             for bar in self._bars():
@@ -172,7 +172,7 @@ class _Exhaustive:
         )
 
     def _prepare(self) -> None:
-        """What bounds need, which may take longer than the budget."""
+        """Build the bounds' tables, which may take longer than the budget."""
         for operator in range(self._space.num_operators):
             self._check()
             self._options.append(list(self._space.splits(operator)))
@@ -183,7 +183,7 @@ class _Exhaustive:
         self._check_budget(self._prefixes, 0 if self._best is None else int(self._makespan))
 
     def _bars(self) -> Iterator[float]:
-        """Times below which all partitions are looked at, one after the other."""
+        """Yield the increasing bars; each pass examines all partitions below its bar."""
         self._done_ns = int(self._bounds.extensions(self._bounds.nothing()).bounds_ns.min())
         lowest = self._done_ns
         if self._prune and self._makespan < math.inf:
@@ -191,7 +191,7 @@ class _Exhaustive:
         yield math.inf
 
     def _below(self, prefix: Prefix, renamings: Sequence[int]) -> None:
-        """Look at all partitions below the bar that begin so, but for those that differ by names from earlier ones."""
+        """Examine a prefix's extensions below the bar, except those that are renamings of earlier ones."""
         self._prefixes += 1
         self._check()
         operator = len(prefix.options)
@@ -212,7 +212,7 @@ class _Exhaustive:
 
     def _look_at(self, prefix: Prefix) -> None:
         if self._prune and prefix.bound_ns < self._done_ns:
-            return  # it was below an earlier bar
+            return  # already examined below an earlier bar
         splits = tuple(options[option] for options, option in zip(self._options, prefix.options, strict=True))
         self._evaluated += 1
         makespan = self._evaluate(splits, None if math.isinf(self._makespan) else int(self._makespan))
@@ -223,7 +223,7 @@ class _Exhaustive:
 def _renamings(
     model: StepModel, options: Sequence[Sequence[Split]], check: Callable[[], None]
 ) -> Iterator[list[list[int]]]:
-    """By renaming of devices that changes something, operator and split: which split it becomes."""
+    """Yield for each non-trivial symmetry: by operator and split, the index of the split's image."""
     places = [{split: place for place, split in enumerate(splits)} for splits in options]
     for each in itertools.islice(symmetries(model.topology), 1, None):
         check()

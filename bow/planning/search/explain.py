@@ -1,4 +1,4 @@
-"""What a partition has chosen for every operator, what that costs, and what other choices would cost."""
+"""Explain a partition: each operator's split, its cost, and the cost of alternatives."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ COLUMNS = ("operator", "kind", "split", "devices", "forward", "backward", "moved
 
 @dataclass(frozen=True)
 class Alternative:
-    """Another split of one operator."""
+    """An alternative split of one operator."""
 
     operator: int
     split: Split
-    makespan_ns: int | None  # what a step takes with it; None: it does not fit
+    makespan_ns: int | None  # step time with it; None: it does not fit
 
 
 @dataclass(frozen=True)
 class OperatorExplanation:
-    """An operator of a partition. Times are of the slowest device."""
+    """An operator of a partition. Times are those of the slowest device."""
 
     name: str
     kind: str
     dimensions: tuple[Dimension, ...]
     split: Split
-    devices: tuple[str, ...]  # the names of its tiles' devices
+    devices: tuple[str, ...]  # names, by tile
     forward_ns: int
     backward_ns: int
-    moved_bytes: int  # of what it makes, sent to other devices, and of gradients that come back
-    moving_ns: int  # what these transfers take together, as if one came after the other
-    summing_ns: int  # what sums in its middle and reductions of its weights' gradients take together
+    moved_bytes: int  # its outputs sent to other devices, and their gradients sent back
+    moving_ns: int  # sum over these transfers
+    summing_ns: int  # sum over its collectives and its weights' gradient reductions
     updating_ns: int
-    others: tuple[Alternative, ...]  # the best of each degrees first
+    others: tuple[Alternative, ...]  # best alternative for each degrees, fastest first
 
     def split_text(self, split: Split) -> str:
-        """Into how many parts a split cuts which dimensions, such as `sample (S) 2, channel (P) 4`."""
+        """Describe a split, such as `sample (S) 2, channel (P) 4`."""
         pairs = zip(self.dimensions, split.degrees, strict=True)
         return ", ".join(f"{each.name} ({each.kind}) {degree}" for each, degree in pairs if degree > 1) or "whole"
 
     def cells(self) -> tuple[str, ...]:
-        """What `COLUMNS` are headed; times in milliseconds."""
+        """Return the cells of `COLUMNS`; times in milliseconds."""
         times = (self.forward_ns, self.backward_ns, self.moving_ns, self.summing_ns, self.updating_ns)
         what = self.name, self.kind, self.split_text(self.split), shortened(self.devices)
         return (*what, *(f"{time / 1e6:.3f}" if time else "" for time in times))
@@ -60,13 +60,13 @@ class OperatorExplanation:
 
 @dataclass(frozen=True)
 class Explanation:
-    """A partition, operator by operator; printed, it is a table."""
+    """A partition, operator by operator; prints as a table."""
 
     makespan_ns: int
     learners: int
     operators: tuple[OperatorExplanation, ...]  # in the order of the graph
-    tried: int  # how many other choices were simulated
-    left_out: int = 0  # of how many operators none was, because it was ended before
+    tried: int  # number of alternatives simulated
+    left_out: int = 0  # number of operators without alternatives because the budget was spent or Ctrl-C pressed
 
     def __str__(self) -> str:
         rows = [(*each.cells(), self._next_best(each)) for each in self.operators]
@@ -82,7 +82,7 @@ class Explanation:
         return f"{'x'.join(map(str, best.split.degrees)) or 'whole'} {self.slower(best.makespan_ns):+.1f} %"
 
     def slower(self, makespan_ns: int) -> float:
-        """By how many percent another step is slower."""
+        """Return by how many percent a step is slower."""
         return 100 * (makespan_ns / self.makespan_ns - 1)
 
 
@@ -124,7 +124,7 @@ def _choices(simulation: Simulation, space: SplitSpace, number: int, split: Spli
 
 
 def _best(choices: Iterable[Alternative], keep: int) -> tuple[Alternative, ...]:
-    """The best choice of each degrees, the best of them first; those that do not fit come last."""
+    """Return the best alternative for each degrees, fastest first; those that do not fit come last."""
 
     def time(choice: Alternative) -> tuple[bool, int]:
         return choice.makespan_ns is None, choice.makespan_ns or 0
@@ -136,7 +136,7 @@ def _best(choices: Iterable[Alternative], keep: int) -> tuple[Alternative, ...]:
 
 
 class _Spent:
-    """What a simulated step spends on each operator of the first learner."""
+    """Time and bytes of a simulated step by operator; those of the first learner only."""
 
     def __init__(self, result: SimulationResult, operators: int) -> None:
         model = result.model
@@ -182,7 +182,7 @@ def _explained(
 
 
 def shortened(devices: Sequence[str]) -> str:
-    """A list of devices; of many the first ones and the last."""
+    """Join device names; of more than four only the first two and the last."""
     if len(devices) <= 4:
         return " ".join(devices)
     return f"{devices[0]} {devices[1]} .. {devices[-1]} ({len(devices)})"

@@ -1,4 +1,4 @@
-"""Lower bounds of a step's time: of any partition, and of those with given splits of the first operators."""
+"""Lower bounds of the step time: over all partitions, and over those with given splits of the first operators."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from bow.planning.simulator.step_model import StepModel
 
 
 def least_batch_ns(problem: Problem, learners: Collection[int] = (1,)) -> float:
-    """What a batch takes at least by any partition: every device has an equal share of all passes and updates."""
-    # Messages and waiting cost nothing here, which makes it quick and loose; `StepBounds` counts them.
+    """Bound the time of a batch over all partitions: an equal share of all passes and updates on each device."""
+    # Ignores messages and waiting, which makes it fast and loose; `StepBounds` includes them.
     return min(_share_ns(problem.of_one_learner(count)) / count for count in learners)
 
 
 def _share_ns(problem: Problem) -> float:
     model, devices = problem.model(), problem.topology.devices
     kinds = tuple({device.kind: number for number, device in enumerate(devices)}.values())
-    # By a roofline, tiles of an operator take no less together than it takes whole; what was measured may differ.
+    # In a roofline, splitting never reduces an operator's total time; measured times may be lower.
     every = len(devices) <= FEW or not isinstance(problem.costs, RooflineCosts)
     space = SplitSpace(problem.graph, problem.rules, len(devices) if every else 1)
-    least: dict[tuple[int, bool], int] = {}  # by what operators have in common that take the same time
+    least: dict[tuple[int, bool], int] = {}  # by what determines an operator's time
     alike = list(zip(model.tilings.alike, model.has_backward, strict=True))
     for operator, key in enumerate(alike):
         if key not in least:
@@ -42,7 +42,7 @@ def _share_ns(problem: Problem) -> float:
 
 
 def _passes_ns(model: StepModel, operator: int, tiling: Tiling, kinds: Sequence[int]) -> int:
-    """All passes of an operator's tiles, each on the device that takes least."""
+    """Sum over the tiles' passes, each on its fastest device."""
     passes = 2 if model.has_backward[operator] else 1
     on = [model.costs.of_tiles(operator, tiling, (device,) * tiling.num_tiles)[:passes] for device in kinds]
     return int(np.sum(on, axis=1).min(axis=0).sum())
@@ -52,24 +52,26 @@ def _passes_ns(model: StepModel, operator: int, tiling: Tiling, kinds: Sequence[
 class RemainingLoads:
     """Tasks that wait for backward passes of the first operators: further backward passes, reductions, updates."""
 
-    # A place does one thing at a time: behind a backward pass it needs at least the sum of all that waits for it there.
+    # A place runs one task at a time: after a backward pass it needs at least the sum of all its tasks that wait for
+    # it.
 
-    tasks: Array  # [task, place], how long it takes
+    tasks: Array  # [task, place], duration
     # by operator: [tile, task], whether it waits for the tile's backward pass, or is it
     waiting: tuple[NDArray[np.bool_], ...]
-    # by operator: [tiles as bits, place], the sum of all that wait for one of these, or are it
+    # by operator: [bit set of tiles, place], sum of the tasks that wait for one of the tiles' backward passes, or are
+    # one
     loads: tuple[Array, ...]
-    ends: Array  # by place: how long the step goes on at least after such tasks
+    ends: Array  # by place: least time from the end of such tasks to the end of the step
 
     @classmethod
     def nothing(cls, tables: PlaceTables, num_devices: int) -> RemainingLoads:
-        """No operator has its split yet."""
+        """Return the state of the empty prefix."""
         ends = np.full(tables.num_places, FAR, np.int64)
-        ends[:num_devices] = 0  # the last task of a device may be the step's last
+        ends[:num_devices] = 0  # the last task of a device may be the last of the step
         return cls(np.zeros((0, tables.num_places), np.int64), (), (), ends)
 
     def tails(self, tables: PlaceTables, operator: int, makers: Mapping[int, tuple[int, int]]) -> Array:
-        """By split and tile of the next operator: how long the step goes on at least after its backward pass."""
+        """By split and tile of the next operator: least time from its backward pass's end to the step's end."""
         own = np.einsum("stk,skp->stp", tables.leads[operator], tables.weights[operator])
         further = np.zeros_like(own)
         for edge, (maker, option) in makers.items():
@@ -99,25 +101,25 @@ class RemainingLoads:
 
 
 class RemainingTimes:
-    """Lower bounds of what is left of a step when tiles of an operator are made."""
+    """Lower bounds of the remaining step time after tiles of an operator have been computed."""
 
-    # Each operator takes the split that is best for the bound. `around` follows tiles t of u through the loss and back:
+    # Every operator takes the split that minimises the bound. `around` follows tile t of u through the loss and back:
     #
     #     backward(u, t) + max over readers v, min over splits of v, max over tiles j that read of t
     #                      (transfer(t, j) + forward(v, j) + around(v, j) + gradient(j, t))
     #
-    # `across` goes from the first tile that is made to the last whose backward pass ends, and so sees that the next
-    # operator cannot be where every tile would like to have it.
+    # `across` spans from the first tile computed to the last backward pass of a tile: the next operator cannot be on
+    # every tile's preferred device at once.
 
     def __init__(
         self, tables: TileTables, has_backward: Sequence[bool], check: Callable[[], None] = lambda: None
     ) -> None:
         self._tables, self._has_backward = tables, has_backward
         self.around = [np.full_like(table, NEVER) for table in tables.forward]
-        # by operator: [split, tile], from when a tile is made to an update of a later operator
+        # by operator: [split, tile], from the end of a tile's forward pass to an update of a later operator
         self.onward = [np.full_like(table, NEVER) for table in tables.forward]
         self.across = [np.full(len(table), NEVER, np.int64) for table in tables.forward]
-        # by operator: [split], from the first tile that is made to an update of a later operator
+        # by operator: [split], from the first tile's forward pass to an update of a later operator
         self.beyond = [np.full(len(table), NEVER, np.int64) for table in tables.forward]
         for reader in reversed(range(len(self.around))):
             check()
@@ -127,7 +129,7 @@ class RemainingTimes:
                 self._follow_all(edge.maker, reader, number)
 
     def _turn(self, operator: int) -> None:
-        """No way back is shorter than the backward pass itself; where there is none, the step may end."""
+        """Bound by the operator's own backward pass; without one, the step may end here."""
         if self._has_backward[operator]:
             backward, is_tile = self._tables.backward[operator], self._tables.devices[operator] >= 0
             self.around[operator] = np.maximum(self.around[operator], np.where(is_tile, backward, NEVER))
@@ -161,37 +163,37 @@ class RemainingTimes:
         self.beyond[maker] = np.maximum(self.beyond[maker], (coming + self.beyond[reader]).min(axis=1))
 
 
-MOST_BYTES = 2**32  # so much memory the times between tiles may take
+MOST_BYTES = 2**32  # limit of the memory of the tables of times between tiles
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """The first operators with their splits, and what follows from these."""
+    """Splits of the first operators, and the quantities derived from them."""
 
-    options: tuple[int, ...]  # by operator: which of its splits it has
-    made: tuple[Array, ...]  # by operator, by tile: before this time nothing of what it makes leaves
-    tails: tuple[Array, ...]  # by operator, by tile: so long the step goes on at least after the tile's backward pass
-    loads: Array  # by place, which are devices and then channels: what it has to do
+    options: tuple[int, ...]  # chosen split, by operator
+    made: tuple[Array, ...]  # by operator and tile: earliest time at which its output can leave
+    tails: tuple[Array, ...]  # by operator and tile: least time from its backward pass's end to the step's end
+    loads: Array  # total work by place (devices, then channels)
     remaining: RemainingLoads
-    bound_ns: int  # no step with these splits takes less
+    bound_ns: int  # lower bound of any step with these splits
 
 
 @dataclass(frozen=True)
 class Extensions:
-    """All splits of the operator that follows a prefix."""
+    """All splits of the next operator after a prefix."""
 
     before: Prefix
-    bounds_ns: Array  # by split: no step with it takes less
+    bounds_ns: Array  # by split: lower bound of any step with it
     made: Array  # by split and tile, as in `Prefix`
     tails: Array  # by split and tile
     loads: Array  # by split and place
 
 
 class StepBounds:
-    """Lower bounds of simulated times, by the first operators' splits."""
+    """Lower bounds of simulated step times, given the first operators' splits."""
 
-    # No step takes less than its longest chain of waiting tasks (of known operators all is known, `RemainingLoads` too;
-    # the rest is bounded by `RemainingTimes`), than what a device computes, or than an equal share of what all do.
+    # The maximum of: the longest dependency chain (known operators exactly and with `RemainingLoads`, the others
+    # bounded by `RemainingTimes`); the work of each device; an equal share of the total work.
 
     def __init__(
         self, model: StepModel, options: Sequence[Sequence[Split]], check: Callable[[], None] = lambda: None
@@ -205,12 +207,12 @@ class StepBounds:
         self._least_after = [sum(least[operator + 1 :]) for operator in range(len(least))]
 
     def nothing(self) -> Prefix:
-        """No operator has its split yet."""
+        """Return the empty prefix."""
         loads = np.zeros(self._places.num_places, np.int64)
         return Prefix((), (), (), loads, RemainingLoads.nothing(self._places, self._num_devices), 0)
 
     def extensions(self, prefix: Prefix) -> Extensions:
-        """Add each split of the next operator to a prefix that has not all yet."""
+        """Bound a prefix extended by each split of the next operator."""
         tables, operator = self._tables, len(prefix.options)
         forward, backward, sums = tables.forward[operator], tables.backward[operator], tables.sums[operator]
         ready, after = np.zeros_like(forward), np.full_like(forward, NEVER)
@@ -250,7 +252,7 @@ class StepBounds:
         )
 
     def _makers(self, prefix: Prefix, operator: int) -> dict[int, tuple[int, int]]:
-        """By edge of the next operator: which operator makes what it reads, and with which split."""
+        """By edge of the next operator: the maker of its input, and that one's split."""
         edges = self._tables.edges[operator]
         return {number: (edge.maker, prefix.options[edge.maker]) for number, edge in enumerate(edges)}
 

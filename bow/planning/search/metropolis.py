@@ -1,4 +1,4 @@
-"""The random walk through partitions that prefers fast ones, when it ends, and the descent to a local optimum."""
+"""Metropolis-Hastings search over partitions, its stopping rules, and greedy descent to a local optimum."""
 
 import math
 import os
@@ -15,14 +15,14 @@ from bow.planning.search.search_space import DeviceLists, SplitSpace
 from bow.planning.simulator.simulation import Simulation
 from bow.values import number, processes, whole, whole_seed
 
-GRACE = 20  # no walk ends for want of success before so many proposals for each operator
+GRACE = 20  # proposals per operator before a walk may end for lack of improvement
 
 Ending: TypeAlias = Literal["budget", "proposals", "no gain", "interrupted"]
 
 
 @dataclass(frozen=True)
 class Improvement:
-    """When a partition was found that is better than all before."""
+    """A new best partition of a walk: time and number of proposals at which it was found."""
 
     seconds: float  # since the start of the walk
     proposals: int
@@ -31,14 +31,14 @@ class Improvement:
 
 @dataclass(frozen=True)
 class Limits:
-    """When a walk ends; whatever comes first."""
+    """Stopping conditions of a walk; the first one that holds ends it."""
 
-    budget_s: float | None = None  # after so many seconds; None: never for that
-    proposals: int | None = None  # after so many proposals; None: never for that
-    # when the best has not got better for this part of the walk, in seconds, or in proposals where there is no budget
-    # in seconds; None: never for that. The paper has a half
+    budget_s: float | None = None  # None: no time limit
+    proposals: int | None = None  # None: no limit
+    # End when the best time has not improved during this fraction of the walk so far, measured in seconds, or in
+    # proposals if there is no budget_s; None: disabled. The paper uses one half.
     patience: float | None = 0.5
-    grace: int | None = None  # not for that before so many proposals; None: 20 for each operator
+    grace: int | None = None  # proposals before `patience` applies; None: `GRACE` per operator
 
     def __post_init__(self) -> None:
         if self.budget_s is None and self.proposals is None and self.patience is None:
@@ -51,7 +51,7 @@ class Limits:
             number("patience", self.patience, above=0, most=1, remedy="0.5 is half of the search")
 
     def ending(self, seconds: float, proposals: int, best: Improvement, operators: int) -> Ending | None:
-        """Why a walk ends now; None: it goes on."""
+        """Return the reason to stop now, or None to continue."""
         if self.budget_s is not None and seconds >= self.budget_s:
             return "budget"
         if self.proposals is not None and proposals >= self.proposals:
@@ -64,24 +64,22 @@ class Limits:
         return None
 
 
-TEMPERATURE = 0.001  # a partition that is slower by a thousandth of the start's time is accepted with probability 1/e
+TEMPERATURE = 0.001  # slowing down by 0.1 % of the start's time is accepted with probability 1/e
 
-Watch: TypeAlias = Callable[[float, int, int], bool]
-"""Called with seconds, proposals and the best time in nanoseconds; False ends the walk."""
-
+Watch: TypeAlias = Callable[[float, int, int], bool]  # (seconds, proposals, best time in ns) -> False to end the walk
 WATCH_S = 0.1  # seconds between calls of a watch
 
 
 @dataclass(frozen=True)
 class Walk:
-    """What a walk found."""
+    """Result of a walk."""
 
-    splits: tuple[Split, ...]  # by operator, of the best partition
-    bests: tuple[Improvement, ...]  # the start, and every partition that was better than all before
-    proposals: int  # how many were drawn; some of them leave the partition as it is
-    evaluated: int  # how many were simulated
+    splits: tuple[Split, ...]  # of the best partition, by operator
+    bests: tuple[Improvement, ...]  # the start, then every new best
+    proposals: int  # drawn, including those that change nothing
+    evaluated: int  # simulated
     accepted: int
-    refused: int  # how many of them did not fit
+    refused: int  # rejected because they do not fit into memory
     seconds: float
     ending: Ending
 
@@ -90,7 +88,7 @@ class Walk:
         return self.bests[-1].makespan_ns
 
     def followed_by(self, other: "Walk") -> "Walk":
-        """Both as one; the other one began where this one found its best partition."""
+        """Concatenate with a walk that started from the best partition of this one."""
         later = (
             Improvement(self.seconds + best.seconds, self.proposals + best.proposals, best.makespan_ns)
             for best in other.bests[1:]
@@ -101,7 +99,7 @@ class Walk:
 
 
 class _Course:
-    """A walk or a descent under way."""
+    """State of a running walk or descent."""
 
     def __init__(self, simulation: Simulation, splits: Sequence[Split], clock: Callable[[], float]) -> None:
         self.splits = list(splits)
@@ -144,7 +142,7 @@ def metropolis(
     watch: Watch | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Walk:
-    """Walk from partition to partition by the rule of Metropolis and Hastings, and keep the best."""
+    """Run Metropolis-Hastings sampling over partitions and keep the best one."""
     course = _Course(simulation, splits, clock)
     scale = temperature * course.makespan
     reported = -math.inf
@@ -167,7 +165,7 @@ def _step(course: _Course, simulation: Simulation, proposals: Proposals, source:
     if not changes:
         return
     course.evaluated += 1
-    # u < exp(-worse / scale), solved for the time: the simulator may stop beyond it.
+    # Accept if u < exp(-slowdown / scale), solved for the makespan so that the simulator can stop beyond the limit.
     limit = course.makespan + math.floor(-scale * math.log(1 - source.random()))
     makespan = simulation.propose_changes(dict(changes), limit)
     course.refused += makespan is None
@@ -186,7 +184,7 @@ def descend(
     *,
     watch: Watch | None = None,
 ) -> Walk:
-    """Give operators their best split, round and round, until no neighbour is better: a local optimum."""
+    """Give each operator in turn its best split until no neighbour is faster: a local optimum."""
     course = _Course(simulation, splits, time.perf_counter)
     operator, unchanged = 0, 0
     try:
@@ -205,7 +203,7 @@ def descend(
 
 
 def _improve(course: _Course, simulation: Simulation, space: SplitSpace, operator: int) -> bool:
-    """Take an operator's best split; whether it is another one."""
+    """Apply an operator's best split; return whether it changed."""
     lowest, better, old = course.makespan, None, course.splits[operator]
     for split in space.splits(operator):
         if split == old:
@@ -225,38 +223,38 @@ def _improve(course: _Course, simulation: Simulation, space: SplitSpace, operato
     return True
 
 
-Moves: TypeAlias = Literal["paper", "symmetric", "guided"]  # what walks change next
+Moves: TypeAlias = Literal["paper", "symmetric", "guided"]  # proposal distributions, see `SearchSettings`
 
 MOVES: tuple[Moves, ...] = ("paper", "symmetric", "guided")
-STARTS = ("data", "expert", "random", "model", "single", "optcnn")  # what a walk may start from
-DESCENT = 0.3  # this part of a budget is kept for going down from the best partition of each walk
+STARTS = ("data", "expert", "random", "model", "single", "optcnn")  # starting points of walks
+DESCENT = 0.3  # fraction of a walk's budget reserved for the descent from its best partition
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """How partitions are searched for.
+    """Settings of the partition search.
 
     Attributes:
-        budget_s: seconds in all; None: walks end by their patience or number of proposals.
-        proposals: of each walk; None: as many as there is time for.
-        patience: a walk ends when nothing better was found for this part of it; None: it does not. Trials have none.
-        temperature: see `metropolis`.
-        starts: what walks start from: one walk for each and each number of learners; a name may stand several times,
-            or one name alone.
-        trial: a process with several walks divides this part of its time among them, in rungs after each of which
-            the better half goes on, and goes on from the best partition for the rest; 0, or with `proposals`: all is
-            divided among them, as in the paper.
-        learners: numbers of learners to choose from, or one number: so many groups of equal size are made of the
-            devices, one for each learner.
-        noise_scale: of the training's gradients, in samples: numbers of learners are then compared by the time to an
-            accuracy, and not by that of a batch, see `worth`; None: all samples are worth the same.
+        budget_s: total time in seconds; None: walks end by `patience` or `proposals`.
+        proposals: per walk; None: unlimited.
+        patience: end a walk when nothing better was found during this fraction of it; None: never. Trials ignore it.
+        temperature: a partition slower by this fraction of the start's time is accepted with probability 1/e.
+        starts: starting points: one walk for each of them and each number of learners. Names may repeat; a single name
+            may be passed as a string.
+        trial: fraction of its time that a process with several walks spends on successive halving (after each rung the
+            better half continues); the best walk gets the rest. With 0, or with `proposals`, all walks share the time
+            equally, as in the paper.
+        learners: candidate numbers of learners, or one number. The devices are divided into this many groups of equal
+            size, one per learner.
+        noise_scale: gradient noise scale of the training, in samples. Numbers of learners are then compared by time to
+            accuracy instead of time per batch, see `worth`; None: all samples count the same.
         seed: of all random numbers.
-        processes: that walk at the same time.
-        devices: which lists of devices are tried, see `SplitSpace`.
-        even: tiles must have equal sizes.
-        moves: `"paper"`: any operator gets any split; `"symmetric"`: families of operators that are alike, too, as
-            likely forth as back; `"guided"`: guesses at what could be better, see `GuidedProposals`.
-        descend: whether the best partitions are improved until no neighbour is better or the budget is spent.
+        processes: number of processes that walk in parallel.
+        devices: candidate device lists, see `SplitSpace`.
+        even: allow only tiles of equal size.
+        moves: `"paper"`: any operator gets any split; `"symmetric"`: also changes whole families of similar operators,
+            with symmetric proposal probabilities; `"guided"`: heuristic proposals, see `GuidedProposals`.
+        descend: improve the best partitions until no neighbour is faster or the budget is spent.
 
     Raises:
         SettingError: a value outside its range.
@@ -301,9 +299,9 @@ class SearchSettings:
         object.__setattr__(self, "seed", whole_seed(self.seed))
 
     def worth(self, batch_size: int, learners: int) -> float:
-        """How many samples of a batch of one it takes to come as far as by a step of learners with a batch each.
+        """Return the progress of one step of all learners, in samples processed one by one.
 
-        With noise scale `phi`, a batch `B` of all learners together comes as far as `B / (1 + B / phi)`
+        With noise scale `phi`, a batch of `B` samples of all learners together is worth `B / (1 + B / phi)`
         (McCandlish et al., An Empirical Model of Large-Batch Training, 2018, equation 2.7).
         """
         together = batch_size * learners
@@ -311,5 +309,5 @@ class SearchSettings:
 
 
 def _listed(values: Any) -> tuple[Any, ...]:
-    """Several values, or one alone, as several."""
+    """Return an iterable as a tuple, and any other value as a tuple of one."""
     return tuple(values) if isinstance(values, Iterable) and not isinstance(values, str) else (values,)

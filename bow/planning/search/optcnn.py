@@ -1,4 +1,4 @@
-"""OptCNN: the partition with the least sum of times, as if nothing ran beside anything else."""
+"""OptCNN: the partition with the least sum of times, assuming that no tasks overlap."""
 
 import itertools
 import math
@@ -23,20 +23,19 @@ Table: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Term:
-    """What some choices cost together."""
+    """A cost table over some choices."""
 
-    choices: tuple[int, ...]  # their numbers, each once, ascending
-    costs: Table  # with a dimension for each choice
+    choices: tuple[int, ...]  # ascending, without repetition
+    costs: Table  # one dimension per choice
 
 
 @dataclass(frozen=True)
 class Minimum:
-    """The least sum."""
+    """Options with the least total cost."""
 
-    options: tuple[int, ...]  # by choice: which option it is
+    options: tuple[int, ...]  # option taken, by choice
     cost: float
-    # choices that had to be taken one by one because their tables would have been too large; the minimum is exact where
-    # there are none
+    # Choices fixed greedily because their tables would have been too large; the minimum is exact if there are none.
     fixed: tuple[int, ...] = ()
 
 
@@ -46,10 +45,10 @@ def minimise(counts: Sequence[int], terms: Iterable[Term], most_entries: int = 2
 
 
 class _Elimination:
-    """Choices under elimination."""
+    """Bucket elimination (Dechter, 1999)."""
 
-    # Dechter: Bucket elimination, 1999. A choice is replaced by a term with the least sum for each combination of what
-    # it depends on, the smallest table first; where all are too large, the one that most depends on is fixed first.
+    # A choice is replaced by a term with the least sum for each combination of the choices it shares terms with,
+    # smallest table first. If all tables are too large, the choice with the most neighbours is fixed first.
 
     def __init__(self, counts: Sequence[int], terms: Iterable[Term], most_entries: int) -> None:
         self._counts, self._most = counts, most_entries
@@ -98,7 +97,7 @@ class _Elimination:
             self._cost += float(least)
 
     def _fix(self, choice: int) -> None:
-        """Leave a choice one option, and split its terms off from it."""
+        """Fix a choice to one option and reduce its terms accordingly."""
         hopes: Table = np.zeros(self._counts[choice])
         for number in self._of[choice]:
             term = self._terms[number]
@@ -132,26 +131,26 @@ class _Elimination:
 
 
 def _aligned(term: Term, axes: Sequence[int]) -> NDArray[Any]:
-    """A term's table with all axes, of length 1 where it does not depend on them."""
+    """Return a term's table broadcastable over all axes (length 1 where it does not depend on one)."""
     order = sorted(range(len(term.choices)), key=lambda place: axes.index(term.choices[place]))
     shape = [term.costs.shape[term.choices.index(axis)] if axis in term.choices else 1 for axis in axes]
     return term.costs.transpose(order).reshape(shape)
 
 
-ORDERS = 2  # tiles are dealt to devices along the dimensions in at most so many orders: rows first, or columns first
+ORDERS = 2  # at most this many orders of dimensions to assign tiles to devices: rows first, or columns first
 
 
 def optcnn(graph: OperatorGraph, rules: Rules, topology: DeviceTopology, costs: Costs) -> tuple[Split, ...]:
-    """Choose for every layer how it is split over the first n devices, by dynamic programming."""
-    # The sum of computing, reductions, updates and transfers there and back. Exact where layers can be eliminated one
-    # by one with tables of reasonable size, as in series-parallel graphs. Jia, Lin, Qi, Aiken: Exploring hidden
-    # dimensions in parallelizing convolutional neural networks, 2018.
+    """Choose a split over the first n devices for every layer, by dynamic programming."""
+    # Minimises the sum of computing, reductions, updates, transfers and gradient transfers. Exact where layers can be
+    # eliminated one by one with tables of reasonable size, as in series-parallel graphs. Jia, Lin, Qi, Aiken: Exploring
+    # hidden dimensions in parallelizing convolutional neural networks, 2018.
     layers = Layers(StepModel(graph, rules, topology, costs))
     return layers.splits(layers.solve())
 
 
 class Layers:
-    """A choice for each layer, and what the choices cost."""
+    """One choice per layer, and its cost terms."""
 
     def __init__(self, model: StepModel) -> None:
         self._model, self._transfers = model, TransferTimes(model.topology)
@@ -207,12 +206,12 @@ class Layers:
         return int((forward + backward).max())
 
     def _updating_ns(self, group: WeightGroup, split: Split) -> int:
-        """Reducing the gradients of some weights, and the update; as all their readers were split like the first."""
+        """Time of reductions and updates of a weight group, if all its readers are split like the first."""
         times = group_times(self._model, group, group.readers[0], split)
         return sum(times.reductions_ns.values()) + max(times.updates_ns.values(), default=0)
 
     def _moving(self, edge: Edge) -> Table:
-        """By splits of both operators: how long it takes to move a tensor, and its gradient back."""
+        """Time to transfer a tensor and its gradient, [split of the maker, split of the reader]."""
         makers, readers = self._options[self._choice[edge.maker]], self._options[self._choice[edge.reader]]
         made = self._model.tilings.of(edge.maker, makers[0].degrees)
         read = self._model.tilings.of(edge.reader, readers[0].degrees)

@@ -1,4 +1,4 @@
-"""What is planned for: a step, devices, and what everything costs."""
+"""A planning problem: operator graph, devices, costs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,21 +16,21 @@ from bow.planning.simulator.step_model import StepModel
 
 @dataclass(frozen=True)
 class Problem:
-    """What is planned for."""
+    """A planning problem."""
 
     graph: OperatorGraph
     rules: Rules
     topology: DeviceTopology
     costs: Costs
-    optimizer_bytes_per_weight_byte: float = 1.0  # what the optimizer keeps: 1 for momentum, 2 for Adam
+    optimizer_bytes_per_weight_byte: float = 1.0  # optimizer state: 1 for momentum, 2 for Adam
     algorithm: Algorithm = "incremental"
-    batch_size: int = 1  # samples in the batch of a learner
+    batch_size: int = 1  # of one learner
 
     def partition(self, splits: Sequence[Split], learners: int = 1) -> Partition:
         return Partition(self.graph.hash, tuple(splits), learners)
 
     def model(self, learners: int = 1) -> StepModel:
-        """What no partition changes."""
+        """Return the part of the step that is independent of the partition."""
         return StepModel(
             self.graph,
             self.rules,
@@ -44,12 +44,12 @@ class Problem:
         return Simulation(self.model(learners), self.partition(splits, learners), self.algorithm, must_fit=must_fit)
 
     def simulate(self, splits: Sequence[Split], learners: int = 1) -> SimulationResult:
-        """A partition, simulated once, whether it fits or not."""
+        """Simulate a partition once, whether it fits into memory or not."""
         partition = self.partition(splits, learners)
         partition.check(self.graph, self.topology.num_devices, self.rules)
         return simulate(self.model(learners), partition)
 
     def of_one_learner(self, learners: int) -> "Problem":
-        """The same with the devices of the first of several learners alone."""
+        """Restrict the devices to those of the first learner."""
         group = self.topology.groups(learners)[0]
         return self if learners == 1 else replace(self, topology=self.topology.restricted(group))

@@ -1,4 +1,4 @@
-"""Processes of a search: fresh interpreters that call a function, and messages to and fro."""
+"""Worker processes of a search: fresh interpreters that call a function and exchange messages with the parent."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ import cloudpickle
 
 COMMAND = "from bow.planning.search.processes import main; main()"
 
-Send: TypeAlias = Callable[[Any], None]  # to the process that has started this one
+Send: TypeAlias = Callable[[Any], None]  # sends to the parent process
 
-Inbox: TypeAlias = "queue.SimpleQueue[Any]"  # what that one sends
+Inbox: TypeAlias = "queue.SimpleQueue[Any]"  # messages from the parent process
 
 
 class SearchProcess:
-    """A fresh interpreter with the import path of this one, so that the main script is not run again."""
+    """A fresh interpreter with this process's import path; it does not re-import the main script."""
 
     def __init__(self, messages: queue.Queue[tuple[SearchProcess, Any]]) -> None:
         self._messages = messages
@@ -39,17 +39,17 @@ class SearchProcess:
         self.pid = self._process.pid
 
     def begin(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Have it call `function(send, inbox, *arguments)`."""
+        """Call `function(send, inbox, *arguments)` in the process."""
         self.send(sys.path)
         self.send((function, arguments))
 
     def send(self, message: Any) -> None:
-        # As bytes: the connection's own pickling would put tensors into shared memory.
-        with contextlib.suppress(OSError):  # it has ended: that is noticed where it is listened to
+        # Serialised here: the connection's own pickling would put tensors into shared memory.
+        with contextlib.suppress(OSError):  # it has exited: `_listen` reports that
             self._there.send_bytes(cloudpickle.dumps(message))
 
     def end(self, within_s: float | None = 0.0) -> int:
-        """Its exit status; it is killed if it does not end by itself within so many seconds (None: any)."""
+        """Return the exit status; kill the process if it has not exited within this time (None: wait indefinitely)."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(within_s)
         self._process.kill()
@@ -59,8 +59,8 @@ class SearchProcess:
         return self._process.wait()
 
     def _listen(self) -> None:
-        """Pass on what comes; at the end None."""
-        # In a thread, so that Ctrl-C does not come in the middle of a message.
+        """Queue received messages; None at the end."""
+        # In a thread, so that Ctrl-C does not interrupt a half-received message.
         with contextlib.suppress(EOFError, OSError):
             while True:
                 self._messages.put((self, pickle.loads(self._back.recv_bytes())))
@@ -68,7 +68,7 @@ class SearchProcess:
 
 
 def main() -> None:
-    """Call the function that comes by standard input; what it prints goes to standard error."""
+    """Call the function received on standard input; its own output goes to standard error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
     there, back = Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False)
     os.dup2(2, 1)
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def _listen(there: Connection, inbox: Inbox) -> None:
-    """Pass on what comes; end this process, whatever it is doing, as soon as the one that started it is gone."""
+    """Queue received messages; exit immediately once the parent is gone."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             inbox.put(pickle.loads(there.recv_bytes()))

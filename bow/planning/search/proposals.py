@@ -1,4 +1,4 @@
-"""What a walk changes next: the paper's symmetric proposals, and guided ones."""
+"""Proposal distributions of the Metropolis search: FlexFlow's symmetric ones, and guided ones."""
 
 import itertools
 import math
@@ -16,16 +16,16 @@ from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.simulation import Simulation
 from bow.planning.simulator.step_model import StepModel
 
-Families: TypeAlias = Sequence[Sequence[int]]  # by operator: the operators of its family, itself among them
+Families: TypeAlias = Sequence[Sequence[int]]  # by operator: all operators of its family, including itself
 
-FLOPS_PER_OUTPUT = 32
-"""An operator with more than this computes so much for each result that it may want a split of its own."""
+FLOPS_PER_OUTPUT = 32  # with more FLOPs per output element an operator may want a split of its own
 
 
 def families_of(graph: OperatorGraph) -> list[Families]:
-    """Ways to divide operators into families, without those in which every family is one operator."""
-    # Roles: operators of a layer, and those without weights that are alike and read of the same roles. Chains: what
-    # computes much, and what follows it in the same shape. And the closure of both.
+    """Return groupings of operators into families, without trivial ones."""
+    # Roles: operators of a layer, and operators without weights of the same kind and shape that read from the same
+    # roles. Chains: an operator with much arithmetic and those that follow it in the same shape. Third: the closure of
+    # both.
     count = len(graph.operators)
     first: dict[str, int] = {}
     roles = [(number, first.setdefault(role, number)) for number, role in enumerate(_roles(graph))]
@@ -52,7 +52,7 @@ def _roles(graph: OperatorGraph) -> list[str]:
 
 
 def _followed(graph: OperatorGraph) -> Iterable[tuple[int, int]]:
-    """Operators that follow another one in its shape, and that one."""
+    """Yield (follower, maker) for operators with little arithmetic that keep the shape of their first input."""
     for number, operator in enumerate(graph.operators):
         shape = graph.output_shape(operator)
         if operator.flops <= FLOPS_PER_OUTPUT * math.prod(shape):
@@ -62,7 +62,7 @@ def _followed(graph: OperatorGraph) -> Iterable[tuple[int, int]]:
 
 
 class Joined:
-    """Which numbers are together."""
+    """Disjoint sets (union-find) of the numbers below a count."""
 
     def __init__(self, count: int, pairs: Iterable[tuple[int, int]] = ()) -> None:
         self._above = [*range(count)]
@@ -76,11 +76,11 @@ class Joined:
         return number
 
     def join(self, number: int, other: int) -> None:
-        """Under the other's root."""
+        """Merge the set of `number` into that of `other`."""
         self._above[self.root(number)] = self.root(other)
 
     def members(self) -> dict[int, list[int]]:
-        """By root: the numbers that are together."""
+        """Return the sets by their root."""
         found = defaultdict[int, list[int]](list)
         for number in range(len(self._above)):
             found[self.root(number)].append(number)
@@ -88,20 +88,20 @@ class Joined:
 
 
 def _joined(pairs: Iterable[tuple[int, int]], count: int) -> list[list[int]]:
-    """By operator, all that pairs join with it."""
+    """By operator: its connected component."""
     joined = Joined(count, pairs)
     members = joined.members()
     return [members[joined.root(number)] for number in range(count)]
 
 
-RENEWED = 20  # the chain is looked at anew after so many draws: until then few changes were accepted
+RENEWED = 20  # draws between updates of the critical chain: few changes are accepted meanwhile
 
 
 class CriticalOperators:
-    """Draws operators from a chain of tasks that ends the step, the more often the more of its time they take."""
+    """Draws operators on the critical chain, with probability proportional to their time on it."""
 
-    # A task begins when another one ends; from the last one back that makes a chain without a gap, and only what
-    # shortens it makes the step faster. Kwok, Ahmad: Dynamic critical-path scheduling, 1996.
+    # Every task starts when another one ends; following these back from the last one gives a chain without gaps, and
+    # only shortening it shortens the step. Kwok, Ahmad: Dynamic critical-path scheduling, 1996.
 
     def __init__(self, simulation: Simulation, source: random.Random) -> None:
         self._simulation, self._source = simulation, source
@@ -110,7 +110,7 @@ class CriticalOperators:
         self._draws = 0
 
     def draw(self) -> int | None:
-        """An operator's position; None: no operator takes any time."""
+        """Return an operator's position; None: no operator takes any time."""
         if self._draws % RENEWED == 0:
             shares = critical_operators(self._simulation.task_table(), self._simulation.model, self._source)
             self._operators, self._ends = [*shares], [*itertools.accumulate(shares.values())]
@@ -121,7 +121,7 @@ class CriticalOperators:
 
 
 def critical_operators(table: NDArray[np.int64], model: StepModel, source: random.Random) -> dict[int, float]:
-    """Nanoseconds by operator on a chain that ends the step; sums and updates are shared equally by their readers."""
+    """Return ns by operator on a critical chain; tasks of a weight group are shared equally among its readers."""
     table = table[table[:, 2] > table[:, 1]]
     table = table[np.argsort(table[:, 2], kind="stable")]
     ends = table[:, 2]
@@ -138,29 +138,30 @@ def critical_operators(table: NDArray[np.int64], model: StepModel, source: rando
 
 
 def _operators_of(rank: int, model: StepModel) -> tuple[int, ...]:
-    """Whose splits a task of a rank depends on."""
+    """Return the operators whose splits determine the tasks of a rank."""
     operator, group = model.ranks.operator(rank), model.ranks.group(rank)
     if operator is not None:
         return (operator % len(model.graph.operators),)
     return () if group is None else model.weight_groups[group % len(model.weight_groups)].readers
 
 
-Changes: TypeAlias = tuple[tuple[int, Split], ...]  # operators and their new splits; none: the partition stays as it is
+Changes: TypeAlias = tuple[tuple[int, Split], ...]  # operators and their new splits; empty: no change
 
-SINGLE_OF_FAMILY = 0.5  # so often a single operator changes, where several could
+SINGLE_OF_FAMILY = 0.5  # probability of changing a single operator instead of its family
 
 
 class Proposals(Protocol):
-    """Draws what to change of a partition."""
+    """A proposal distribution over changes of a partition."""
 
     def draw(self, splits: Sequence[Split]) -> Changes:
-        """What to change."""
+        """Draw a change."""
 
 
 class SymmetricProposals:
-    """Changes that are as likely forth as back: q(S' | S) = q(S | S')."""
+    """Symmetric proposals: q(S' | S) = q(S | S')."""
 
-    # The paper's, or all of a family that are split alike get a split that none of it has: the way back is as likely.
+    # The paper's; or all equally split members of a family change to a split that no member has, so that the reverse
+    # proposal is equally likely.
 
     def __init__(self, space: SplitSpace, graph: OperatorGraph, source: random.Random, families: bool = True) -> None:
         self._space, self._source = space, source
@@ -186,20 +187,18 @@ class SymmetricProposals:
         return tuple((each, split) for each in alike)
 
 
-SINGLE = 0.3  # so often one operator changes
-UNIFORM = 0.5
-"""So often one operator that changes gets any split: the paper's proposal, by which every partition can be reached."""
-
-CONNECTED = 4  # so many families change together at most
-CRITICAL = 0.3  # so often the operator that changes is one that the end of the step waits for, where these are known
-FACTORS = (0.5, 2, 2, 3, 4)  # by one of these a degree changes when operators move together
-TOGETHER = 0.3  # so often operators that share their devices move to others together
+SINGLE = 0.3  # probability of changing one operator
+UNIFORM = 0.5  # then probability of any split: FlexFlow's proposal, makes the chain irreducible
+CONNECTED = 4  # maximum number of families that change together
+CRITICAL = 0.3  # probability of choosing an operator on the critical chain, if it is known
+FACTORS = (0.5, 2, 2, 3, 4)  # factors applied to a degree when operators move together
+TOGETHER = 0.3  # probability of moving operators that share their devices
 
 
 class GuidedProposals:
-    """Changes of an operator, of connected families, or of operators that share devices; to any or a near split."""
+    """Heuristic proposals for single operators, connected families, or operators that share devices."""
 
-    # Not as likely back as forth; docs/planning.md says what they are and what that means.
+    # Not symmetric, and not corrected for; see docs/planning.md for the consequences.
 
     def __init__(
         self,
@@ -235,14 +234,14 @@ class GuidedProposals:
         return tuple((each, split) for each, split in chosen if split != splits[each])
 
     def _drawn_critical(self) -> int | None:
-        """Now and then one that the end of the step waits for and that can be split otherwise."""
+        """With probability `CRITICAL`, draw a splittable operator on the critical chain."""
         if self._critical is None or self._source.random() >= CRITICAL:
             return None
         operator = self._critical()
         return operator if operator is not None and self._space.count(operator) > 1 else None
 
     def _moved(self, operator: int, splits: Sequence[Split]) -> Changes:
-        """An operator and all that it hands on to or reads from on the same devices, on others."""
+        """Move an operator and the connected ones on the same devices to other devices."""
         target = self._elsewhere(operator, splits[operator])
         chosen = (
             (each, target if each == operator else self._like(each, splits[each], target))
@@ -251,7 +250,7 @@ class GuidedProposals:
         return tuple((each, split) for each, split in chosen if split != splits[each])
 
     def _elsewhere(self, operator: int, old: Split) -> Split:
-        """Any split; or one along the same dimensions on as many devices, on some times as many, or on any."""
+        """Draw any split, or one with the same split dimensions on as many, some times as many, or other devices."""
         way = self._source.randrange(4)
         if way == 0 or not old.degrees:
             return self._space.draw(operator, self._source)
@@ -264,7 +263,7 @@ class GuidedProposals:
         return self._space.draw_with_degrees(operator, tuple(degrees), self._source) or old
 
     def _sharing(self, operator: int, splits: Sequence[Split]) -> list[int]:
-        """An operator, and those that hand on to each other up to it with all tiles on the same devices."""
+        """Return the operators connected to one through operators on the same devices, including itself."""
         devices = frozenset(splits[operator].devices)
         found, waiting = {operator}, [operator]
         while waiting:
@@ -275,7 +274,7 @@ class GuidedProposals:
         return sorted(each for each in found if self._space.count(each) > 1)
 
     def _like(self, operator: int, old: Split, target: Split) -> Split:
-        """On the target's devices, split along the same dimensions as before, if it can be."""
+        """Place on the target's devices, keeping the split dimensions if possible."""
         for degrees in _scaled(old, target.num_tiles):
             split = Split(degrees, target.devices)
             if self._space.holds(operator, split):
@@ -283,7 +282,7 @@ class GuidedProposals:
         return self._fitting(operator, target)
 
     def _scope(self, families: Mapping[int, Sequence[int]], operator: int, splits: Sequence[Split]) -> Collection[int]:
-        """A family, those of it that are split as one is, or a family and some next to it."""
+        """Choose the operators to change: a family, its members split like the operator, or also adjacent families."""
         which, family = self._source.randrange(3), families[operator]
         if which == 0:
             return family
@@ -313,7 +312,7 @@ class GuidedProposals:
         return self._space.draw_on_devices(operator, other.devices, self._source) or old
 
     def _fitting(self, operator: int, split: Split) -> Split:
-        """The split; or one on the same devices, along the first or the last dimension if there is one."""
+        """Return the split; if not in the space, one on its devices, preferably along the first or last dimension."""
         if self._space.holds(operator, split):
             return split
         alike = self._along(operator, split.devices, split.degrees[:1] == (split.num_tiles,))
@@ -321,7 +320,7 @@ class GuidedProposals:
         return found or self._space.draw(operator, self._source)
 
     def _along(self, operator: int, devices: tuple[int, ...], is_first: bool) -> Split | None:
-        """Split along the first or the last dimension only; None: it cannot be."""
+        """Split along the first or the last dimension only; None: not possible."""
         rank = self._space.rank(operator)
         if not rank:
             return None
@@ -331,14 +330,14 @@ class GuidedProposals:
 
 
 def _movable_families(way: Families, movable: Collection[int]) -> list[list[int]]:
-    """Each family once, without operators that have one split only."""
+    """Return the distinct families, restricted to operators with a choice of splits."""
     known = set(movable)
     families = dict.fromkeys(tuple(each for each in family if each in known) for family in way)
     return [list(family) for family in families if family]
 
 
 def _scaled(old: Split, num_tiles: int) -> Iterator[tuple[int, ...]]:
-    """Degrees with so many tiles, one of them changed: the largest first."""
+    """Yield degrees with this many tiles and one degree changed; the largest degree first."""
     more, rest = divmod(num_tiles, old.num_tiles)
     fewer = 1 if rest == 0 else old.num_tiles // num_tiles
     if rest and old.num_tiles % num_tiles:
@@ -350,7 +349,7 @@ def _scaled(old: Split, num_tiles: int) -> Iterator[tuple[int, ...]]:
 
 
 def _neighbours(graph: OperatorGraph) -> list[list[int]]:
-    """By operator: those that make what it reads, or read what it makes."""
+    """By operator: the makers of its inputs and the readers of its outputs."""
     found: list[set[int]] = [set() for _ in graph.operators]
     for reader, operator in enumerate(graph.operators):
         for maker in graph.sources(operator):

@@ -1,4 +1,4 @@
-"""The search for a fast partition: walks from several starts, by several processes, for several numbers of learners."""
+"""Partition search: walks from several starts, in several processes, for several numbers of learners."""
 
 import itertools
 import json
@@ -24,24 +24,23 @@ from bow.schedule import Timeline
 from bow.seeds import derive_seed
 from bow.values import given_path
 
-FILE = "partition.json"  # in the folder that `bow plan` writes
-PLANNED_FOR = "planned_for"  # key of what is in a partition's file besides: `Partition.from_json` leaves it out
+FILE = "partition.json"  # in the output folder of `bow plan`
+PLANNED_FOR = "planned_for"  # key of the metadata in a partition's file; `Partition.from_json` ignores it
 
 
 @dataclass(frozen=True)
 class Found:
-    """A partition, for what it was found, and how: what `bow.plan` returns.
+    """A partition with its origin, as returned by `bow.plan`.
 
     Attributes:
-        partition: which devices compute which part of every operator.
-        makespan_ns: of a simulated step, in which each learner has a batch; 0: the file that it was read from does not
-            say.
-        topology: the devices; None: the file does not say.
+        partition: how every operator is split, and which device computes which tile.
+        makespan_ns: simulated time of a step with one batch per learner; 0: the file does not contain it.
+        topology: the devices; None: the file does not contain them.
         settings: of the search.
-        problem: what was planned for; None: it was read from a file.
+        problem: the planning problem; None: loaded from a file.
         chains: all walks of the search.
-        seconds: that the search took.
-        subject: model, and loss or step, that were planned for.
+        seconds: duration of the search.
+        subject: the model, and the loss or step, that were planned for.
 
     References:
         Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018.
@@ -58,31 +57,30 @@ class Found:
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether Ctrl-C, or who was told of its progress, ended the search."""
+        """Whether Ctrl-C or the progress callback ended the search."""
         return any(chain.is_interrupted for chain in self.chains)
 
     def train(self, data: Any, loss: Any = None, *, model: Any = None, check: bool = True, **settings: Any) -> Any:
-        """Train by the partition: operators are split and placed on devices, each of which is a process.
+        """Train by the partition, with one process per device.
 
-        Learners that the partition has are averaged once a step. The batch of a learner is as large as one device's
-        would be, all its devices see the same one, and what is trained is what one device would train, to rounding.
-        Batches of another size, as the last one may be, are left out. The step is captured once, before the training:
-        Python code in it does not run again.
+        If the partition has several learners, they are averaged once per step. All devices of a learner process the
+        same batch, which is as large as on a single device, and the result equals training on one device, to rounding.
+        Batches of another size, such as a smaller last one, are skipped. The step is captured once, before the
+        training: its Python code does not run again.
 
         Args:
-            data: as in `bow.train`; batches of the size that was planned for.
-            loss: None: what was planned with.
-            model: None: the one that was planned for; of a partition from a file, it has to be given.
-            check: before the training, time the partition beside data parallelism for some steps, refuse it if it is
-                slower, and write when a step was expected to run what, and when it did, into `partition_timeline.json`
-                of the run directory.
+            data: as in `bow.train`; with the batch size that was planned for.
+            loss: None: the one that was planned for.
+            model: None: the one that was planned for; required for a partition loaded from a file.
+            check: before training, compare the step time with data parallelism, refuse a slower partition, and write
+                the expected and the measured timeline to `partition_timeline.json` in the run directory.
             **settings: those of `bow.train`.
 
         Returns:
             The `bow.Result`.
 
         Raises:
-            BowError: as `bow.train`; or a setting that a partition does not carry out.
+            BowError: as `bow.train`; or a setting that is not supported with a partition.
         """
         from bow.training.placed import train_by
 
@@ -94,16 +92,16 @@ class Found:
         return train_by(self.partition, planned.pop("model"), data, check=check, **planned, **settings)
 
     def explain(self, keep: int = 3, budget_s: float | None = None) -> Explanation:
-        """What was chosen for every operator, what that costs, and what else would cost; printed, it is a table.
+        """Return each operator's split, its cost, and the cost of alternatives; prints as a table.
 
-        What else is tried are the splits that the search has chosen from.
+        Alternatives are the candidate splits of the search.
 
         Args:
-            keep: how many other choices are kept for each operator.
-            budget_s: no operator's other choices are looked at after so many seconds; None: all are.
+            keep: number of alternatives kept per operator.
+            budget_s: seconds after which no further operator's alternatives are simulated; None: unlimited.
 
         Raises:
-            ScheduleError: it was read from a file, which has no model.
+            ScheduleError: it was loaded from a file, which has no model.
         """
         begun = time.perf_counter()
         problem, learners, starts = self._known_problem, self.partition.learners, [chain.start for chain in self.chains]
@@ -117,18 +115,18 @@ class Found:
         )
 
     def timeline(self) -> Timeline:
-        """When what runs where in a simulated step; `Timeline.save` writes it for Perfetto.
+        """Return the timeline of a simulated step; `Timeline.save` writes it for Perfetto.
 
         Raises:
-            ScheduleError: it was read from a file, which has no model.
+            ScheduleError: it was loaded from a file, which has no model.
         """
         return self._known_problem.simulate(self.partition.splits, self.partition.learners).timeline
 
     def save(self, path: str | Path) -> None:
-        """Write the partition as JSON, for `load`, with the topology that it was found for.
+        """Write the partition and its topology as JSON, for `load`.
 
         Args:
-            path: of the file; folders that are missing are made.
+            path: of the file; missing folders are created.
 
         Raises:
             SettingError: it cannot be written.
@@ -136,7 +134,7 @@ class Found:
         save_text("the partition", path, self.to_json())
 
     def to_json(self, **others: Any) -> str:
-        """The text of its file; `others` is what else it was planned for, as `bow plan` writes it."""
+        """Return the file's text; `others` is further metadata, as `bow plan` writes it."""
         planned_for = {
             **others,
             "makespan_ns": self.makespan_ns,
@@ -148,15 +146,15 @@ class Found:
 
     @classmethod
     def load(cls, path: str | Path) -> "Found":
-        """Read what `save` or `bow plan` wrote.
+        """Load a file written by `save` or `bow plan`.
 
         Args:
-            path: of the file, or of the folder that `bow plan` wrote it into.
+            path: of the file, or of the output folder of `bow plan`.
 
         Raises:
             SettingError: it cannot be read.
-            ScheduleError: it holds no partition.
-            TopologyError: it holds no topology where one should be.
+            ScheduleError: it contains no valid partition.
+            TopologyError: its topology is invalid.
         """
         file, partition, known = read_partition(path)
         try:
@@ -174,33 +172,33 @@ class Found:
 
     @property
     def batch_ns(self) -> float:
-        """What a step takes for each learner's batch: by this partitions with different learners are compared."""
+        """Step time per learner, by which partitions with different numbers of learners are compared."""
         return self.makespan_ns / self.partition.learners
 
     @property
     def sample_ns(self) -> float:
-        """What a step takes for what it is worth: time to accuracy, by which batches of several sizes are compared.
+        """Step time over the step's worth in samples: time to accuracy, comparable between batch sizes.
 
         Raises:
-            ScheduleError: it was read from a file, which has no model.
+            ScheduleError: it was loaded from a file, which has no model.
         """
         return self.makespan_ns / self.settings.worth(self._known_problem.batch_size, self.partition.learners)
 
     @property
     def bound_ns(self) -> float:
-        """What a batch takes at least by any partition; the best possible `batch_ns` is not below it.
+        """Lower bound of `batch_ns` over all partitions.
 
-        It is a bound and not a time that can be reached: all computing is shared equally, and messages cost nothing.
+        It may not be attainable: it assumes that all computing is shared equally and that messages cost nothing.
 
         Raises:
-            ScheduleError: it was read from a file, which has no model.
+            ScheduleError: it was loaded from a file, which has no model.
         """
-        others = self.settings.learners if self.settings.noise_scale is None else ()  # what is worth the same
+        others = self.settings.learners if self.settings.noise_scale is None else ()  # samples count equally
         return least_batch_ns(self._known_problem, {self.partition.learners, *others})
 
     @property
     def evaluated(self) -> int:
-        """How many partitions were simulated."""
+        """Number of partitions simulated."""
         parts = (part for chain in self.chains for part in (chain.walk, chain.descent) if part is not None)
         return sum(part.evaluated for part in parts)
 
@@ -211,14 +209,14 @@ class Found:
 
     @property
     def bests(self) -> tuple[Improvement, ...]:
-        """How the best time of that walk fell, its descent included."""
+        """Successive best times of that walk, including its descent."""
         walk, descent = self.chain.walk, self.chain.descent
         assert walk is not None
         return walk.bests if descent is None else walk.followed_by(descent).bests
 
 
 def read_partition(path: str | Path) -> tuple[Path, Partition, Mapping[str, Any]]:
-    """A file, or that of a folder which `bow plan` wrote: the partition, and what is known of its origin."""
+    """Read a file, or the one in an output folder of `bow plan`: its path, the partition and its metadata."""
     file = given_path("the file of a partition", path)
     file = file / FILE if file.is_dir() else file
     try:
@@ -233,19 +231,19 @@ def read_partition(path: str | Path) -> tuple[Path, Partition, Mapping[str, Any]
 
 
 def damaged_origin(file: Path, error: Exception) -> SettingError:
-    """What to say of a file whose partition can be read, and what it was planned for cannot."""
+    """Return the error for a file with a valid partition and invalid metadata."""
     return SettingError(
         f"{file} does not say rightly what it was planned for ({type(error).__name__}: {error}); plan again"
     )
 
 
 def best_chain(chains: Sequence[Chain]) -> Chain:
-    """The walk that found the fastest partition for what its steps are worth; of equal ones the first."""
+    """Return the walk with the least time per worth of a step; the first of equal ones."""
     return min(chains, key=lambda each: (each.sample_ns, each.start.number))
 
 
 def search(problem: Problem, settings: SearchSettings, progress: SearchProgress | None = None) -> Found:
-    """Find a fast partition."""
+    """Search for a fast partition."""
     begun = time.perf_counter()
     starts = list(_starts(problem, settings))
     shares = [starts[number :: settings.processes] for number in range(settings.processes)]
@@ -264,7 +262,7 @@ def search(problem: Problem, settings: SearchSettings, progress: SearchProgress 
 
 
 def _starts(problem: Problem, settings: SearchSettings) -> Iterator[WalkStart]:
-    """A start of each name for each number of learners, and further ones until every process has one."""
+    """Yield a start for each name and number of learners, repeated until every process has one."""
     each = itertools.product(settings.learners, settings.starts)
     count = len(settings.learners) * len(settings.starts)
     for number, (learners, name) in enumerate(itertools.cycle(list(each))):

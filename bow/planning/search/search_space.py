@@ -1,4 +1,4 @@
-"""The splits that a search chooses from: for every operator a fixed set, so that proposals are symmetric."""
+"""Search space: a fixed set of splits for every operator, so that uniform proposals are symmetric."""
 
 import functools
 import itertools
@@ -12,20 +12,19 @@ from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Split
 from bow.planning.rules.rule import Rules
 
-DeviceLists: TypeAlias = Literal["auto", "every", "distinct", "regular"]
-"""Which lists of devices the tiles of an operator may have, see `SplitSpace`."""
-
-FEW = 4  # up to so many devices all lists without repetition are tried: 24 of 4 devices, 40,320 of 8
-SOME = 8  # up to so many devices all degrees and all evenly spaced lists are tried
-DIMENSIONS = 2  # with more devices than that, at most so many dimensions are split at once
-NUM_RANDOM = 4  # so many lists of each length are drawn at random besides the regular ones
+DeviceLists: TypeAlias = Literal["auto", "every", "distinct", "regular"]  # candidate device lists, see `SplitSpace`
+FEW = 4  # up to this many devices: all lists without repetition (24 for 4 devices, 40,320 for 8)
+SOME = 8  # up to this many devices: all degrees and all evenly spaced lists
+DIMENSIONS = 2  # with more than `SOME` devices: the most dimensions split at once
+NUM_RANDOM = 4  # random lists of each length in addition to the regular ones
 
 
 class SplitSpace:
-    """By operator, all splits that a search may choose: degrees of its dimensions, and devices for the tiles."""
+    """All candidate splits by operator: degrees of its dimensions, and devices of its tiles."""
 
-    # every: any devices; distinct: none twice; regular: evenly spaced ones, dealt to tiles along the dimensions in
-    # any order, and a few lists drawn once at random; auto: every with 2 devices, distinct with up to 4.
+    # every: any devices; distinct: no device twice; regular: evenly spaced devices, assigned to tiles along the
+    # dimensions in any order, plus a few fixed random lists; auto: every with 2 devices, distinct with up to 4, else
+    # regular.
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class SplitSpace:
 
     @property
     def description(self) -> str:
-        """What they have in common, as the end of `partitions with ...`."""
+        """Describe the splits, as the end of `partitions with ...`."""
         sizes = " of equal sizes" if self._even else ""
         lists = {
             "every": "on any devices",
@@ -75,7 +74,7 @@ class SplitSpace:
 
     @property
     def num_neighbours(self) -> int:
-        """How many partitions differ from one of them in one operator."""
+        """Number of partitions that differ from a given one in one operator."""
         return sum(self.count(operator) - 1 for operator in range(self.num_operators))
 
     def count(self, operator: int) -> int:
@@ -89,11 +88,11 @@ class SplitSpace:
         return self._of[operator][index] if index < regular else self._extra[operator][index - regular]
 
     def degrees(self, operator: int) -> Iterator[tuple[int, ...]]:
-        """The degrees of an operator's splits, each once."""
+        """Return the distinct degrees of an operator's splits."""
         return iter(dict.fromkeys([*self._of[operator].degrees, *(split.degrees for split in self._extra[operator])]))
 
     def splits(self, operator: int) -> Iterator[Split]:
-        """All splits of an operator, in a fixed order."""
+        """Return all splits of an operator, in a fixed order."""
         return (self.at(operator, index) for index in range(self.count(operator)))
 
     def holds(self, operator: int, split: Split) -> bool:
@@ -103,11 +102,11 @@ class SplitSpace:
         return self.at(operator, source.randrange(self.count(operator)))
 
     def draw_with_degrees(self, operator: int, degrees: tuple[int, ...], source: random.Random) -> Split | None:
-        """One of an operator's splits with these degrees; None: there is none."""
+        """Draw one of an operator's splits with these degrees; None if there is none."""
         return self._of[operator].draw_with_degrees(degrees, source)
 
     def draw_on_devices(self, operator: int, devices: Sequence[int], source: random.Random) -> Split | None:
-        """One of an operator's splits with tiles on all of these devices and on no other; None: there is none."""
+        """Draw one of an operator's splits whose tiles use exactly these devices; None if there is none."""
         return self._of[operator].draw_on_devices(frozenset(devices), source)
 
     def random_partition(self, source: random.Random) -> tuple[Split, ...]:
@@ -115,7 +114,7 @@ class SplitSpace:
 
 
 class _Lists:
-    """Lists of devices, to count and to look up."""
+    """Device lists, for indexing and membership tests."""
 
     def __init__(self, lists: Sequence[tuple[int, ...]]) -> None:
         self.ordered = lists
@@ -123,7 +122,7 @@ class _Lists:
 
 
 class _Splits:
-    """The splits of operators with the same dimensions, not written out: there may be many thousands."""
+    """Splits of operators with the same dimensions, generated on demand: there may be many thousands."""
 
     def __init__(self, degrees: Sequence[tuple[int, ...]], lists: Callable[[tuple[int, ...]], _Lists]) -> None:
         found = {each: lists(tuple(degree for degree in each if degree > 1)) for each in degrees}
@@ -137,7 +136,7 @@ class _Splits:
     def __getitem__(self, index: int) -> Split:
         place = bisect_right(self._ends, index)
         degrees = self.degrees[place]
-        return Split(degrees, self._lists[degrees].ordered[index - self._ends[place]])  # from the end of its part
+        return Split(degrees, self._lists[degrees].ordered[index - self._ends[place]])  # negative: from the part's end
 
     def draw_with_degrees(self, degrees: tuple[int, ...], source: random.Random) -> Split | None:
         return Split(degrees, source.choice(self._lists[degrees].ordered)) if degrees in self._lists else None
@@ -148,7 +147,7 @@ class _Splits:
 
     @functools.cached_property
     def _on_devices(self) -> dict[frozenset[int], list[int]]:
-        """By set of devices: the places of splits with tiles on all of them and on no other."""
+        """Positions of splits by the exact set of devices of their tiles."""
         found: dict[frozenset[int], list[int]] = {}
         for place in range(len(self)):
             found.setdefault(frozenset(self[place].devices), []).append(place)
@@ -163,7 +162,7 @@ class _Splits:
 
 
 def which_lists(which: DeviceLists, num_devices: int) -> Literal["every", "distinct", "regular"]:
-    """The lists of devices that are meant, see `SplitSpace`."""
+    """Resolve `"auto"`, see `SplitSpace`."""
     if which != "auto":
         return which
     return "every" if num_devices <= 2 else "distinct" if num_devices <= FEW else "regular"
@@ -172,7 +171,7 @@ def which_lists(which: DeviceLists, num_devices: int) -> Literal["every", "disti
 def device_lists(
     degrees: tuple[int, ...], num_devices: int, which: DeviceLists = "auto"
 ) -> tuple[tuple[int, ...], ...]:
-    """The lists of devices that tiles may have, each once."""
+    """Return the distinct candidate device lists of a split with these degrees."""
     tiles = math.prod(degrees)
     kind = which_lists(which, num_devices)
     if kind == "every":
@@ -184,7 +183,7 @@ def device_lists(
 
 
 def _spaced(tiles: int, num_devices: int) -> Iterator[range]:
-    """Evenly spaced devices; of many devices only such lists as cover them side by side."""
+    """Yield evenly spaced devices; with more than `SOME` devices only lists that tile them without overlap."""
     for stride in range(1, num_devices + 1):
         span = tiles * stride
         if num_devices <= SOME:
@@ -198,14 +197,14 @@ def _spaced(tiles: int, num_devices: int) -> Iterator[range]:
 
 
 def _drawn(tiles: int, num_devices: int) -> Iterator[tuple[int, ...]]:
-    """Lists drawn at random, the same whenever they are asked for."""
+    """Yield random lists; the same on every call."""
     if 1 < tiles <= num_devices:
         for turn in range(NUM_RANDOM):
             yield tuple(random.Random(f"{tiles}/{num_devices}/{turn}").sample(range(num_devices), tiles))
 
 
 def dealt(devices: Sequence[int], degrees: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Devices dealt to tiles along the dimensions, in each order of these."""
+    """Assign devices to tiles along the dimensions, in each order of these."""
     for order in itertools.permutations(range(len(degrees))):
         weights = [math.prod(degrees[later] for later in order[order.index(dim) + 1 :]) for dim in range(len(degrees))]
         places = itertools.product(*(range(degree) for degree in degrees))
@@ -215,7 +214,7 @@ def dealt(devices: Sequence[int], degrees: tuple[int, ...]) -> Iterator[tuple[in
 def degrees_of(
     dimensions: Sequence[tuple[int, bool]], max_tiles: int, even: bool, num_devices: int
 ) -> list[tuple[int, ...]]:
-    """All degrees with so many tiles at most."""
+    """Return all degrees with at most this many tiles."""
     many = num_devices > SOME
     found: list[tuple[int, ...]] = [()]
     for size, may_be_split in dimensions:
@@ -226,7 +225,7 @@ def degrees_of(
 
 
 def _useful(most: int, many: bool) -> list[int]:
-    """Degrees up to a number; of many only those that are 1 or 3 times a power of two, and the number itself."""
+    """Return degrees up to a number; if `many`, only 1 or 3 times a power of two, and the number itself."""
     return [
         degree for degree in range(1, most + 1) if not many or degree == most or degree // (degree & -degree) in (1, 3)
     ]

@@ -1,4 +1,4 @@
-"""Times between tiles and loads of devices and channels, for all splits of two operators at once."""
+"""Tables of times between tiles and of device and channel loads, over all pairs of splits of two operators."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from bow.planning.simulator.step_model import StepModel, WeightGroup, replica_by
 
 @dataclass(frozen=True)
 class Edge:
-    """A tensor that one operator makes and another reads."""
+    """A tensor passed from one operator to another."""
 
-    maker: int  # position of the operator that makes it
-    output: int  # which of its outputs it is
-    reader: int  # position of the operator that reads it
-    input: int  # which of its inputs it is
+    maker: int  # position of the producing operator
+    output: int  # index of its output
+    reader: int  # position of the consuming operator
+    input: int  # index of its input
     itemsize: int
     is_differentiable: bool
 
 
 def edges_of(graph: OperatorGraph) -> Iterator[Edge]:
-    """All tensors between operators, by reader; a tensor that an operator reads twice stands there twice."""
+    """Yield all tensors between operators, ordered by reader; one that an operator reads twice is yielded twice."""
     for reader, operator in enumerate(graph.operators):
         for place, tensor in enumerate(operator.inputs):
             if tensor in graph.makers:
@@ -40,7 +40,7 @@ def edges_of(graph: OperatorGraph) -> Iterator[Edge]:
 
 
 def overlaps(made: Sequence[Box], read: Sequence[Box | None]) -> NDArray[np.int64]:
-    """How many elements of each box that is made lie in each box that is read, [made, read]."""
+    """Number of elements in the intersection of each pair of boxes, [made, read]."""
     if not made or not made[0]:  # scalars: whole, or not read at all
         return np.array([[int(box is not None) for box in read] for _ in made], np.int64).reshape(len(made), len(read))
     nothing = tuple((0, 0) for _ in made[0])
@@ -52,7 +52,7 @@ def overlaps(made: Sequence[Box], read: Sequence[Box | None]) -> NDArray[np.int6
 
 
 class TransferTimes:
-    """How long transfers between devices take that have their routes for themselves."""
+    """Times of transfers between devices, without contention."""
 
     def __init__(self, topology: DeviceTopology) -> None:
         devices = range(topology.num_devices)
@@ -64,7 +64,7 @@ class TransferTimes:
     def of(
         self, num_bytes: NDArray[np.int64], senders: NDArray[np.int64], receivers: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Nanoseconds, rounded down; 0 for nothing, and for what stays on a device."""
+        """Return nanoseconds, rounded down; 0 for no bytes, and within a device."""
         time = self._latency[senders, receivers] + np.floor(num_bytes * self._ns_per_byte[senders, receivers])
         times: NDArray[np.int64] = np.where(num_bytes > 0, time, 0).astype(np.int64)
         return times
@@ -72,13 +72,13 @@ class TransferTimes:
 
 @dataclass(frozen=True)
 class GroupTimes:
-    """How long gradients of a group of weights are summed, and the weights updated."""
+    """Times of the reductions and updates of a weight group."""
 
-    reductions_ns: Mapping[tuple[int, ...], int]  # by devices that hold the same part: the sum over them
-    updates_ns: Mapping[int, int]  # by device that holds a part: its update
+    reductions_ns: Mapping[tuple[int, ...], int]  # all-reduce, by the devices that hold the same part
+    updates_ns: Mapping[int, int]  # by device that holds a part
 
     def remaining_ns(self, device: int) -> int:
-        """How long it takes at least, from when a device has its gradients until all is updated that waits for them."""
+        """Return the least time from when a device has its gradients until all dependent updates are done."""
         waiting = [
             time + max(self.updates_ns[member] for member in members)
             for members, time in self.reductions_ns.items()
@@ -88,7 +88,7 @@ class GroupTimes:
 
 
 def group_times(model: StepModel, group: WeightGroup, reader: int, split: Split) -> GroupTimes:
-    """How long reductions and updates take, as if only one operator read the weights."""
+    """Return the times of reductions and updates, as if only one operator read the weights."""
     if not group.trainable:
         return GroupTimes({}, {})
     names = model.graph.operators[reader].weights
@@ -113,12 +113,12 @@ def group_times(model: StepModel, group: WeightGroup, reader: int, split: Split)
 
 Array: TypeAlias = NDArray[np.int64]
 
-NEVER = -(2**50)  # the time of what does not happen; sums of several stay far below any time
-FAR = 2**50  # the time after what does not happen
+NEVER = -(2**50)  # minus infinity: time of an event that does not happen; sums of a few stay far below any time
+FAR = 2**50  # plus infinity, for minima
 
 
 class TileTables:
-    """Times in nanoseconds by split and tile; all operators' tables have room for their splits' most tiles."""
+    """Times in nanoseconds by split and tile; each table is as wide as its operator's largest number of tiles."""
 
     def __init__(
         self, model: StepModel, options: Sequence[Sequence[Split]], check: Callable[[], None] = lambda: None
@@ -126,19 +126,19 @@ class TileTables:
         self._model, self._options, self._check = model, options, check
         self.transfers = TransferTimes(model.topology)
         operators = range(len(options))
-        # by operator: [split, tile], where it is computed (-1: there is no tile), the forward and the backward pass
+        # by operator: [split, tile], device (-1: no such tile), time of the forward and the backward pass
         tables = [self._tile_tables(operator) for operator in operators]
         self.devices, self.forward, self.backward = map(list, zip(*tables, strict=True))
-        # by operator: [split, tile, tile], what a tile waits for before what it made leaves: a sum with that tile; None
-        # where nothing is summed
+        # by operator: [split, tile, tile], the sum that a tile waits for with another one before its output leaves;
+        # None: the operator has no sums
         self.sums = [self._sum_table(operator) for operator in operators]
-        # by operator: [split, tile], what follows at least after the tile's backward pass for its weights
+        # by operator: [split, tile], least time of reductions and updates after the tile's backward pass
         self.updates = [np.zeros_like(table) for table in self.forward]
         self._add_updates()
-        self.edges: list[list[Edge]] = [[] for _ in operators]  # by operator: the tensors that it reads and others make
+        self.edges: list[list[Edge]] = [[] for _ in operators]  # by operator: tensors it reads from others
         for edge in edges_of(model.graph):
             self.edges[edge.reader].append(edge)
-        # by operator and edge: [split of the maker, split of the reader, tile, tile], the transfer
+        # by operator and edge: [split of the maker, split of the reader, tile, tile], time of the transfer
         self.there = [[self._transfer_table(edge, is_back=False) for edge in edges] for edges in self.edges]
         # the same for the gradient
         self.back = [[self._transfer_table(edge, is_back=True) for edge in edges] for edges in self.edges]
@@ -170,7 +170,7 @@ class TileTables:
         return table
 
     def _add_updates(self) -> None:
-        """What several operators read together is updated for at least what one of them reads, and summed for free."""
+        """Bound weights with several readers by the update of one reader's part, without reductions."""
         for group in self._model.weight_groups:
             is_only = len(group.readers) == 1
             for reader in group.readers:
@@ -197,7 +197,7 @@ class TileTables:
         return table
 
     def between(self, edge: Edge, one: Sequence[int], other: Sequence[int]) -> tuple[Array, Array, Array]:
-        """Bytes by pair of tiles, and the devices of either side, for splits of the same degrees on either side."""
+        """Return bytes by pair of tiles, and devices of both sides, for splits with the same degrees on each side."""
         degrees = self._options[edge.maker][one[0]].degrees, self._options[edge.reader][other[0]].degrees
         made = self._model.tilings.of(edge.maker, degrees[0]).outputs[edge.output]
         read = self._model.tilings.of(edge.reader, degrees[1]).inputs[edge.input]
@@ -206,7 +206,7 @@ class TileTables:
         return edge.itemsize * overlaps(made, read), home, away
 
     def alike(self, operator: int) -> list[list[int]]:
-        """An operator's splits in groups of the same degrees."""
+        """Group an operator's splits by their degrees."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for option, split in enumerate(self._options[operator]):
             groups.setdefault(split.degrees, []).append(option)
@@ -214,7 +214,7 @@ class TileTables:
 
 
 class PlaceTables:
-    """What places, which are devices and then channels, have to do at least, in nanoseconds."""
+    """Least work in nanoseconds by place (devices, then channels)."""
 
     def __init__(
         self,
@@ -229,14 +229,13 @@ class PlaceTables:
         # by operator: [split, tile, place], the backward pass
         self.passes = [self._pass_table(operator) for operator in operators]
         groups = [self._group_tables(operator) for operator in operators]
-        # by operator: [split, task, place], its reductions and updates
-        # by operator: [split, tile, task], whether a reduction or update waits for a tile's backward pass
-        # by operator: [split], what follows at least after a reduction
+        # by operator: [split, task, place], its reductions and updates; [split, tile, task], whether a reduction or
+        # update waits for the tile's backward pass; [split], least time after a reduction
         self.weights, self.leads, self.ends = map(list, zip(*groups, strict=True))
         # by operator: [split, place], forward and backward passes, updates, reductions
         self.loads = [self._load_table(operator) for operator in operators]
-        # by operator and edge: [split of the maker, split of the reader, tile], the maker's tiles whose backward pass
-        # waits for the tile's, as bits of a number
+        # by operator and edge: [split of the maker, split of the reader, tile], bit set of the maker's tiles whose
+        # backward pass waits for the tile's
         self.sources = [[_bits(back > NEVER // 2) for back in of] for of in tables.back]
         self._seen: set[tuple[int, int]] = set()
         # by operator and edge: [split of the maker, split of the reader, place], transfers and gradients
@@ -254,7 +253,7 @@ class PlaceTables:
         return loads
 
     def _group_tables(self, operator: int) -> tuple[Array, NDArray[np.bool_], Array]:
-        """Reductions and updates of weights that this operator alone reads."""
+        """Reductions and updates of weights read by this operator only."""
         self._check()
         groups = [group for group in self._model.weight_groups if group.readers == (operator,)]
         found = [
@@ -282,7 +281,7 @@ class PlaceTables:
             yield _WeightTask((device,), (device, *waits), time, FAR)
 
     def _edge_table(self, edge: Edge) -> Array:
-        """Readers of a tensor may share its transfers: those of the first one alone are counted."""
+        """Readers of a tensor may share its transfers: count only those of the first reader."""
         shape = len(self._options[edge.maker]), len(self._options[edge.reader]), self.num_places
         table = np.zeros(shape, np.int64)
         if (edge.maker, edge.output) not in self._seen:
@@ -294,8 +293,8 @@ class PlaceTables:
         return table
 
     def _between(self, edge: Edge, one: Sequence[int], other: Sequence[int]) -> Array:
-        """The loads between splits of the same degrees on either side: [split, split, place]."""
-        # Tiles of a device may share a transfer: of all from a tile to a device, only the longest is counted.
+        """Loads between splits with the same degrees on each side, [split, split, place]."""
+        # Tiles on a device may share a transfer: count only the longest from each tile to each device.
         flows = self._model.flows(self._model.graph.operators[edge.maker].outputs[edge.output])
         num_bytes, home, away = self._tables.between(edge, one, other)
         there = self._tables.transfers.of(num_bytes, home, away)
@@ -315,12 +314,12 @@ class _WeightTask:
     """A reduction or an update."""
 
     places: tuple[int, ...]
-    waits_for: tuple[int, ...]  # the devices whose backward passes it waits for
+    waits_for: tuple[int, ...]  # devices whose backward passes it waits for
     duration_ns: int
-    end_ns: int  # what follows at least
+    end_ns: int  # least time after it
 
 
 def _bits(reads: NDArray[np.bool_]) -> Array:
-    """Of [..., tile of the maker, tile of the reader]: by tile of the reader, the maker's as bits."""
+    """Convert [..., tile of the maker, tile of the reader] to a bit set of makers by reader tile."""
     bits: Array = np.tensordot(reads, 1 << np.arange(reads.shape[-2]), axes=(-2, 0)).astype(np.int64)
     return bits

@@ -1,1 +1,1 @@
-"""Simulation of a step's task graph: full, delta, in Python and in C++."""
+"""Simulation of a step's task graph: full, delta and incremental algorithms in C++; the reference in Python."""

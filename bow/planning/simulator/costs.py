@@ -1,4 +1,4 @@
-"""What tiles compute and move, and how long they take: by a roofline of their device, or as it was measured."""
+"""Work and time of tiles: from a roofline model of the device, or measured."""
 
 import json
 import math
@@ -15,36 +15,34 @@ from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, Ten
 from bow.planning.problem.partition import Tiling
 from bow.planning.rules.rule import Rules
 
-GATHERS = frozenset({"embedding"})
-"""Kinds of operators that read only a few rows of their weights; the gradient has all of them."""
-
+GATHERS = frozenset({"embedding"})  # read few rows of their weights; their gradient has all
 KERNELS = {"lstm_cell": 3, "attention": 4, "batch_norm": 2, "layer_norm": 2, "cross_entropy": 2}
-"""How many kernels the forward pass of an operator starts, where it is not one."""
+"""Kernels launched by an operator's forward pass, if not one."""
 
 
 @dataclass(frozen=True)
 class PassWork:
-    """What a forward or backward pass of a tile amounts to."""
+    """Work of a tile's forward or backward pass."""
 
     flops: float
     num_bytes: int  # read and written
-    kernels: int  # how many are started; 0: there is nothing to do
+    kernels: int  # launched; 0: nothing to do
 
 
 @dataclass(frozen=True)
 class TileWork:
-    """What a tile amounts to."""
+    """Work of a tile."""
 
     forward: PassWork
-    backward: PassWork  # of the gradients of the inputs and of the weights
-    outputs: int  # how many elements the tile makes
+    backward: PassWork  # gradients of the inputs and of the weights
+    outputs: int  # number of output elements
 
 
-Shapes: TypeAlias = tuple[tuple[int, ...] | None, ...]  # None: nothing of it
+Shapes: TypeAlias = tuple[tuple[int, ...] | None, ...]  # None: nothing is read
 
 
 def tile_shapes(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: Box) -> tuple[Shapes, Shapes, Shapes]:
-    """The sizes of a tile's inputs, weights and outputs, by its operator's rule."""
+    """Return the shapes of a tile's inputs, weights and outputs, by its operator's rule."""
     rule = rules.of(operator)
     inputs = rule.input_boxes(operator, graph, box)
     return (
@@ -55,7 +53,7 @@ def tile_shapes(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box:
 
 
 def tile_key(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: Box) -> str:
-    """What tiles have in common that take the same time: their operator's kind and attributes, and all sizes."""
+    """Identify tiles that take the same time: by kind, attributes, and the shapes and types of their tensors."""
     inputs, *others = tile_shapes(graph, rules, operator, box)
     of_inputs = [[graph.tensors[number].itemsize, graph.tensors[number].differentiable] for number in operator.inputs]
     described = [operator.kind, dict(operator.attributes), inputs, of_inputs, *others]
@@ -63,8 +61,8 @@ def tile_key(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: Bo
 
 
 def tile_work(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: Box) -> TileWork:
-    """What a tile computes and moves."""
-    # The backward pass reads the output's gradient once for inputs and once for weights, each half of its work.
+    """Return the arithmetic and memory traffic of a tile."""
+    # The backward pass reads the output's gradient once for the inputs and once for the weights; each is half its work.
     rule = rules.of(operator)
     input_shapes, weight_shapes, output_shapes = tile_shapes(graph, rules, operator, box)
     outputs = sum(math.prod(shape) for shape in output_shapes if shape is not None)
@@ -98,7 +96,7 @@ Times: TypeAlias = NDArray[np.int64]  # nanoseconds, by tile
 
 @dataclass(frozen=True)
 class TileTime:
-    """How long a tile takes."""
+    """Time of a tile."""
 
     forward_ns: int
     backward_ns: int
@@ -112,19 +110,19 @@ class TileTime:
 
 
 class Costs(Protocol):
-    """How long computing tasks take, in nanoseconds."""
+    """Times of computing tasks, in nanoseconds."""
 
-    # Devices of one kind take the same time, and so do operators of equal kind, attributes, sizes and work.
+    # Must be equal for devices of one kind, and for operators of equal kind, attributes, sizes and work.
 
     def tile_time(self, operator: int, box: Box, device: int) -> TileTime:
-        """Of a tile: the box of the operator's first output."""
+        """Time of the tile that computes this box of the operator's first output."""
         ...
 
     def update_ns(self, weight_bytes: int, device: int) -> int: ...
 
 
 class TaskCosts:
-    """Remembers what the costs are, by tile and kind of device."""
+    """Cache of costs, by tile and device kind."""
 
     def __init__(self, costs: Costs, topology: DeviceTopology, alike: Sequence[int]) -> None:
         self._costs, self._alike = costs, alike
@@ -165,14 +163,14 @@ class TaskCosts:
 
 NS_PER_S = 1e9
 UPDATE_PASSES = 5
-"""Over how many times its weights' bytes an update goes: SGD with momentum reads three tensors and writes two."""
+"""Passes of an update over its weights' bytes: SGD with momentum reads three tensors and writes two."""
 
 
 class RooflineCosts:
-    """Times from a device's arithmetic, memory and overhead."""
+    """Roofline model: time from a device's arithmetic, bandwidth and kernel overhead."""
 
-    # Williams, Waterman, Patterson: Roofline, an insightful visual performance model, 2009. Tiles with few results keep
-    # units waiting: the products of NMT take 38 % less time split by channels than by samples (FlexFlow 8.2.1).
+    # Williams, Waterman, Patterson: Roofline, an insightful visual performance model, 2009. Tiles with few outputs do
+    # not fill the device: the products of NMT take 38 % less time split by channels than by samples (FlexFlow 8.2.1).
 
     def __init__(self, graph: OperatorGraph, rules: Rules, topology: DeviceTopology) -> None:
         self._graph, self._rules, self._topology = graph, rules, topology
@@ -200,20 +198,20 @@ def _time_ns(part: PassWork, outputs: int, kind: DeviceKind) -> int:
 
 @dataclass
 class TileTimes:
-    """What was measured, once for each operator, tile shape and kind of device."""
+    """Measured times, by operator, tile shape and device kind."""
 
     tiles: dict[str, TileTime] = field(default_factory=dict)  # by `tile_key`
-    # by hash of a graph: nanoseconds of its weights' update, for each byte of them
+    # by graph hash: update time in ns per byte of weights
     updates: dict[str, float] = field(default_factory=dict)
 
     def to_plain(self) -> dict[str, Any]:
-        """What a JSON file can hold."""
+        """Convert to a JSON-serialisable form."""
         tiles = {key: [time.forward_ns, time.backward_ns] for key, time in self.tiles.items()}
         return {"tiles": tiles, "updates": self.updates}
 
     @classmethod
     def of_plain(cls, read: Any) -> "TileTimes":
-        """What `to_plain` wrote; a number that cannot have been measured is a `ValueError`."""
+        """Restore from `to_plain`; a negative or non-finite time is a `ValueError`."""
         tiles = {key: TileTime(int(forward), int(backward)) for key, (forward, backward) in read["tiles"].items()}
         updates = {graph: float(time) for graph, time in read["updates"].items()}
         times = [*updates.values(), *(each for time in tiles.values() for each in (time.forward_ns, time.backward_ns))]
@@ -223,9 +221,9 @@ class TileTimes:
 
 
 class MeasuredCosts:
-    """Measured times where there are some, and the roofline's elsewhere, corrected by how far it was off."""
+    """Measured times; where there are none, the roofline's, corrected by its error on measured operators."""
 
-    # By how far the whole operator was off, or else the geometric mean over all operators of the graph.
+    # The error on the whole operator if measured, else the geometric mean over the graph's operators.
 
     def __init__(
         self, graph: OperatorGraph, rules: Rules, topology: DeviceTopology, times: Mapping[str, TileTimes]
@@ -261,7 +259,7 @@ class MeasuredCosts:
         return self._roofline.tile_time(operator, box, device).scaled(factor)
 
     def _ratios(self, device: int, kind: str) -> Iterator[tuple[int, float]]:
-        """By operator that was measured whole: how many times as long as predicted it takes."""
+        """By operator measured as a whole: ratio of measured to predicted time."""
         for number, operator in enumerate(self._graph.operators):
             box = whole(self._graph.output_shape(operator))
             measured, predicted = self._measured(number, box, kind), self._roofline.tile_time(number, box, device)

@@ -1,4 +1,4 @@
-"""The compiled simulator: built from `kernels/planner/` when it is first used, and called by way of ctypes."""
+"""ctypes bindings of the compiled simulator, built from `kernels/planner/` on first use."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ LIBRARY = "planner.so"
 MAIN_SOURCE = "simulator.cpp"
 WHAT = "the planner's simulator"
 
-# No fused multiply and add: times are to be equal to the nanosecond to those that Python works out.
+# No fused multiply-add: times must equal those of the Python simulator to the nanosecond.
 FLAGS = ("-shared", "-fPIC", "-std=c++20", "-O3", "-march=native", "-ffp-contract=off")
-UPDATE_NS = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int32)
-"""How long an update takes, by bytes and device."""
+UPDATE_NS = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int32)  # (bytes, device) -> ns of an update
 
 _OBJECT, _INT, _LONG, _DOUBLE = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_double
 _INTS, _LONGS, _DOUBLES, _BYTES = (
@@ -60,16 +59,16 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def library() -> ctypes.CDLL:
-    """The library, its functions without the prefix `planner_` in their names."""
+    """Load the library; its functions lose their prefix `planner_`."""
     found = _attempt()
     if isinstance(found, RuntimeUnavailableError):
-        raise RuntimeUnavailableError(*found.args)  # a new one: an error keeps the frames that it went through
+        raise RuntimeUnavailableError(*found.args)  # a new one: an error keeps the frames it went through
     return found
 
 
 @functools.cache
 def _attempt() -> ctypes.CDLL | RuntimeUnavailableError:
-    """One attempt a process: what failed once would fail again."""
+    """Load once per process: a failed attempt would fail again."""
     try:
         return _load()
     except RuntimeUnavailableError as error:
@@ -98,12 +97,12 @@ def _load() -> ctypes.CDLL:
     return loaded
 
 
-NOBODY = -1  # makes what comes with the batch
-MOST_TILES = 2**16  # of an operator: their numbers have 16 bits in what orders the tasks
+NOBODY = -1  # maker of the batch's tensors
+MOST_TILES = 2**16  # per operator: tile numbers have 16 bits in the key that orders tasks
 
 
 def create_simulator(library: ctypes.CDLL, model: StepModel, update_ns: Any, algorithm: int) -> Any:
-    """The library's simulator of a model, as a handle."""
+    """Create the library's simulator of a model; return its handle."""
     topology = model.topology
     devices = range(topology.num_devices)
     channels = topology.channels
@@ -127,7 +126,7 @@ def create_simulator(library: ctypes.CDLL, model: StepModel, update_ns: Any, alg
 
 
 class NativeTilings:
-    """Tells the compiled simulator about tilings when they are first needed."""
+    """Registers tilings with the compiled simulator on first use."""
 
     def __init__(self, library: ctypes.CDLL, handle: Any, model: StepModel) -> None:
         self._library, self._handle, self._model = library, handle, model
@@ -136,7 +135,7 @@ class NativeTilings:
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def number(self, operator: int, tiling: Tiling) -> int:
-        """By which the simulator knows a tiling of an operator."""
+        """Return the simulator's number of a tiling of an operator."""
         key = operator, tiling.degrees
         if key not in self._numbers:
             self._numbers[key] = self._add(operator, tiling)
@@ -168,7 +167,7 @@ class NativeTilings:
         )
 
     def _parts(self, operator: int, tiling: Tiling) -> Iterable[int]:
-        """By group, by tile: the number of what the tile reads of the group's weights."""
+        """Yield by group and tile: the number of the group's part that the tile reads."""
         names = self._model.graph.operators[operator].weights
         for group in self._model.groups_read[operator]:
             places = tuple(names.index(name) for name in self._model.weight_groups[group].weights)
@@ -217,20 +216,20 @@ def _describe(library: ctypes.CDLL, model: StepModel, builder: Any) -> None:
 
 
 Algorithm: TypeAlias = Literal["delta", "incremental", "full"]
-"""How proposals are simulated:
+"""Simulation algorithm of proposals:
 
-* `delta` edits the tasks and looks at those that may run at another time (paper, Algorithm 2);
-* `incremental` edits the tasks and works out all times from nothing;
-* `full` builds all tasks and works out all times from nothing (paper, Algorithm 1).
+* `delta` edits the tasks and recomputes only times that may change (paper, Algorithm 2);
+* `incremental` edits the tasks and recomputes all times;
+* `full` rebuilds all tasks and recomputes all times (paper, Algorithm 1).
 """
 
-ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)  # by the number by which the library knows them
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)  # by the library's number of the algorithm
 
 
 class Updates:
-    """How long updates take, for the library to ask."""
+    """Callback that returns update times to the library."""
 
-    # Nothing can be raised through the library; it goes on with any time, and `check` raises the error afterwards.
+    # Exceptions cannot pass through the library; it continues with any time, and `check` raises the error afterwards.
 
     def __init__(self, costs: TaskCosts) -> None:
         self._costs = costs
@@ -244,7 +243,7 @@ class Updates:
             return 0
 
     def check(self) -> None:
-        """Raise what was raised since the last time."""
+        """Raise the exception stored since the last call, if any."""
         raised, self._raised = self._raised, None
         if raised is not None:
             raise raised

@@ -1,4 +1,4 @@
-"""The simulator in Python, from nothing each time: slow, needs no compiler, and is the oracle of the compiled one."""
+"""Reference simulator in Python: always from scratch, slow, needs no compiler; the oracle of the compiled one."""
 
 import bisect
 import heapq
@@ -17,17 +17,17 @@ from bow.schedule import Span, Timeline
 
 @dataclass(frozen=True)
 class TaskTime:
-    """When a task runs, in nanoseconds since the step began."""
+    """Times of a task, in nanoseconds since the step began."""
 
-    ready_ns: int  # when all that it waits for was over
-    start_ns: int  # when everything that it occupies was free as well
-    end_ns: int  # when it was over
+    ready_ns: int  # when all predecessors had ended
+    start_ns: int  # when all places it occupies were free as well
+    end_ns: int
 
 
 def simulate_tasks(graph: TaskGraph) -> list[TaskTime]:
-    """When every task runs."""
-    # Tasks come out of one queue by (ready time, identity): what a task waits for comes out before it, and whatever
-    # comes out later is later in the queue of every place, too.
+    """Simulate all tasks in the order in which they become ready."""
+    # Tasks leave one queue by (ready time, identity): predecessors leave before their successors, and this is also the
+    # order in which every place runs its tasks.
     missing = [len(before) for before in graph.predecessors]
     after = successors(graph)
     ready_ns = [0] * len(graph.tasks)
@@ -55,8 +55,8 @@ def simulate_tasks(graph: TaskGraph) -> list[TaskTime]:
 
 
 def simulate_passing(graph: TaskGraph) -> list[TaskTime]:
-    """When every task runs where one that can start passes those before it that wait for another place."""
-    # Whenever tasks end, those that are ready are looked at by (ready time, identity), and start if places are free.
+    """Simulate all tasks; a task that can start passes earlier ones that wait for another place."""
+    # Whenever tasks end, ready tasks are examined by (ready time, identity), and start if their places are free.
     missing, after = [len(before) for before in graph.predecessors], successors(graph)
     times: dict[int, TaskTime] = {}
     waiting: list[tuple[int, Identity, int]] = []
@@ -99,7 +99,7 @@ def simulate_passing(graph: TaskGraph) -> list[TaskTime]:
 
 
 def successors(graph: TaskGraph) -> list[list[int]]:
-    """By task: those that wait for it."""
+    """By task: the tasks that wait for it."""
     after: list[list[int]] = [[] for _ in graph.tasks]
     for number, before in enumerate(graph.predecessors):
         for earlier in before:
@@ -113,7 +113,7 @@ class Refusal:
 
     device: int
     name: str
-    needed_bytes: int  # the most that it would need at a time
+    needed_bytes: int  # peak
     available_bytes: int
 
     @classmethod
@@ -126,14 +126,14 @@ class Refusal:
 
 
 def memory_peaks(model: StepModel, graph: TaskGraph, times: Sequence[TaskTime]) -> tuple[int, ...]:
-    """The most memory that every device needs at a time."""
-    # * All the time: weights, gradients of weights, the optimizer's state, what averaging keeps; frozen weights once.
-    # * What a tile makes: from its forward pass to the end of its backward pass; without one, to the end of the
-    #   backward (or else forward) passes that read it on the device, and of the transfers that take it away.
-    # * What came from another device: from the start of its transfer to the end of the last pass that reads it.
-    # * The gradient of what a tile makes: from the first task that contributes to it to the end of the backward pass.
-    # * A gradient that goes to another device: from the first task that contributes to it to its arrival.
-    # Views share memory. Workspaces, and what the allocator wastes, are not counted.
+    """Return the peak memory of every device."""
+    # * Permanently: weights, their gradients, the optimizer's state, copies for averaging; frozen weights once.
+    # * Outputs of a tile: from its forward pass to the end of its backward pass; without one, to the end of the
+    #   backward (or else forward) passes that read them on the device, and of the transfers that send them.
+    # * Parts received from another device: from the start of the transfer to the end of the last pass that reads them.
+    # * Gradients of a tile's outputs: from the first task that contributes to them to the end of the backward pass.
+    # * Gradients sent to another device: from the first task that contributes to them to their arrival.
+    # Views share memory. Workspaces and the allocator's waste are not counted.
     always = [
         round(model.copies * trained) + frozen
         for trained, frozen in zip(graph.weight_bytes, graph.frozen_bytes, strict=True)
@@ -146,19 +146,19 @@ def memory_peaks(model: StepModel, graph: TaskGraph, times: Sequence[TaskTime]) 
 
 
 def _peak(always: int, changes: list[tuple[int, int]]) -> int:
-    """What ends at a time is gone when something else begins."""
+    """Memory freed at a time is available to allocations at the same time."""
     return max(itertools.accumulate((change for _, change in sorted(changes)), initial=always))
 
 
 def _lifetimes(graph: TaskGraph, times: Sequence[TaskTime]) -> Iterator[tuple[int, int]]:
-    """By task: from when to when its result is there."""
+    """By task: lifetime of its result."""
     after = successors(graph)
     backward = {
         (task.owner, task.tile): number for number, task in enumerate(graph.tasks) if task.kind is TaskKind.BACKWARD
     }
 
     def read_until(number: int) -> int:
-        """When a task no longer needs what it read or made."""
+        """Return when a task no longer needs what it read or made."""
         task = graph.tasks[number]
         last = backward.get((task.owner, task.tile), number) if task.kind is TaskKind.FORWARD else number
         return times[last].end_ns
@@ -178,24 +178,24 @@ def _lifetimes(graph: TaskGraph, times: Sequence[TaskTime]) -> Iterator[tuple[in
 
 
 def _beginning(graph: TaskGraph, times: Sequence[TaskTime], number: int) -> int:
-    """When a result begins to take memory: gradients when the first contribution to them is worked out."""
+    """Return when a result begins to take memory: gradients with the first contribution to them."""
     task = graph.tasks[number]
     before = graph.predecessors[number] if task.kind in (TaskKind.GRADIENT, TaskKind.BACKWARD) else ()
     contributions = (earlier for earlier in before if graph.tasks[earlier].kind is not TaskKind.FORWARD)
     return min([times[number].start_ns, *(times[earlier].start_ns for earlier in contributions)])
 
 
-COMPUTING = frozenset({TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.UPDATE})  # tasks whose time is a device's
+COMPUTING = frozenset({TaskKind.FORWARD, TaskKind.BACKWARD, TaskKind.UPDATE})  # tasks that occupy a device's compute
 
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """What a step takes with a partition."""
+    """Simulation of a step under a partition."""
 
     model: StepModel
-    tasks: tuple[Task, ...]  # what the partition makes of it
+    tasks: tuple[Task, ...]
     times: tuple[TaskTime, ...]
-    peaks: tuple[int, ...]  # by device: the most memory that it needs at a time, in bytes
+    peaks: tuple[int, ...]  # peak memory by device, in bytes
 
     @property
     def makespan_ns(self) -> int:
@@ -203,19 +203,19 @@ class SimulationResult:
 
     @cached_property
     def refusal(self) -> Refusal | None:
-        """Why a partition does not fit into the devices' memory; None where it does."""
+        """Why the partition does not fit into the devices' memory; None: it fits."""
         topology = self.model.topology
         found = (Refusal.of(topology, device, num_bytes) for device, num_bytes in enumerate(self.peaks))
         return next((each for each in found if each.needed_bytes > each.available_bytes), None)
 
     @property
     def communication_bytes(self) -> int:
-        """What all devices send together in a step."""
+        """Bytes sent by all devices in a step."""
         return sum(task.num_bytes for task in self.tasks)
 
     @property
     def task_ns(self) -> int:
-        """What all computing tasks take together."""
+        """Total time of all computing tasks."""
         return sum(task.duration_ns for task in self.tasks if task.kind in COMPUTING)
 
     @cached_property
@@ -232,14 +232,14 @@ class SimulationResult:
 
 
 def simulate(model: StepModel, partition: Partition) -> SimulationResult:
-    """A step with a partition that fits the model, in Python: the oracle of the compiled simulator."""
+    """Simulate a step under a partition, in Python: the oracle of the compiled simulator."""
     tasks = TaskGraph.of(model, partition)
     times = (simulate_passing if model.topology.passing else simulate_tasks)(tasks)
     return SimulationResult(model, tasks.tasks, tuple(times), memory_peaks(model, tasks, times))
 
 
 def task_name(model: StepModel, task: Task) -> str:
-    """What a task is called, such as `forward conv1` or `reduction fc`."""
+    """Return a task's name, such as `forward conv1` or `reduction fc`."""
     what = task.kind.name.lower().replace("_", " ")
     if task.kind is TaskKind.AVERAGING:
         return what

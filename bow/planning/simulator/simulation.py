@@ -1,4 +1,4 @@
-"""A partition whose time is known, and that can be changed operator by operator: in C++, see `kernels/planner/`."""
+"""Incremental simulation of a partition, implemented in C++ in `kernels/planner/`."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from bow.planning.simulator.native_simulator import (
 from bow.planning.simulator.python_simulator import Refusal
 from bow.planning.simulator.step_model import StepModel
 
-FITS, TOO_SLOW = -1, -2  # other codes are the device whose memory is too small
+FITS, TOO_SLOW = -1, -2  # other codes: the device whose memory is too small
 NO_LIMIT = 2**63 - 1
 TASK_COLUMNS = 5  # order, code, ready, start and end of a task
 
 
 class Simulation:
-    """A partition whose time is known, and that can be changed operator by operator."""
+    """A simulated partition whose splits can be changed operator by operator."""
 
     def __init__(
         self, model: StepModel, partition: Partition, algorithm: Algorithm = "incremental", *, must_fit: bool = True
     ) -> None:
         assert model.learners == partition.learners, "the model has other learners than the partition"
         partition.check(model.graph, model.topology.num_devices, model.rules)
-        self.model, self.partition = model, partition  # without what is proposed
+        self.model, self.partition = model, partition  # without the pending proposal
         self._proposed: Mapping[int, Split] | None = None
         self._legal: set[tuple[int, tuple[int, ...]]] = set()
         self._library = library()
@@ -63,12 +63,13 @@ class Simulation:
 
     @property
     def num_looked_at(self) -> int:
-        """How often tasks were looked at for the last proposal: none where it was too slow at first sight."""
+        """Number of task visits for the last proposal; 0 if it was rejected by a bound."""
         return int(self._library.num_looked_at(self._handle))
 
     def propose_changes(self, changes: Mapping[int, Split], limit_ns: int | None = None) -> int | None:
-        """What a step takes with other splits of some operators, by operator; None: it does not fit."""
-        # A number above the limit may be less than the time. `undo` follows, or `accept` of what fits the limit.
+        """Return the step time with other splits of some operators; None: does not fit."""
+        # A result above the limit is only a lower bound. Call `undo` next, or `accept` if the result is within the
+        # limit.
         if self._proposed is not None:
             raise ScheduleError("a proposal is neither accepted nor undone yet; call accept or undo first")
         for operator, split in changes.items():
@@ -102,18 +103,18 @@ class Simulation:
         self._proposed = None
 
     def tasks(self) -> NDArray[np.int64]:
-        """[task, column]: order, code, ready, start and end; of the proposal while there is one."""
+        """Return [task, column]: order, code, ready, start and end; of the pending proposal, if any."""
         table = np.zeros((self._library.num_tasks(self._handle), TASK_COLUMNS), np.int64)
         self._library.tasks(self._handle, table)
         return table
 
     def task_table(self) -> NDArray[np.int64]:
-        """[task, 3]: rank, start and end of each task, in nanoseconds; in any order."""
+        """Return [task, 3]: rank, start and end of each task, in nanoseconds; in any order."""
         order, _, _, start, end = self.tasks().T
         return np.stack([order >> 32, start, end], axis=1)
 
     def peaks(self) -> tuple[int, ...]:
-        """By device: the most memory that it needs at a time."""
+        """By device: peak memory in bytes."""
         found = np.zeros(self.model.topology.num_devices, np.int64)
         self._library.peaks(self._handle, found)
         return tuple(found.tolist())
@@ -122,7 +123,7 @@ class Simulation:
         return Refusal.of(self.model.topology, code, int(self._needed[0])) if code >= 0 else None
 
     def _stage(self, splits: Mapping[int, Split]) -> None:
-        """Tell the library what it is to build next: all of it or, where something is wrong with it, nothing."""
+        """Pass splits to the library; whatever can raise comes before the first call."""
         if not splits:
             return
         tilings = [self.model.tilings.of(operator, split.degrees) for operator, split in splits.items()]
@@ -139,7 +140,7 @@ class Simulation:
             self._library.stage(self._handle, len(splits), ours, numbers, num_tiles, there, forward, backward)
 
     def _check(self, operator: int, split: Split) -> None:
-        """Once for each degrees, because proposals come in thousands; the devices each time."""
+        """Check a split; legality is cached by degrees, devices are checked every time."""
         graph, size = self.model.graph, len(self.model.device_groups[0])
         known = (operator, split.degrees) in self._legal
         if known and len(split.devices) == split.num_tiles and 0 <= min(split.devices) <= max(split.devices) < size:
@@ -151,14 +152,14 @@ class Simulation:
 
 
 class IncrementalEvaluator:
-    """Simulates one partition after the other by what differs between them."""
+    """Evaluates successive partitions by their differences."""
 
     def __init__(self, simulation: Simulation, splits: Sequence[Split]) -> None:
         self._simulation = simulation
         self._splits = list(splits)
 
     def __call__(self, splits: Sequence[Split], limit_ns: int | None = None) -> int | None:
-        """What a step takes, in nanoseconds; None: it does not fit."""
+        """Return the step time in nanoseconds; None: does not fit."""
         pairs = enumerate(zip(self._splits, splits, strict=True))
         changes = {operator: new for operator, (old, new) in pairs if new != old}
         if not changes:

@@ -1,4 +1,4 @@
-"""What a partition makes of a step: tasks on devices and channels; and all about the step that no partition changes."""
+"""Tasks of a step on devices and channels, and everything about a step that is independent of the partition."""
 
 import itertools
 import math
@@ -20,59 +20,58 @@ _MASK = 2**64 - 1
 _FACTOR = 0x9E3779B97F4A7C15
 _START = 0x243F6A8885A308D3
 
-Identity: TypeAlias = tuple[int, int, int, int]
-"""Rank, tile, device and code of a task: no other of the same step has all four."""
+Identity: TypeAlias = tuple[int, int, int, int]  # rank, tile, device, code: unique within a step
 
 
 class TaskKind(IntEnum):
-    """What a task does."""
+    """The kinds of tasks of a step."""
 
     FORWARD = 0  # a tile's forward pass
-    FORWARD_SUM = 1  # what tiles sum in the middle of the forward pass, such as batch statistics
+    FORWARD_SUM = 1  # sum over tiles inside the forward pass, such as batch statistics
     TRANSFER = 2  # a part of a tensor to another device, for all tiles there that read it
     GRADIENT = 3  # the gradient of such a part, back
     BACKWARD = 4  # a tile's backward pass
-    BACKWARD_SUM = 5  # what tiles sum in the middle of the backward pass
-    GATHER = 6  # takes no time: a device has all its gradients of a group of weights
-    REDUCTION = 7  # sums the gradients of what some devices have in common of a group of weights
-    UPDATE = 8  # the optimizer's step for what a device has of a group of weights
-    AVERAGING = 9  # averages the weights of corresponding devices of all learners
+    BACKWARD_SUM = 5  # sum over tiles inside the backward pass
+    GATHER = 6  # zero time: a device has all its gradients of a weight group
+    REDUCTION = 7  # sum of the gradients of a part of a weight group, over the devices that hold it
+    UPDATE = 8  # the optimizer's step for a device's part of a weight group
+    AVERAGING = 9  # average of the weights of corresponding devices of all learners
 
 
 @dataclass(frozen=True)
 class Task:
-    """Something that takes time, or puts others in order."""
+    """A task of a step: takes time, or only orders others."""
 
-    # Tasks that are ready at the same time run by identity, which says what a task is and not when it was made; a rank
-    # is higher than those of all that it waits for. So any way of working out the timeline ends with the same one.
+    # Tasks that become ready at the same time run in order of identity, which does not depend on when a task was
+    # created. A task's rank is higher than those of all its predecessors. So every simulation algorithm gives the same
+    # timeline.
 
     kind: TaskKind
-    owner: int  # the number of its operator or group of weights, counted through all learners
-    rank: int  # of all tasks of its kind and owner
-    tile: int  # the number of its tile, of the tile that made what is sent, of the sum, or 0
-    device: int  # where it runs; of a transfer: where to; of a gradient: where from
-    code: int  # tells apart what else would be the same
-    places: tuple[int, ...]  # the numbers of what it occupies: devices first, then channels
+    owner: int  # number of its operator or weight group, counted through all learners
+    rank: int  # the same for all tasks of its kind and owner
+    tile: int  # number of its tile, of the tile whose output is sent, of the sum, or 0
+    device: int  # where it runs; of a transfer: destination; of a gradient: source
+    code: int  # distinguishes tasks that are otherwise equal
+    places: tuple[int, ...]  # numbers of the places it occupies: devices first, then channels
     duration_ns: int
-    num_bytes: int = 0  # that are sent, by all members together
+    num_bytes: int = 0  # sent by all members together
     memory_device: int = 0
     memory_bytes: int = 0
 
     @property
     def identity(self) -> Identity:
-        """What orders tasks that are ready at the same time."""
+        """Sort key of tasks that become ready at the same time."""
         return self.rank, self.tile, self.device, self.code
 
 
 @dataclass(frozen=True)
 class TaskRanks:
-    """Topological ranks of tasks, by kind and owner: the same for every partition."""
+    """Topological ranks of tasks by kind and owner: the same for every partition."""
 
-    operators: int  # how many there are, counted through all learners
-    groups: int  # of weights, the same
+    operators: int  # number of operators of all learners
+    groups: int  # number of weight groups of all learners
 
     def of(self, kind: TaskKind, owner: int) -> int:
-        """The rank of the tasks of a kind and an owner."""
         if kind <= TaskKind.TRANSFER:
             return 3 * owner + kind
         if kind <= TaskKind.BACKWARD_SUM:
@@ -82,19 +81,19 @@ class TaskRanks:
         return 6 * self.operators + 3 * self.groups
 
     def operator(self, rank: int) -> int | None:
-        """Whose tasks have a rank; None: they are of no operator."""
+        """Return the operator whose tasks have a rank; None: they belong to no operator."""
         if rank < 3 * self.operators:
             return rank // 3
         return 2 * self.operators - 1 - rank // 3 if rank < 6 * self.operators else None
 
     def group(self, rank: int) -> int | None:
-        """The group of weights whose tasks have a rank; None: they are of no group."""
+        """Return the weight group whose tasks have a rank; None: they belong to no group."""
         number = (rank - 6 * self.operators) // 3
         return number if 0 <= number < self.groups else None
 
 
 def code_of(numbers: Iterable[int]) -> int:
-    """A number of 64 bits for some numbers: a part of a tensor, or members of a sum."""
+    """Hash numbers to 64 bits: a part of a tensor, or the members of a sum."""
     code = _START
     for number in numbers:
         code = (code ^ number) * _FACTOR & _MASK
@@ -104,20 +103,20 @@ def code_of(numbers: Iterable[int]) -> int:
 
 @dataclass(frozen=True)
 class Collective:
-    """A sum over some devices, which all of them get."""
+    """An all-reduce over some devices."""
 
-    # In a ring each sends 1/n of the bytes 2 (n - 1) times, in a tree all bytes go up and down once; the faster one is
-    # taken. Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
+    # In a ring each device sends 1/n of the bytes 2 (n - 1) times; in a tree all bytes go up and down once. The faster
+    # one is used. Patarasuk, Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009.
 
     members: int
-    channels: tuple[int, ...]  # that are occupied: all between neighbours in the ring
+    channels: tuple[int, ...]  # occupied: all between neighbours in the ring
     latency_ns: int  # the largest between neighbours
-    ns_per_byte: float  # of the slowest channel, times the number of neighbours that share it
-    alone_ns: int = 0  # what every sum takes beside its messages
+    ns_per_byte: float  # maximum over channels, times the number of neighbour pairs that share one
+    alone_ns: int = 0  # fixed time of a sum in addition to its messages
 
     @classmethod
     def over(cls, topology: DeviceTopology, devices: Sequence[int]) -> "Collective":
-        """The sum over some devices, in a ring in the order of their numbers."""
+        """Return the sum over some devices, in a ring ordered by device number."""
         ring = sorted(devices)
         routes = [topology.route(a, b) for a, b in itertools.pairwise([*ring, ring[0]])]
         uses = Counter(channel for route in routes for channel in route)
@@ -130,7 +129,7 @@ class Collective:
         )
 
     def time_ns(self, num_bytes: int) -> int:
-        """How long a sum of so many bytes takes, with the channels for itself."""
+        """Return the time of a sum of this many bytes, without contention."""
         steps = 2 * (self.members - 1)
         ring = steps * self.latency_ns + math.ceil(steps / self.members * num_bytes * self.ns_per_byte)
         hops = 2 * math.ceil(math.log2(self.members))
@@ -140,21 +139,21 @@ class Collective:
         return 2 * (self.members - 1) * num_bytes
 
 
-WeightPart: TypeAlias = tuple[Box, ...]  # of a group's weights: a box of each
+WeightPart: TypeAlias = tuple[Box, ...]  # a box of each of a group's weights
 
 
 @dataclass(frozen=True)
 class WeightGroup:
-    """Weights that the same operators read: a layer's, whose gradients travel together."""
+    """Weights read by the same operators, usually a layer's; their gradients are reduced together."""
 
-    name: str  # what its tasks are called after: the layer of the first operator that reads them
+    name: str  # of the layer of the first reader; used in task names
     weights: tuple[str, ...]
     readers: tuple[int, ...]
-    trainable: bool  # whether they have gradients; else they only take memory
+    trainable: bool  # else they only occupy memory
 
 
 def weight_groups(graph: OperatorGraph) -> tuple[WeightGroup, ...]:
-    """A graph's weights in groups, in the order in which they are first read."""
+    """Group a graph's weights by their readers, in the order in which they are first read."""
     readers: dict[str, list[int]] = {}
     for index, operator in enumerate(graph.operators):
         for name in dict.fromkeys(operator.weights):
@@ -172,8 +171,9 @@ def weight_groups(graph: OperatorGraph) -> tuple[WeightGroup, ...]:
 def replica_bytes(
     graph: OperatorGraph, group: WeightGroup, holdings: Mapping[WeightPart, Iterable[int]]
 ) -> dict[tuple[int, ...], int]:
-    """How much of a group's weights which devices have in common."""
-    # Borders of all boxes cut a weight into cells; each is held by a set of devices, whose gradients of it are summed.
+    """Return the bytes of a group's weights by the set of devices that hold them."""
+    # The borders of all boxes cut a weight into cells; the gradients of a cell are summed over the devices that hold
+    # it.
     shared: dict[tuple[int, ...], int] = defaultdict(int)
     for number, name in enumerate(group.weights):
         holders: dict[Box, set[int]] = defaultdict(set)
@@ -187,11 +187,11 @@ def replica_bytes(
 
 GRADIENT_COPIES = 1.0  # gradients of weights take as much memory as the weights
 AVERAGING_COPIES = 5.0
-"""Averaged learners keep so many more copies of a model: correction, central model, its next and last, their sum."""
+"""Additional model copies with averaging: correction, central model, its next and last value, their sum."""
 
 
 class StepModel:
-    """A step of training, wherever its operators are computed."""
+    """A training step, independent of where its operators run."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class StepModel:
         self.device_groups = topology.groups(learners)
         averaging = AVERAGING_COPIES if learners > 1 else 0.0
         self.copies = 1.0 + GRADIENT_COPIES + optimizer_bytes_per_weight_byte + averaging
-        """How many times the bytes of trainable weights stay in memory all the time."""
+        """Permanent memory per byte of trainable weights."""
         self.tilings = Tilings(graph, rules)
         self.costs = TaskCosts(costs, topology, self.tilings.alike)
         self.weight_groups = weight_groups(graph)
@@ -217,7 +217,7 @@ class StepModel:
 
     @cached_property
     def has_backward(self) -> tuple[bool, ...]:
-        """By operator: whether it has weights to train, or reads something that leads back to some."""
+        """By operator: whether it has trainable weights, or an input that depends on some."""
         found, makers = list[bool](), self.graph.makers
         for operator in self.graph.operators:
             trains = any(self.graph.weights[name].differentiable for name in operator.weights)
@@ -227,7 +227,7 @@ class StepModel:
 
     @cached_property
     def groups_read(self) -> tuple[list[int], ...]:
-        """By operator: the groups of weights that it reads, by number."""
+        """By operator: numbers of the weight groups it reads."""
         found: tuple[list[int], ...] = tuple([] for _ in self.graph.operators)
         for number, group in enumerate(self.weight_groups):
             for reader in group.readers:
@@ -235,26 +235,26 @@ class StepModel:
         return found
 
     def flows(self, tensor: int) -> bool:
-        """Whether a gradient goes back through a tensor that an operator makes."""
+        """Return whether a gradient flows back through an operator's output."""
         return self.graph.tensors[tensor].differentiable and self.has_backward[self.graph.makers[tensor][0]]
 
     def transfer_places(self, source: int, target: int) -> tuple[int, ...]:
-        """What a transfer between two devices occupies."""
+        """Return the places occupied by a transfer between two devices."""
         ends = () if self.topology.overlap else tuple(sorted((source, target)))
         return (*ends, *self.places(self.topology.route(source, target)))
 
     def collective(self, devices: tuple[int, ...]) -> Collective:
-        """A sum over some devices, in ascending order."""
+        """Return the sum over some devices, passed in ascending order."""
         if devices not in self._collectives:
             self._collectives[devices] = Collective.over(self.topology, devices)
         return self._collectives[devices]
 
     def collective_places(self, devices: tuple[int, ...]) -> tuple[int, ...]:
-        """What a sum over some devices occupies."""
+        """Return the places occupied by a sum over some devices."""
         return (*(() if self.topology.overlap else devices), *self.places(self.collective(devices).channels))
 
     def places(self, channels: tuple[int, ...]) -> tuple[int, ...]:
-        """The numbers of channels among all places: after the devices."""
+        """Convert channel numbers to place numbers, which follow those of the devices."""
         return tuple(self.topology.num_devices + channel for channel in channels)
 
     def place_name(self, place: int) -> str:

@@ -1,4 +1,4 @@
-"""The task graph of a partition, built from nothing: what the compiled simulator edits piece by piece."""
+"""Build the whole task graph of a partition; the compiled simulator edits it incrementally instead."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from bow.planning.simulator.step_model import StepModel, Task, TaskKind, WeightP
 
 @dataclass(frozen=True)
 class TaskGraph:
-    """Tasks and what they wait for."""
+    """Tasks and their dependencies."""
 
-    # * Of every tile a forward and, where gradients flow, a backward task; what takes no time does not wait.
-    # * Of every part of a tensor that another device reads, a transfer that occupies the route's channels, and where
-    #   gradients flow one back; tiles of a device share both. The batch is everywhere; adding up costs nothing.
-    # * Of sums in the middle of an operator, a task forward and backward, behind which leaves what the tiles make.
-    # * Of every group of weights: a reduction for each set of devices with the same part, an update for each device.
-    # * Between learners, for every device, an averaging of its weights, which starts with the step and overlaps it.
+    # * Per tile: a forward and, if gradients flow, a backward task; tasks without duration occupy no place.
+    # * Per part of a tensor read on another device: a transfer over the route's channels and, if gradients flow, one
+    #   back; tiles on the same device share both. The batch is on all devices; accumulating gradients costs nothing.
+    # * Per sum inside an operator: a forward and a backward task; the tiles' outputs leave after it.
+    # * Per weight group: a reduction for each set of devices that hold the same part, an update for each device.
+    # * With several learners: per device an averaging of its weights, which starts with the step and overlaps it.
 
     tasks: tuple[Task, ...]
-    predecessors: tuple[tuple[int, ...], ...]  # by task: the positions of those that it waits for
-    weight_bytes: tuple[int, ...]  # by device: of the weights that it trains
-    frozen_bytes: tuple[int, ...]  # by device: of the weights that it only reads
+    predecessors: tuple[tuple[int, ...], ...]  # by task: positions of the tasks it waits for
+    weight_bytes: tuple[int, ...]  # by device: trainable weights
+    frozen_bytes: tuple[int, ...]  # by device: frozen weights
 
     @classmethod
     def of(cls, model: StepModel, partition: Partition) -> TaskGraph:
@@ -44,15 +44,14 @@ class TaskGraph:
 
 @dataclass
 class _OperatorTasks:
-    """An operator's tasks. Without a sum in its middle, what tiles make leaves with the tiles themselves."""
+    """Tasks of an operator. Without an internal sum, outputs leave with the tiles' own tasks."""
 
     tiling: Tiling
     devices: tuple[int, ...]
     forward: list[int] = field(default_factory=list)
     backward: list[int] = field(default_factory=list)
-    made: list[int] = field(default_factory=list)  # by tile: the task after which what it made may leave
-    gradients: list[int] = field(default_factory=list)
-    """By tile: the task after which the gradients of what it read may leave."""
+    made: list[int] = field(default_factory=list)  # by tile: task after which its outputs can leave
+    gradients: list[int] = field(default_factory=list)  # by tile: task after which its inputs' gradients can leave
 
 
 class _TaskGraphBuilder:
@@ -80,7 +79,7 @@ class _TaskGraphBuilder:
             self._add_group(learner, number, placed)
 
     def add_averaging(self) -> None:
-        """What all learners do together."""
+        """Add the averaging over all learners."""
         if self.model.learners == 1:
             return
         for members in zip(*self.model.device_groups, strict=True):
@@ -106,7 +105,7 @@ class _TaskGraphBuilder:
         placed.gradients = self._add_sums(TaskKind.BACKWARD_SUM, owner, placed, placed.backward)
 
     def _add_sums(self, kind: TaskKind, owner: int, placed: _OperatorTasks, tiles: list[int]) -> list[int]:
-        """The sums in the middle of an operator; by tile: its sum, or the tile's own task where it has none."""
+        """Add an operator's internal sums; return by tile its sum, or the tile's own task if there is none."""
         made = list(tiles)
         for number, num_bytes, members, devices in placed.tiling.sums_over(placed.devices):
             task = self._add_sum(kind, owner, number, devices, num_bytes, [tiles[tile] for tile in members])
@@ -122,7 +121,7 @@ class _TaskGraphBuilder:
         made: _OperatorTasks,
         readers: list[tuple[_OperatorTasks, Sequence[Box | None]]],
     ) -> None:
-        """Dependencies on the way of a tensor from its maker to its readers, and of its gradient back."""
+        """Add the dependencies and transfers of a tensor from its maker to its readers, and of its gradient back."""
         moves: dict[tuple[int, Box, int], tuple[int, int | None]] = {}
         flows, itemsize = self.model.flows(tensor), self.graph.tensors[tensor].itemsize
         for reader, boxes in readers:
@@ -149,7 +148,7 @@ class _TaskGraphBuilder:
     def _add_move(
         self, maker: int, source: int, made: _OperatorTasks, device: int, code: int, num_bytes: int, flows: bool
     ) -> tuple[int, int | None]:
-        """A part of a tensor to a device, and its gradient back."""
+        """Add the transfer of a part of a tensor to a device, and of its gradient back."""
         home = made.devices[source]
         there = self._add_transfer(TaskKind.TRANSFER, maker, source, home, device, code, num_bytes)
         self.predecessors[there].append(made.made[source])
@@ -160,7 +159,7 @@ class _TaskGraphBuilder:
         return there, back
 
     def _add_group(self, learner: int, number: int, placed: list[_OperatorTasks]) -> None:
-        """What the gradients of a group of weights go through."""
+        """Add the tasks of a weight group: gathers, reductions, updates."""
         group = self.model.weight_groups[number]
         holdings: dict[WeightPart, set[int]] = defaultdict(set)
         backward: dict[int, list[int]] = defaultdict(list)
@@ -219,13 +218,13 @@ class _TaskGraphBuilder:
     def _add_sum(
         self, kind: TaskKind, owner: int, number: int, devices: tuple[int, ...], num_bytes: int, before: list[int]
     ) -> int:
-        """A sum over devices; what tells it apart is its number where it has one of its own, else its members."""
+        """Add a sum over devices, identified by its number within the operator, or else by its members."""
         collective, places = self.model.collective(devices), self.model.collective_places(devices)
         time_ns, moved_bytes = collective.time_ns(num_bytes), collective.moved_bytes(num_bytes)
         return self._add(before, kind, owner, number, 0, code_of(devices), places, time_ns, moved_bytes)
 
     def _add(self, before: list[int], kind: TaskKind, owner: int, *others: Any) -> int:
-        """A task with the rest of its fields behind the rank."""
+        """Add a task; `others` are the fields after `rank`."""
         self.tasks.append(Task(kind, owner, self.model.ranks.of(kind, owner), *others))
         self.predecessors.append(before)
         return len(self.tasks) - 1
