@@ -1,4 +1,4 @@
-"""What differs between devices: cores, streams, events, memory, random numbers."""
+"""Devices and their differences: cores, streams, events, memory, random numbers."""
 
 from bow.devices.base import CapturedGraph as CapturedGraph
 from bow.devices.base import Event as Event

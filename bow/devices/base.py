@@ -1,7 +1,7 @@
-"""What an engine needs of a device that works through streams: a GPU, or the fake device of the tests.
+"""Interface of a device with streams, as engines use it: a GPU, or the fake device of the tests.
 
-A stream is a queue: what is issued on it runs in order. Streams run at the same time and are ordered by events alone:
-one stream records an event, another (or the host) waits for it. Nothing here ever waits for the whole device.
+A stream is a queue: work issued on it runs in order. Streams run concurrently and are ordered by events alone: one
+stream records an event, another (or the host) waits for it. Nothing here waits for the whole device.
 """
 
 import abc
@@ -21,11 +21,11 @@ class Event(abc.ABC):
 
     @abc.abstractmethod
     def synchronize(self) -> None:
-        """Block the host until the device has got there; at once if it was never recorded."""
+        """Block the host until the device has reached the event; return at once if it was never recorded."""
 
     @abc.abstractmethod
     def query(self) -> bool:
-        """Whether the device has got there."""
+        """Whether the device has reached the event."""
 
 
 class Stream(abc.ABC):
@@ -36,41 +36,41 @@ class Stream(abc.ABC):
 
     @abc.abstractmethod
     def wait(self, event: Event) -> None:
-        """What is issued on this stream from now on runs behind the event as it was recorded last."""
+        """Make work issued on this stream from now on wait for the event's last record."""
 
     @abc.abstractmethod
     def record(self, event: Event) -> None:
-        """Put the event behind all that has been issued on this stream."""
+        """Record the event after all work issued on this stream so far."""
 
 
 class CapturedGraph(abc.ABC):
-    """Work that was issued once, to be run again at the cost of one launch. It must not overlap itself.
+    """Work that was captured once and is replayed with one launch. A replay must not overlap another.
 
-    It reads and writes the addresses that it was captured with: whatever it touches has to outlive it.
+    It reads and writes the addresses of the capture: all tensors it uses have to outlive it.
     """
 
     @abc.abstractmethod
     def replay(self) -> None:
-        """Run it on the current stream."""
+        """Replay it on the current stream."""
 
     @abc.abstractmethod
     def reset(self) -> None:
-        """Give its memory back; it cannot be run any more."""
+        """Free its memory; it cannot be replayed any more."""
 
 
 class StreamDevice(abc.ABC):
-    """A device that works through streams."""
+    """A device with streams."""
 
     def __init__(self, torch_device: torch.device) -> None:
         self.torch_device = torch_device
         self._streams: dict[str, Stream] = {}
 
     def stream(self, name: str, *, high_priority: bool = False) -> Stream:
-        """The stream of that name, made when it is first asked for and kept.
+        """Return the stream of that name, created on first use and kept.
 
         Args:
-            name: what it is for.
-            high_priority: whether its work goes first where the device has a choice.
+            name: its purpose.
+            high_priority: whether the device prefers its work.
         """
         if name not in self._streams:
             self._streams[name] = self._make_stream(name, high_priority)
@@ -81,79 +81,79 @@ class StreamDevice(abc.ABC):
 
     @abc.abstractmethod
     def caller(self) -> Stream:
-        """The stream that is current in the calling thread."""
+        """Return the calling thread's current stream."""
 
     @abc.abstractmethod
     def on(self, stream: Stream) -> contextlib.AbstractContextManager[Any]:
-        """Within it, the calling thread issues on this stream, and what it allocates belongs to it."""
+        """Make this stream the calling thread's current one; allocations belong to it."""
 
     @abc.abstractmethod
     def issuing(self) -> contextlib.AbstractContextManager[Any]:
-        """Around all that the calling thread issues on this device."""
+        """Context in which the calling thread issues work on this device."""
 
     @abc.abstractmethod
     def event(self, name: str) -> Event:
-        """Make an event."""
+        """Create an event."""
 
     @abc.abstractmethod
     def capture(
         self, stream: Stream, generator: torch.Generator | None = None
     ) -> contextlib.AbstractContextManager[CapturedGraph]:
-        """Within it, work that is issued on `stream` is captured and not run.
+        """Capture work issued on `stream` instead of running it.
 
-        The graph has a memory pool of its own. Streams that wait for an event of the capture join it, and have to be
-        waited for before it ends. One capture at a time in a process.
+        The graph has its own memory pool. Streams that wait for an event of the capture join it, and must be joined
+        back before it ends. One capture at a time per process.
 
         Args:
-            stream: where it begins and ends.
-            generator: whose random numbers the graph draws; seed it before a replay. None: those of the device's own,
-                which graphs that run at the same time must not share.
+            stream: the stream on which the capture begins and ends.
+            generator: source of the graph's random numbers; seed it before a replay. None: the device's default
+                generator, which graphs that run concurrently must not share.
         """
 
     @abc.abstractmethod
     def prepare_captures(self) -> None:
-        """Do what takes time and would be in the way of the captures that come next."""
+        """Do slow work now that would interfere with the captures that follow."""
 
     @abc.abstractmethod
     def without_waiting(self) -> contextlib.AbstractContextManager[Any]:
-        """Within it, work that would make the host wait for the device raises, as it would in a capture."""
+        """Raise on work that would make the host wait for the device, as a capture would."""
 
     @abc.abstractmethod
     def generator(self) -> torch.Generator:
-        """Make a generator of random numbers."""
+        """Create a random number generator."""
 
     @abc.abstractmethod
     def drawing_from(self, generator: torch.Generator) -> contextlib.AbstractContextManager[Any]:
-        """Within it, what the calling thread issues draws from this generator. Not for two threads at once."""
+        """Make the calling thread's work draw from this generator. Not for two threads at once."""
 
     @abc.abstractmethod
     def is_host(self, tensor: Tensor) -> bool:
-        """Whether a tensor lies in the memory of the host."""
+        """Whether a tensor is in host memory."""
 
     @abc.abstractmethod
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Host memory that the device can copy from and to while both go on working."""
+        """Allocate page-locked host memory, for copies that overlap with work of host and device."""
 
     @abc.abstractmethod
     def write_host(self, target: Tensor, source: Tensor) -> None:
-        """The host copies one of its tensors into pinned memory, at once."""
+        """Copy a host tensor into pinned memory, synchronously."""
 
     @abc.abstractmethod
     def read_host(self, pinned: Tensor) -> list[Any]:
-        """What the host finds in pinned memory."""
+        """Return the current values of pinned memory."""
 
     @abc.abstractmethod
     def upload(self, target: Tensor, values: Sequence[float]) -> None:
-        """Fill a small tensor, in the order of the current stream and without waiting for it."""
+        """Fill a small tensor, in order of the current stream and without waiting for it."""
 
     @abc.abstractmethod
     def free_bytes(self) -> int:
-        """Memory that is not in use, in bytes."""
+        """Unused memory, in bytes."""
 
     @abc.abstractmethod
     def used_bytes(self) -> int:
-        """Memory that this process holds and uses, in bytes."""
+        """Memory that this process has allocated, in bytes."""
 
     @abc.abstractmethod
     def cores(self) -> tuple[int, ...]:
-        """The processor cores that are nearest to the device."""
+        """Return the CPU cores nearest to the device."""

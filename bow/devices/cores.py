@@ -1,4 +1,4 @@
-"""The cores of this machine, and how executors share them."""
+"""CPU cores of this machine, and their division among executors."""
 
 import math
 import os
@@ -18,9 +18,9 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def available_cores() -> tuple[int, ...]:
-    """The cores that this process may use, in ascending order; no more than its share of processor time fills.
+    """Return the cores that this process may use, in ascending order, limited to its quota of CPU time.
 
-    Of those, one hardware thread of every physical core first. Only version 2 of Linux's control groups is looked at.
+    Under a quota, one hardware thread per physical core comes first. Only version 2 of Linux's control groups is read.
 
     Example:
         >>> len(available_cores()) >= 1
@@ -33,7 +33,7 @@ def available_cores() -> tuple[int, ...]:
 
 
 def cpu_quota() -> float | None:
-    """The processors' worth of time that this process's container may use (`docker run --cpus`); None: no limit."""
+    """Return the container's CPU quota in cores (`docker run --cpus`); None: no limit."""
     try:
         quota, period = (_CGROUP / "cpu.max").read_text(encoding="ascii").split()
         return float(quota) / float(period)
@@ -42,7 +42,7 @@ def cpu_quota() -> float | None:
 
 
 def processor() -> str:
-    """The model name of the processor."""
+    """Return the processor's model name."""
     if CPUINFO.exists():
         for line in CPUINFO.read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -51,7 +51,7 @@ def processor() -> str:
 
 
 def share_cores(tasks: int, cores: int, threads: int) -> tuple[int, int]:
-    """How many tasks of several run at once, and with how many threads each.
+    """Return how many of several tasks run at once, and the threads of each.
 
     Example:
         >>> share_cores(tasks=2, cores=8, threads=8), share_cores(tasks=4, cores=2, threads=2)
@@ -62,7 +62,7 @@ def share_cores(tasks: int, cores: int, threads: int) -> tuple[int, int]:
 
 
 def threads_loss(threads: int) -> tuple[float, float, float]:
-    """How many times as long as one thread torch's take for an operator that they share: low, median, high."""
+    """Return the time of an operator on `threads` torch threads, relative to one thread: low, median, high."""
     import torch
 
     from bow.timing import time_window
@@ -71,7 +71,7 @@ def threads_loss(threads: int) -> tuple[float, float, float]:
 
     def seconds(count: int) -> float:
         torch.set_num_threads(count)
-        numbers.add_(1)  # which wakes them
+        numbers.add_(1)  # wakes them
         return time_window(lambda: numbers.add_(1), LOSS_WINDOW_S)
 
     try:
@@ -82,7 +82,7 @@ def threads_loss(threads: int) -> tuple[float, float, float]:
 
 
 def core_sets(executors: int | Sequence[int], threads: int = 1) -> list[tuple[int, ...]]:
-    """Disjoint sets of neighbouring cores, one per executor, of physical cores as long as there are any."""
+    """Return disjoint sets of neighbouring cores, one per executor; physical cores first."""
     sizes = [threads] * executors if isinstance(executors, int) else list(executors)
     cores = physical_first(available_cores())
     if sum(sizes) > len(cores):
@@ -95,7 +95,7 @@ def core_sets(executors: int | Sequence[int], threads: int = 1) -> list[tuple[in
 
 
 def physical_first(cores: Sequence[int]) -> list[int]:
-    """The cores with one hardware thread of every physical core, as far as is known, in front of all second ones."""
+    """Order cores: first one hardware thread of every physical core (where known), then the second ones."""
     taken: dict[tuple[int, ...], int] = {}
     rank = {}
     for core in cores:
@@ -106,17 +106,17 @@ def physical_first(cores: Sequence[int]) -> list[int]:
 
 
 def siblings_of(core: int) -> tuple[int, ...]:
-    """The hardware threads of the physical core that this one belongs to, itself included."""
+    """Return the hardware threads of a core's physical core, itself included."""
     return _read_cores(_TOPOLOGY / f"cpu{core}" / "topology" / "thread_siblings_list", core)
 
 
 @dataclass(frozen=True)
 class HardwareThread:
-    """What the system calls a CPU."""
+    """A hardware thread, which the system calls a CPU."""
 
-    number: int  # by which the system knows it
-    core: int  # the physical core that it belongs to, by the lowest number there
-    cache: int  # the largest cache that it shares with others, by the lowest number there
+    number: int  # the system's number
+    core: int  # its physical core: the lowest number of its threads
+    cache: int  # the largest cache that it shares: the lowest number of its threads
 
 
 def hardware_threads() -> tuple[HardwareThread, ...]:
@@ -124,7 +124,7 @@ def hardware_threads() -> tuple[HardwareThread, ...]:
 
 
 def cores_with_two_threads() -> int:
-    """How many physical cores there are, if executors that follow behind one on each are on their second threads."""
+    """Number of physical cores, if the second half of `physical_first` repeats them as second threads; else 0."""
     threads = {thread.number: thread.core for thread in hardware_threads()}
     cores = [threads[place] for place in physical_first(available_cores())]
     half = len(cores) // 2
@@ -132,7 +132,7 @@ def cores_with_two_threads() -> int:
 
 
 def _shared_cache(number: int) -> int:
-    """The lowest number of those that share the largest cache; of levels that are shared alike, it is the same."""
+    """Lowest number of the threads that share the largest cache; equal for levels that are shared alike."""
     indices = (_TOPOLOGY / f"cpu{number}").glob("cache/index*")
     found = [(_level(index), min(_read_cores(index / "shared_cpu_list", number))) for index in indices]
     return max(found, default=(0, number))[1]
@@ -153,7 +153,7 @@ def _read_cores(path: Path, otherwise: int) -> tuple[int, ...]:
 
 
 def parse_cores(text: str) -> tuple[int, ...]:
-    """Read a list of cores as Linux writes it, such as `0-2,8`."""
+    """Parse a list of cores in Linux's format, such as `0-2,8`."""
     cores: list[int] = []
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -166,6 +166,6 @@ def _listed(sizes: Sequence[int]) -> str:
 
 
 def pin_here(cores: Sequence[int]) -> None:
-    """Keep the calling thread, and those that it starts from now on, to some cores; none given: leave it as it is."""
+    """Pin the calling thread, and threads it starts later, to some cores; no cores: leave it unchanged."""
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)

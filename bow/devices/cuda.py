@@ -18,19 +18,19 @@ from bow.devices.base import CapturedGraph, Event, Stream, StreamDevice
 from bow.devices.cores import available_cores, parse_cores
 from bow.errors import SettingError
 
+# Size of torch's pool of streams per priority, handed out round-robin: the 33rd is the first one again.
 STREAMS_PER_PRIORITY = 32
-"""torch hands out so many streams of a priority, round-robin: the 33rd would be the first one again."""
 
 _cuda: Any = torch._C
 
+# Graphs of failed captures, never destroyed: torch 2.11's allocator of pinned memory keeps querying them.
 _failed_captures: list[Any] = []
-"""Graphs of captures that failed, never destroyed: torch 2.11's allocator of pinned memory goes on asking them."""
 
 _PCI = Path("/sys/bus/pci/devices")
 
 
 class CudaEvent(Event):
-    """An event of CUDA's, without timing, which costs more."""
+    """A CUDA event, without timing, which costs more."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -44,7 +44,7 @@ class CudaEvent(Event):
 
 
 class CudaStream(Stream):
-    """A stream of CUDA's."""
+    """A CUDA stream."""
 
     def __init__(self, name: str, raw: Any) -> None:
         super().__init__(name)
@@ -60,7 +60,7 @@ class CudaStream(Stream):
 
 
 class CudaGraph(CapturedGraph):
-    """A CUDA graph with a memory pool of its own: graphs that may run at the same time must not share one."""
+    """A CUDA graph with its own memory pool: graphs that may run concurrently must not share one."""
 
     def __init__(self, of_stream: "GraphsOfStream") -> None:
         self.raw: Any = torch.cuda.CUDAGraph()
@@ -70,7 +70,7 @@ class CudaGraph(CapturedGraph):
         self.raw.replay()
 
     def reset(self) -> None:
-        """Give its pool back, as soon as no graph of its stream is in use."""
+        """Free its pool, as soon as no graph of its stream is in use."""
         self._dropped()
 
 
@@ -81,7 +81,7 @@ class GraphsOfStream:
         self._kept: dict[int, Any] = {}
         self._in_use: set[int] = set()
         self._last = 0
-        self.reserved = 0  # what their memory pools take, which nobody else can use
+        self.reserved = 0  # bytes of their memory pools, unavailable to others
 
     def keep(self, raw: Any) -> int:
         self._last += 1
@@ -91,16 +91,16 @@ class GraphsOfStream:
 
     def drop(self, number: int) -> None:
         self._in_use.discard(number)
-        # From torch 2.12 on, destroying one frees the workspaces that cuBLAS has on its stream, which others use.
+        # From torch 2.12 on, destroying a graph frees cuBLAS's workspaces on its stream, which the other graphs use.
         if not self._in_use:
             self._kept.clear()
             self.reserved = 0
 
 
 class _On:
-    """`torch.cuda.stream` on the current device, without asking each time whether CUDA is there.
+    """`torch.cuda.stream` on the current device, without checking each time that CUDA is available.
 
-    That was more than a third of what the host does in a round of engine `graph`.
+    The check took more than a third of the host time of a round of engine `graph`.
     """
 
     __slots__ = ("_before", "_index", "_stream")
@@ -127,7 +127,7 @@ class CudaDevice(StreamDevice):
         self._generators = threading.RLock()
 
     def _make_stream(self, name: str, high_priority: bool) -> Stream:
-        for _ in range(STREAMS_PER_PRIORITY):  # others may have taken some in between
+        for _ in range(STREAMS_PER_PRIORITY):  # other code may have taken some
             made = torch.cuda.Stream(self.torch_device, priority=-1 if high_priority else 0)  # type: ignore[no-untyped-call]
             if made.cuda_stream not in self._handles:
                 self._handles.add(made.cuda_stream)
@@ -156,15 +156,15 @@ class CudaDevice(StreamDevice):
 
     @contextlib.contextmanager
     def capture(self, stream: Stream, generator: torch.Generator | None = None) -> Iterator[CapturedGraph]:
-        """Capture what is issued.
+        """Capture issued work.
 
-        `thread_local`: other threads (a loader that pins memory) may go on calling CUDA meanwhile. Until torch 2.12 all
-        graphs of a generator share one pair of seed and offset on the device, which graphs that run at the same time
-        would take from each other: hence a state of its own for each, which is the default generator's while its graph
-        is captured. A capture that fails leaves it unusable.
+        `thread_local`: other threads (a loader that pins memory) may keep calling CUDA meanwhile. Until torch 2.12 all
+        graphs of a generator share one seed and offset on the device, which concurrent graphs would overwrite: hence
+        each graph has its own state, which is the default generator's during its capture. A failed capture makes that
+        state unusable.
 
-        A capture that fails is ended here, which `torch.cuda.graph` does not do (2.11): the allocator would go on as if
-        it were under way, on the capture's stream, and the error that comes would be another one.
+        A failed capture is ended here, which `torch.cuda.graph` does not do (2.11): the allocator would remain in
+        capture mode on the capture's stream, and mask the original error.
         """
         assert isinstance(stream, CudaStream)
         of_stream = self._graphs.setdefault(stream.name, GraphsOfStream())
@@ -188,7 +188,7 @@ class CudaDevice(StreamDevice):
             except BaseException as error:
                 _failed_captures.append(graph.raw)
                 self._end_capture(pool)
-                if generator is None:  # its state takes part in a capture that has not ended
+                if generator is None:  # the default generator's state is in a capture that has not ended
                     default = torch.cuda.default_generators[self._index]
                     fresh = self.generator().manual_seed(default.initial_seed())
                     default.graphsafe_set_state(fresh.graphsafe_get_state())
@@ -196,7 +196,7 @@ class CudaDevice(StreamDevice):
 
     def _end_capture(self, pool: Any) -> None:
         for end in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
-            with contextlib.suppress(RuntimeError, AttributeError):  # where it has ended already
+            with contextlib.suppress(RuntimeError, AttributeError):  # it has ended already
                 getattr(_cuda, end)(self._index, pool)
 
     def prepare_captures(self) -> None:
@@ -249,11 +249,11 @@ class CudaDevice(StreamDevice):
         return values
 
     def upload(self, target: Tensor, values: Sequence[float]) -> None:
-        """Copy from fresh page-locked memory, which torch keeps until the copy has been made."""
+        """Copy from fresh page-locked memory, which torch keeps alive until the copy is done."""
         target.copy_(torch.tensor(values, dtype=target.dtype).pin_memory(), non_blocking=True)
 
     def free_bytes(self) -> int:
-        """What the driver has, and what torch's allocator keeps without using it."""
+        """Memory free in the driver, and unused in torch's allocator."""
         free, _ = torch.cuda.mem_get_info(self._index)
         kept = torch.cuda.memory_reserved(self._index) - torch.cuda.memory_allocated(self._index)
         of_graphs = sum(graphs.reserved for graphs in self._graphs.values())
@@ -263,7 +263,7 @@ class CudaDevice(StreamDevice):
         return int(torch.cuda.memory_allocated(self._index))
 
     def cores(self) -> tuple[int, ...]:
-        """The cores of the socket that the GPU is plugged into, of those that this process may use."""
+        """Return the cores of the GPU's socket, out of those that this process may use."""
         allowed = available_cores()
         near = set(_local_cores(self._index))
         return tuple(core for core in allowed if core in near) or allowed
@@ -281,7 +281,7 @@ def _local_cores(index: int) -> tuple[int, ...]:
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A graph that Python happens to collect during a capture is destroyed by a call that ends the capture."""
+    """Disable the collector: destroying a graph during a capture is a call that ends the capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -292,14 +292,14 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def prepare_environment() -> None:
-    """Ask CUDA for as many hardware queues as it has; without effect once CUDA has been used in this process.
+    """Request all of CUDA's hardware queues; no effect once CUDA has been used in this process.
 
-    With the default of 8, streams beyond that share a queue, and one learner's kernels wait behind another's.
+    With the default of 8, further streams share a queue, and one learner's kernels wait for another's.
     """
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 @functools.cache
 def cuda_device(torch_device: torch.device) -> CudaDevice:
-    """The one object for a GPU: its streams are made once."""
+    """Return the only object for a GPU: its streams are created once."""
     return CudaDevice(torch_device)

@@ -1,4 +1,4 @@
-"""The CUDA kernels of `kernels/`, compiled and launched through CuPy: the one file that imports cupy."""
+"""The CUDA kernels of `kernels/`, compiled and launched through CuPy: the only file that imports cupy."""
 
 import contextlib
 import hashlib
@@ -8,7 +8,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-# Before cupy is imported: each loads a libnccl.so.2, and torch needs the functions of its own.
+# Import torch before cupy: each loads a libnccl.so.2, and torch needs its own.
 import torch
 from torch import Tensor
 
@@ -33,12 +33,12 @@ SUFFIXES = {torch.float32: "f32", torch.float64: "f64", torch.bfloat16: "bf16"}
 THREADS = 256
 BLOCKS_PER_MULTIPROCESSOR = 8
 BYTES_PER_THREAD = 16
-MOST_CHECKED = 10_000  # launches whose tensors were found right, by their addresses
+MOST_CHECKED = 10_000  # launches whose tensors have been checked, by their addresses
 _NOTHING = contextlib.nullcontext()
 
 
 class CupyKernels(Kernels):
-    """The same as CUDA kernels, for float32, float64 and bfloat16; other dtypes go to PyTorch."""
+    """CUDA kernels for float32, float64 and bfloat16; other dtypes fall back to PyTorch."""
 
     name = "cupy"
 
@@ -111,7 +111,7 @@ class CupyKernels(Kernels):
             return super().sgd_row(weights, momentum, gradient, z, z_prev, task, kept, numbers, synchronise)
         rows = (weights, momentum, gradient, z, z_prev)
         addresses = (*(row.data_ptr() for row in rows), task.data_ptr(), kept.data_ptr(), numbers.data_ptr())
-        if addresses not in self._checked:  # looking at all of them takes longer than the launch
+        if addresses not in self._checked:  # checking all of them takes longer than the launch
             self._pointers(*rows)
             self._computed(task, weights)
             self._computed(kept, weights)
@@ -185,7 +185,7 @@ class CupyKernels(Kernels):
         return self._launch("gather", indices.numel() * row_bytes, arguments)
 
     def _pointers(self, *tensors: Tensor) -> list[int]:
-        """Addresses of rows that a kernel can walk along."""
+        """Check rows, and return their addresses."""
         dtype, columns = tensors[0].dtype, tensors[0].shape[-1]
         for tensor in tensors:
             assert tensor.dtype == dtype, f"{tensor.dtype} beside {dtype}"
@@ -208,29 +208,29 @@ class CupyKernels(Kernels):
         self._launch(f"{operation}_{SUFFIXES[weights.dtype]}", row_bytes, arguments)
 
     def _launch(self, name: str, num_bytes: int, arguments: tuple[int | float, ...]) -> None:
-        """Start a kernel whose threads share `num_bytes`.
+        """Launch a kernel whose threads share `num_bytes`.
 
-        Integers and addresses are `long long` in every kernel and other scalars `double`: what CuPy makes of Python's
-        own int and float. It makes 4 bytes of a NumPy float32 and 1 of a bool, which nobody would notice here.
+        Integers and addresses are `long long` in every kernel and other scalars `double`: CuPy's conversion of Python's
+        int and float. It passes a NumPy float32 as 4 bytes and a bool as 1, which would go undetected here.
         """
         blocks = min(-(-num_bytes // (BYTES_PER_THREAD * THREADS)), self._most_blocks)
         with self._on_device():
             self._functions[name]((max(1, blocks),), (THREADS,), arguments, stream=self._stream())
 
     def _stream(self) -> Any:
-        """PyTorch's current stream as CuPy's, one object for each: CuPy only looks up its handle."""
+        """Return PyTorch's current stream for CuPy, one object per handle."""
         handle = self._stream_handle()
         stream = self._streams.get(handle)
         if stream is None:
             cuda = self._cupy.cuda
             if hasattr(cuda.Stream, "from_external"):
                 stream = cuda.Stream.from_external(_ForeignStream(handle))
-            else:  # CuPy 13, in which ExternalStream is not deprecated yet
+            else:  # CuPy 13, which does not deprecate ExternalStream yet
                 stream = cuda.ExternalStream(handle, self._device.index)
             self._streams[handle] = stream
         return stream
 
-    # What is asked of the device; tests on a machine without one answer in its place.
+    # Queries of the device; tests on a machine without a GPU override them.
 
     def _num_multiprocessors(self) -> int:
         return int(torch.cuda.get_device_properties(self._device).multi_processor_count)
@@ -240,13 +240,13 @@ class CupyKernels(Kernels):
         return int(private._cuda_getCurrentRawStream(self._device.index))
 
     def _on_device(self) -> contextlib.AbstractContextManager[None]:
-        """CuPy compiles for the current device and looks its kernels up there."""
+        """Make the device current: CuPy compiles for the current device and looks kernels up there."""
         private: Any = torch._C
         return _NOTHING if private._cuda_getDevice() == self._device.index else torch.cuda.device(self._device)
 
 
 class _ForeignStream:
-    """A stream by its handle, in the protocol that CuPy asks for and that streams of older PyTorch lack."""
+    """A stream handle in the protocol that CuPy expects and that streams of older PyTorch lack."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
@@ -256,7 +256,7 @@ class _ForeignStream:
 
 
 def source() -> str:
-    """All kernels as one text, headers included: CuPy's cache would not see that an included file changed."""
+    """Return all kernels as one text, headers included: CuPy's cache would miss changes of included files."""
     folder = Path(next(iter(importlib.import_module("bow.kernels").__path__)))
     lines = [line for name in SOURCES for line in (folder / name).read_text(encoding="utf-8").splitlines()]
     return "\n".join(line for line in lines if not line.startswith('#include "')) + "\n"
@@ -282,7 +282,7 @@ def _import_cupy() -> Any:
 
 
 def library_clash() -> str | None:
-    """Which installed libraries overwrite each other's files, and the remedy; None: none do."""
+    """Return which installed libraries overwrite each other's files, and the remedy; None: none do."""
     both = ("nvidia-nccl-cu12", "nvidia-nccl-cu13")
     try:
         list(map(importlib.metadata.version, both))

@@ -1,4 +1,4 @@
-"""The kernels that bow needs: averaging, SGD with momentum, Adam, gathering a batch."""
+"""Kernels over the replica matrix: averaging, SGD with momentum, Adam, gathering a batch."""
 
 import contextlib
 import functools
@@ -15,7 +15,7 @@ Matrix = Float[Tensor, "learners parameters"]
 Row = Float[Tensor, " parameters"]
 Numbers = Float64[Tensor, "6"]
 AdamNumbers = Float64[Tensor, "8"]
-TaskNumbers = Float[Tensor, " values"]  # of the dtype that a kernel computes in: that of the rows, or float32
+TaskNumbers = Float[Tensor, " values"]  # in the kernel's compute dtype: that of the rows, or float32
 LearnerNumbers = Float[Tensor, " learners"]  # likewise
 Samples = Shaped[Tensor, "samples *sample"]
 Indices = Int64[Tensor, " batch"]
@@ -23,18 +23,18 @@ Batch = Shaped[Tensor, "batch *sample"]
 
 
 class Kernels:
-    """Operations over the rows of the replica matrix: here by operators of PyTorch, for any device and dtype.
+    """Operations over the rows of the replica matrix, implemented with PyTorch operators for any device and dtype.
 
     The CUDA kernels override them, and are tested against them. `weights`, `momenta`, `gradients` and `corrections` are
-    rows of learners, whose elements lie without gaps while the rows themselves may have any stride; `z`, `z_prev` and
-    `total` are single rows. No operation waits for the device or reads from it, so that all of them can be
-    captured in a CUDA graph. For that, `numbers` is a tensor too: `lr, momentum, weight_decay, nesterov (0 or 1),
-    alpha, mu`; a graph that is replayed takes the values that it has by then. Of a learner `finite` is 1 where loss and
-    gradient are finite, 0 where they are not, and NaN where it has no batch.
+    rows of learners; the elements of a row are contiguous, the rows may have any stride. `z`, `z_prev` and `total` are
+    single rows. No operation waits for the device or reads from it, so that all can be captured in a CUDA graph. For
+    that, `numbers` is a tensor too: `lr, momentum, weight_decay, nesterov (0 or 1), alpha, mu`; a replayed graph uses
+    its current values. `finite` is 1 for a learner whose loss and gradient are finite, 0 if they are not, and NaN if it
+    has no batch.
 
     Attributes:
-        name: in words.
-        reason: why these kernels are used although there are faster ones, and the remedy; None: there are not.
+        name: name of the implementation.
+        reason: why faster kernels are not used, and the remedy; None: there are no faster ones.
 
     Example:
         >>> weights, z, total = torch.tensor([[1.0], [3.0]]), torch.zeros(1), torch.empty(1)
@@ -49,9 +49,9 @@ class Kernels:
         self.reason = reason
 
     def launch_once(self) -> None:
-        """Launch everything on this thread, which may capture a graph later: a first launch does more than that allows.
+        """Launch every kernel once on this thread, before a capture: a first launch does things that a capture forbids.
 
-        It computes nothing that anybody reads; PyTorch has its operators ready.
+        PyTorch's operators need nothing.
         """
 
     def sma_contribute(self, weights: Matrix, z: Row, corrections: Matrix, total: Row, alpha: float) -> None:
@@ -68,7 +68,7 @@ class Kernels:
         """
         with torch.no_grad(), _written(weights, z, z_prev) as (w, central, before):
             w.sub_(_read(corrections))
-            # What z moves by goes to the place of z_prev, which is not needed any more.
+            # The movement of z takes the place of z_prev, which is not needed any more.
             torch.sub(central, before, out=before).mul_(mu).add_(_read(total))
             _advance(central, before)
 
@@ -92,21 +92,21 @@ class Kernels:
         numbers: Numbers,
         synchronise: bool,
     ) -> None:
-        """One learner's step and correction, as `torch.optim.SGD` and SMA make them.
+        """Apply one learner's optimizer step and correction, as `torch.optim.SGD` and SMA do.
 
         ::
 
             g = gradient + weight_decay * w;   m = momentum * m + g;   step = lr * (nesterov ? g + momentum * m : m)
             w = w - step - (synchronise ? alpha * (w - z_prev) : 0)
 
-        When synchronising, `sma_center` has moved z, and `z_prev` is what z was; else `z_prev` is not read. Without
-        momentum, m is left alone. `task` is what the learning task has left, `[loss, sum of the gradient, metrics...]`:
-        the learner is finite if loss and sum are, and `kept` becomes `[loss, 0 or 1, metrics...]`. One that is not
-        starts again from z with m = 0; its gradient is not looked at.
+        When synchronising, `sma_center` has moved z, and `z_prev` is the previous z; else `z_prev` is not read. Without
+        momentum, m is unchanged. `task` is the learning task's result, `[loss, sum of the gradient, metrics...]`: the
+        learner is finite if loss and sum are, and `kept` becomes `[loss, 0 or 1, metrics...]`. A learner that is not
+        finite restarts from z with m = 0; its gradient is ignored.
         """
         with torch.no_grad(), _written(weights, momentum) as (w, m):
             told = task[0] + task[1]
-            finite = (told - told) == 0  # infinite minus infinite is no number
+            finite = (told - told) == 0  # inf - inf is NaN
             kept.copy_(task)
             kept[1].copy_(finite)
             hyper = numbers.to(w.dtype).unbind()
@@ -128,10 +128,10 @@ class Kernels:
         numbers: Numbers,
         synchronise: bool,
     ) -> None:
-        """A whole round: the step of `sgd_row` for every learner, and the central model when synchronising.
+        """Run a whole round: the step of `sgd_row` for every learner, and the central model when synchronising.
 
-        The weights of a learner that is not finite still take part in the sum of the corrections. One without a batch
-        is only corrected.
+        The weights of a learner that is not finite still contribute to the sum of the corrections. A learner without a
+        batch is only corrected.
         """
         with torch.no_grad(), _written(weights, momenta, z, z_prev) as (w, m, central, before):
             steps = (finite == 1).unsqueeze(1)
@@ -155,9 +155,8 @@ class Kernels:
     ) -> None:
         """`sgd_round` with the step of `torch.optim.Adam` or AdamW: `means` and `squares` are the moments.
 
-        `counts` are the steps that each learner has taken, which are counted here. `numbers` are `lr, beta1, beta2,
-        epsilon, weight decay, whether that is decoupled (0 or 1), alpha, mu`. A learner that starts again has taken no
-        steps.
+        `counts` are the learners' step counts, incremented here. `numbers` are `lr, beta1, beta2, epsilon, weight
+        decay, whether that is decoupled (0 or 1), alpha, mu`. A learner that restarts has taken no steps.
 
         References:
             Kingma and Ba: Adam: A method for stochastic optimization, 2015, Algorithm 1.
@@ -177,7 +176,7 @@ class Kernels:
             _end_round(w, moved, central, before, finite, averaging if synchronise else ())
 
     def sma_round(self, weights: Matrix, z: Row, z_prev: Row, numbers: Numbers) -> None:
-        """`sma_contribute` and `sma_apply` of one device, with `alpha` and `mu` of `numbers`."""
+        """`sma_contribute` and `sma_apply` for one device, with `alpha` and `mu` of `numbers`."""
         with torch.no_grad(), _written(weights, z, z_prev) as (w, central, before):
             *_, alpha, mu = numbers.to(w.dtype).unbind()
             corrections = torch.sub(w, central).mul_(alpha)
@@ -192,7 +191,7 @@ class Kernels:
 
 
 def kernels_for(device: torch.device) -> Kernels:
-    """The kernels to use on a device: CuPy's on CUDA where they can be had, else PyTorch's, which know the reason."""
+    """Return a device's kernels: CuPy's on CUDA if available, else PyTorch's, which store the reason."""
     if device.type != "cuda":
         return Kernels()
     return _on_cuda(torch.cuda.current_device() if device.index is None else device.index)
@@ -200,14 +199,14 @@ def kernels_for(device: torch.device) -> Kernels:
 
 @functools.cache
 def _on_cuda(index: int) -> Kernels:
-    """One attempt a device: what failed once would fail again, slowly."""
+    """Make the CUDA kernels, once per device: a failure would repeat, slowly."""
     try:
         adapter = importlib.import_module("bow.devices.cupy_kernels")
         kernels: Kernels = adapter.CupyKernels(torch.device("cuda", index))
-        kernels.launch_once()  # what fails shall fail here
+        kernels.launch_once()  # let failures happen here
     except BowError as error:
         return Kernels(str(error))
-    except Exception as error:  # whatever a driver, a compiler or a cache folder comes up with
+    except Exception as error:  # any error of driver, compiler or cache folder
         return Kernels(
             f"the CUDA kernels cannot be used ({reason(error)}); reinstall CuPy: "
             f"pip install --force-reinstall 'bow-trainer[{cuda_extra()}]'"
@@ -223,9 +222,9 @@ def cuda_extra() -> str:
 def sgd_step(
     w: Tensor, m: Tensor, gradient: Tensor, finite: Tensor, hyper: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor]:
-    """Rows and momenta behind a step of SGD, as new memory."""
+    """Return rows and momenta after a step of SGD, as new memory."""
     lr, momentum, weight_decay, nesterov, _, _ = hyper
-    # Nothing is multiplied by a flag: 0 * NaN is NaN. The row of a learner that is not finite means nothing.
+    # No multiplication by a flag: 0 * NaN is NaN. The row of a learner that is not finite is meaningless.
     gradient = torch.addcmul(gradient, w, weight_decay)
     velocity = torch.addcmul(gradient, m, momentum)
     step = torch.where(nesterov != 0, torch.addcmul(gradient, velocity, momentum), velocity)
@@ -234,13 +233,13 @@ def sgd_step(
 
 
 def _of_those(finite: Tensor, step: Tensor, kept: Tensor, again: Tensor | int = 0) -> Tensor:
-    """Of learners that step, that start again, and that have no batch: each its own."""
+    """Select per learner: `step` where finite is 1, `again` where it is 0, `kept` where it is NaN (no batch)."""
     finite = finite.view(-1, *[1] * (step.dim() - 1))
     return torch.where(finite == 1, step, torch.where(finite == 0, again, kept))
 
 
 def _end_round(w: Tensor, moved: Tensor, z: Tensor, z_prev: Tensor, finite: Tensor, hyper: Sequence[Tensor]) -> None:
-    """Put rows where their steps and corrections lead, and the central model as well."""
+    """Write the rows after step and correction, and advance the central model."""
     kept = w
     if hyper:
         *_, alpha, mu = hyper
@@ -251,7 +250,7 @@ def _end_round(w: Tensor, moved: Tensor, z: Tensor, z_prev: Tensor, finite: Tens
 
 
 def _advance(z: Tensor, movement: Tensor) -> None:
-    """`z_prev = z`, `z = z + movement`, where `movement` lies in the place of `z_prev`."""
+    """`z_prev = z`, `z = z + movement`, where `movement` is the memory of `z_prev`."""
     following = torch.add(z, movement)
     movement.copy_(z)
     z.copy_(following)
@@ -259,7 +258,7 @@ def _advance(z: Tensor, movement: Tensor) -> None:
 
 @contextlib.contextmanager
 def _written(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Tensors to compute with in place: themselves, or float32 copies that are rounded into them at the end."""
+    """Yield tensors to compute with in place: themselves, or float32 copies that are rounded back at the end."""
     if tensors[0].dtype.itemsize >= 4:
         yield tensors
         return

@@ -1,4 +1,4 @@
-"""Reads how the GPUs of this machine are connected, as `nvidia-smi topo -m` tells."""
+"""Read the connections between this machine's GPUs from `nvidia-smi topo -m`."""
 
 import re
 import subprocess
@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 
 import torch
 
+# Over NVLinks, a PCIe switch, a PCIe host bridge, a NUMA node, or between processors.
 Connection: TypeAlias = Literal["NVLINK", "SWITCH", "HOST", "NODE", "SYSTEM"]
-"""By NVLinks, within a PCIe switch, over the bridge of a processor, within a NUMA node, or between processors."""
 
 _CONNECTIONS: Mapping[str, Connection] = {
     "PIX": "SWITCH",
@@ -29,7 +29,7 @@ def gpu_uuid(device: torch.device | int) -> str:
 
 
 def read_gpu_links(uuids: Sequence[str]) -> dict[tuple[int, int], tuple[Connection, int]]:
-    """By pair of GPUs: how they are connected, and by how many NVLinks; empty where the system does not tell."""
+    """Return connection and number of NVLinks by pair of GPUs; empty if nvidia-smi is not available."""
     try:
         listing, table = _ask("-L"), _ask("topo", "-m")
     except (OSError, subprocess.SubprocessError):
@@ -38,8 +38,8 @@ def read_gpu_links(uuids: Sequence[str]) -> dict[tuple[int, int], tuple[Connecti
 
 
 def links_between(uuids: Sequence[str], listing: str, table: str) -> dict[tuple[int, int], tuple[Connection, int]]:
-    """The links of some GPUs, by pair of positions among these; part of a GPU (MIG) has none."""
-    # `nvidia-smi` numbers all GPUs of the machine, PyTorch those that a process sees, in an order of its own.
+    """Return the links between the given GPUs, by pair of positions; a MIG partition has none."""
+    # `nvidia-smi` numbers all GPUs of the machine, PyTorch those visible to the process, in another order.
     numbers = {_plain(uuid): int(number) for number, uuid in _LISTED.findall(listing)}
     places = {numbers[plain]: place for place, plain in enumerate(map(_plain, uuids)) if plain in numbers}
     return {
@@ -50,7 +50,7 @@ def links_between(uuids: Sequence[str], listing: str, table: str) -> dict[tuple[
 
 
 def parse_gpu_links(text: str) -> dict[tuple[int, int], tuple[Connection, int]]:
-    """What `nvidia-smi topo -m` prints, by pair of GPUs."""
+    """Parse the output of `nvidia-smi topo -m`, by pair of GPUs."""
     lines = [_ESCAPES.sub("", line).split("\t") for line in text.splitlines() if line.strip()]
     columns = [cell.strip() for cell in lines[0]] if lines else []
     links: dict[tuple[int, int], tuple[Connection, int]] = {}

@@ -1,4 +1,4 @@
-"""How busy others keep this machine's cores, which what is measured meanwhile depends on."""
+"""CPU load by other processes, which distorts measurements."""
 
 import os
 import time
@@ -7,14 +7,14 @@ from pathlib import Path
 
 from bow.devices.cores import available_cores
 
-LOOK_S = 0.3  # over which it is seen
-BUSY = 0.25  # cores that others use are worth a word from here on
+LOOK_S = 0.3  # length of the observation
+BUSY = 0.25  # warn from this many cores in use by others
 
 STAT = Path("/proc/stat")
 
 
 def busy_cores() -> float:
-    """How many cores others keep from this process, over a moment; 0 where the system does not say."""
+    """Return the number of this process's cores that others use, over `LOOK_S`; 0 if the system does not report it."""
     try:
         before, began, own = _busy_ticks(), time.perf_counter(), time.process_time()
         time.sleep(LOOK_S)
@@ -26,7 +26,7 @@ def busy_cores() -> float:
 
 
 def warn_if_busy() -> None:
-    """Warn that what is measured is not what an idle machine takes, if others use cores of this one."""
+    """Warn if other processes use cores: measurements then do not predict an idle machine."""
     if (others := busy_cores()) >= BUSY:
         warnings.warn(
             f"other processes use {min(others, len(available_cores())):.1f} of {len(available_cores())} cores: what is "

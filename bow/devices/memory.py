@@ -1,4 +1,4 @@
-"""How much memory there is, and how much of it is free: of a GPU, or of the host."""
+"""Total and free memory of a GPU or of the host."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ def free_bytes(place: torch.device | StreamDevice) -> int:
 
 
 def host_memory() -> tuple[int, int]:
-    """Memory of this machine, in all and free, in bytes; that of the container where it is limited to less."""
+    """Return total and free memory of this machine in bytes, or of the container if its limit is lower."""
     values = {}
     if MEMINFO.exists():
         lines = (line.split() for line in MEMINFO.read_text(encoding="ascii").splitlines())
@@ -34,7 +34,7 @@ def host_memory() -> tuple[int, int]:
 
 
 def _cgroup() -> tuple[int | None, int]:
-    """The limit of a container, and what of it is taken and cannot be given back: cached files can."""
+    """Return a container's limit and its use, without reclaimable file cache."""
     for folder, limit, used, cached in (
         (CGROUP, "memory.max", "memory.current", "inactive_file"),
         (CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -47,7 +47,7 @@ def _cgroup() -> tuple[int | None, int]:
 def _number(path: Path) -> int | None:
     try:
         return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):  # not there, or the word "max"
+    except (OSError, ValueError):  # missing, or the word "max"
         return None
 
 
