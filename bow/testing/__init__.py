@@ -1,4 +1,4 @@
-"""A fake GPU for tests: operators run on the CPU, and the order that events give them is checked."""
+"""A fake GPU for tests: operators run on the CPU, and their ordering by events is checked."""
 
 from bow.testing.fake_device import CaptureRuleError as CaptureRuleError
 from bow.testing.fake_device import FakeDevice as FakeDevice

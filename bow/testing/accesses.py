@@ -1,4 +1,4 @@
-"""What memory operators read and write, and whether something orders accesses that must not overlap."""
+"""Memory accesses of operators, and a check that events order conflicting ones."""
 
 import functools
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ CALLER = "caller"
 
 _aten: Any = torch.ops.aten
 
+# Arguments that operators write to although their schemas do not say so.
 UNDECLARED = {_aten.native_batch_norm.default: ("running_mean", "running_var")}
-"""Arguments that operators write to although their schemas do not say so."""
 
 
 def accessed(
     function: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors that an operator reads and writes, as its schema says; a view touches nothing."""
+    """Return the tensors that an operator reads and writes, by its schema; a view accesses nothing."""
     is_view, written = _roles(function)
     if is_view:
         return [], []
@@ -31,14 +31,14 @@ def accessed(
     writes: list[Tensor] = []
     for index, (name, is_written) in enumerate(written):
         given = arguments[index] if index < len(arguments) else keywords.get(name)
-        # An argument that is written to may be read as well; a write orders it with everything a read would.
+        # An argument that is written to may be read as well; a write is ordered with everything that a read would be.
         (writes if is_written else reads).extend(tensors_in(given))
     return reads, writes
 
 
 @functools.cache
 def _roles(function: OpOverload) -> tuple[bool, tuple[tuple[str, bool], ...]]:
-    """Whether an operator only makes views, and which of its arguments it writes to."""
+    """Return whether an operator only makes views, and for each argument whether it is written to."""
     schema = function._schema
     written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
     written.update(UNDECLARED.get(function, ()))
@@ -47,7 +47,7 @@ def _roles(function: OpOverload) -> tuple[bool, tuple[tuple[str, bool], ...]]:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Of an operator's arguments or results, whose schemas know no other containers."""
+    """Return the tensors in an operator's arguments or results; schemas have no other containers."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
@@ -58,17 +58,17 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 class RaceError(AssertionError):
-    """Two accesses of the same memory that nothing orders, or memory that is given back while it is in use."""
+    """Two unordered accesses of the same memory, or memory that is freed while in use."""
 
 
 class AccessLog:
-    """The accesses of all memory that may still matter, and the clocks of all actors."""
+    """Accesses of live memory, and the clocks of all actors."""
 
     def __init__(self) -> None:
-        self.host: Clock = {}  # what the host has seen end
+        self.host: Clock = {}  # what the host knows to have ended
         self.clocks: dict[str, Clock] = {HOST: self.host}
         self._histories: dict[int, tuple[StorageWeakRef, History]] = {}
-        self._weak: dict[int, int] = {}  # what expires, of each of them
+        self._weak: dict[int, int] = {}  # by key: the weak reference's storage
         self._pinned: set[int] = set()
 
     def clock(self, actor: str) -> Clock:
@@ -78,7 +78,7 @@ class AccessLog:
         return key_of(tensor) in self._histories
 
     def pin(self, tensor: Tensor) -> None:
-        """This is memory that the host writes and reads."""
+        """Register host memory."""
         self._pinned.add(key_of(tensor))
         self.allocate(HOST, [tensor])
 
@@ -90,11 +90,11 @@ class AccessLog:
         return sum(max((a.end for a in h.accesses), default=0) for _, h in self._histories.values())
 
     def tick(self, actor: str, what: object, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
-        """Check and remember the accesses of one piece of work."""
+        """Check and record the accesses of one piece of work."""
         if not reads and not writes:
-            return  # time passes where something is accessed
+            return  # clocks only count accesses
         clock = self.clock(actor)
-        merge(clock, self.clocks[HOST])  # what the host has seen end before it issued this
+        merge(clock, self.clocks[HOST])  # what the host knew to have ended when it issued this
         clock[actor] = clock.get(actor, 0) + 1
         for tensor, is_write in [*((t, False) for t in reads), *((t, True) for t in writes)]:
             begin, end = extent(int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.itemsize)
@@ -111,27 +111,27 @@ class AccessLog:
 
     def _history(self, tensor: Tensor) -> History:
         key = key_of(tensor)
-        if key not in self._histories:  # made before anything was watched
+        if key not in self._histories:  # allocated before `issuing`
             self.allocate(CALLER, [tensor])
         return self._histories[key][1]
 
     def allocate(self, actor: str, tensors: Sequence[Tensor]) -> None:
-        """Tensors have new memory, which goes back to this actor."""
+        """Register new memory of tensors, which is freed to this actor."""
         for tensor in tensors:
             reference = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
             self._histories[key_of(tensor)] = (reference, History(actor))
             self._weak[key_of(tensor)] = reference.cdata
 
     def collect(self) -> None:
-        """Look at allocations that have been given back: their owner may give the memory out again at once."""
-        expired = torch.UntypedStorage._expired  # that of the reference is slow here
+        """Check freed allocations: their owner may reuse the memory at once."""
+        expired = torch.UntypedStorage._expired  # the method of StorageWeakRef is slow here
         if not any(map(expired, self._weak.values())):
             return
         for key in [key for key, weak in self._weak.items() if expired(weak)]:
             del self._weak[key]
             _, history = self._histories.pop(key)
             self._pinned.discard(key)
-            over = dict(self.clocks[HOST])  # a graph's memory goes with the graph, which is the host's doing
+            over = dict(self.clocks[HOST])  # a graph's memory is freed with the graph, by the host
             merge(over, self.clocks.get(history.owner, {}))
             left = history.unfinished(over)
             if left is not None:

@@ -1,8 +1,8 @@
-"""Vector clocks: whether every read and write of memory is ordered with those that it must not overlap.
+"""Vector clocks: check that conflicting accesses of memory are ordered.
 
-Every actor (the host, a stream, a branch of a graph) counts what it does. Its clock also says how much of every other
-actor's work is known to be over: a wait takes in the clock of the event. Two accesses are ordered if the later actor's
-clock covers the earlier access (Lamport; Fidge; Mattern). Whether they happened to overlap does not matter, so that a
+Every actor (the host, a stream, a branch of a graph) counts its work. Its clock also holds how much of every other
+actor's work it knows to have ended: a wait merges the clock of the event. Two accesses are ordered if the later actor's
+clock covers the earlier access (Lamport; Fidge; Mattern). Whether they actually overlapped does not matter, so a
 missing wait is found in every run.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-Clock: TypeAlias = dict[str, int]  # by actor: how much of its work is over
+Clock: TypeAlias = dict[str, int]  # by actor: how much of its work has ended
 
 
 def merge(clock: Clock, other: Clock) -> None:
@@ -23,12 +23,12 @@ def merge(clock: Clock, other: Clock) -> None:
 class Access:
     """One read or write."""
 
-    actor: str  # who
+    actor: str
     time: int  # the actor's count
-    what: object  # the work that it is part of, in words where it is shown
-    writes: bool  # whether it writes
+    what: object  # the work that it is part of
+    writes: bool
     begin: int  # the first byte, counted from the start of the allocation
-    end: int  # the byte behind the last one
+    end: int  # the byte after the last one
 
     def conflicts(self, other: "Access") -> bool:
         return (self.writes or other.writes) and self.begin < other.end and other.begin < self.end
@@ -39,17 +39,17 @@ class Access:
 
 @dataclass
 class History:
-    """The accesses of one allocation that later ones may still have to be ordered with."""
+    """The accesses of one allocation that later ones may have to be ordered with."""
 
-    owner: str  # the actor that allocated it, to which its memory goes back
+    owner: str  # the actor that allocated it, to which its memory is freed
     accesses: list[Access] = field(default_factory=list)
 
     def unordered(self, access: Access, clock: Clock) -> Access | None:
-        """An earlier access that conflicts and is not known to be over; None where there is none."""
+        """Return an earlier access that conflicts and is not known to have ended, if any."""
         return next((a for a in self.accesses if a.conflicts(access) and not a.covered_by(clock)), None)
 
     def add(self, access: Access) -> None:
-        """Remember an access, and forget those that whoever is ordered behind it is ordered behind as well."""
+        """Record an access; drop earlier ones that are implied by it."""
         self.accesses = [a for a in self.accesses if not _replaces(access, a)] + [access]
 
     def unfinished(self, clock: Clock) -> Access | None:
@@ -62,7 +62,7 @@ def _replaces(new: Access, old: Access) -> bool:
 
 
 def extent(offset: int, sizes: Iterable[int], strides: Iterable[int], itemsize: int) -> tuple[int, int]:
-    """The bytes between the first and the last element of a strided tensor; gaps between them count as well.
+    """Return the bytes between the first and the last element of a strided tensor, gaps included.
 
     Example:
         >>> extent(offset=8, sizes=(2, 3), strides=(4, 1), itemsize=2)

@@ -1,11 +1,11 @@
-"""A device that is none: work runs on the CPU as soon as it is issued, and its order is checked as if it did not.
+"""A fake device: work runs on the CPU when it is issued, but its ordering is checked as if it ran asynchronously.
 
 Engines for GPUs run on it in tests. It sees every operator (and so every launch, allocation, read and write), keeps
-vector clocks of host, streams and graphs, and raises as soon as two accesses of the same memory are not ordered by
-events, whatever the numbers came out as. It captures graphs as CUDA does: the work is not carried out, a replay runs
-the same operators on the same addresses, and nothing that Python did in between is repeated.
+vector clocks of host, streams and graphs, and raises as soon as two conflicting accesses are not ordered by events,
+whether or not the result is right. It captures graphs as CUDA does: captured work is not executed, a replay runs
+the same operators on the same addresses, and Python code in between is not repeated.
 
-What it does not see: memory that a kernel reads beyond what its arguments say, and time.
+It does not see memory that a kernel reads beyond its arguments, nor time.
 """
 
 import contextlib
@@ -28,20 +28,20 @@ from bow.testing.clocks import Clock, merge
 
 _aten: Any = torch.ops.aten
 
+# Operators whose result the host needs, so that it waits for the current stream.
 _BLOCKING = {_aten._local_scalar_dense.default, _aten.is_nonzero.default, _aten.equal.default, _aten.nonzero.default}
-"""Operators with a result that the host needs: it waits for the current stream."""
 
 
 class CaptureRuleError(RuntimeError):
-    """Something that CUDA does not allow in a capture, or in a graph."""
+    """A violation of CUDA's rules for captures and graphs."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A wait for an event: what a test can leave out."""
+    """A wait for an event, which a test can suppress."""
 
-    waiting: str  # the stream, or `"host"`
-    event: str  # its name
+    waiting: str  # the stream, or "host"
+    event: str  # the event's name
 
 
 class FakeEvent(Event):
@@ -54,14 +54,14 @@ class FakeEvent(Event):
         self.recorded_in: _Capture | None = None
 
     def synchronize(self) -> None:
-        """The host knows from now on that what is in front of the event is over."""
+        """The host learns that all work before the event has ended."""
         device = self._device
         with device.lock:
             if not device.left_out(HOST, self):
                 merge(device.log.host, self.clock)
 
     def query(self) -> bool:
-        """Whether the host may find it over: always, since work runs when it is issued."""
+        """Always true, since work runs when it is issued."""
         self.synchronize()
         return True
 
@@ -101,7 +101,7 @@ class _GraphStep:
 
 @dataclass
 class _Order:
-    """A wait or a record of a graph."""
+    """A wait for, or a record of, an event in a graph."""
 
     actor: str
     event: FakeEvent
@@ -109,7 +109,7 @@ class _Order:
 
 
 class FakeGraph(CapturedGraph):
-    """Operators to be run again, on the same memory."""
+    """A captured graph: operators to replay on the same memory."""
 
     def __init__(self, name: str, device: "FakeDevice", generator: torch.Generator | None) -> None:
         self.name = name
@@ -131,7 +131,7 @@ class FakeGraph(CapturedGraph):
             device.replays += 1
             device.log.collect()
             events: dict[FakeEvent, Clock] = {}
-            # The branch that the capture began on is the stream itself; every other one is an actor of its own.
+            # The branch on which the capture began is the stream itself; every other branch is a separate actor.
             origin = self.steps[0].actor if self.steps else ""
             for step in self.steps:
                 actor = stream if step.actor == origin else f"{self.name}/{step.actor}"
@@ -150,7 +150,7 @@ class FakeGraph(CapturedGraph):
         device = self._device
         device.launches[actor] = device.launches.get(actor, 0) + 1
         if not (step.reads or step.writes or step.made):
-            return  # views, which the steps behind them have
+            return  # views, which are inlined in the steps that use them
         device.log.tick(actor, step.what, step.reads, step.writes + step.made)
         drawing = step.random and self.generator is not None
         with device.drawing_from(self.generator) if drawing else contextlib.nullcontext():  # type: ignore[arg-type]
@@ -165,13 +165,13 @@ class FakeGraph(CapturedGraph):
 
 @dataclass
 class _Capture:
-    """What is being captured."""
+    """The state of a capture."""
 
     graph: FakeGraph
     origin: str
     clocks: dict[str, Clock]
+    # By storage: its bytes, to be restored after the capture, and a copy of them.
     before: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """What writes must not have changed in the end: by storage, its bytes and a copy of them."""
     own: set[int] = field(default_factory=set)  # storages that the capture has allocated
 
     def run(
@@ -182,7 +182,7 @@ class _Capture:
         arguments: tuple[Any, ...],
         keywords: dict[str, Any],
     ) -> Any:
-        """Run an operator to learn what it makes, and add it to the graph."""
+        """Run an operator to find its results, and add it to the graph."""
         if function in _BLOCKING:
             raise CaptureRuleError(f"{function} makes the host wait for a stream that is being captured")
         _, writes = accessed(function, arguments, keywords)
@@ -193,7 +193,7 @@ class _Capture:
                 self.before[key] = (whole, whole.clone())
         given = {key_of(tensor) for tensor in tensors_in((arguments, keywords))}
         random = torch.Tag.nondeterministic_seeded in function.tags
-        with device.drawing_from(torch.Generator()) if random else contextlib.nullcontext():  # nothing is drawn yet
+        with device.drawing_from(torch.Generator()) if random else contextlib.nullcontext():  # draws nothing
             made = function(*arguments, **keywords)
         fresh = [tensor for tensor in tensors_in(made) if key_of(tensor) not in given | self.own]
         self.own.update(key_of(tensor) for tensor in fresh)
@@ -208,11 +208,11 @@ class _Capture:
 
 
 class FakeDevice(StreamDevice):
-    """A device for tests.
+    """A device for tests; `without` is a wait to leave out, to check that its absence is found.
 
     Attributes:
-        waits: every wait that there was, in order of appearance.
-        launches: how many operators each stream was given; those of a graph count for the stream that it ran on.
+        waits: every wait that occurred, with its count, in order of first occurrence.
+        launches: number of operators by stream; those of a graph count for the stream that it ran on.
     """
 
     def __init__(self, without: Wait | None = None, memory_bytes: int = 2**34) -> None:
@@ -228,7 +228,7 @@ class FakeDevice(StreamDevice):
         self._capture: _Capture | None = None
         self._num_graphs = 0
 
-    # What the engines use
+    # Interface of `StreamDevice`
 
     def _make_stream(self, name: str, high_priority: bool) -> Stream:
         return FakeStream(name, self)
@@ -262,7 +262,7 @@ class FakeDevice(StreamDevice):
 
     @contextlib.contextmanager
     def capture(self, stream: Stream, generator: torch.Generator | None = None) -> Iterator[CapturedGraph]:
-        """Capture what is issued, and undo what it did."""
+        """Capture work, and undo its writes."""
         if self._capture is not None:
             raise CaptureRuleError("one capture at a time")
         self._num_graphs += 1
@@ -282,7 +282,7 @@ class FakeDevice(StreamDevice):
                 raise CaptureRuleError(f"the capture ended before {name} was joined")
 
     def prepare_captures(self) -> None:
-        """Nothing: it runs no collector of its own."""
+        """Do nothing: captures here do not run the garbage collector."""
 
     @contextlib.contextmanager
     def without_waiting(self) -> Iterator[None]:
@@ -343,10 +343,10 @@ class FakeDevice(StreamDevice):
     def cores(self) -> tuple[int, ...]:
         return available_cores()
 
-    # What it sees
+    # Observation of operators
 
     def saw(self, function: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Run an operator that was issued on the current stream."""
+        """Run an operator issued on the current stream."""
         with self.lock:
             actor = self.actor()
             if self._capture is not None and actor in self._capture.clocks:
@@ -359,7 +359,7 @@ class FakeDevice(StreamDevice):
         self.log.collect()
         given = {key_of(tensor) for tensor in tensors_in((arguments, keywords))}
         if function is _aten.lift_fresh.default and not self.log.knows(arguments[0]):
-            self.log.allocate(actor, [arguments[0]])  # what torch.tensor has just made
+            self.log.allocate(actor, [arguments[0]])  # just made by torch.tensor
         self.log.tick(actor, function, reads, writes)
         made = function(*arguments, **keywords)
         fresh = [tensor for tensor in tensors_in(made) if key_of(tensor) not in given]
@@ -377,7 +377,7 @@ class FakeDevice(StreamDevice):
         return getattr(self._current, "name", CALLER)
 
     def left_out(self, waiting: str, event: FakeEvent) -> bool:
-        """Note a wait, and say whether it is the one to leave out."""
+        """Count a wait, and return whether it is the one to suppress."""
         wait = Wait(waiting, event.name)
         self.waits[wait] = self.waits.get(wait, 0) + 1
         return wait == self._without
@@ -429,5 +429,5 @@ def _unseen() -> Iterator[None]:
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:
-    """The same memory under a tensor of its own: Python may give the first one other memory (`set_`)."""
+    """Alias the memory: Python code may give the original tensor other memory (`set_`)."""
     return tensor.detach()
