@@ -1,4 +1,4 @@
-"""Engines: how the learning tasks and the synchronisation task of a round run on one device."""
+"""Engines run the learning tasks and the synchronisation task of a round on one device."""
 
 from bow.engines.batches import Batches as Batches
 from bow.engines.batches import Stacked as Stacked

@@ -1,4 +1,4 @@
-"""A learner's batch in parts: the gradients of all are accumulated before its step."""
+"""Gradient accumulation: a learner's batch in parts, one after another."""
 
 import functools
 from collections.abc import Iterator
@@ -13,12 +13,12 @@ from bow.engines.task import Metrics, Step, check_loss, check_metrics
 
 
 def accumulating(step: Step, parts: int) -> Step:
-    """A step that computes a batch in parts."""
+    """Return a step that computes a batch in parts."""
     return functools.partial(_in_parts, step, parts)
 
 
 def parts_of(batch: Batch, parts: int) -> Iterator[tuple[Batch, float]]:
-    """The parts of a batch, as equal as they can be, and which share of its samples each has."""
+    """Yield parts of a batch, as equal as possible, each with its share of the samples."""
     leaves, spec = tree_flatten(batch)
     size = next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), 1)
     parts, begin = min(parts, size), 0
@@ -33,7 +33,7 @@ def parts_of(batch: Batch, parts: int) -> Iterator[tuple[Batch, float]]:
 
 
 def _in_parts(step: Step, parts: int, model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
-    """The loss of a batch, whose gradient is known by now: what a part needs for its own is gone when it is over."""
+    """Compute a batch part by part, freeing the activations of each; return the loss with the accumulated gradient."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     loss: Any = 0.0
     sums: Metrics = {}
@@ -53,4 +53,4 @@ def _in_parts(step: Step, parts: int, model: nn.Module, batch: Batch) -> tuple[T
             sums[name] = sums[name] + value.detach() * share if name in sums else value.detach() * share
     pairs = zip(parameters, gradients, strict=True)
     known = torch.stack([(parameter * gradient).sum() for parameter, gradient in pairs if gradient is not None]).sum()
-    return loss + (known - known.detach()), sums
+    return loss + (known - known.detach()), sums  # adds 0, whose gradient is the accumulated one

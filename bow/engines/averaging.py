@@ -1,4 +1,4 @@
-"""The synchronisation task: a synchroniser's arithmetic, and between its halves the sum over all devices."""
+"""The synchronisation task: a synchroniser's arithmetic, with the sum over all devices between its halves."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
@@ -14,9 +14,9 @@ from bow.sync import Synchroniser, Timing, TwoLevel, is_plain_sma
 
 
 class ModelAveraging:
-    """Carries a synchroniser out on the learners of one device, in the order of its timing.
+    """Run a synchroniser on the learners of one device, in the order of its timing.
 
-    A round calls `begin`, then has the learners learn, then calls `before_step`, steps, and calls `after_step`.
+    A round calls `begin`, runs the learning tasks, calls `before_step`, steps, and calls `after_step`.
     """
 
     def __init__(self, group: LearnerGroup, sync: Synchroniser, kernels: Kernels | None = None) -> None:
@@ -24,18 +24,18 @@ class ModelAveraging:
         self._sync = sync
         self._kernels = kernels
         self._near = group.world.node_world() if isinstance(sync, TwoLevel) else group.world
-        self.summing: PendingSum = DONE  # the sum over devices that is under way
+        self.summing: PendingSum = DONE  # the pending sum over devices
 
     @property
     def num_averaged(self) -> int:
-        """How many learners average with this device's in every round: all of them, or those of its node."""
+        """Number of learners averaged in every round: all of them, or those of this node."""
         group = self._group
         if not isinstance(self._sync, TwoLevel):
             return group.num_all
         return group.by_node(group.by_device)[group.world.node] if not group.is_alone else len(group)
 
     def check(self, by_device: Sequence[int]) -> None:
-        """Refuse numbers of learners by device with which averaging would be unstable, on any device."""
+        """Raise if these numbers of learners by device make averaging unstable on any device."""
         averaged = [sum(by_device)]
         if isinstance(self._sync, TwoLevel):
             averaged = list(self._group.by_node(by_device).values())
@@ -43,11 +43,11 @@ class ModelAveraging:
             self._sync.check(learners, by_device)
 
     def due(self, round_index: int) -> bool:
-        """Whether a round ends with a synchronisation task."""
+        """Return whether a round ends with a synchronisation task."""
         return self._sync.due(round_index, self.num_averaged)
 
     def begin(self, due: bool) -> None:
-        """What a synchronisation task does with the weights before the learning tasks; a sum may travel beside them."""
+        """Run the part of a synchronisation task that precedes the learning tasks; a sum may overlap them."""
         if due:
             self._sync.prepare(self._group.matrix)
         if due and self._sync.timing is Timing.WITH_STEP:
@@ -55,7 +55,7 @@ class ModelAveraging:
             self.summing = self._near.sum(self._group.matrix.total)
 
     def before_step(self, stepping: list[bool]) -> list[bool]:
-        """Average gradients, if that is what the synchroniser does, and say which learners step."""
+        """Average gradients, if the synchroniser does, and return which learners step."""
         if self._sync.timing is not Timing.BEFORE_STEP:
             return stepping
         contributors = self._sum(sum(stepping))
@@ -63,7 +63,7 @@ class ModelAveraging:
         return [contributors > 0] * len(stepping)
 
     def after_step(self, round_index: int) -> None:
-        """Average weights, if that is what the synchroniser does."""
+        """Average weights, if the synchroniser does."""
         learners = self._group.num_all
         if self._sync.timing is Timing.AFTER_STEP:
             self._sum(learners)
@@ -74,7 +74,7 @@ class ModelAveraging:
             self._average_nodes(round_index)
 
     def settle(self) -> None:
-        """Make `z` what the training has reached, for synchronisers that do not move it as they go."""
+        """Update `z` for synchronisers that leave it alone during training, and share buffers."""
         if self._sync.timing is Timing.NEVER:
             with torch.no_grad():
                 self._sum(self._group.num_all)
@@ -82,17 +82,17 @@ class ModelAveraging:
         self._group.share_buffers()
 
     def begin_sum(self, total: Tensor) -> None:
-        """Begin a sum over the devices, for an engine that contributes by itself."""
+        """Begin a sum over the devices, for an engine that computes its own contribution."""
         self.summing = self._group.world.sum(total)
 
     def wait(self) -> None:
-        """Wait for the sum that is under way."""
+        """Wait for the pending sum."""
         summing, self.summing = self.summing, DONE
         summing.wait()
 
     @contextlib.contextmanager
     def beside_the_sum(self) -> Iterator[None]:
-        """Learn while a sum is under way; a failure waits for it, or the next sum would be taken for this one."""
+        """Overlap learning with a sum; on failure, wait for it, or the next sum would be matched with this one."""
         try:
             yield
         except BaseException:
@@ -101,7 +101,7 @@ class ModelAveraging:
             raise
 
     def _sum(self, contributors: int) -> int:
-        """Have the synchroniser's sum over all learners of all devices, and wait for it."""
+        """Sum over all learners of all devices, and return the number of contributors."""
         self._contribute(contributors)
         matrix, world = self._group.matrix, self._group.world
         if world.is_one:

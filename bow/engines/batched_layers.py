@@ -1,8 +1,8 @@
-"""`vmap`'s rules for convolutions and batch norm of all learners at once, where those of torch are slow.
+"""`vmap` rules for convolutions and batch norms of all learners at once, where torch's own are slow.
 
-Torch makes one grouped convolution of those of all learners, which cuDNN and oneDNN train slowly (PyTorch issues 70954
-and 73764), and a chain of operators of a batch norm and its gradient. Rules are torch's for the whole process: outside
-of bow's rounds convolutions are grouped as ever.
+Torch merges the learners' convolutions into one grouped convolution, which cuDNN and oneDNN train slowly (PyTorch
+issues 70954 and 73764), and turns a batch norm and its gradient into a chain of operators. Rules are process-wide:
+outside of bow's rounds convolutions stay grouped.
 """
 
 import contextlib
@@ -23,19 +23,18 @@ from bow.engines import fastest
 
 aten = torch.ops.aten
 
+# The convolution tensor to compute from the other two; of inputs and weights, the gradient.
 Role: TypeAlias = Literal["outputs", "inputs", "weights"]
-"""Which of a convolution's tensors is computed from the other two: of inputs and weights it is the gradient."""
 
 Shape: TypeAlias = tuple[int, ...]
+# By role, None for the one to compute; with a leading learner dimension if of all learners.
 Tensors: TypeAlias = Sequence[Any]
-"""By role, None for the one that is asked for; with the learners in front where it is all of theirs."""
 
-Ways: TypeAlias = dict[str, str]
-"""The ways in which a training's convolutions are computed, by what is computed on which device."""
+Ways: TypeAlias = dict[str, str]  # algorithm of each convolution, by role, shapes and device
 
 
 class Geometry(NamedTuple):
-    """What a convolution is told besides its tensors, dimension by dimension."""
+    """Arguments of a convolution besides its tensors, by dimension."""
 
     stride: Shape
     padding: Shape
@@ -46,7 +45,7 @@ class Geometry(NamedTuple):
 
 
 class _Round:
-    """What the rules know of the round that is under way."""
+    """State of the rules during a round."""
 
     def __init__(self, ways: Ways) -> None:
         self._ways = ways
@@ -54,14 +53,14 @@ class _Round:
         self._tag = ""
 
     def way(self, what: str, find: Callable[[], str]) -> str:
-        """The way of a convolution, found where the training has none yet."""
+        """Return the algorithm of a convolution; choose it if the training has none yet."""
         if what not in self._ways:
             self._ways[what] = find()
         self.tell(f"{what}: {self._ways[what]}")
         return self._ways[what]
 
     def tell(self, what: str) -> None:
-        """Say what becomes of an operator: torch keeps compiled code by what there was in front of these rules."""
+        """Add a rule's choice to torch's compile cache key, which is computed before these rules apply."""
         if what in self._told:
             return
         if not self._told:
@@ -71,7 +70,7 @@ class _Round:
         config.cache_key_tag = f"{self._tag} {made}"
 
     def end(self) -> None:
-        """Give the tag back."""
+        """Restore the tag of torch's cache key."""
         if self._told:
             config.cache_key_tag = self._tag
 
@@ -81,7 +80,7 @@ _round: _Round | None = None
 
 @contextlib.contextmanager
 def of_learners(ways: Ways) -> Iterator[None]:
-    """Around a round of learners: convolutions have the ways that are fastest here, which are added to `ways`."""
+    """Context of a round: run convolutions by their algorithm in `ways`, adding the fastest one for new ones."""
     global _round
     before, _round = _round, _Round(ways)
     try:
@@ -144,9 +143,9 @@ def _geometry(dims: int, given: Sequence[Any]) -> Geometry:
 
 
 def _part(role: Role, learners: int, dims: Sequence[Any], tensors: Tensors, shape: Shape, how: Geometry) -> Any:
-    """One of the three tensors of all learners; `shape` is a learner's, where it is none of the outputs."""
+    """Compute one of the three tensors for all learners; `shape` is one learner's, empty for outputs."""
     outputs, inputs, weights = _learners_first(learners, dims, tensors)
-    if weights is not None and dims[2] is None:  # all share them: the samples of all are one batch
+    if weights is not None and dims[2] is None:  # shared weights: merge the samples into one batch
         batch = [each if each is None else each.flatten(0, 1)[None] for each in (outputs, inputs)]
         whole = (learners * shape[0], *shape[1:]) if shape else ()
         return _grouped(role, (*batch, tensors[2][None]), whole, how)[0].unflatten(0, (learners, -1))
@@ -161,14 +160,14 @@ def _part(role: Role, learners: int, dims: Sequence[Any], tensors: Tensors, shap
 
 
 def _grouped(role: Role, tensors: Tensors, shape: Shape, how: Geometry) -> Any:
-    """One convolution, in which each learner has groups of its own."""
+    """Run one convolution with separate groups for each learner."""
     learners = next(len(each) for each in tensors if each is not None)
     outputs: Any
     inputs: Any
     outputs, inputs = (each if each is None else each.transpose(0, 1).flatten(1, 2) for each in tensors[:2])
     rest = (None, *how[:5], learners * how.groups)
     if role == "weights":
-        weights = outputs.new_empty(1).expand(learners * shape[0], *shape[1:])  # torch asks for its shape alone
+        weights = outputs.new_empty(1).expand(learners * shape[0], *shape[1:])  # only its shape is used
         found = aten.convolution_backward(outputs, inputs, weights, *rest, (False, True, False))[1]
         return found.unflatten(0, (learners, -1))
     weights = tensors[2].flatten(0, 1)
@@ -181,17 +180,17 @@ def _grouped(role: Role, tensors: Tensors, shape: Shape, how: Geometry) -> Any:
 
 
 def _in_turn(role: Role, tensors: Tensors, shape: Shape, how: Geometry) -> Tensor:
-    """A convolution for each learner."""
+    """Run one convolution per learner."""
     learners = next(len(each) for each in tensors if each is not None)
     alone = ([each if each is None else each[j : j + 1] for each in tensors] for j in range(learners))
     return torch.cat([_grouped(role, each, shape, how) for each in alone])
 
 
 def _product(role: Role, tensors: Tensors, shape: Shape, how: Geometry) -> Any:
-    """A product of matrices for each learner and group; in memory the result has its channels before its samples."""
+    """Run one matrix product per learner and group; in memory the result has channels before samples."""
     outputs, inputs, weights = tensors
     kernel, edges = shape[2:] if weights is None else weights.shape[3:], [(each, each) for each in how.padding]
-    if role == "inputs":  # a convolution of what comes back, zeros between, with the weights turned round
+    if role == "inputs":  # convolve the output gradient, dilated by the stride, with flipped weights
         apart = [step * (size - 1) + 1 for step, size in zip(how.stride, outputs.shape[3:], strict=True)]
         inputs = outputs
         if apart != [*outputs.shape[3:]]:
@@ -223,24 +222,23 @@ WAYS: dict[str, Callable[[Role, Tensors, Shape, Geometry], Tensor]] = {
     "in turn": _in_turn,
     "product": _product,
 }
-MOST_COLUMNS = 2**28
-"""What a product of matrices may take beside a learning task's activations, in elements."""
+MOST_COLUMNS = 2**28  # elements that a matrix product may take in addition to a learning task's activations
 
 
 @functools.cache
 def _fastest_way(device: torch.device, dtype: torch.dtype, role: Role, sizes: Any, shape: Shape, how: Geometry) -> str:
-    if device.type != "cuda":  # on two cores ways that win by themselves lost it again where they met others
+    if device.type != "cuda":  # on two cores, algorithms that won in isolation lost in whole rounds
         return "grouped"
 
     def case(way: str) -> Callable[[], object]:
         tensors = [size and torch.ones(size, dtype=dtype, device=device) for size in sizes]
-        if way == "grouped":  # where samples are first in memory, as it leaves them itself, it copies nothing
+        if way == "grouped":  # with samples first in memory, as in its own results, it copies nothing
             images = (each if each is None else each.transpose(0, 1).contiguous() for each in tensors[:2])
             tensors[:2] = [each if each is None else each.transpose(0, 1) for each in images]
         return functools.partial(WAYS[way], role, tensors, shape, how)
 
     pixels = math.prod(sizes[0] if sizes[1] is None else sizes[1])
-    columns = pixels * math.prod((sizes[2] or shape)[-len(how.stride) :])  # elements, one of each pixel's neighbours
+    columns = pixels * math.prod((sizes[2] or shape)[-len(how.stride) :])  # elements of the im2col matrix
     names = [way for way in WAYS if way != "product" or columns <= MOST_COLUMNS]
     return fastest.fastest(names, case, device, str(dtype), role, sizes, shape, how)
 
@@ -250,7 +248,7 @@ def _fastest_way(device: torch.device, dtype: torch.dtype, role: Role, sizes: An
 
 def _batch_norm(info: Any, in_dims: Any, *given: Any) -> Any:
     is_training = given[5]
-    if is_training and given[3] is not None and in_dims[3:5] != (0, 0):  # a view of the learners' own is to move
+    if is_training and given[3] is not None and in_dims[3:5] != (0, 0):  # they are updated in place
         raise RuntimeError("batch norm would move running statistics that are not each learner's own")
     tensors = _learners_first(info.batch_size, in_dims[:5], given[:5])
     if tensors[3] is None:
@@ -265,7 +263,7 @@ def _batch_norm_backward(info: Any, in_dims: Any, *given: Any) -> Any:
 
 def _cudnn_batch_norm(info: Any, in_dims: Any, *given: Any) -> Any:
     found, dims = _batch_norm(info, in_dims, *given)
-    return (*found, given[0].new_empty(0, dtype=torch.uint8)), (*dims, None)  # what cuDNN alone would keep
+    return (*found, given[0].new_empty(0, dtype=torch.uint8)), (*dims, None)  # cuDNN's reserve, unused
 
 
 def _cudnn_batch_norm_backward(info: Any, in_dims: Any, input: Any, outputs: Any, *given: Any) -> Any:
@@ -275,11 +273,12 @@ def _cudnn_batch_norm_backward(info: Any, in_dims: Any, input: Any, outputs: Any
 
 
 def _with_channels_of_all(function: Any, images: int, tensors: Tensors, rest: Sequence[Any]) -> Any:
-    """The first tensors are images; their samples stay where they are, or stand among the pixels, as they lie."""
+    """Apply a function to the merged channels of all learners; the first `images` tensors are images."""
     if _round is not None:
         _round.tell("batch norm")
     like = tensors[images - 1]
     learners = len(like)
+    # Without copies: samples keep their dimension or merge with the pixels, as the memory layout allows.
     samples_first = like.transpose(0, 1).is_contiguous()
     if samples_first:
         flat = [each.transpose(0, 1).flatten(1, 2) for each in tensors[:images]]
@@ -306,6 +305,6 @@ RULES: dict[str, Callable[..., Any]] = {
 }
 _library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch says that it had rules of its own
+    warnings.simplefilter("ignore")  # torch warns that its own rules are replaced
     for name, rule in RULES.items():
         torch.library.register_vmap(f"aten::{name}", rule, lib=_library)

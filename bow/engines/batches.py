@@ -1,4 +1,4 @@
-"""Batches of a round: by learner or stacked, taken apart into tensors, and told apart by their shapes."""
+"""Batches of a round: by learner or stacked, flattened into tensors, and identified by shape."""
 
 import functools
 from collections.abc import Callable, Hashable, Sequence
@@ -11,35 +11,32 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, t
 
 from bow.data import Indexed
 
-Batch: TypeAlias = Any
-"""Any pytree of tensors with the sample dimension first."""
+Batch: TypeAlias = Any  # any pytree of tensors with the sample dimension first
 
 
 @dataclass(frozen=True)
 class Stacked:
-    """Batches of all learners as one pytree whose tensors are `[learners, batch, ...]`."""
+    """Batches of all learners as one pytree of tensors `[learners, batch, ...]`."""
 
     value: Any
 
 
-Batches: TypeAlias = Stacked | Sequence[Batch | None]
-"""One batch per learner; None where a learner sits out."""
+Batches: TypeAlias = Stacked | Sequence[Batch | None]  # one batch per learner; None where a learner sits out
 
 
 def batch_of(batches: Batches, learner: int) -> Batch | None:
-    """One learner's batch."""
     if isinstance(batches, Stacked):
         return tree_map(lambda t: t[learner], batches.value)
     return batches[learner]
 
 
 def present(batches: Batches, learners: int) -> list[bool]:
-    """Which learners have a batch."""
+    """Return which learners have a batch."""
     return [True] * learners if isinstance(batches, Stacked) else [batch is not None for batch in batches]
 
 
 def stack_batches(batches: Batches) -> Batch | None:
-    """The learners' batches as one pytree of `[learners, batch, ...]` tensors; None where they do not fit."""
+    """Stack the learners' batches to tensors `[learners, batch, ...]`; None if structures or shapes differ."""
     if isinstance(batches, Stacked):
         return batches.value
     flat: list[tuple[list[Any], Any]] = []
@@ -57,17 +54,17 @@ def stack_batches(batches: Batches) -> Batch | None:
 
 
 def is_tuple_of_tensors(batch: Batch) -> bool:
-    """Whether a batch need not be flattened: almost always so, and known in no time."""
+    """Return whether a batch needs no flattening; the fast path for almost all batches."""
     return type(batch) is tuple and all(type(leaf) is Tensor for leaf in batch)
 
 
 def leaves_of(batch: Batch) -> list[Any]:
-    """The tensors of a batch, in the order that the step graph has them."""
+    """Return the tensors of a batch, in the step graph's order."""
     return list(batch) if is_tuple_of_tensors(batch) else tree_leaves(batch)
 
 
 def structure_of(batch: Batch) -> Any:
-    """How a batch is made up of tensors; None where it holds something else."""
+    """Return the structure of a batch; None if it holds anything but tensors."""
     if is_tuple_of_tensors(batch):
         return len(batch)
     leaves, spec = tree_flatten(batch)
@@ -76,22 +73,22 @@ def structure_of(batch: Batch) -> Any:
 
 @dataclass(frozen=True)
 class FlatBatch:
-    """One learner's batch taken apart, or that of all with the learners first."""
+    """A flattened batch, of one learner or stacked."""
 
     leaves: Sequence[Any]
     spec: TreeSpec
-    signature: tuple[Hashable, ...] | None  # of one learner's batch; None where it holds more than dense tensors
+    signature: tuple[Hashable, ...] | None  # of one learner's batch; None if a leaf is not a dense tensor
 
     @classmethod
     def of(
         cls,
         batch: Batch,
         *,
-        stacked: bool = False,  # it is that of all learners
-        strides: bool = False,  # batches that lie in memory in another way are others
+        stacked: bool = False,  # the batch has a leading learner dimension
+        strides: bool = False,  # the signature includes strides
         other: Callable[[object], Hashable] | None = None,
     ) -> "FlatBatch":
-        """Take a batch apart; where there is an `other`, it tells leaves apart that are no tensors."""
+        """Flatten a batch; `other` maps leaves that are not tensors to hashable values."""
         leaves, spec, structure = _flattened(batch)
         kinds: list[Hashable] = []
         for leaf in leaves:
@@ -106,20 +103,19 @@ class FlatBatch:
 
     @property
     def batch(self) -> Batch:
-        """The batch."""
         return tree_unflatten(self.leaves, self.spec)
 
     def with_leaves(self, leaves: Sequence[Any]) -> "FlatBatch":
-        """The same kind of batch, of other leaves."""
+        """Return a batch of the same structure with other leaves."""
         return FlatBatch(leaves, self.spec, self.signature)
 
     def of_learner(self, learner: int) -> "FlatBatch":
-        """One learner's batch out of that of all."""
+        """Slice one learner's batch from a stacked one."""
         return self.with_leaves([leaf[learner] for leaf in self.leaves])
 
 
 def _flattened(batch: Batch) -> tuple[Sequence[Any], TreeSpec, Hashable]:
-    """A batch's leaves, how they make it up, and that as something to compare quickly."""
+    """Return a batch's leaves, their tree spec, and a hashable structure that is fast to compare."""
     if is_tuple_of_tensors(batch):
         return batch, _spec_of_tuple(len(batch)), len(batch)
     leaves, spec = tree_flatten(batch)

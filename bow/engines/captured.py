@@ -1,4 +1,4 @@
-"""Captured learning tasks: which shapes of batches have one, for how long it holds, and which are compiled."""
+"""Captured learning tasks: which batch shapes are captured, how long captures are valid, and which are compiled."""
 
 import contextlib
 import functools
@@ -25,23 +25,15 @@ from bow.replicas import LearnerGroup
 from bow.runtime.loading import content_hash
 from bow.runtime.region import Region, compile_region, is_compiled
 
-MAX_SHAPES = 8
-"""Batches of so many different shapes are captured, each when it comes for the second time; others run uncaptured."""
-
-MAX_CHANGES = 8
-"""Values in Python that a capture has frozen may change so often; then nothing is captured any more."""
-
-STEPS = "steps"
-"""The folder in bow's cache where step graphs are kept."""
-
-MAX_SEEN = 1000
-"""So many shapes that came once are remembered."""
-
+MAX_SHAPES = 8  # batch shapes to capture; others run uncaptured
+MAX_CHANGES = 8  # of frozen Python values; after more of them, nothing is captured any more
+STEPS = "steps"  # folder of step graphs in bow's cache
+MAX_SEEN = 1000  # shapes seen once that are remembered
 Captured = TypeVar("Captured")
 
 
 class CaptureCache(Generic[Captured]):
-    """What was captured, by shape of batch, until a value in Python changes that the step reads."""
+    """Captures by batch shape, valid until a Python value that the step reads changes."""
 
     def __init__(self, settings: LearningConfig, model: Callable[[], nn.Module], most: int = MAX_SHAPES) -> None:
         self._step = settings.task_step
@@ -49,18 +41,15 @@ class CaptureCache(Generic[Captured]):
         self._most = most
         self._model = model
         self._captured: dict[Hashable, Captured] = {}
-        # In words, alike in every process: a training that goes on captures what it would have captured.
-        self._chosen: list[str] = []  # what is captured, or was and will be when it comes again
+        # As text, equal in every process: a resumed training captures the same shapes.
+        self._chosen: list[str] = []  # captured, or to be captured again at the next batch
         self._unfit: set[str] = set()
-        self._seen: dict[str, int] = {}  # in which round first
+        self._seen: dict[str, int] = {}  # round of the first occurrence
         self._frozen: FrozenValues | None = None
         self._num_changes = 0
-        self.num_captures = 0
-        """How often something has been captured."""
-        self.newest: Hashable = None
-        """The shape that was captured last."""
-        self.refused: str | None = None
-        """Why nothing is captured any more."""
+        self.num_captures = 0  # captures so far
+        self.newest: Hashable = None  # the shape captured last
+        self.refused: str | None = None  # why nothing is captured any more
 
     def __iter__(self) -> Iterator[Hashable]:
         return iter(self._captured)
@@ -73,38 +62,38 @@ class CaptureCache(Generic[Captured]):
 
     @property
     def generators(self) -> list[Any]:
-        """Random generators of the step's own."""
+        """Random generators owned by the step."""
         return self._frozen.generators if self._frozen is not None else []
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Tensors that the step reads and that are neither of the batch nor the model's parameters and buffers."""
+        """Tensors that the step reads besides the batch and the model's parameters and buffers."""
         return self._frozen.tensors if self._frozen is not None else []
 
     @property
     def state(self) -> dict[str, Any]:
-        """For checkpoints: which shapes are captured, cannot be, have come; how often values have changed."""
+        """Plain values for checkpoints: shapes captured, refused and seen; number of changes."""
         shapes = {"chosen": list(self._chosen), "unfit": sorted(self._unfit), "seen": list(self._seen)}
         return {**shapes, "changes": self._num_changes}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Capture from now on what `state` says."""
+        """Restore `state`."""
         self.clear()
         self._chosen, self._unfit = list(state["chosen"]), set(state["unfit"])
         self._seen = dict.fromkeys(state["seen"], -1)
         self._num_changes = int(state["changes"])
 
     def clear(self) -> None:
-        """Forget what was captured; the same shapes are captured at once when they come again."""
+        """Drop all captures; their shapes are captured again at the next batch."""
         self._captured.clear()
         self._frozen = None
 
     def is_first(self, shape: Hashable) -> bool:
-        """Whether this is what is captured first, before values have changed."""
+        """Return whether this shape is the first to be captured, before any value has changed."""
         return not self._num_changes and self._chosen[:1] in ([], [repr(shape)])
 
     def forget_if_changed(self) -> bool:
-        """Forget what was captured if a value in Python that it has frozen has changed, and say whether that was so."""
+        """Drop all captures if a frozen Python value has changed; return whether one has."""
         name = self._frozen.changed() if self._frozen is not None else None
         if name is None:
             return False
@@ -116,9 +105,9 @@ class CaptureCache(Generic[Captured]):
         return True
 
     def wants(self, shape: Hashable, leaves: Sequence[Any], round_index: int) -> bool:
-        """Whether to capture for a shape: the first that comes, others when they come for the second time.
+        """Return whether to capture a shape: the first one at once, others at their second occurrence.
 
-        None that is short, such as the data's last batch, which may be the first after a resume.
+        Short batches, such as the data's last one, are never captured, not even first after a resume.
         """
         key = repr(shape)
         if self.refused is not None or shape in self._captured or key in self._unfit:
@@ -133,10 +122,9 @@ class CaptureCache(Generic[Captured]):
         return not self._chosen or key in self._chosen or (seen and len(self._chosen) < self._most)
 
     def add(self, shape: Hashable, capture: Callable[[FrozenValues], Captured]) -> None:
-        """Capture for a shape."""
         frozen = self._frozen or FrozenValues(self._step, self._model())
         captured = _without_draws(frozen, capture)
-        if frozen.changed():  # what is computed once and kept is there now
+        if frozen.changed():  # the step has filled a cache: capture again with it
             frozen = FrozenValues(self._step, self._model())
             captured = _without_draws(frozen, capture)
         if name := frozen.changed():
@@ -149,7 +137,7 @@ class CaptureCache(Generic[Captured]):
         self._frozen = self._frozen or frozen
 
     def refuse(self, shape: Hashable, error: Exception) -> None:
-        """A shape cannot be captured; where none is, nothing will be."""
+        """Mark a shape as impossible to capture; if none is captured, stop capturing."""
         key = repr(shape)
         self._chosen = [each for each in self._chosen if each != key]
         if self._chosen:
@@ -166,34 +154,30 @@ def _without_draws(frozen: FrozenValues, capture: Callable[[FrozenValues], Captu
     return captured
 
 
+# Compile a learning task, which takes half a minute, if running it operator by operator would take this long in all.
+# Estimated from FLOPs and operators at the rates below, not timed, so that the same training always runs alike.
 COMPILING_PAYS_S = 120
-"""A learning task is compiled, which takes half a minute, when running it operator by operator would take so long in
-all: by FLOPs and operators at the rates below, and not by the clock, so that the same training always runs alike."""
-
+# Expected time of compiling: constant, per operator, per repeated operator, and number of different operators (large
+# graphs mostly repeat theirs); on two cores of 2026 (LeNet 14 s, ResNet-8 23 s, an LSTM 34 s).
 COMPILE_S, COMPILE_OPERATOR_S, COMPILE_REPEATED_S, MOST_DIFFERENT = 10.0, 0.1, 0.0085, 100
-"""What compiling takes at all, and for each operator, on two cores of 2026 (LeNet 14 s, ResNet-8 23 s, an LSTM 34 s):
-an expectation for those who plan. In large graphs most operators are repetitions, which take less."""
-
 FLOPS_PER_S = 20e9
 OPERATOR_S = 5e-6
 
+# Whether the caller has autocast on; structure of the batch; shape, strides and dtype of every tensor.
 Shape: TypeAlias = tuple[Any, ...]
-"""Whether the caller has autocast on; how a batch is made up; shape, strides and dtype of every tensor."""
-
 NO_SHAPE: Shape = ()
 
 
 @dataclass(frozen=True)
 class CapturedTask:
-    """A learning task for batches of certain shapes."""
+    """A learning task for batches of one shape."""
 
     graph: StepGraph
-    region: Region | None
-    """What runs it as a whole; None: operator by operator."""
+    region: Region | None  # the compiled task; None: runs operator by operator
 
 
 class CapturedTasks(CaptureCache[CapturedTask]):
-    """The learning task of a training as step graphs, one for each shape of batch that is worth it."""
+    """Step graphs of a training's learning task, one per captured batch shape."""
 
     def __init__(
         self, group: LearnerGroup, settings: LearningConfig, tell: Callable[[str], None], most: int = MAX_SHAPES
@@ -208,12 +192,11 @@ class CapturedTasks(CaptureCache[CapturedTask]):
 
     @property
     def any_compiled(self) -> bool:
-        """Whether one of them is a compiled region."""
         return any(task.region is not None for task in self._captured.values())
 
     @property
     def compile_s(self) -> float | None:
-        """Seconds that compiling may take, 0 where it was done before; None where nothing is captured that could be."""
+        """Expected seconds of compiling, 0 if the result is cached; None if nothing captured can be compiled."""
         task = next(iter(self._captured.values()), None)
         if task is None:
             return None
@@ -229,7 +212,7 @@ class CapturedTasks(CaptureCache[CapturedTask]):
     def by_learner(
         self, batches: Sequence[Batch | None], shapes: Sequence[Shape | None], round_index: int
     ) -> list[CapturedTask] | None:
-        """The learning task of every learner, any other's where it has no batch; None if one has to run in `eager`."""
+        """Return every learner's task, any other's where it has no batch; None if one has to run in `eager`."""
         present = {shape: batch for shape, batch in zip(shapes, batches, strict=True) if shape is not None}
         for shape, batch in present.items():
             self._see_to(shape, batch, round_index)
@@ -250,14 +233,14 @@ class CapturedTasks(CaptureCache[CapturedTask]):
                     self._tell(f"batches of another shape cannot be captured ({reason(error)}); they run in eager")
 
     def distrust(self) -> bool:
-        """Capture anew what an earlier training has captured, if that is what there is."""
+        """Drop all captures if any came from the disk cache; return whether one did."""
         if not self._kept.distrust():
             return False
         self.clear()
         return True
 
     def _capture(self, batch: Batch, compiles: bool, frozen: FrozenValues) -> CapturedTask:
-        """The learning task for a batch; recurrent layers are unrolled where that is compiled or has a schedule."""
+        """Capture the task for a batch; recurrent layers are unrolled if it is compiled or has a schedule."""
         settings = self._settings
         has_schedule = settings.schedule is not None
         graph = self._graph(batch, frozen, unrolled=has_schedule or (compiles and settings.compile))
@@ -276,23 +259,23 @@ class CapturedTasks(CaptureCache[CapturedTask]):
         return CapturedTask(graph, None)
 
     def _graph(self, batch: Batch, frozen: FrozenValues, *, unrolled: bool) -> StepGraph:
-        """The step graph for a batch, as an earlier training has captured it or captured now."""
+        """Return the step graph for a batch, from the disk cache or captured now."""
         model = self._group.learners[0].module
         has_layers = any(isinstance(module, nn.RNNBase) for module in model.modules())
         settings = self._settings.precision, self._settings.engine.accumulate, unrolled and has_layers
         key = self._kept.key(model, (shape_of(batch), *settings), frozen)
         graph = self._kept.find(key)
         if unrolled and graph is not None and any(map(has_recurrent_layer, graph.operators)):
-            graph = None  # of a layer that is no module, which cannot be unrolled
+            graph = None  # from a layer that is no module, which the key does not cover
         if graph is None:
             graph = capture(model, batch, step=self._traced_step, unrolled=unrolled)
-            if frozen.changed() is None and not graph.constants:  # which may be tensors that nobody has come across
+            if frozen.changed() is None and not graph.constants:  # which `frozen` may not have found
                 self._kept.store(key, graph)
         return graph
 
 
 def _like(batch: Batch) -> Batch:
-    """Tensors like those of a batch, which are never written to and so take no memory."""
+    """Return tensors like those of a batch; never written to, they take no memory."""
 
     def like(tensor: Tensor) -> Tensor:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
@@ -302,13 +285,13 @@ def _like(batch: Batch) -> Batch:
 
 
 def shape_of(batch: Batch) -> Shape:
-    """What sets batches apart for a step graph; `NO_SHAPE` where it cannot take one."""
+    """Return the key of a batch's step graph; `NO_SHAPE` if it cannot have one."""
     signature = FlatBatch.of(batch, strides=True).signature
     return NO_SHAPE if signature is None else (torch.is_autocast_enabled("cpu"), *signature)
 
 
 def changed_buffers(graph: StepGraph) -> list[str]:
-    """The buffers that a step writes to; it must not make something else of one than a tensor of its kind."""
+    """Return the buffers that a step writes to; raise if it changes the shape or dtype of one."""
     changed = [name for name, value in graph.new_buffers.items() if value != graph.buffers[name]]
     for name in changed:
         before, after = graph.values[graph.buffers[name]], graph.values[graph.new_buffers[name]]
@@ -320,7 +303,7 @@ def changed_buffers(graph: StepGraph) -> list[str]:
 
 
 def compiling_pays(graph: StepGraph, rounds: int | None) -> bool:
-    """Whether compiling a learning task will have been worth its time."""
+    """Return whether compiling a learning task is expected to save time."""
     if rounds is None or any(_normalises_maps(graph, operator) for operator in graph.operators):
         return False
     seconds = graph.flops / FLOPS_PER_S + len(graph.operators) * OPERATOR_S
@@ -328,13 +311,13 @@ def compiling_pays(graph: StepGraph, rounds: int | None) -> bool:
 
 
 def _normalises_maps(graph: StepGraph, operator: Operator) -> bool:
-    """Whether this is batch norm of pictures, which torch's compiler makes slower: 0.82 to 0.94 in ResNet-8."""
+    """Return whether this is batch norm of images, which torch's compiler slows down: 0.82 to 0.94 in ResNet-8."""
     made = operator.results[0] if "batch_norm" in operator.kind and operator.phase == "forward" else None
     return made is not None and len(graph.values[made].shape) > 2
 
 
 def with_autocast(step: Step, device: torch.device, precision: str | None) -> Step:
-    """A step that computes in the precision that was asked for, however it is captured."""
+    """Return a step that computes in the requested precision, however it is captured."""
     if precision is None:
         return step
 
@@ -346,13 +329,13 @@ def with_autocast(step: Step, device: torch.device, precision: str | None) -> St
 
 
 class KeptGraphs:
-    """Step graphs on disk: what one training has captured, the next one of the same model finds.
+    """Disk cache of step graphs, shared by trainings of the same model.
 
     Capturing imports torch's compiler and traces the step, which takes two seconds; reading a graph takes milliseconds.
-    A graph is kept under everything that capturing it reads: the code of step and model and the values that they name
+    The key covers everything that capturing reads: the code of step and model and the values they name
     (`FrozenValues.text`), parameters, buffers and modules, the batch's shape, torch's settings, versions, the machine.
-    What such a description may miss, the live check finds in its first rounds; then the step is captured anew. Graphs
-    with operators of other libraries are not kept: what is registered for those is in no place that can be described.
+    Anything it misses is found by the live check in its first rounds; then the step is captured again. Graphs with
+    operators of other libraries are not cached: their implementations cannot be described.
     """
 
     def __init__(self) -> None:
@@ -360,25 +343,25 @@ class KeptGraphs:
         self._distrusted = False
 
     def key(self, model: nn.Module, shape: Any, frozen: FrozenValues) -> str | None:
-        """What sets a step graph apart; None where that cannot be told."""
+        """Return the key of a step graph; None if it cannot be described."""
         text = None if self._distrusted else frozen.text()
         return None if text is None else content_hash(_recipe(), text, repr(shape), *_model(model), *_settings())
 
     def find(self, key: str | None) -> StepGraph | None:
-        """The graph of a key; None where there is none, or it is damaged."""
+        """Return the graph of a key; None if it is missing or damaged."""
         graph = None if key is None or (cache := _cache()) is None else cache.find(key, _read)
         if graph is not None and key is not None:
             self._found.append(key)
         return graph
 
     def store(self, key: str | None, graph: StepGraph) -> None:
-        """Keep a graph, where there is room for it."""
+        """Store a graph; disk errors are ignored."""
         if key is not None and _is_torchs_own(graph) and (cache := _cache()) is not None:
             with contextlib.suppress(OSError):
                 cache.store(key, graph.to_json())
 
     def distrust(self) -> bool:
-        """Forget the graphs that were found and take no more; False where none was."""
+        """Delete the graphs that were found and disable the cache; return whether there were any."""
         found, self._found, self._distrusted = self._found, [], True
         for key in found:
             if (cache := _cache()) is not None:
@@ -389,7 +372,7 @@ class KeptGraphs:
 def _cache() -> JsonCache | None:
     try:
         return JsonCache(cache_folder() / STEPS)
-    except RuntimeUnavailableError:  # there is no folder for it
+    except RuntimeUnavailableError:  # no cache folder
         return None
 
 
@@ -407,7 +390,7 @@ def _is_torchs_own(graph: StepGraph) -> bool:
 
 @functools.cache
 def _recipe() -> str:
-    """The code that captures."""
+    """Return the source of `bow.graph`, which does the capturing."""
     return "".join(path.read_text(encoding="utf-8") for path in sorted(Path(bow.graph.__path__[0]).glob("*.py")))
 
 
@@ -425,7 +408,7 @@ def _tensor(tensor: Tensor) -> str:
 
 
 def _settings() -> Iterator[str]:
-    """Settings of torch's that decide which operators a step calls."""
+    """Yield torch's settings that decide which operators a step calls."""
     yield str(torch.get_default_dtype())
     yield str(torch.backends.mkldnn.enabled)
     yield str(torch.are_deterministic_algorithms_enabled())

@@ -1,11 +1,11 @@
-"""Which engine runs, and with how many learners, where the user leaves it open and nothing is measured.
+"""Default engine and number of learners, where the user sets none and nothing is measured.
 
-* Engine: `graph` on a GPU (not measured yet), and on a CPU where the native runtime is built; otherwise `eager`: nobody
-  waits half a minute for a training of ten seconds. So it is where fewer than 100 rounds are known to come: capturing
-  takes 0.13 to 0.8 s and saves 0.6 to 23 ms a round, which pays after 15 (LeNet) to 210 rounds (logistic regression).
-* Learners: 8 on a GPU. On a CPU as many as cores; twice as many of a tiny model, whose rounds take as long as steps;
-  one where a step fills the cores: large products whose weights are used a few times, so that passing over the rows of
-  all learners takes longer than the arithmetic. No more than leave 25 rounds in an epoch.
+* Engine: `graph` on a GPU (not measured yet), and on a CPU where the native runtime is built (which takes half a
+  minute); otherwise `eager`. Also `eager` if fewer than 100 rounds are known to come: capturing takes 0.13 to 0.8 s and
+  saves 0.6 to 23 ms a round, which pays after 15 (LeNet) to 210 rounds (logistic regression).
+* Learners: 8 on a GPU. On a CPU one per core; two per core for a tiny model; one if a step fills the cores: large
+  products whose weights are used a few times, so that passing over the rows of all learners takes longer than the
+  arithmetic. Never more than leave 25 rounds in an epoch.
 
 `benchmarks/results/engines.md` has throughputs by engine; `python -m benchmarks start` times whole trainings.
 """
@@ -23,34 +23,33 @@ from bow.replicas import LearnerGroup, num_trainable
 from bow.runtime.loading import is_built
 from bow.sync import Synchroniser
 
+# Engines on a CPU, imported when used.
 ENGINES = {
     "eager": "bow.engines.eager.Eager",
     "fused": "bow.engines.fused.Fused",
     "graph": "bow.engines.graph.Graph",
     "streams": "bow.engines.streams.Streams",
 }
-"""Those of a CPU, imported when they are used."""
 
+# Engines on a device with streams; `eager` runs there too.
 STREAM_ENGINES = {
     "graph": "bow.engines.cuda.graph.CudaGraphs",
     "streams": "bow.engines.cuda.streams.CudaStreams",
     "graph+round": "bow.engines.cuda.whole_round.WholeRound",
     "fused": "bow.engines.cuda.fused.CudaFused",
 }
-"""Those of a device with streams; `eager` runs there too."""
 
 LEARNERS_CUDA = 8
 MIN_ROUNDS_PER_EPOCH = 25
 GRAPH_ROUNDS = 100
 FUSED_PARAMETERS = 50_000
 FILLING_PARAMETERS = 1_000_000
-REUSING = nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention, nn.Embedding  # a weight at many places
+REUSING = nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention, nn.Embedding  # layers that reuse weights
 
 
 def make_engine(
     name: str, group: LearnerGroup, sync: Synchroniser, settings: LearningConfig, device: StreamDevice | None = None
 ) -> Loop:
-    """Make an engine by its name."""
     if device is not None and name in STREAM_ENGINES:
         from bow.engines.cuda import DeviceRoundLoop
 
@@ -59,7 +58,7 @@ def make_engine(
 
 
 def check_device(engine: str, streams: bool) -> None:
-    """Refuse an engine that does not run on a device."""
+    """Raise if an engine does not run on the device."""
     if not streams and engine not in ENGINES:
         raise SettingError(
             'capture="round" is for GPUs, and this training runs on the CPU; leave it out, or use device="cuda"'
@@ -67,7 +66,7 @@ def check_device(engine: str, streams: bool) -> None:
 
 
 def choose_engine(rounds: int | None, device: torch.device) -> str:
-    """The engine for `engine="auto"`."""
+    """Resolve `engine="auto"`."""
     is_short = rounds is not None and rounds < GRAPH_ROUNDS
     return "graph" if device.type == "cuda" or (is_built() and not is_short) else "eager"
 
@@ -75,7 +74,7 @@ def choose_engine(rounds: int | None, device: torch.device) -> str:
 def choose_learners(
     place: torch.device | StreamDevice, model: nn.Module, samples_per_epoch: int | None, batch_size: int | None
 ) -> int:
-    """The number of learners for `learners="auto"`."""
+    """Resolve `learners="auto"`."""
     wanted = LEARNERS_CUDA
     if isinstance(place, torch.device) and place.type == "cpu":
         wanted = len(available_cores())

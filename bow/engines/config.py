@@ -1,4 +1,4 @@
-"""What a user can set about engines, and what the learning tasks of a training have in common."""
+"""User settings of engines."""
 
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
@@ -11,11 +11,10 @@ from bow.values import whole
 
 EngineName: TypeAlias = Literal["auto", "eager", "fused", "graph", "streams"]
 
+# Content of a CUDA graph of engine `graph`: one learner's task, or a whole round.
 Capture: TypeAlias = Literal["auto", "learner", "round"]
-"""What a CUDA graph of engine `graph` holds: the learning task of one learner, or a whole round."""
 
-ROUND_CAPTURED = "graph+round"
-"""What runs `Engine("graph", capture="round")`."""
+ROUND_CAPTURED = "graph+round"  # the runner of `Engine("graph", capture="round")`
 
 
 @dataclass(frozen=True)
@@ -23,30 +22,30 @@ class Engine:
     """How learning tasks run on a device.
 
     Args:
-        name: `"eager"` (learners one after another), `"fused"` (all in one compiled task), `"graph"` (each on cores of
-            its own without Python's lock, or captured into CUDA graphs on a GPU), `"streams"` (the same with threads of
-            Python, for models that cannot be captured), or `"auto"`: `bow.train` measures, and otherwise a rule decides
-            that `bow.engines.choice` documents.
-        compile: compile the learning task with `torch.compile` (`fused` always does, `graph` for a long training).
-        capture: what a CUDA graph of engine `graph` holds: the task of one `"learner"`, or a whole `"round"` of all
-            learners with steps and averaging. `"auto"`: with `name="auto"` what is measured to be faster, otherwise the
-            round of one learner, which is its whole training step, and the tasks of several.
+        name: `"eager"` (learners one after another), `"fused"` (all in one compiled task), `"graph"` (each on its own
+            cores without Python's lock, or captured into CUDA graphs on a GPU), `"streams"` (each on its own Python
+            thread, for models that cannot be captured), or `"auto"`: `bow.train` measures; elsewhere a rule decides
+            (documented in `bow.engines.choice`).
+        compile: compile the learning task with `torch.compile` (`fused` always does, `graph` does in a long training).
+        capture: content of a CUDA graph of engine `graph`: the task of one `"learner"`, or a whole `"round"` of all
+            learners with steps and averaging. `"auto"`: with `name="auto"` the faster one as measured; otherwise
+            `"round"` for one learner, whose round is a whole training step, and `"learner"` for several.
         dispatch: `"fixed"`: batch j of a round is learner j's. `"first_come"`: between two synchronisation tasks, a
-            learner that is free takes the next batch, in engines whose learners do not keep step (`"graph"` and
-            `"streams"`); faster with stragglers, and what comes of it depends on the time that tasks take.
-        offload: keep what a backward pass needs in host memory until then (engines `"eager"` and `"streams"` on a GPU),
-            for models that do not fit otherwise.
-        accumulate: in how many parts a learner's batch is computed, one after another; their gradients are accumulated,
-            and its step is that of the whole batch to rounding, where the loss is a mean over samples. For batches
-            whose activations do not fit; batch norm sees the parts, and `"fused"` has none.
+            free learner takes the next batch, in engines whose learners do not keep step (`"graph"` and `"streams"`);
+            faster with stragglers, but results depend on the time that tasks take.
+        offload: keep tensors saved for the backward pass in host memory, for models that do not fit otherwise
+            (engines `"eager"` and `"streams"` on a GPU).
+        accumulate: number of parts in which a learner's batch is computed, one after another, accumulating gradients;
+            the step equals that of the whole batch to rounding if the loss is a mean over samples. For batches whose
+            activations do not fit; batch norm sees the parts. Not available in `"fused"`.
         precision: `"bfloat16"` for autocast; None is the model's own dtype.
-        schedule: which executors run the operators of a learning task side by side, for engine `graph`: a
-            `bow.Schedule`, a file that `bow schedule` wrote, or `"auto"`: `bow.train` profiles operators, times
+        schedule: which executors run the operators of a learning task in parallel, for engine `graph`: a
+            `bow.Schedule`, a file written by `bow schedule`, or `"auto"`: `bow.train` profiles operators, times
             policies for some seconds, and uses the best one if it clearly beats running operators one after another.
             None: one executor for each learner.
 
     Raises:
-        SettingError: a value that does not exist, or settings that exclude each other.
+        SettingError: an unknown value, or settings that exclude each other.
 
     Example:
         >>> Engine("graph", compile=True).dispatch
@@ -94,7 +93,7 @@ class Engine:
 
     @classmethod
     def of(cls, given: Any) -> "Engine":
-        """An engine that may have been given by its name."""
+        """Convert an engine or its name to an engine."""
         if isinstance(given, cls):
             return given
         if not isinstance(given, str):
@@ -103,11 +102,11 @@ class Engine:
 
     @property
     def runner(self) -> str:
-        """The name of what runs the learning tasks: for a whole round in one CUDA graph it is one of its own."""
+        """Name of the runner: that of the engine, or `graph+round` for a whole round in one CUDA graph."""
         return ROUND_CAPTURED if self.capture == "round" else self.name
 
     def run_by(self, runner: str, compile: bool = False) -> "Engine":
-        """The same with what was found to run it, and whether that compiles."""
+        """Return these settings with a runner that was chosen, and whether it compiles."""
         name = "graph" if runner == ROUND_CAPTURED else runner
         capture = "round" if runner == ROUND_CAPTURED else "learner" if runner == "graph" else "auto"
         return replace(self, name=name, capture=capture, compile=compile)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a round loop, its task runner and their collaborators share."""
+"""State shared by a round loop, its task runner and their collaborators."""
 
 import contextlib
 import time
@@ -22,7 +22,7 @@ from bow.sync import Synchroniser
 
 
 class RoundLog:
-    """How far the training is, what users should know of it, and what ran when."""
+    """Progress of the training, events for the user, and recorded spans."""
 
     def __init__(self) -> None:
         self.round_index = 0
@@ -31,39 +31,38 @@ class RoundLog:
         self.side_by_side: SideBySide | None = None  # None: learners run in turn, or it was not measured
 
     def note(self, event: str, message: str, round_index: int | None = None) -> None:
-        """Remember an event, of this round unless another one is named."""
+        """Record an event, of the current round unless another one is given."""
         self.events.append(RoundEvent(self.round_index if round_index is None else round_index, event, message))
 
     def tell(self, message: str, stacklevel: int = 7) -> None:
-        """Note that something else runs than was asked for, and warn of it."""
+        """Record and warn that something else runs than was requested."""
         self.note("engine changed", message)
         warnings.warn(message, stacklevel=stacklevel)
 
     def record(self, name: str, category: str, began_ns: int, place: str = "caller", **details: str | float) -> None:
-        """Remember what has run from `began_ns` until now, while a timeline is recorded."""
+        """Record a span from `began_ns` until now, while a timeline is recorded."""
         if self.spans is not None:
             details = {"round": self.round_index, **details}
             self.spans.append(Span(name, place, began_ns, time.perf_counter_ns(), category, details))
 
 
-LARGE_BYTES = 2**20
-"""Buffers of more bytes, such as masks, are seldom written to, and would take long to copy in every round."""
+LARGE_BYTES = 2**20  # larger buffers, such as masks, are seldom written to and slow to copy in every round
 
 
 class BeforeRound:
-    """What learning tasks in Python change before learners step, as it was, for a round that ends before that."""
+    """Snapshot of the state that learning tasks in Python change, to undo a round that ends before the step."""
 
     def __init__(self, group: LearnerGroup, step: Step) -> None:
         self._group = group
         self._step = step
-        self._generators: list[Any] | None = None  # of the step's own
+        self._generators: list[Any] | None = None  # owned by the step
         self._slots: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
         self._kept: list[tuple[Tensor, Tensor]] = []
         self._states: list[tuple[Any, Any]] = []
         self._versions: dict[int, tuple[Tensor, int]] = {}
 
     def keep(self) -> None:
-        """Keep it as it is. Of large buffers that the last round has not written to nothing is copied."""
+        """Take the snapshot; large buffers that the last round did not write to are not copied."""
         if self._generators is None:
             self._generators = OutsideTensors(self._step, self._group.learners[0].module).generators
         held = [slots for learner in self._group.learners for slots in learner.buffers if slots]
@@ -76,7 +75,7 @@ class BeforeRound:
         self._states = [(each, state_of(each)) for each in self._generators]
 
     def put_back(self) -> None:
-        """Put back what was kept in this round."""
+        """Restore the snapshot."""
         for slots, before in self._slots:
             slots.clear()
             slots.update(before)
@@ -87,19 +86,19 @@ class BeforeRound:
         self.forget()
 
     def forget(self) -> None:
-        """The round has got so far that it counts."""
+        """Drop the snapshot: the round counts from here on."""
         self._slots, self._kept, self._states = [], [], []
 
 
 class RoundContext:
-    """The learners of a device, what keeps them together, and the collaborators that carry a round out.
+    """The learners of a device, their synchroniser, and the collaborators of a round.
 
     Args:
         group: the learners of the device.
-        sync: what keeps them together.
-        settings: what their learning tasks have in common.
-        device: where they run, if it is a device with streams.
-        kernels: what averages in one pass over the rows; None: the synchroniser itself.
+        sync: their synchroniser.
+        settings: settings of their learning tasks.
+        device: the device, if it has streams.
+        kernels: kernels that average in one pass over the rows; None: the synchroniser itself averages.
         where: the context in which the central model is read.
     """
 
@@ -124,15 +123,15 @@ class RoundContext:
 
     @property
     def round_index(self) -> int:
-        """The number of the coming round."""
+        """Number of the coming round."""
         return self.log.round_index
 
     @property
     def round_seed(self) -> int:
-        """Of the random numbers that this device's learners draw together in the coming round."""
+        """Seed of the numbers that this device's learners draw together in the coming round."""
         first = self.group.first
         return derive_seed(self.settings.seed, self.round_index, *([first] if first else []))
 
     def task_seed(self, position: int, rounds_ahead: int = 0) -> int:
-        """Of the random numbers of the learning task on the batch at this position of a round."""
+        """Return the seed of the learning task on the batch at this position of a round."""
         return self.group.task_seed(self.settings.seed, self.round_index + rounds_ahead, position)

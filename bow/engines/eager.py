@@ -1,4 +1,4 @@
-"""Learners one after another by ordinary autograd: the reference that all engines must agree with."""
+"""Learners one after another by ordinary autograd: the reference for all other engines."""
 
 import contextlib
 import warnings
@@ -24,15 +24,14 @@ from bow.graph.outside import OutsideTensors
 from bow.graph.refusal import changed, python_state
 from bow.replicas import Learner, LearnerGroup, buffer_state, load_buffers
 
-Forward: TypeAlias = Callable[[], contextlib.AbstractContextManager[Any]]
-"""Makes the context of one forward pass."""
+Forward: TypeAlias = Callable[[], contextlib.AbstractContextManager[Any]]  # makes the context of one forward pass
 
 
 class Eager(TaskRunner):
-    """Runs any module with any optimizer; all other engines must agree with it.
+    """Run any module with any optimizer; all other engines must agree with it.
 
-    Each learner's row is split and viewed as its parameters, applied with `torch.func.functional_call`, and the
-    loss is differentiated in the row: the gradient arrives contiguous and equals ordinary autograd bit for bit.
+    A task views the learner's row as its parameters, applies them with `torch.func.functional_call`, and differentiates
+    the loss with respect to the row: the gradient arrives contiguous and equals ordinary autograd bit for bit.
     """
 
     name = "eager"
@@ -50,11 +49,9 @@ class Eager(TaskRunner):
         return self._in_turn.tasks.state
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Compile nothing that could not be compiled before."""
         self._in_turn.tasks.load(state)
 
     def resized(self) -> None:
-        """Wrap the learners anew."""
         self._in_turn.resized()
 
     def learn(self, batches: Batches) -> Outcome:
@@ -62,13 +59,13 @@ class Eager(TaskRunner):
         return self._in_turn.learn(batches, self.context.round_index)
 
     def close(self) -> None:
-        """Give pinned memory back, if there is some; the next round takes it anew."""
+        """Free pinned memory; the next round reallocates it."""
         if self.offloaded is not None:
             self.offloaded.close()
 
 
 class InTurn:
-    """Runs the learning tasks of a device one after another."""
+    """Run the learning tasks of a device one after another."""
 
     def __init__(self, group: LearnerGroup, settings: LearningConfig, around: Around | None = None) -> None:
         self._group = group
@@ -102,15 +99,15 @@ class InTurn:
 
 
 def _order_on_one_place(learners: int) -> list[int]:
-    """The learners in the order in which the task scheduler has them learn where there is one place for all."""
+    """Return the task scheduler's order of learners on a single place."""
     runs = TaskScheduler(learners, places=1).start([[True] * learners], synchronise=False)
     return [run.task.learner for run in runs if isinstance(run.task, Learn)]
 
 
 class LearningTasks:
-    """The learning tasks of a device's learners, by ordinary autograd or compiled, each when it is asked for.
+    """The learning tasks of a device's learners, by ordinary autograd or compiled.
 
-    Different learners' tasks can run at the same time.
+    Tasks of different learners can run at the same time.
     """
 
     def __init__(self, group: LearnerGroup, settings: LearningConfig, around: Around | None = None) -> None:
@@ -119,10 +116,8 @@ class LearningTasks:
         self._around = around
         self.resized()
         self._compiled = self._compile() if settings.compile else None
-        self._is_checked = False
-        """Whether the compiled task, which is the first learner's, was seen to leave its Python values alone."""
-        self._has_run = False
-        """Whether a task was seen to depend on nothing but its model."""
+        self._is_checked = False  # whether the compiled task (learner 0's) was found to change no Python values
+        self._has_run = False  # whether a loss was found to depend on no tensors outside of its model
 
     def resized(self) -> None:
         """Wrap every learner's module as a learning task."""
@@ -132,21 +127,21 @@ class LearningTasks:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether tasks run compiled; if they were to and cannot, they do not any more."""
+        """Whether tasks run compiled; False once compiling has failed."""
         return self._compiled is not None
 
     @property
     def state(self) -> dict[str, Any]:
-        """For checkpoints: whether tasks were to run compiled and cannot."""
+        """Plain values for checkpoints: whether compiling was requested and failed."""
         return {"uncompiled": self._settings.compile and self._compiled is None}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Do without compiling where another training had to."""
+        """Restore `state`."""
         if state["uncompiled"] and self._compiled is not None:
             self._stop_compiling("it did so before this training was resumed")
 
     def run(self, learner: int, batch: Batch, forward: Forward = contextlib.nullcontext) -> Learned:
-        """Run one learning task up to its gradient, which goes to the learner's row of `G`."""
+        """Run one learning task; its gradient goes to the learner's row of `G`."""
         around = contextlib.nullcontext() if self._around is None else self._around(learner, batch)
         with around:
             return self._learn_one(self._group.learners[learner], self._tasks[learner], batch, forward)

@@ -1,4 +1,4 @@
-"""Which of several ways to compute the same is the fastest one here: measured once, and kept."""
+"""Choose the fastest of several implementations by measurement, once per machine."""
 
 import contextlib
 import math
@@ -13,25 +13,23 @@ from bow.disk_cache import JsonCache
 from bow.errors import RuntimeUnavailableError
 from bow.schedule.profiler.operator_times import hardware
 
-Case: TypeAlias = Callable[[str], Callable[[], object]]
-"""What is run for the way of a name."""
-
-GAIN = 0.4  # of the time of the first way: what takes longer may lose what it wins where it meets other ways
-HOPELESS = 10.0  # times the shortest time: what takes longer is not timed again; a busy machine can make it several
+Case: TypeAlias = Callable[[str], Callable[[], object]]  # returns the function to time for an implementation's name
+GAIN = 0.4  # largest time relative to the first one: a smaller gain may be lost in combination with others
+HOPELESS = 10.0  # times the shortest time: slower ones are not timed again; a busy machine can slow one down a lot
 TURNS, CALLS = 5, 8
-QUEUED_CYCLES = 10_000_000  # some 5 ms, in which the host issues what is timed behind them
+QUEUED_CYCLES = 10_000_000  # about 5 ms, in which the host issues the timed work
 
 
 def place(device: torch.device) -> str:
-    """What kind of device it is."""
+    """Return the name of the kind of device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 
 def fastest(names: Sequence[str], case: Case, device: torch.device, *described: object) -> str:
-    """The name of the fastest way; the first one where no other is clearly faster."""
+    """Return the name of the fastest implementation; the first one if no other is clearly faster."""
     key = [hardware(place(device)), *names, *described]
     found = None
-    with contextlib.suppress(OSError, RuntimeUnavailableError):  # there is no place to keep it
+    with contextlib.suppress(OSError, RuntimeUnavailableError):  # no cache folder
         cache = JsonCache(cache_folder() / "fastest")
         found = cache.find(key, lambda name: name if name in names else None)
         if found is None:
@@ -41,7 +39,7 @@ def fastest(names: Sequence[str], case: Case, device: torch.device, *described: 
 
 
 def _measured(names: Sequence[str], case: Case, device: torch.device) -> str:
-    # In a thread of its own: what asks may stand in a trace of the compiler, in `vmap` or within modes.
+    # In its own thread: the caller may be in a trace of the compiler, in `vmap` or within modes.
     with ThreadPoolExecutor(1) as pool:
         seconds = pool.submit(_seconds, names, case, device).result()
     best = min(names, key=lambda name: seconds[name])
@@ -52,7 +50,7 @@ def _measured(names: Sequence[str], case: Case, device: torch.device) -> str:
 def _seconds(names: Sequence[str], case: Case, device: torch.device) -> dict[str, float]:
     seconds = {}
     for name in names:
-        with contextlib.suppress(RuntimeError):  # there is no memory, or no kernel for it
+        with contextlib.suppress(RuntimeError):  # out of memory, or no kernel
             case(name)()
             seconds[name] = math.inf
     for _ in range(TURNS):

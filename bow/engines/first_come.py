@@ -24,13 +24,13 @@ class FinishedTask:
 
 
 class Period:
-    """The rounds up to a synchronisation task, or fewer: who takes which batch, and what has come of it.
+    """The rounds up to a synchronisation task, or fewer: which learner takes which batch, and the outcomes.
 
     Args:
         group: the learners.
         batches: by round.
-        ahead: in so many of the rounds, from the first on, learners step alone; where there is one more, each learner
-            has its own batch there and leaves its gradient in `G`.
+        ahead: number of rounds, from the first on, in which learners step alone; if there is one more round, each
+            learner has its own batch there and leaves its gradient in `G`.
     """
 
     def __init__(self, group: LearnerGroup, batches: Sequence[Batches], ahead: int) -> None:
@@ -48,39 +48,37 @@ class Period:
 
     @property
     def synchronises(self) -> bool:
-        """Whether the last round is one whose gradients or weights are averaged behind it."""
+        """Whether gradients or weights are averaged after the last round."""
         return self.ahead < len(self.batches)
 
     def start(self, places: int, dispatch: Dispatch) -> tuple[TaskScheduler, list[TaskStart]]:
-        """Begin to give tasks out."""
+        """Start scheduling the learning tasks."""
         scheduler = TaskScheduler(self.learners, places, dispatch)
         return scheduler, scheduler.start(self.present, self.synchronises)
 
     def locate(self, task: Learn) -> tuple[int, int]:
-        """Of which round a task is, counted from the first, and the position of its batch in that."""
+        """Return the round of a task, counted from the first, and the position of its batch in the round."""
         return divmod(task.batch, self.learners)
 
     def batch(self, task: Learn) -> Batch | None:
-        """What a task learns from."""
         index, position = self.locate(task)
         return batch_of(self.batches[index], position)
 
     def steps(self, task: Learn) -> bool:
-        """Whether a task steps its learner alone."""
+        """Return whether a task steps its learner alone."""
         return self.locate(task)[0] < self.ahead
 
     def take(self, task: Learn, done: FinishedTask | None = None) -> None:
-        """Note who took a batch, and what has come of it."""
+        """Record which learner took a batch, and the result."""
         index, position = self.locate(task)
         self._done[index][position] = done
         self._taken_by[index][position] = task.learner
 
     def taken_by(self, index: int) -> list[int] | None:
-        """By batch of a round, the learner that took it; None where each learner has its own."""
+        """Return the learner that took each batch of a round; None if each learner has its own."""
         return self._taken_by[index] if index < self.ahead else None
 
     def outcomes(self) -> list[Outcome]:
-        """What every round has left."""
         return [self._outcome(index, done) for index, done in enumerate(self._done)]
 
     def _outcome(self, index: int, done: Sequence[FinishedTask | None]) -> Outcome:
@@ -95,11 +93,11 @@ def run_tasks(
     start: Callable[[TaskStart, Learn], Task],
     first_ended: Callable[[dict[Learn, Task]], Learn],
 ) -> None:
-    """Start the learning tasks that a scheduler gives out, and tell it of each that has ended."""
+    """Start the learning tasks that a scheduler issues, and report finished ones to it."""
     under_way: dict[Learn, Task] = {}
     while True:
         for run in runs:
-            if isinstance(run.task, Learn):  # the synchronisation task is the caller's, behind this
+            if isinstance(run.task, Learn):  # the caller runs the synchronisation task afterwards
                 under_way[run.task] = start(run, run.task)
         if not under_way:
             return
