@@ -1,4 +1,4 @@
-"""Schedules of operators, as plain data, and timelines: when what ran where."""
+"""Operator schedules as plain data, and execution timelines."""
 
 from bow.schedule.schedule import DynamicSchedule as DynamicSchedule
 from bow.schedule.schedule import FirstComeSchedule as FirstComeSchedule

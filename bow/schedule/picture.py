@@ -1,4 +1,4 @@
-"""Timelines as pictures, what all SVG pictures have in common, and how many operators run at once."""
+"""SVG pictures of timelines, helpers for all SVG pictures, and concurrency of operators over time."""
 
 import itertools
 import zlib
@@ -7,16 +7,14 @@ from html import escape
 
 from bow.schedule.timeline import Span, Timeline
 
-WIDTH = 1200
-"""Of every picture, in pixels."""
+WIDTH = 1200  # of every picture, in pixels
 
 ROW, GAP, LEFT, TOP = 22, 6, 150, 34
-NARROW = 60
-"""A span of at least so many pixels has its name written in it."""
+NARROW = 60  # minimum width in pixels of a span that is labelled with its name
 
 
 def timeline_svg(timeline: Timeline, title: str = "") -> str:
-    """A timeline as SVG: a row for each place, a box for each span, which tells its name and times when pointed at.
+    """Render a timeline as SVG: a row per place, a box per span, with name and times as its tooltip.
 
     Spans of one name have one colour. Times are in milliseconds from the first start.
     """
@@ -34,7 +32,7 @@ def timeline_svg(timeline: Timeline, title: str = "") -> str:
 
 
 def co_running(timeline: Timeline) -> list[tuple[int, int]]:
-    """How many operators run, whenever one starts or ends; one that holds several places counts once.
+    """Count the running operators at every start and end; an operator that holds several places counts once.
 
     References:
         Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
@@ -54,7 +52,7 @@ def co_running(timeline: Timeline) -> list[tuple[int, int]]:
 
 
 def mean_co_running(timeline: Timeline) -> float:
-    """How many operators run on average, over the time in which any does."""
+    """Return the mean number of running operators, over the time in which any runs."""
     events = co_running(timeline)
     stretches = [(later - now, count) for (now, count), (later, _) in itertools.pairwise(events)]
     busy = sum(length for length, count in stretches if count)
@@ -62,7 +60,7 @@ def mean_co_running(timeline: Timeline) -> float:
 
 
 def co_running_by_part(timeline: Timeline, parts: int = 10) -> list[float]:
-    """How many operators run on average in each of some equal parts of the time."""
+    """Return the mean number of running operators in each of several equal parts of the time."""
     events = co_running(timeline)
     length = max((moment for moment, _ in events), default=0) / parts
     found = [0.0] * parts
@@ -74,7 +72,7 @@ def co_running_by_part(timeline: Timeline, parts: int = 10) -> list[float]:
 
 
 def side_by_side(**timelines: Timeline) -> Timeline:
-    """Several timelines as one, each from its own beginning; their names stand in front of the places."""
+    """Combine timelines, each shifted to start at 0, with its name as a prefix of its places."""
     spans: list[Span] = []
     for name, timeline in timelines.items():
         start = min((span.start_ns for span in timeline.spans), default=0)
@@ -93,7 +91,7 @@ def side_by_side(**timelines: Timeline) -> Timeline:
 
 
 def svg(parts: Iterable[str], height: float, title: str) -> str:
-    """A picture as SVG, on white and with a title."""
+    """Assemble an SVG picture with a white background and a title."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
         'font-family="sans-serif" font-size="11">',
@@ -118,13 +116,13 @@ def _box(span: Span, y: int, start: int, scale: float) -> str:
 
 
 def _colour(name: str) -> str:
-    """The same for the same name, in every picture."""
+    """Return a colour that depends on the name only."""
     return f"hsl({zlib.crc32(name.encode()) % 360}, 60%, 72%)"
 
 
 def _axis(seconds: float, height: int, scale: float, ticks: int = 6) -> Sequence[str]:
     marks = [seconds * 1e9 * tick / (ticks - 1) for tick in range(ticks)]
-    anchors = ["start", *["middle"] * (ticks - 2), "end"]  # the last one ends where the picture does
+    anchors = ["start", *["middle"] * (ticks - 2), "end"]  # the last label ends at the picture's edge
     return [
         f'<text x="{LEFT + mark * scale:.0f}" y="{height - 8}" text-anchor="{anchor}">{mark / 1e6:.2f} ms</text>'
         for mark, anchor in zip(marks, anchors, strict=True)

@@ -1,4 +1,4 @@
-"""Which executor runs which operators: in an order, by priority, or as they become ready."""
+"""Schedules: the assignment of operators to executors, by fixed order, by priority, or first come, first served."""
 
 import dataclasses
 import itertools
@@ -23,10 +23,10 @@ FORMAT = JsonFormat(
 
 @dataclass(frozen=True)
 class Schedule(ABC):
-    """How the operators of a step are run by several executors at once.
+    """A schedule of the operators of a step on several executors.
 
-    There are three kinds: an `OrderedSchedule` says beforehand which executor runs what; with a `PrioritySchedule` or a
-    `FirstComeSchedule` executors take operators as these become ready.
+    There are three kinds: an `OrderedSchedule` fixes beforehand which executor runs what; with a `PrioritySchedule` or
+    a `FirstComeSchedule` executors take operators as these become ready.
 
     Raises:
         ScheduleError: it is of none of these kinds.
@@ -43,7 +43,7 @@ class Schedule(ABC):
     """
 
     threads: tuple[int, ...]
-    """By executor: how many threads its operators use."""
+    """By executor: number of threads of its operators."""
 
     def __new__(cls, *arguments: Any, **settings: Any) -> Self:
         if cls is Schedule:
@@ -53,17 +53,17 @@ class Schedule(ABC):
 
     @staticmethod
     def sequential(operators: int, threads: int = 1) -> "OrderedSchedule":
-        """All operators in the order of their numbers, on one executor."""
+        """Return the schedule that runs all operators in the order of their numbers, on one executor."""
         return OrderedSchedule(threads=(threads,), order=(tuple(range(operators)),))
 
     def check(self, dependencies: Sequence[Collection[int]]) -> None:
-        """Refuse a schedule that cannot be carried out.
+        """Validate the schedule against a step's dependencies.
 
         Args:
             dependencies: by operator: the operators that must have run before it.
 
         Raises:
-            ScheduleError: with the first thing that is wrong.
+            ScheduleError: the schedule cannot be executed; reports the first problem found.
         """
         self.check_executors()
         for index, before in enumerate(dependencies):
@@ -82,10 +82,10 @@ class Schedule(ABC):
             )
 
     def check_executors(self) -> None:
-        """Refuse a schedule that could not be carried out whatever the operators are.
+        """Validate everything that does not depend on the operators.
 
         Raises:
-            ScheduleError: with the first thing that is wrong.
+            ScheduleError: the schedule cannot be executed; reports the first problem found.
         """
         if not self.threads:
             raise ScheduleError("a schedule needs at least 1 executor, got threads=(); give one number per executor")
@@ -94,13 +94,13 @@ class Schedule(ABC):
                 raise ScheduleError(f"threads must be at least 1, got {threads} for executor {executor}")
 
     def to_json(self) -> str:
-        """What `from_json` reads."""
+        """Serialise the schedule, for `from_json`."""
         (kind,) = (name for name, kind in _KINDS.items() if type(self) is kind)
         return FORMAT.dumps({"kind": kind, **dataclasses.asdict(self)})
 
     @staticmethod
     def from_json(text: str) -> "Schedule":
-        """The schedule that `to_json` wrote.
+        """Restore the schedule that `to_json` serialised.
 
         Raises:
             ScheduleError: the text is damaged, or of another version.
@@ -109,7 +109,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def _check_operators(self, num_operators: int) -> None:
-        """Refuse what does not fit so many operators."""
+        """Validate against the number of operators."""
 
     def _waits_for(self, dependencies: Sequence[Collection[int]]) -> list[set[int]]:
         """By operator: those that must have run before it."""
@@ -118,14 +118,14 @@ class Schedule(ABC):
 
 @dataclass(frozen=True)
 class OrderedSchedule(Schedule):
-    """Every executor runs its operators one after another.
+    """Every executor runs its operators in a fixed order.
 
     Args:
-        threads: by executor: how many threads its operators use.
-        order: by executor: the operators that it runs, one after another. An operator that stands in several
-            executors' orders runs on the first of them when it is the next in all, with the threads of all.
-        after: (operator, other): it starts when the other is over, though it may read nothing of it. So operators stay
-            separate that interfere with each other.
+        threads: by executor: number of threads of its operators.
+        order: by executor: its operators, in order. An operator listed by several executors runs on the first of
+            them, with the threads of all, once it is next in all their orders.
+        after: (operator, other): the operator starts after the other has finished, even if it reads nothing of it.
+            Keeps operators apart that interfere with each other.
 
     Example:
         >>> OrderedSchedule(threads=(1, 1), order=((0, 2), (1, 2))).on_executors()  # operator 2 has both executors
@@ -136,11 +136,11 @@ class OrderedSchedule(Schedule):
     after: tuple[tuple[int, int], ...] = ()
 
     def on_executors(self) -> tuple[list[list[int]], dict[int, list[int]]]:
-        """The order with every operator on one executor only.
+        """Assign every operator to a single executor.
 
         Returns:
-            By executor, the operators that it runs; and for operators that have several executors, come behind such
-            operators, or come `after` others, which ones on other executors they wait for on that account.
+            The operators of each executor, in order; and by operator the operators on other executors that it has to
+            wait for in addition to its dependencies: its predecessors in executors' orders, and those it comes `after`.
         """
         own: list[list[int]] = []
         home: dict[int, int] = {}
@@ -154,7 +154,7 @@ class OrderedSchedule(Schedule):
         return own, waits
 
     def executors_of(self, operators: int) -> list[tuple[int, ...]]:
-        """By operator: the executors that it has, the one that it runs on first."""
+        """By operator: its executors, beginning with the one it runs on."""
         found: list[tuple[int, ...]] = [()] * operators
         for executor, listed in enumerate(self.order):
             for index in listed:
@@ -162,10 +162,10 @@ class OrderedSchedule(Schedule):
         return found
 
     def check_executors(self) -> None:
-        """Refuse a schedule that could not be carried out whatever the operators are.
+        """Validate everything that does not depend on the operators.
 
         Raises:
-            ScheduleError: with the first thing that is wrong.
+            ScheduleError: the schedule cannot be executed; reports the first problem found.
         """
         super().check_executors()
         if len(self.order) != len(self.threads):
@@ -206,12 +206,12 @@ class OrderedSchedule(Schedule):
 
 @dataclass(frozen=True)
 class DynamicSchedule(Schedule):
-    """Any executor that is free takes an operator whose dependencies have run."""
+    """Any free executor takes an operator whose dependencies have run."""
 
     stay: bool = field(default=False, kw_only=True)
-    """An operator goes to the executor that ran the last of those that it depends on, if that executor is free."""
+    """Prefer the executor that ran the operator's last-finished dependency, if it is free."""
     small: tuple[int, ...] = field(default=(), kw_only=True)
-    """Operators that run at once on the executor where they have become ready."""
+    """Operators that run immediately on the executor that made them ready."""
 
 
 @dataclass(frozen=True)
@@ -219,15 +219,14 @@ class FirstComeSchedule(DynamicSchedule):
     """Executors take the operator that has been ready for longest."""
 
     def _check_operators(self, num_operators: int) -> None:
-        pass  # executors take whatever there is
+        pass  # nothing to check: executors take any ready operator
 
 
 @dataclass(frozen=True)
 class PrioritySchedule(DynamicSchedule):
-    """Executors take the operator of highest priority; with the levels of a critical path this is Graphi's schedule."""
+    """Executors take the operator of highest priority; with critical-path levels this is Graphi's schedule."""
 
     priority: tuple[int, ...]
-    """By operator."""
 
     def _check_operators(self, num_operators: int) -> None:
         if len(self.priority) != num_operators:
@@ -256,7 +255,7 @@ def _read(fields: dict[str, Any]) -> Schedule:
 
 
 def _circle(waits_for: Sequence[set[int]]) -> list[int]:
-    """Operators each of which waits for the next, the first being the last too; empty where there are none."""
+    """Return a dependency cycle, first operator repeated at the end; empty if there is none."""
     stuck = _stuck(waits_for)
     if not stuck:
         return []
@@ -274,7 +273,7 @@ def _chain(circle: Sequence[int], most: int = 6) -> str:
 
 
 def _stuck(waits_for: Sequence[Collection[int]]) -> set[int]:
-    """The operators that never start."""
+    """Return the operators that can never start."""
     left = {index: len(before) for index, before in enumerate(waits_for)}
     followers: dict[int, list[int]] = {}
     for index, before in enumerate(waits_for):
@@ -292,14 +291,14 @@ def _stuck(waits_for: Sequence[Collection[int]]) -> set[int]:
 
 
 def _truth(value: Any) -> bool:
-    """True or false as it was written."""
+    """Check that a value is a bool."""
     if not isinstance(value, bool):
         raise TypeError(f"{value!r} is neither true nor false")
     return value
 
 
 def _whole(numbers: Iterable[Any]) -> tuple[int, ...]:
-    """Whole numbers as they were written."""
+    """Check that all values are integers."""
     read = tuple(numbers)
     for number in read:
         if not isinstance(number, int) or isinstance(number, bool):

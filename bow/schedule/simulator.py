@@ -1,4 +1,4 @@
-"""Runs the operators of a step in simulated time, as a scheduler says."""
+"""Discrete-event simulation of a step's operators under a scheduler."""
 
 import heapq
 import itertools
@@ -12,15 +12,15 @@ from bow.schedule.timeline import Span, Timeline
 def simulate_operators(
     scheduler: OperatorScheduler, duration_ns: Callable[[Start], int], names: Sequence[str] | None = None
 ) -> Timeline:
-    """When a scheduler would have what run where.
+    """Simulate a scheduler's decisions.
 
-    Operators that finish at the same moment are reported in the order of their numbers, so that the same decisions
-    always give the same timeline.
+    Operators that finish at the same time are reported in the order of their numbers, so that equal decisions always
+    give the same timeline.
 
     References:
         Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.3.
     """
-    ends: list[tuple[int, int, int, int, Start]] = []  # when, operator, serial number, when it began, and how
+    ends: list[tuple[int, int, int, int, Start]] = []  # end, operator, serial number, start, how it runs
     serial = itertools.count()
 
     def give(starts: Iterable[Start], now_ns: int) -> None:
@@ -38,7 +38,7 @@ def simulate_operators(
         spans += [Span(name, place, began_ns, now_ns, details=details) for place in places_of(start)]
         give(scheduler.finished(operator, now_ns), now_ns)
     assert scheduler.done
-    return Timeline(sorted(spans, key=lambda span: span.start_ns))  # of equal starts the first that ends
+    return Timeline(sorted(spans, key=lambda span: span.start_ns))  # stable: of equal starts the one that ends first
 
 
 def places_of(start: Start) -> list[str]:

@@ -1,4 +1,4 @@
-"""When what ran where: one record for timelines that were measured and for those that were predicted."""
+"""Timelines: the common record of measured and simulated executions."""
 
 import gzip
 import json
@@ -11,24 +11,22 @@ from bow.errors import TimelineError
 from bow.terminal import aligned
 from bow.values import given_path
 
-_PROCESS = 1
-"""The one process of a trace; its threads are the places."""
+_PROCESS = 1  # the one process of a trace; its threads are the places
 
 
 @dataclass(frozen=True)
 class Span:
-    """One operator or task: where it ran, from when to when."""
+    """One operator or task: its place, start and end."""
 
-    name: str  # what ran, such as `aten.addmm.default` or `learning task`
-    place: str  # where, such as `executor 0`
-    start_ns: int  # nanoseconds since any moment that all spans of a timeline have in common
+    name: str  # such as `aten.addmm.default` or `learning task`
+    place: str  # such as `executor 0`
+    start_ns: int  # since an arbitrary origin shared by all spans of a timeline
     end_ns: int
-    category: str = ""  # a kind to filter by, such as `forward`
+    category: str = ""  # for filtering, such as `forward`
     details: Mapping[str, str | int | float] = field(default_factory=dict)
 
     @property
     def duration_ns(self) -> int:
-        """How long it took."""
         return self.end_ns - self.start_ns
 
 
@@ -54,7 +52,7 @@ class Timeline:
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The places, each once, in the order of their names; numbers in a name count as numbers."""
+        """The distinct places, sorted by name; numbers in names compare as numbers."""
         return tuple(sorted({span.place for span in self.spans}, key=_natural))
 
     @property
@@ -63,11 +61,11 @@ class Timeline:
         return self._length_ns / 1e9
 
     def busy(self) -> dict[str, float]:
-        """The share of the makespan in which something ran, by place."""
+        """Return the fraction of the makespan in which something ran, by place."""
         return {place: self._busy_ns(place) / max(self._length_ns, 1) for place in self.places}
 
     def to_chrome(self) -> dict[str, Any]:
-        """The timeline as trace events, which `chrome://tracing` and https://ui.perfetto.dev show."""
+        """Return Chrome trace events, for `chrome://tracing` and https://ui.perfetto.dev."""
         start = self._start_ns
         threads = {place: number for number, place in enumerate(self.places)}
         names = [
@@ -82,7 +80,7 @@ class Timeline:
                 "cat": span.category,
                 "pid": _PROCESS,
                 "tid": threads[span.place],
-                # Microseconds are what the format wants; counted from the first start they keep every nanosecond.
+                # The format's unit is microseconds; relative to the first start they keep every nanosecond.
                 "ts": (span.start_ns - start) / 1000,
                 "dur": span.duration_ns / 1000,
                 "args": dict(span.details),
@@ -92,7 +90,7 @@ class Timeline:
         return {"traceEvents": names + events, "displayTimeUnit": "ns", "otherData": {"start_ns": start}}
 
     def save(self, path: str | Path) -> None:
-        """Write the trace events as JSON, compressed where the name ends in `.gz`."""
+        """Write the trace events as JSON, gzip-compressed if the name ends in `.gz`."""
         path = given_path("the file of a timeline", path, TimelineError)
         text = json.dumps(self.to_chrome()).encode()
         try:
@@ -103,16 +101,16 @@ class Timeline:
 
     @classmethod
     def load(cls, path: str | Path) -> "Timeline":
-        """Read what `save` wrote.
+        """Load a file written by `save`.
 
         Raises:
-            TimelineError: the file cannot be read, or is no timeline.
+            TimelineError: the file cannot be read, or is not a timeline.
         """
         path = given_path("the file of a timeline", path, TimelineError)
         try:
             raw = path.read_bytes()
             return cls(_spans(json.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)))
-        except OSError as error:  # gzip's own errors are of this kind too
+        except OSError as error:  # includes gzip's own errors
             raise TimelineError(f"{path} cannot be read ({error.strerror or error}); give another file") from error
         except (ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
             raise TimelineError(
@@ -146,7 +144,7 @@ class Timeline:
         return max((span.end_ns for span in self.spans), default=0) - self._start_ns
 
     def _busy_ns(self, place: str) -> int:
-        """Nanoseconds in which something ran there; what overlaps counts once."""
+        """Return the nanoseconds in which something ran on a place; overlaps count once."""
         busy = 0
         until = self._start_ns
         for start, end in sorted((span.start_ns, span.end_ns) for span in self.spans if span.place == place):
@@ -168,7 +166,7 @@ def _span(event: dict[str, Any], place: str, start: int) -> Span:
 
 
 def _natural(name: str) -> tuple[tuple[str, int], ...]:
-    """What to sort by, so that `executor 10` comes after `executor 9`."""
+    """Sort key under which `executor 10` follows `executor 9`."""
     parts: list[tuple[str, int]] = []
     for word in name.split():
         parts.append(("", int(word)) if word.isdecimal() else (word, 0))

@@ -173,7 +173,7 @@ class _Walks:
 
 
 def _rungs(num_starts: int) -> list[int]:
-    """Of how many walks each rung consists, before the last one goes on alone."""
+    """Return the number of walks in each rung; the last remaining walk is not counted as a rung."""
     return [] if num_starts <= 1 else [num_starts, *_rungs(-(-num_starts // 2))]
 
 

@@ -1,4 +1,4 @@
-"""Measures what the operators of a step graph cost on this machine, and which policy runs them fastest."""
+"""Profiling of a step graph's operators on this machine, and comparison of policies to run them."""
 
 from bow.schedule.profiler.compare import Comparison as Comparison
 from bow.schedule.profiler.compare import Symmetric as Symmetric

@@ -1,4 +1,4 @@
-"""Times policies, and numbers of executors, against each other on this machine, in turns, and chooses the best."""
+"""Interleaved timing of policies and executor counts on this machine, and choice of the best."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -15,26 +15,21 @@ from bow.schedule.scheduler import CriticalPath, critical_path
 from bow.timing import ratio_in_turns, time_in_turns
 
 TURNS = 10
-WINDOW_S = 0.05
-"""A policy runs for so long in each of its turns, one step at least."""
-
-CLEAR = 0.02
-"""What runs operators side by side has to win by more than this part: schedules are worth no trouble for less."""
-
+WINDOW_S = 0.05  # measurement window of a policy in each turn, at least one step
+CLEAR = 0.02  # least relative gain of a parallel schedule over a sequential one
 FINALISTS = 3
-"""So many of the best are timed again, for twice as many turns, and with them the best one of every sort."""
+"""Fastest policies that are timed again, with twice as many turns, along with the best one of each kind."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of timing policies in turns, and of timing the best of them again among themselves."""
+    """Results of timing policies in turns, and of timing the best of them again."""
 
     policies: tuple[Policy, ...]
-    seconds: Mapping[str, tuple[float, ...]]  # by name: of a step, in every turn
-    path: CriticalPath  # with one thread for each operator
+    seconds: Mapping[str, tuple[float, ...]]  # by name: step times, by turn
+    path: CriticalPath  # with one thread per operator
     again: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """The same as `seconds` for those that were timed again. What is best is found among them, so that luck in the
-    first race does not count; empty: none were."""
+    """As `seconds`, for the finalists. The best is chosen among them, so that luck in the first race does not count."""
 
     @property
     def best(self) -> Policy:
@@ -46,16 +41,16 @@ class Comparison:
 
     @property
     def choice(self) -> Policy:
-        """The fastest if it clearly beats running operators one after another, and otherwise the best of those."""
+        """The fastest policy if it clearly beats the best sequential one, else the latter."""
         best, plain = self.best, self.best_sequential
         return best if self.ratio(best, plain) < 1 - CLEAR else plain
 
     def median_s(self, policy: Policy) -> float:
-        """Seconds of a step."""
+        """Return a policy's median step time."""
         return statistics.median(self.again.get(policy.name) or self.seconds[policy.name])
 
     def ratio(self, policy: Policy, over: Policy) -> float:
-        """A policy's seconds over another's, the median over the turns that both had."""
+        """Return a policy's step time relative to another's: the median over their common turns."""
         both = {policy.name, over.name}
         seconds = self.again if both <= self.again.keys() else self.seconds
         return ratio_in_turns(seconds[policy.name], seconds[over.name])
@@ -85,8 +80,8 @@ def compare(
     window_s: float = WINDOW_S,
     progress: Callable[[str], None] | None = None,
 ) -> Comparison:
-    """Time every policy on this machine; `Policy.schedule` of the choice is the one to train with."""
-    native()  # without it, every policy would run operators one after another, in Python
+    """Time all policies on this machine; train with `Policy.schedule` of the choice."""
+    native()  # without it, every policy would run sequentially in Python
     cores = len(available_cores())
     profile = measure(step, progress=progress) if profile is None else profile
     made = tuple(policies_here(step, profile, cores) if policies is None else policies)
@@ -99,7 +94,7 @@ def compare(
 
 
 def _finalists(found: Comparison) -> list[Policy]:
-    """The best of all, of those that run operators one after another, and of those that a training can use."""
+    """Return the best overall, the best sequential, and the best that a training can use."""
     ranked = sorted(found.policies, key=found.median_s)
     in_order = [
         policy for policy in ranked if isinstance(policy.schedule, OrderedSchedule) and not policy.is_sequential
@@ -114,21 +109,21 @@ def timed_in_turns(
     window_s: float,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, tuple[float, ...]]:
-    """By policy: seconds of a step, in every turn."""
+    """Return step times by policy and turn."""
     cases = {policy.name: ScheduledStep(step, policy.schedule) for policy in policies}
     return time_in_turns(cases, turns=turns, window_s=window_s, progress=progress)
 
 
 @dataclass(frozen=True)
 class Symmetric:
-    """What came of timing the step with every number of executors, all with equally many threads."""
+    """Results of timing the step with every number of executors of equally many threads."""
 
-    seconds: Mapping[tuple[int, int], tuple[float, ...]]  # by (executors, threads of each): of a step, in every turn
-    best: tuple[int, int]  # the pair with the least median
-    nanoseconds: tuple[int, ...]  # by operator: what it takes in that configuration, beside others
+    seconds: Mapping[tuple[int, int], tuple[float, ...]]  # by (executors, threads of each): step times, by turn
+    best: tuple[int, int]  # least median
+    nanoseconds: tuple[int, ...]  # by operator: its time in the best configuration, alongside others
 
     def median_s(self, pair: tuple[int, int]) -> float:
-        """Seconds of a step."""
+        """Return a configuration's median step time."""
         return statistics.median(self.seconds[pair])
 
 
@@ -142,14 +137,14 @@ def symmetric(
     repeats: int = REPEATS,
     progress: Callable[[str], None] | None = None,
 ) -> Symmetric:
-    """Time the step itself with every number of executors that fills the cores, and operators in the best of them.
+    """Time the step with every number of executors that fills the cores, and the operators in the best configuration.
 
-    Executors take operators by critical path; one executor runs them in the order of capture.
+    Executors take operators by critical path; a single executor runs them in capture order.
 
     References:
         Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.2.
     """
-    native()  # without it, operators run one after another in any configuration
+    native()  # without it, every configuration would run sequentially
     schedules = {pair: _schedule(step, profile, *pair) for pair in configurations(cores)}
     named = {f"{executors} x {threads}": (executors, threads) for executors, threads in schedules}
     cases = {name: ScheduledStep(step, schedules[pair]) for name, pair in named.items()}

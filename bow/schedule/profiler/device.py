@@ -1,4 +1,4 @@
-"""Measures every operator of a step on a device with streams, and makes the policies that can run it there."""
+"""Measure every operator of a step on a device with streams, and build policies for it."""
 
 import copy
 import time
@@ -23,31 +23,29 @@ from bow.schedule.simulator import simulate_operators
 from bow.values import whole
 
 WARM_UP, REPEATS = 3, 10
-STREAMS = (2, 3, 4)
-"""Numbers of streams that are worth a try."""
-
+STREAMS = (2, 3, 4)  # numbers of streams worth trying
 COPIES = 8
-"""So often an operator stands in the graph that is timed: a tiny kernel alone would be lost in the graph's launch."""
+"""Copies of an operator in the timed graph: a single tiny kernel would be lost in the graph's launch."""
 
 
 class Stopwatch(Protocol):
-    """Says how long a device has worked. It is asked on the thread, and for the stream, that issues."""
+    """Measures a device's working time. Use it on the issuing thread and stream."""
 
     def mark(self) -> Any:
-        """Remember the point behind all that the current stream has been given."""
+        """Mark the end of the work issued so far on the current stream."""
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Between two marks; the host waits for the second."""
+        """Return the time between two marks; blocks the host until the second."""
 
 
 class HostStopwatch:
-    """Reads the clock of the host when the device has got there: right where work runs as soon as it is issued."""
+    """Host clock, read after synchronising: exact if work runs as soon as it is issued."""
 
     def __init__(self, device: StreamDevice) -> None:
         self._device = device
 
     def mark(self) -> float:
-        """The time when the current stream has come to its end."""
+        """Synchronise with the current stream and read the clock."""
         over = self._device.event("a mark of the stopwatch")
         self._device.caller().record(over)
         over.synchronize()
@@ -58,27 +56,26 @@ class HostStopwatch:
 
 
 class CudaStopwatch:
-    """Reads the GPU's own clock, by events in the stream: what the host does meanwhile is none of it."""
+    """GPU clock, by timing events in the stream: independent of what the host does meanwhile."""
 
     def mark(self) -> Any:
-        """An event that has been recorded."""
+        """Record a timing event."""
         event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """As the GPU says."""
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1e3
 
 
 def stopwatch_of(device: StreamDevice) -> Stopwatch:
-    """The best stopwatch that there is for a device."""
+    """Return the most accurate stopwatch for a device."""
     return CudaStopwatch() if device.torch_device.type == "cuda" else HostStopwatch(device)
 
 
 def bind_on(device: StreamDevice, model: nn.Module, batch: Any, step: Step) -> BoundStep:
-    """A model's step with copies of all its tensors on a device; the caller's stream has made them."""
+    """Capture a model's step with copies of all its tensors on a device, made by the caller's stream."""
     place = device.torch_device
     with device.issuing(), torch.no_grad():
         module = copy.deepcopy(model).to(place)
@@ -96,11 +93,11 @@ def measure_on(
     watch: Stopwatch | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Profile:
-    """Measure what every operator takes on one stream of a device, captured as in training: the place `stream`.
+    """Measure every operator on one stream of a device, captured as in training.
 
-    An operator is captured several times in a row, since a kernel in a graph costs the time from one to the next, and
-    the graph is replayed behind another replay of itself, so that the host is not waited for. Operators of one
-    signature are measured once, views cost nothing.
+    An operator is captured several times in a row, since kernels in a graph cost the time from one to the next, and the
+    graph is replayed right after another replay, so that the host's latency is hidden. Operators with equal signatures
+    are measured once; views cost nothing.
 
     References:
         Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.2.
@@ -127,17 +124,17 @@ def measure_on(
 
 
 def hardware_of(device: StreamDevice) -> str:
-    """What times depend on besides operators: the device, and the versions of torch and CUDA."""
+    """Describe what times depend on besides operators: the device, and the versions of torch and CUDA."""
     place = device.torch_device
     name = torch.cuda.get_device_name(place) if place.type == "cuda" else type(device).__name__
     return f"{name}, torch {torch.__version__}, CUDA {torch.version.cuda}, stream"
 
 
 def device_policies(step: BoundStep, profile: Profile, streams: Sequence[int] = STREAMS) -> list[Policy]:
-    """One stream, and critical path first on several, as it comes out in simulated time.
+    """Return policies for one stream, and critical path first on several, with the simulated order fixed.
 
-    An operator stays on a stream that made something it reads, if that stream is free: one that follows on the same
-    stream needs no event. A further stream is left out where it would shorten nothing.
+    An operator prefers a stream that produced one of its inputs, if it is free: a successor on the same stream needs no
+    event. Numbers of streams that do not shorten the simulated step are omitted.
 
     References:
         Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, sections 4.3 and 6.
@@ -159,19 +156,19 @@ def _critical_path(step: BoundStep, profile: Profile, streams: int) -> Policy:
 
 
 class _Measuring:
-    """Times operators on one stream, each when a step has come to it and what it reads is there."""
+    """Times operators on one stream, each with its actual inputs, at its place in the step."""
 
     def __init__(self, device: StreamDevice, step: BoundStep, repeats: int, watch: Stopwatch) -> None:
         self._device = device
         self._step = step
         self._repeats = repeats
         self._watch = watch
-        # Streams of this priority are hardly used: those of learners are scarce.
+        # Streams of this priority are hardly used; those of learners are scarce.
         self._stream = device.stream("profile", high_priority=True)
         self._generator = device.generator()
 
     def by_signature(self, names: Sequence[str]) -> dict[str, OperatorTime]:
-        """What operators with these signatures take."""
+        """Return the times of operators by signature."""
         step, graph, device = self._step, self._step.graph, self._device
         made = device.event("the caller has made what is profiled")
         device.caller().record(made)
@@ -188,7 +185,7 @@ class _Measuring:
                 for value in graph.last_uses[operator.index]:
                     live.pop(value, None)
         self._stream.record(over)
-        over.synchronize()  # the caller may give the memory of the step back
+        over.synchronize()  # the caller may free the step's memory
         return found
 
     def _time(self, operator: Operator, live: Mapping[int, Tensor]) -> OperatorTime:
@@ -208,7 +205,7 @@ class _Measuring:
 
     def _replays(self, captured: CapturedGraph) -> Iterator[float]:
         for _ in range(self._repeats):
-            captured.replay()  # while it runs, the host issues the one that is timed
+            captured.replay()  # hides the host's latency: while it runs, the timed replay is issued
             begin = self._watch.mark()
             captured.replay()
             yield self._watch.seconds(begin, self._watch.mark())

@@ -1,4 +1,4 @@
-"""Measures every operator of a step on this machine."""
+"""Measure every operator of a step on this machine."""
 
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,12 +23,12 @@ from bow.values import whole
 
 @dataclass(frozen=True)
 class BoundStep:
-    """One learner's step on a batch, which can be run."""
+    """One learner's step, bound to tensors and a batch, ready to run."""
 
     graph: StepGraph
     parameters: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor]
-    batch: Any  # what the graph was captured with, or the like
+    batch: Any  # with the structure and shapes that the graph was captured with
 
     @classmethod
     def of(
@@ -39,20 +39,20 @@ class BoundStep:
         *,
         step: Step | None = None,
     ) -> "BoundStep":
-        """A model's step; the arguments are those of `bow.capture`."""
+        """Capture a model's step; the arguments are those of `bow.capture`."""
         graph = capture(model, batch, loss, step=step)
-        plain: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps, as capture does
+        plain: nn.Module = getattr(model, "_orig_mod", model)  # torch.compile's wrapped module, as in `capture`
         parameters = {name: tensor.detach() for name, tensor in plain.named_parameters(remove_duplicate=False)}
         return cls(graph, parameters, dict(plain.named_buffers(remove_duplicate=False)), batch)
 
     @property
     def num_operators(self) -> int:
-        """How many operators there are to schedule."""
+        """Number of operators to schedule."""
         return len(operators_of(self.graph))
 
     @property
     def kinds(self) -> list[str]:
-        """By operator: what it is, such as `aten.mm.default`."""
+        """By operator: its kind, such as `aten.mm.default`."""
         return [operator.kind for operator in operators_of(self.graph)]
 
     @property
@@ -65,7 +65,7 @@ class BoundStep:
 
 
 class ScheduledStep:
-    """A step on executors that carry a schedule out, to be timed."""
+    """A step on executors that follow a schedule, to be timed."""
 
     def __init__(self, step: BoundStep, schedule: Schedule, cores: Sequence[Sequence[int]] | None = None) -> None:
         self._step = step
@@ -75,7 +75,7 @@ class ScheduledStep:
         return self._step.run(self._runtime)
 
     def rest(self) -> None:
-        """End the executors' threads; the next run starts them again."""
+        """Stop the executors' threads; the next run restarts them."""
         self._runtime.close()
 
 
@@ -94,23 +94,23 @@ def profile(
     cache: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> Profile:
-    """Measure what every operator of a model's training step takes on this machine, by number of threads.
+    """Measure the time of every operator of a model's training step on this machine, by number of threads.
 
-    The step runs as it does in training, one operator after another on pinned executors, and every operator's start
-    and end are recorded: that is how Graphi and Liu et al. profile too. Nothing of the model changes.
+    The step runs as in training, one operator after another on pinned executors, and every operator's start and end are
+    recorded, as in Graphi and Liu et al. The model is not changed.
 
     Args:
         model: as in `bow.capture`.
         batch: likewise.
         loss: likewise.
         step: likewise.
-        threads: numbers of threads to measure; None: 1, 2, 4, ... and as many as there are cores.
-        interval: instead of `threads`: so many threads are added at a time, from one on, until that makes no operator
-            faster any more (hill climbing, Liu et al.).
-        repeats: steps that are measured for each, behind some that warm up.
-        cache: whether times that were measured before on this machine, with these versions and as many repeats, are
-            good enough. A step is measured again as soon as one of its operators is new.
-        progress: is told what is being measured.
+        threads: numbers of threads to measure; None: 1, 2, 4, ... and the number of cores.
+        interval: instead of `threads`: add this many threads at a time, starting at one, until no operator gets faster
+            (hill climbing, Liu et al.).
+        repeats: steps measured for each number of threads, after some warm-up steps.
+        cache: reuse earlier times from this machine with these versions and at least as many repeats. The step is
+            measured again if any of its operators is new.
+        progress: called with a description of each measurement.
 
     Raises:
         CaptureError, LossError, ModelError, DataError: as `bow.capture` does.
@@ -143,7 +143,7 @@ def measure(
     cache: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> Profile:
-    """Measure a step that was captured before; the arguments are those of `profile`."""
+    """Measure a captured step; the arguments are those of `profile`."""
     cores = len(available_cores())
     whole("repeats", repeats)
     _check(threads, interval, cores)
@@ -175,16 +175,16 @@ def measure(
 
 
 def measure_schedule(step: BoundStep, schedule: Schedule, repeats: int = REPEATS) -> tuple[list[int], Timeline]:
-    """What operators take side by side with others (Graphi's second measurement): medians in nanoseconds.
+    """Return median times of operators under a schedule (Graphi's second measurement), in nanoseconds.
 
-    And the timeline of the step that took the median time.
+    Also returns the timeline of the step with the median time.
     """
     durations, timeline = _recorded(step, schedule, repeats)
     return [round(statistics.median(own)) for own in durations], timeline
 
 
 def numbers_of_threads(cores: int) -> list[int]:
-    """1, 2, 4, ..., as many as there are cores, and as many as there are physical ones where these are fewer."""
+    """Return 1, 2, 4, ..., the number of cores, and of physical cores if these are fewer."""
     physical = cores_with_two_threads()
     all_of_them = {cores, physical} if 0 < physical < cores else {cores}
     return sorted(all_of_them | {2**power for power in range(cores.bit_length()) if 2**power <= cores})
@@ -193,14 +193,14 @@ def numbers_of_threads(cores: int) -> list[int]:
 def _climb(
     with_threads: Callable[[int], tuple[OperatorTime, ...]], cores: int, interval: int
 ) -> dict[int, tuple[OperatorTime, ...]]:
-    """Times with as many threads as it takes until more make no operator faster: all run in every step anyway.
+    """Measure with increasing numbers of threads until more make no operator faster; every step runs all of them.
 
     References:
         Liu et al., 2019, section III-C.
     """
     counts = [*range(1, cores + 1, interval)]
     times: dict[int, tuple[OperatorTime, ...]] = {}
-    last: dict[int, float] = {}  # by operator that still climbs, in seconds; an equal time does not end a climb
+    last: dict[int, float] = {}  # seconds by operator that still gets faster; an equal time does not end its climb
     for number in counts if len(counts) == 1 else [*counts[:-1], cores]:
         times[number] = with_threads(number)
         seconds = {index: time.median_s for index, time in enumerate(times[number])}
@@ -216,7 +216,7 @@ def _measured(step: BoundStep, schedule: Schedule, repeats: int) -> tuple[Operat
 
 
 def _recorded(step: BoundStep, schedule: Schedule, repeats: int) -> tuple[list[list[int]], Timeline]:
-    """By operator: nanoseconds in each of some steps; and the timeline of the one that took the median time."""
+    """Return by operator the nanoseconds of each step, and the timeline of the step with the median time."""
     durations: list[list[int]] = [[] for _ in range(step.num_operators)]
     timelines: list[Timeline] = []
     with LocalRuntime(step.graph, schedule) as runtime:
@@ -234,7 +234,7 @@ def _recorded(step: BoundStep, schedule: Schedule, repeats: int) -> tuple[list[l
 def _by_signature(
     names: Sequence[str], threads: int, times: Sequence[OperatorTime]
 ) -> dict[tuple[str, int], OperatorTime]:
-    """Operators of one signature have one time in the cache: the median of theirs."""
+    """Return one time per signature for the cache: the median over its operators."""
     groups: dict[str, list[OperatorTime]] = {}
     for name, time in zip(names, times, strict=True):
         groups.setdefault(name, []).append(time)

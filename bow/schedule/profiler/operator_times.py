@@ -1,4 +1,4 @@
-"""What operators take, by number of threads, and a cache of it on disk."""
+"""Operator times by number of threads, and their cache on disk."""
 
 import contextlib
 import math
@@ -32,21 +32,21 @@ FORMAT = JsonFormat(
 
 @dataclass(frozen=True)
 class OperatorTime:
-    """How long an operator takes."""
+    """Measured time of an operator."""
 
     median_s: float
-    spread_s: float  # between the quartiles
-    repeats: int  # how often it was measured
+    spread_s: float  # interquartile range
+    repeats: int  # number of measurements
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> "OperatorTime":
-        """What repeats come to; at least one."""
+        """Summarise at least one measurement."""
         low, _, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else (0.0, 0.0, 0.0)
         return cls(statistics.median(seconds), high - low, len(seconds))
 
     @classmethod
     def read(cls, median_s: Any, spread_s: Any, repeats: Any) -> "OperatorTime":
-        """A time as it was written."""
+        """Parse and validate a stored time."""
         numbers = float(median_s), float(spread_s), float(repeats)
         if not (all(map(math.isfinite, numbers)) and min(numbers) >= 0 and numbers[2] >= 1):
             raise ValueError(f"{numbers} cannot have been measured")
@@ -55,12 +55,12 @@ class OperatorTime:
 
 @dataclass(frozen=True)
 class Profile:
-    """What every operator of a step graph takes on one machine."""
+    """Times of all operators of a step graph on one machine."""
 
-    names: tuple[str, ...]  # by operator: what it is, such as `aten.mm.default`
-    modules: tuple[str, ...]  # by operator: the module that it belongs to
-    times: Mapping[int, tuple[OperatorTime, ...]]  # by number of threads, by operator
-    hardware: str  # the machine and the versions
+    names: tuple[str, ...]  # by operator, such as `aten.mm.default`
+    modules: tuple[str, ...]  # by operator: its module
+    times: Mapping[int, tuple[OperatorTime, ...]]  # by number of threads, then by operator
+    hardware: str  # machine and versions
 
     def __post_init__(self) -> None:
         for count in map(len, (self.modules, *self.times.values())):
@@ -76,11 +76,11 @@ class Profile:
 
     @property
     def threads(self) -> tuple[int, ...]:
-        """The numbers of threads that were measured."""
+        """The measured numbers of threads, ascending."""
         return tuple(sorted(self.times))
 
     def nanoseconds(self, threads: int) -> list[int]:
-        """By operator, with so many threads, or with the most that were measured below."""
+        """By operator: time with this many threads, or with the next lower measured number."""
         measured = [count for count in self.threads if count <= threads]
         if not measured:
             raise ScheduleError(
@@ -119,10 +119,10 @@ class Profile:
 
 
 def hardware(runtime: str) -> str:
-    """What times depend on besides operators: processor, cores, torch and its settings, and what has run them.
+    """Describe what times depend on besides operators: processor, cores, torch and its settings, the runtime.
 
-    Cores are named, because two hardware threads of one are not two cores. Threads that wait for work spin or sleep,
-    and products of matrices are exact or not, as torch has been told.
+    Cores are listed by number, because two hardware threads of one core are not two cores. Waiting threads spin or
+    sleep (`OMP_WAIT_POLICY`), and the precision of matrix products is a setting of torch.
     """
     cores = ",".join(map(str, available_cores()))
     waiting = os.environ.get("OMP_WAIT_POLICY", "by default").lower()
@@ -132,7 +132,7 @@ def hardware(runtime: str) -> str:
 
 
 def signature(operator: Operator, graph: StepGraph) -> str:
-    """What an operator's time depends on: its kind, the shapes and layouts that it reads, and its other arguments."""
+    """Describe what an operator's time depends on: its kind, its inputs' shapes and layouts, its other arguments."""
 
     def described(ref: Ref) -> str:
         spec = graph.values[ref.value]
@@ -144,18 +144,18 @@ def signature(operator: Operator, graph: StepGraph) -> str:
 
 
 class ProfileCache:
-    """Times by (signature, threads), in one file for each kind of machine (see `hardware`)."""
+    """Times by (signature, threads), one file per machine and settings (see `hardware`)."""
 
     def __init__(self, hardware: str, folder: Path | None = None) -> None:
         self._cache = JsonCache(folder or cache_folder() / "profiles")
         self._hardware = [hardware, machine()]
 
     def read(self) -> dict[tuple[str, int], OperatorTime]:
-        """Everything that is known; what is damaged is as good as nothing."""
+        """Return all cached times; a damaged file counts as empty."""
         return self._cache.find(self._hardware, _read_times) or {}
 
     def write(self, times: Mapping[tuple[str, int], OperatorTime]) -> None:
-        """Add times to the file; where it cannot be written, they are measured again another time."""
+        """Merge times into the file; errors are ignored, the times are then measured again."""
         merged = {**self.read(), **times}
         rows = [[name, n, time.median_s, time.spread_s, time.repeats] for (name, n), time in sorted(merged.items())]
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""The policies that can run a step: one schedule each, made from what operators cost, alone and side by side."""
+"""Policies for running a step: schedules derived from operator times, alone and side by side."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,17 +23,16 @@ from bow.schedule.scheduler import (
 from bow.schedule.scheduler.corun import Strategy
 from bow.schedule.simulator import simulate_operators
 
-SMALL_NS = 2_000
-"""An operator that takes no longer than this runs where it becomes ready: handing it over would take as long."""
+SMALL_NS = 2_000  # at most the cost of passing an operator to another executor
 
 
 @dataclass(frozen=True, eq=False)
 class Policy:
-    """A way of running a step."""
+    """A named schedule with its simulated timeline."""
 
     name: str
     schedule: Schedule
-    predicted: Timeline  # simulated
+    predicted: Timeline
 
     @property
     def is_sequential(self) -> bool:
@@ -41,15 +40,15 @@ class Policy:
 
 
 def make_policies(step: BoundStep, profile: Profile, cores: int) -> list[Policy]:
-    """Every policy that bow knows, for a step on so many cores.
+    """Return bow's policies for a step on this many cores.
 
     * sequential: one executor, with each number of threads;
-    * first come: one queue for all executors, as TensorFlow and MXNet have it, with each uniform number of executors
-      and threads;
-    * critical path: Graphi's, the same; and its order as it is simulated, carried out without asking again;
-    * strategies 1 to 3 of Liu et al., their decisions reused from step to step; strategy 3 with bow's addition
-      `narrow`, where what takes longest starts on fewer cores instead of waiting; and strategy 4 where the cores are
-      the hardware threads, two of each, of all physical cores that there are.
+    * first come: one queue for all executors, as in TensorFlow and MXNet, with each uniform number of executors and
+      threads;
+    * critical path: Graphi's, likewise; and its simulated order as a fixed schedule;
+    * strategies 1 to 3 of Liu et al., with decisions reused from step to step; strategy 3 with bow's addition `narrow`
+      (the longest operator starts on fewer cores instead of waiting); strategy 4 if the cores are both hardware
+      threads of all physical cores.
     """
     physical = cores_with_two_threads()
     return [
@@ -62,7 +61,7 @@ def make_policies(step: BoundStep, profile: Profile, cores: int) -> list[Policy]
 
 
 def configurations(cores: int) -> list[tuple[int, int]]:
-    """Numbers of executors, and of threads for each, that fill the cores as far as they can (Graphi, section 4.2)."""
+    """Return (executors, threads of each) pairs that fill the cores as far as possible (Graphi, section 4.2)."""
     counts = [2**power for power in range(cores.bit_length()) if 2**power <= cores]
     return [(count, cores // count) for count in sorted({*counts, cores})]
 
@@ -111,7 +110,7 @@ def strategy_policy(
     *,
     narrow: bool = False,
 ) -> Policy:
-    """One of Liu et al.'s strategies, by its decisions in simulated time."""
+    """Build one of Liu et al.'s strategies from its decisions in simulated time."""
     curves, before = profile.curves(), step.dependencies
     kinds = step.kinds
     pairs = frozenset[tuple[str, str]]() if interference is None else interference.pairs
@@ -133,13 +132,12 @@ def _on_core(times: Mapping[int, int], start: Start) -> int:
 
 
 def policies_here(step: BoundStep, profile: Profile, cores: int, repeats: int = REPEATS) -> list[Policy]:
-    """Every policy of `make_policies`, and strategy 3 with those types separate that interfere on this machine.
+    """Return `make_policies` and, if types interfere on this machine, strategy 3 with those types kept apart.
 
-    A cost model knows operators that run alone. So strategy 3 is run as it decides by that, and an operator that then
-    takes far longer blames those that ran beside it. What the strategy decides with these types separate is one more
-    policy; there is none where there was no interference. Operators that take no longer than handing them over do not
-    count on either side: their times are noise. A training's "auto" leaves it out: it has been slower than strategy 3
-    wherever it was measured, since a pair of types that was slow once never runs side by side again.
+    Cost models describe operators that run alone. So strategy 3 is run with its usual decisions, and an operator that
+    takes far longer than predicted blames those that ran alongside it. Operators no longer than `SMALL_NS` count on
+    neither side: their times are noise. A training's "auto" omits the additional policy: it was slower than strategy 3
+    in all measurements, since a pair of types that was slow once never runs side by side again.
 
     References:
         Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
@@ -159,7 +157,7 @@ def policies_here(step: BoundStep, profile: Profile, cores: int, repeats: int = 
 def observed(
     kinds: Sequence[str], predicted_ns: Sequence[int], took_ns: Sequence[int], timeline: Timeline
 ) -> Interference:
-    """The types that interfered with each other."""
+    """Find the operator types that interfered."""
     found = Interference(kinds)
     large = {operator for operator, time in enumerate(predicted_ns) if time > SMALL_NS}
     for operator, others in _beside(timeline).items():
@@ -169,9 +167,9 @@ def observed(
 
 
 def shared_by_neighbours(cores: int) -> tuple[int, ...] | None:
-    """By executor: the cache of its core, where every two neighbours share one; else None.
+    """Return by executor the cache of its core if every two neighbours share one, else None.
 
-    Times are measured on neighbouring cores, so that threads of an operator shall share caches when it runs, too.
+    Times are measured on neighbouring cores, so threads of an operator should share caches when it runs, too.
     """
     places = physical_first(available_cores())[:cores]
     threads = {thread.number: thread for thread in hardware_threads()}
@@ -182,7 +180,7 @@ def shared_by_neighbours(cores: int) -> tuple[int, ...] | None:
 
 
 def _beside(timeline: Timeline) -> Mapping[int, set[int]]:
-    """By operator: those that ran at some time while it ran."""
+    """By operator: those that overlapped with it."""
     found: dict[int, set[int]] = {}
     running: dict[int, int] = {}  # by operator: its end
     for span in sorted(timeline.spans, key=lambda span: span.start_ns):

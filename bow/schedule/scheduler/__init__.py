@@ -1,4 +1,4 @@
-"""Which task runs next, and where: events in, instructions out. Nothing here runs anything."""
+"""Operator schedulers: completions in, starts out; they do not execute anything."""
 
 from bow.schedule.scheduler.corun import CacheTimes as CacheTimes
 from bow.schedule.scheduler.corun import CoRunScheduler as CoRunScheduler

@@ -1,4 +1,4 @@
-"""Which operators of a step run together, with how many threads, and on which cores."""
+"""Co-run scheduling: which operators of a step run together, with how many threads, and on which cores."""
 
 import bisect
 from collections import Counter
@@ -10,12 +10,11 @@ from bow.errors import ScheduleError
 from bow.schedule.scheduler.interference import Interference, pair
 from bow.schedule.scheduler.protocol import ReadyOperators, Start
 
-Times: TypeAlias = Mapping[int, int]
-"""Of one operator, by number of threads: nanoseconds."""
+Times: TypeAlias = Mapping[int, int]  # nanoseconds of an operator by number of threads
 
 
 def candidates(times: Times, count: int = 3) -> tuple[int, ...]:
-    """The numbers of threads with which an operator is fastest, the best first; of equal times the fewest threads.
+    """Return the fastest numbers of threads of an operator, best first; ties by fewer threads.
 
     References:
         Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
@@ -25,15 +24,15 @@ def candidates(times: Times, count: int = 3) -> tuple[int, ...]:
 
 
 def best_threads(times: Times) -> int:
-    """The number of threads with which an operator is fastest, which strategy 1 gives it."""
+    """Return the fastest number of threads of an operator, as in strategy 1."""
     return candidates(times, count=1)[0]
 
 
 def threads_by_kind(times: Sequence[Times], kinds: Sequence[str]) -> dict[str, int]:
-    """One number of threads for each type of operator: the best one of its most time-consuming instance.
+    """Return one number of threads per operator type: the best one of its most time-consuming instance.
 
-    Instances are compared by their least times; of equal ones the first counts. All then use the same number, and the
-    teams of threads stay as they are.
+    Instances are compared by their least times; the first of equal ones counts. With one number for all, thread teams
+    do not change.
     """
     largest: dict[str, Times] = {}
     for kind, own in zip(kinds, times, strict=True):
@@ -45,13 +44,13 @@ def threads_by_kind(times: Sequence[Times], kinds: Sequence[str]) -> dict[str, i
 class CacheTimes:
     """Times of operators on a machine where cores share caches.
 
-    With as many threads, an operator can be faster where they share caches, since they use each other's data, or where
-    they do not, since each has more room.
+    With the same number of threads, an operator can be faster on shared caches, where threads reuse each other's data,
+    or on separate ones, where each thread has more room.
 
     Args:
-        together: by operator: nanoseconds where threads share caches as far as they can.
-        separate: likewise, where no two share one; a number of threads may stand in one of the two alone.
-        caches: by core: the cache that it has or shares.
+        together: by operator: nanoseconds with threads sharing caches as much as possible.
+        separate: the same, with no two threads sharing a cache; a number of threads may be in only one of the two.
+        caches: by core: its (possibly shared) cache.
 
     References:
         Liu, Li, Kestor, Vetter: Runtime concurrency control and operation scheduling for high performance neural
@@ -68,24 +67,24 @@ class CacheTimes:
 
     @property
     def least(self) -> list[dict[int, int]]:
-        """By operator, by number of threads: nanoseconds where it is faster."""
+        """By operator and number of threads: nanoseconds in the faster arrangement."""
         return [
             {threads: min(own[threads] for own in both if threads in own) for threads in sorted({*both[0], *both[1]})}
             for both in zip(self._together, self._separate, strict=True)
         ]
 
     def check(self, cores: int) -> None:
-        """Refuse a machine with another number of cores."""
+        """Raise an error if the number of cores differs."""
         if len(self.caches) != cores:
             raise ScheduleError(f"{len(self.caches)} caches for {cores} cores; name the cache of every core")
 
     def is_better_separate(self, operator: int, threads: int) -> bool:
-        """Whether an operator is faster where no two threads share a cache, or known there alone."""
+        """Return whether an operator is faster (or only known) with no two threads sharing a cache."""
         together = self._together[operator].get(threads)
         return together is None or self._separate[operator].get(threads, together + 1) <= together
 
     def ns(self, operator: int, cores: Sequence[int]) -> int:
-        """How long an operator takes on these cores, one thread on each: where some share caches, as if all did."""
+        """Return an operator's time on these cores, one thread each; if any share a cache, as if all did."""
         are_separate = len({self.caches[core] for core in cores}) == len(cores)
         first, second = (self._separate, self._together) if are_separate else (self._together, self._separate)
         threads = len(cores)
@@ -94,41 +93,40 @@ class CacheTimes:
 
 @dataclass(frozen=True)
 class Hold:
-    """What an operator has while it runs."""
+    """Resources of a running operator."""
 
     cores: tuple[int, ...]  # ascending
     ends_ns: int  # predicted
 
 
 class Cores:
-    """The cores of a machine."""
+    """Allocation of a machine's cores."""
 
     def __init__(self, num_cores: int, caches: Sequence[int] | None = None) -> None:
         self.num_cores = num_cores
         self.holds: dict[int, Hold] = {}
-        """By operator that runs."""
+        """By running operator."""
         self._caches = caches
         self._idle = list(range(num_cores))
-        self._beside: dict[int, int] = {}  # by operator on the second hardware thread of a core: that core
+        self._beside: dict[int, int] = {}  # by operator on a second hardware thread: its core
         self._idle_seconds = list(range(num_cores))
 
     @property
     def can_share(self) -> bool:
-        """Whether an operator holds all cores, and has one on which it is alone."""
+        """Whether an operator holds all cores and some second hardware thread is idle."""
         return bool(self._idle_seconds) and any(len(hold.cores) == self.num_cores for hold in self.holds.values())
 
     @property
     def num_idle(self) -> int:
-        """How many cores nothing holds."""
         return len(self._idle)
 
     @property
     def until_ns(self) -> int | None:
-        """When the last of the operators that hold cores is predicted to be over; None: nothing holds any."""
+        """Predicted end of the last operator that holds cores; None: there is none."""
         return max((hold.ends_ns for hold in self.holds.values()), default=None)
 
     def choose(self, threads: int, separate: bool = False) -> tuple[int, ...]:
-        """Idle cores for an operator, ascending: those with the lowest numbers where caches do not count."""
+        """Choose idle cores for an operator, ascending: the lowest numbers unless caches are known."""
         if self._caches is None:
             return tuple(self._idle[:threads])
         idle_of = Counter(self._caches[core] for core in self._idle)
@@ -142,13 +140,13 @@ class Cores:
         return tuple(sorted(core for _, core in sorted(ranked)[:threads]))
 
     def hold(self, operator: int, cores: tuple[int, ...], ends_ns: int) -> None:
-        """Give an operator idle cores."""
+        """Assign idle cores to an operator."""
         self.holds[operator] = Hold(cores, ends_ns)
         for core in cores:
             self._idle.remove(core)
 
     def share(self, operator: int) -> int:
-        """Give an operator the second hardware thread of a core."""
+        """Assign a second hardware thread to an operator; return its core."""
         self._beside[operator] = self._idle_seconds.pop(0)
         return self._beside[operator]
 
@@ -160,14 +158,11 @@ class Cores:
             bisect.insort(self._idle, core)
 
 
-Strategy: TypeAlias = Literal[1, 2, 3, 4]
-"""How far the strategies of Liu et al. are applied, each on top of those before."""
-
-MOST_DIFFERENCE = 2
-"""So many threads more or fewer than others of its type an operator may have: the paper's empirical value."""
+Strategy: TypeAlias = Literal[1, 2, 3, 4]  # strategies of Liu et al. up to this one; each builds on those before
+MOST_DIFFERENCE = 2  # most an operator's threads may differ from its type's: the paper's value
 
 
-_Choice: TypeAlias = tuple[int, int]  # an operator, and its number of threads
+_Choice: TypeAlias = tuple[int, int]  # an operator and its number of threads
 
 
 @dataclass
@@ -178,36 +173,36 @@ class _RunningOperator:
 
 
 class CoRunScheduler:
-    """Gives every operator a number of threads of its own, and runs operators together that fit beside each other.
+    """Chooses each operator's number of threads, and co-runs operators that fit alongside each other.
 
-    1. Every operator has the number of threads with which it is fastest. One runs after another, as they became ready.
-    2. All operators of a type have the number that is best for the most time-consuming of them, so that teams of
-       threads seldom change.
-    3. While cores are idle, the ready operators are examined as they became ready. The first that fits starts: with
-       one of the three numbers of threads with which it is fastest it finds idle cores, and it is over no later than
-       what runs. That is the operator predicted to end last of those that hold cores: what is over by then delays
-       nothing that waits for all cores. Of several numbers that fit it takes the fewest threads, so that more
-       operators find room. Where that is more than 2 away from strategy 2's number, it takes that one if it fits too.
+    1. Every operator uses its fastest number of threads. Operators run one at a time, in the order they became ready.
+    2. All operators of a type use the number that is best for the most time-consuming of them, so that thread teams
+       seldom change.
+    3. While cores are idle, ready operators are examined in the order they became ready. The first one that fits
+       starts: with one of its three fastest numbers of threads it finds idle cores and ends no later than the running
+       operators, that is, than the last predicted end among those that hold cores; so it delays nothing that waits for
+       all cores. Of several numbers that fit, the smallest is used, to leave room for others. If that differs by more
+       than 2 from strategy 2's number, strategy 2's number is used if it fits too.
 
-       If nothing fits, or nothing runs, the ready operator that takes longest starts, with strategy 2's number. Where
-       fewer cores are idle it takes the fastest of its three numbers that finds cores and is at most 2 away; where
-       there is none it waits. Others may start meanwhile if they fit. As these are over no later than what runs, it
-       waits no longer than for that.
-    4. While one operator holds all cores, those that take least with one thread run on second hardware threads, one
-       on each core, as long as they are over no later than it.
+       If nothing fits, or nothing runs, the longest ready operator starts, with strategy 2's number. If too few cores
+       are idle, it uses the fastest of its three numbers that finds cores and differs by at most 2; if there is none,
+       it waits. Meanwhile others may start if they fit. As they end no later than the running operators, they do not
+       prolong its wait.
+    4. While one operator holds all cores, the operators with the shortest single-thread times run on second hardware
+       threads, one per core, as long as they end no later than it.
 
-    With `narrow`, beyond the paper, that operator does not wait, but starts on the idle cores, however far its number
-    of threads is from strategy 2's, if it is predicted to be over no later than if it waited for what runs.
+    With `narrow`, an addition to the paper, the longest operator does not wait but starts on the idle cores, however
+    far its number of threads is from strategy 2's, if it is predicted to end no later than if it waited.
 
-    Remaining times are predicted ones: what takes longer than predicted has nothing left, and nothing fits beside it.
+    Remaining times are predicted: an operator that exceeds its prediction has none left, and nothing fits alongside it.
 
-    Operators whose types have interfered in an earlier step are kept separate. The scheduler itself observes how long
-    operators take; a runtime that repeats its decisions may observe as well.
+    Operators whose types interfered in an earlier step are kept apart. The scheduler itself observes operators' times;
+    a runtime that replays its decisions may observe them too.
 
-    Where caches count, an operator's threads sit together or separate, as it is predicted to be faster and as far as
-    idle cores allow, and whether it fits is decided by its time on those cores. The paper counts idle cores alone: in
-    its own example 18 threads that share no cache find room on 20 idle cores, which have 10 caches. Here they share
-    them, and take as long as they take so.
+    If caches are known, an operator's threads are placed together or separately, whichever is predicted to be faster,
+    as idle cores allow, and its time on those cores decides whether it fits. The paper counts only idle cores: in its
+    example, 18 threads on separate caches fit on 20 idle cores with 10 caches. Here they share caches, and take the
+    time they take that way.
 
     References:
         Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
@@ -220,10 +215,10 @@ class CoRunScheduler:
         times: Sequence[Mapping[int, int]] | CacheTimes,  # predicted nanoseconds alone, by number of threads
         kinds: Sequence[str],  # by operator: its type
         cores: int,
-        strategy: Strategy = 3,  # the last one that is applied
+        strategy: Strategy = 3,  # the last one applied
         *,
         narrow: bool = False,
-        interference: Interference | None = None,  # what was observed, kept from step to step
+        interference: Interference | None = None,  # observations, kept from step to step
     ) -> None:
         self._narrow = narrow
         self._by_cache = times if isinstance(times, CacheTimes) else None
@@ -262,13 +257,13 @@ class CoRunScheduler:
         return self._decide(now_ns)
 
     def _begin(self) -> None:
-        self._ready: dict[int, None] = {}  # as they became ready
+        self._ready: dict[int, None] = {}  # in the order they became ready
         self._cores = Cores(self._num_cores, None if self._by_cache is None else self._by_cache.caches)
         self._runs: dict[int, _RunningOperator] = {}
         self._avoided = frozenset[tuple[str, str]]() if self._interference is None else self._interference.pairs
 
     def _usual_threads(self) -> list[int]:
-        """By operator: strategy 1's or 2's number of threads."""
+        """By operator: the number of threads of strategy 1 or 2."""
         if self._strategy == 1:
             return [best_threads(own) for own in self._times]
         by_kind = threads_by_kind(self._times, self._kinds)
@@ -298,7 +293,7 @@ class CoRunScheduler:
         return Start(operator, held[0], threads, held)
 
     def _note(self, operator: int, now_ns: int, predicted_ns: int) -> None:
-        """An operator starts beside those that run."""
+        """Record the start of an operator alongside the running ones."""
         del self._ready[operator]
         others = set(self._runs)
         self._runs[operator] = _RunningOperator(now_ns, predicted_ns, others)
@@ -306,7 +301,7 @@ class CoRunScheduler:
             self._runs[other].beside.add(operator)
 
     def _cores_for(self, operator: int, threads: int) -> tuple[int, ...]:
-        """Those of the idle cores that suit it."""
+        """Choose the idle cores that suit an operator."""
         return self._cores.choose(
             threads, self._by_cache is not None and self._by_cache.is_better_separate(operator, threads)
         )
@@ -315,13 +310,13 @@ class CoRunScheduler:
         return self._times[operator][len(cores)] if self._by_cache is None else self._by_cache.ns(operator, cores)
 
     def _time_now(self, operator: int, threads: int) -> int:
-        """Predicted nanoseconds on the cores that it would have now; enough are idle."""
+        """Return the predicted nanoseconds on the cores it would get now; enough must be idle."""
         return self._time_on(operator, self._cores_for(operator, threads))
 
     def _observe(self, operator: int, now_ns: int) -> None:
         run = self._runs.pop(operator)
         begun = {other for other, each in self._runs.items() if each.started_ns == now_ns}
-        for other in begun:  # in the moment in which this one ended: not beside it
+        for other in begun:  # started when this one ended: no overlap
             self._runs[other].beside.discard(operator)
         if self._interference is not None:
             took_ns = now_ns - run.started_ns
@@ -333,12 +328,12 @@ class CoRunScheduler:
         return self._fitting(now_ns) or self._longest(now_ns) if self._cores.num_idle else None
 
     def _in_turn(self) -> _Choice | None:
-        """Strategies 1 and 2: what has been ready for longest, once nothing runs."""
+        """Strategies 1 and 2: the operator that has been ready for longest, once nothing runs."""
         operator = next(iter(self._ready))
         return None if self._runs else (operator, self._usual[operator])
 
     def _fitting(self, now_ns: int) -> _Choice | None:
-        """Strategy 3: the first that fits beside what runs."""
+        """Strategy 3: the first operator that fits alongside the running ones."""
         until_ns = self._cores.until_ns
         if until_ns is None:
             return None
@@ -349,7 +344,7 @@ class CoRunScheduler:
         return None
 
     def _small_beside(self, now_ns: int) -> int | None:
-        """Strategy 4: what takes least with one thread, beside an operator that holds all cores."""
+        """Strategy 4: the operator with the shortest single-thread time that fits alongside a holder of all cores."""
         until_ns = self._cores.until_ns
         if until_ns is None or self._cores.num_idle or not self._cores.can_share:
             return None
@@ -358,7 +353,7 @@ class CoRunScheduler:
         return None if operator is None or self._times[operator][1] > until_ns - now_ns else operator
 
     def _threads_within(self, operator: int, left_ns: int) -> int | None:
-        """With how many threads an operator finds idle cores and is over in time."""
+        """Return a number of threads with which an operator finds idle cores and ends in time."""
         usual, idle = self._usual[operator], self._cores.num_idle
         possible = (n for n in self._candidates[operator] if n <= idle)
         fewest = next((n for n in possible if self._time_now(operator, n) <= left_ns), None)
@@ -367,7 +362,7 @@ class CoRunScheduler:
         return usual if usual <= idle and self._time_now(operator, usual) <= left_ns else None
 
     def _longest(self, now_ns: int) -> _Choice | None:
-        """Strategy 3, where nothing fits: what takes longest, if it finds idle cores."""
+        """Strategy 3, if nothing fits: the longest operator, if it finds idle cores."""
         calm = [operator for operator in self._ready if not self._interferes(operator)]
         if not calm:
             return None
@@ -376,7 +371,7 @@ class CoRunScheduler:
         return None if threads is None else (operator, threads)
 
     def _threads_found(self, operator: int, now_ns: int) -> int | None:
-        """With how many threads an operator finds idle cores, however long it takes."""
+        """Return a number of threads with which an operator finds idle cores, however long it takes."""
         times, usual = self._times[operator], self._usual[operator]
         if usual <= self._cores.num_idle:
             return usual
@@ -391,13 +386,13 @@ class CoRunScheduler:
         return fewer if now_ns + self._time_now(operator, fewer) <= until_ns + times[usual] else None
 
     def _interferes(self, operator: int) -> bool:
-        """Whether its type and that of something that runs are to be kept separate."""
+        """Return whether an operator's type interferes with that of a running one."""
         kind = self._kinds[operator]
         return bool(self._avoided) and any(pair(kind, self._kinds[other]) in self._avoided for other in self._runs)
 
 
 def _usable(operator: int, times: Times, cores: int) -> dict[int, int]:
-    """The times with as many threads as there are cores, or fewer."""
+    """Return the times for at most this many threads."""
     usable = {threads: time for threads, time in times.items() if 1 <= threads <= cores}
     if not usable:
         raise ScheduleError(f"operator {operator} has no predicted time for 1 to {cores} threads; predict one")

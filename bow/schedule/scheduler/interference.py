@@ -1,4 +1,4 @@
-"""Which types of operators slow each other down, and what keeps them separate where decisions are repeated."""
+"""Interference between operator types, and constraints that keep such types apart in recorded schedules."""
 
 import math
 from collections.abc import Collection, Sequence
@@ -8,11 +8,11 @@ from bow.schedule.scheduler.protocol import Start
 
 
 class Interference:
-    """Pairs of operator types of which one took far longer beside the other than it was predicted to take alone.
+    """Pairs of operator types of which one took far longer alongside the other than predicted alone.
 
-    A cost model knows operators that run alone. What they cost each other is not predicted but observed, and avoided
-    from the next step on. An operator that was too slow blames every operator that ran beside it: which of several it
-    was cannot be told from one time. That is cautious, for a pair that did no harm is kept apart as well.
+    Cost models describe operators that run alone. Interference is not predicted but observed, and avoided from the next
+    step on. A slow operator blames every operator that ran alongside it, as a single time cannot tell which one it was.
+    This is conservative: harmless pairs are kept apart as well.
 
     References:
         Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
@@ -28,17 +28,17 @@ class Interference:
 
     @property
     def pairs(self) -> frozenset[tuple[str, str]]:
-        """The types that interfere; the two of a pair are in alphabetical order."""
+        """The pairs of interfering types, each in alphabetical order."""
         return frozenset(self._pairs)
 
     def observe(self, operator: int, predicted_ns: int, actual_ns: int, beside: Collection[int]) -> None:
-        """Take note of how long an operator took."""
+        """Record the time of an operator."""
         if actual_ns > self.factor * predicted_ns:
             self._pairs.update(pair(self.kinds[operator], self.kinds[other]) for other in beside)
 
 
 def pair(one: str, other: str) -> tuple[str, str]:
-    """Two types, in alphabetical order."""
+    """Return two types in alphabetical order."""
     return (one, other) if one <= other else (other, one)
 
 
@@ -48,16 +48,15 @@ def separation(
     kinds: Sequence[str],
     pairs: Collection[tuple[str, str]],
 ) -> tuple[tuple[int, int], ...]:
-    """What operators wait for so that types that interfere stay separate: `after` of a schedule.
+    """Return the waits that keep interfering types apart: `after` of a schedule.
 
-    A scheduler that avoids such pairs starts the one when the other is over. Where its decisions are repeated,
-    operators take other times than were predicted, and the two may meet after all. So the one that was started later
-    waits for the other, unless it does so anyway: it depends on it, has one of its cores behind it, or waits for what
-    comes behind it.
+    A scheduler that avoids such pairs starts one when the other has finished. When its decisions are replayed, times
+    differ from the predictions and the two may overlap after all. So the later one waits for the earlier one, unless
+    this already follows: by a dependency, a shared core, or another wait.
     """
     numbers = {start.operator: number for number, start in enumerate(decisions)}
-    over: list[int] = []  # by decision: itself and those that are over before it, as the bits of a whole number
-    last: dict[tuple[int, bool], int] = {}  # by core, or executor: the decision that had it last
+    over: list[int] = []  # by decision: bit set of itself and the decisions that have finished before it
+    last: dict[tuple[int, bool], int] = {}  # by core (or executor): the last decision that held it
     of_kind: dict[str, int] = {}
     found: list[tuple[int, int]] = []
     for number, start in enumerate(decisions):

@@ -1,4 +1,4 @@
-"""Which operator of a step runs next, and on which executor: by priority, or first come, first served."""
+"""List scheduling: ready operators by priority, or first come, first served."""
 
 import heapq
 from collections import deque
@@ -9,24 +9,23 @@ from bow.schedule.scheduler.protocol import ReadyOperators, Start
 
 
 class ListScheduler:
-    """Gives free executors the operators that are ready: those of the highest priority, or those that came first.
+    """Assigns ready operators to free executors, by highest priority or first come, first served.
 
     With the levels of `critical_path` as priorities it is Graphi's scheduler, critical path first. Without
-    priorities it is one queue that all executors take from, the baseline of the papers.
+    priorities it is one queue shared by all executors, the baseline of the papers.
 
-    No operator starts before those that it depends on have finished, and none twice. No executor is idle while an
-    operator is ready, small ones apart. A finished operator costs O(log n) for each that it makes ready.
+    No operator starts before its dependencies have finished, and none twice. No executor idles while an operator is
+    ready, except small ones. A finished operator costs O(log n) for each operator that it makes ready.
 
     Args:
         dependencies: by operator: those that must have run before it.
-        executors: how many there are.
-        priority: by operator: higher first, equal ones in the order of their numbers; None: in the order in which
-            they have become ready.
-        stay: an operator goes to the executor that ran one of those that it depends on, the last that finished, if
-            that executor is free: what it reads may be in that executor's cache (section 6, preferred executor).
-        small: operators that are not worth a queue: each runs on the executor that made it ready, at once and before
-            anything else; several in the order in which they have become ready (section 5.2). Those that are ready at
-            the start of the step wait in the queue like any other.
+        executors: number of executors.
+        priority: by operator: higher first, ties by number; None: in the order in which they became ready.
+        stay: prefer the executor that ran the operator's last-finished dependency, if it is free: its cache may hold
+            the inputs (section 6, preferred executor).
+        small: operators not worth a queue: each runs on the executor that made it ready, before anything else;
+            several in the order in which they became ready (section 5.2). Those that are ready at the start of the
+            step are queued like any other.
 
     References:
         Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, algorithm 1 and
@@ -69,13 +68,13 @@ class ListScheduler:
     def _begin(self) -> None:
         self._ready: list[tuple[float, int]] = []
         self._num_ready = 0
-        self._running: dict[int, int] = {}  # by operator: its executor
-        self._made_by: dict[int, int] = {}  # by operator in the queue: the executor that made it ready
-        self._at_once: dict[int, deque[int]] = {}  # by executor: small operators that it made ready
-        self._idle = (1 << self.executors) - 1  # executors as the bits of a whole number, as in the paper
+        self._running: dict[int, int] = {}  # executor by operator
+        self._made_by: dict[int, int] = {}  # by queued operator: the executor that made it ready
+        self._at_once: dict[int, deque[int]] = {}  # by executor: small operators it made ready
+        self._idle = (1 << self.executors) - 1  # bit set of executors, as in the paper
 
     def _make_ready(self, operator: int, executor: int | None) -> None:
-        """Put an operator where it is taken from."""
+        """Queue an operator; if small, on the executor that made it ready."""
         if executor is not None and operator in self._small:
             self._at_once.setdefault(executor, deque()).append(operator)
             return
@@ -86,7 +85,7 @@ class ListScheduler:
         heapq.heappush(self._ready, (key, operator))
 
     def _go_on(self, executor: int) -> list[Start]:
-        """The next small operator of an executor that has nothing to do; without one it is free."""
+        """Start the executor's next small operator, or mark the executor as idle."""
         own = self._at_once.get(executor)
         if own:
             return [self._run(own.popleft(), executor)]
@@ -105,7 +104,7 @@ class ListScheduler:
         return starts
 
     def _suitable(self, operator: int) -> int:
-        """The free executors that suit an operator best, as bits."""
+        """Return the preferred free executors for an operator, as a bit set."""
         return self._idle
 
     def _run(self, operator: int, executor: int) -> Start:

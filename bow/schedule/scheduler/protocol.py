@@ -1,4 +1,4 @@
-"""Operator-scheduler protocol: completions in, starts out; decisions as data; and what dependencies allow."""
+"""The operator-scheduler protocol, recorded decisions, and dependency analysis."""
 
 import dataclasses
 from collections.abc import Collection, Iterable, Sequence
@@ -10,15 +10,15 @@ from bow.errors import ScheduleError
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """What the dependencies of a step allow, with as many executors as there might be.
+    """Critical-path analysis of a step, without a limit on the number of executors.
 
     References:
         Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.3.
     """
 
-    levels: tuple[float, ...]  # by operator: the longest time from its start to the end of the step
-    path: tuple[int, ...]  # the operators that determine the step's least time, in the order in which they run
-    total: float  # what all operators take together
+    levels: tuple[float, ...]  # by operator: longest time from its start to the end of the step
+    path: tuple[int, ...]  # operators on the critical path, in execution order
+    total: float  # time of all operators
 
     @property
     def length(self) -> float:
@@ -26,12 +26,12 @@ class CriticalPath:
 
     @property
     def parallelism(self) -> float:
-        """How many operators run at once on average where the step takes its least time."""
+        """Mean number of running operators if the step takes its minimum time."""
         return self.total / self.length if self.length else 1.0
 
 
 def critical_path(dependencies: Sequence[Collection[int]], costs: Sequence[float]) -> CriticalPath:
-    """Find the operators on which a step's time depends."""
+    """Compute levels and critical path of a step."""
     if len(costs) != len(dependencies):
         raise ScheduleError(f"{len(costs)} costs for {len(dependencies)} operators; give every operator one")
     wrong = next((index for index, cost in enumerate(costs) if not cost >= 0), None)
@@ -43,14 +43,14 @@ def critical_path(dependencies: Sequence[Collection[int]], costs: Sequence[float
         levels[index] = costs[index] + max((levels[later] for later in following[index]), default=0)
     path: list[int] = []
     ahead: Collection[int] = range(len(costs))
-    while ahead:  # equal levels: the operator that was captured first
+    while ahead:  # ties: the operator captured first
         path.append(max(ahead, key=lambda index: (levels[index], -index)))
         ahead = following[path[-1]]
     return CriticalPath(tuple(levels), tuple(path), sum(costs))
 
 
 def followers(dependencies: Sequence[Collection[int]]) -> list[list[int]]:
-    """By operator: those that wait for it, in ascending order."""
+    """By operator: the operators that depend on it, ascending."""
     following: list[list[int]] = [[] for _ in dependencies]
     for index, before in enumerate(dependencies):
         for earlier in set(before):
@@ -59,7 +59,7 @@ def followers(dependencies: Sequence[Collection[int]]) -> list[list[int]]:
 
 
 def topological(dependencies: Sequence[Collection[int]]) -> list[int]:
-    """The operators in an order in which each comes behind those that it depends on."""
+    """Return the operators in topological order."""
     following = followers(dependencies)
     waiting = [len(set(before)) for before in dependencies]
     order = [index for index, count in enumerate(waiting) if not count]
@@ -75,7 +75,7 @@ def topological(dependencies: Sequence[Collection[int]]) -> list[int]:
 
 
 class ReadyOperators:
-    """Which operators of a step have become ready."""
+    """Tracks which operators of a step are ready."""
 
     def __init__(self, dependencies: Sequence[Collection[int]]) -> None:
         self._counts = [len(set(before)) for before in dependencies]
@@ -87,13 +87,13 @@ class ReadyOperators:
         return self.num_finished == len(self._counts)
 
     def begin(self) -> list[int]:
-        """Begin a step: the operators that wait for none."""
+        """Begin a step; return the operators without dependencies."""
         self._waiting = list(self._counts)
         self.num_finished = 0
         return [operator for operator, count in enumerate(self._counts) if not count]
 
     def finish(self, operator: int) -> list[int]:
-        """The operators that waited for this one last, in ascending order."""
+        """Mark an operator as finished; return those that became ready, ascending."""
         self.num_finished += 1
         ready = []
         for later in self._following[operator]:
@@ -105,15 +105,16 @@ class ReadyOperators:
 
 @dataclass(frozen=True, repr=False)
 class Start:
-    """Run an operator, now."""
+    """A decision to start an operator now."""
 
     operator: int
     executor: int
-    """Whose thread runs it. Where executors are cores, the lowest of its cores; the executors of second hardware
-    threads follow behind those of all cores."""
+    """Executor that runs it. If executors are cores: its lowest core; executors of second hardware threads are numbered
+    after all cores.
+    """
     threads: int = 1
-    cores: tuple[int, ...] = ()  # the logical cores that it holds, ascending; none where executors have their own
-    sibling: bool = False  # it runs on the second hardware thread of its core, beside whatever holds the core
+    cores: tuple[int, ...] = ()  # logical cores it holds, ascending; empty if executors have their own
+    sibling: bool = False  # runs on the second hardware thread of its core, alongside the holder of the core
 
     def __repr__(self) -> str:
         shown = ((field, getattr(self, field.name)) for field in dataclasses.fields(self))
@@ -121,10 +122,10 @@ class Start:
 
 
 class OperatorScheduler(Protocol):
-    """Decides, when operators have finished, which ones start.
+    """Decides which operators start when others finish.
 
-    A step begins with `start` and is over when `done`. Runtime, simulator and tests drive the same object. Schedulers
-    that do not plan with times do not look at the clock.
+    A step begins with `start` and ends when `done`. Runtime, simulator and tests drive the same object. Schedulers
+    that do not plan with times ignore the clock.
     """
 
     @property
@@ -132,14 +133,14 @@ class OperatorScheduler(Protocol):
         """Whether every operator has finished."""
 
     def start(self, now_ns: int = 0) -> list[Start]:
-        """Begin a step; what can be run at once."""
+        """Begin a step; return the operators to start."""
 
     def finished(self, operator: int, now_ns: int = 0) -> list[Start]:
-        """An operator has finished; what can be run now."""
+        """Report that an operator has finished; return the operators to start now."""
 
 
 class DecisionRecorder:
-    """Passes on what a scheduler decides, and keeps it."""
+    """Forwards a scheduler's decisions and records them."""
 
     def __init__(self, scheduler: OperatorScheduler) -> None:
         self._scheduler = scheduler
@@ -147,7 +148,7 @@ class DecisionRecorder:
 
     @property
     def decisions(self) -> tuple[Start, ...]:
-        """What was started in this step, in that order."""
+        """The decisions of the current step, in order."""
         return tuple(self._decisions)
 
     @property
@@ -155,7 +156,7 @@ class DecisionRecorder:
         return self._scheduler.done
 
     def start(self, now_ns: int = 0) -> list[Start]:
-        """Begin a step, and forget the one before."""
+        """Begin a step and clear the record."""
         self._decisions = self._scheduler.start(now_ns)
         return list(self._decisions)
 
@@ -166,11 +167,11 @@ class DecisionRecorder:
 
 
 def held_by_core(decisions: Iterable[Start], cores: int) -> tuple[tuple[int, ...], ...]:
-    """The operators that hold each core, one after another: the `order` of a schedule.
+    """Return the operators that hold each core, in order: the `order` of a schedule.
 
-    An operator that holds several cores stands in the lists of all of them. It can start when it is the next one in all
-    and those that it depends on have finished. Carried out like this, with the times that the decisions were made with,
-    no operator starts later than it was started then. Of operators without cores, every executor has a list.
+    An operator that holds several cores is listed for each. It can start once it is next on all of them and its
+    dependencies have finished. Executed this way with the times the decisions were based on, no operator starts later
+    than decided. For operators without cores, the lists are by executor.
     """
     decisions = tuple(decisions)
     held: list[list[int]] = [[] for _ in range(2 * cores if any(start.sibling for start in decisions) else cores)]

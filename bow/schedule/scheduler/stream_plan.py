@@ -1,41 +1,39 @@
-"""Tasks on several streams that only events order: where a stream has to wait, and when memory can go back."""
+"""Plan tasks on streams ordered by events: necessary waits, and points at which memory can be released."""
 
 import bisect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-START = -1
-"""Stands for a task: the beginning of all, on stream 0."""
+START = -1  # pseudo-task: the beginning, on stream 0
 
 
 @dataclass(frozen=True)
 class PlannedTask:
-    """A task, and where it is issued."""
+    """A task with its stream and waits."""
 
     task: int
     stream: int
-    waits: tuple[int, ...]  # tasks of other streams, or `START`: the stream waits for the end of each first
+    waits: tuple[int, ...]  # tasks of other streams, or `START`, that the stream waits for first
 
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """Tasks in the order in which they are issued, and the waits that this takes.
+    """Tasks in issue order, with a minimal set of waits.
 
-    All begins and ends on stream 0: no task runs before what was issued there in front of the plan, and what is issued
-    there behind the plan runs after all tasks. A stream runs its own tasks in order, so it waits for tasks of other
-    streams only, and only where nothing that it has waited for says that they are over. The waits are those edges
-    between streams that the transitive reduction of everything that has to be ordered keeps: none can be left out.
+    Everything begins and ends on stream 0: all tasks run after previous work and before later work on that stream. A
+    stream runs its own tasks in order, so it waits only for tasks of other streams, and only if no earlier wait implies
+    that they have finished. The waits are the cross-stream edges of the transitive reduction of the required order.
     """
 
     num_streams: int
-    tasks: tuple[PlannedTask, ...]  # in the order of issue
-    join: tuple[int, ...]  # tasks that stream 0 waits for in the end
+    tasks: tuple[PlannedTask, ...]  # in issue order
+    join: tuple[int, ...]  # tasks that stream 0 waits for at the end
 
     @classmethod
     def of(
         cls, order: Sequence[tuple[int, int]], dependencies: Mapping[int, Collection[int]], num_streams: int
     ) -> "StreamPlan":
-        """The plan for tasks in an order."""
+        """Plan tasks in a given order of (stream, task)."""
         known = _VectorClocks(num_streams)
         tasks = []
         for stream, task in order:
@@ -45,14 +43,14 @@ class StreamPlan:
 
     @property
     def awaited(self) -> frozenset[int]:
-        """The tasks that some stream waits for: an event stands behind each."""
+        """The tasks that some stream waits for: an event is recorded after each."""
         return frozenset({*self.join, *(task for issued in self.tasks for task in issued.waits)})
 
     def releases(self, allocations: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Which memory can go back behind which task.
+        """Return by task the allocations that can be released after it.
 
-        Memory goes back to the stream that allocated it, whose next task may be given it without waiting.
-        So this stream has to know by then that all others are done with it.
+        Memory returns to the stream that allocated it, whose next task may reuse it without waiting.
+        So this stream must know by then that all other streams have finished with it.
         """
         known = _VectorClocks(self.num_streams)
         clocks: list[list[tuple[int, ...]]] = [[] for _ in range(self.num_streams)]
@@ -70,16 +68,16 @@ class StreamPlan:
 
 
 class _VectorClocks:
-    """What every stream knows to be over, as vector clocks: by stream, how many of its tasks."""
+    """The finished tasks known to each stream, as vector clocks: number of tasks by stream."""
 
     def __init__(self, num_streams: int) -> None:
         self._clocks = [(0,) * num_streams for _ in range(num_streams)]
-        self._ends: dict[int, tuple[int, int]] = {}  # by task: its stream, and how manieth it is there
-        self._behind: dict[int, tuple[int, ...]] = {}  # by task: what a stream that waits for it knows
+        self._ends: dict[int, tuple[int, int]] = {}  # by task: its stream, and its position there (from 1)
+        self._behind: dict[int, tuple[int, ...]] = {}  # by task: clock of a stream that waits for it
         self.issue(PlannedTask(START, 0, ()))
 
     def issue(self, issued: PlannedTask) -> tuple[int, ...]:
-        """A stream waits and is given its next task; what it knows from then on."""
+        """Issue a task after its waits; return the stream's new clock."""
         own, *others = self._clocks[issued.stream], *(self._behind[task] for task in issued.waits)
         clock = [max(counts) for counts in zip(own, *others, strict=True)]
         clock[issued.stream] += 1
@@ -88,7 +86,7 @@ class _VectorClocks:
         return tuple(clock)
 
     def still_open(self, stream: int, tasks: Iterable[int]) -> tuple[int, ...]:
-        """The fewest of some tasks that a stream has to wait for, to know that all of them are over."""
+        """Return the minimal subset of tasks to wait for so that all of them have finished."""
         last: dict[int, int] = {}  # by stream
         for task in tasks:
             if not self._is_over(task, self._clocks[stream]):
@@ -101,7 +99,7 @@ class _VectorClocks:
         )
 
     def all_over(self, tasks: Iterable[int], clock: Sequence[int]) -> bool:
-        """Whether a clock says that all these tasks are over."""
+        """Return whether a clock implies that all these tasks have finished."""
         return all(self._is_over(task, clock) for task in tasks)
 
     def stream_of(self, task: int) -> int:
