@@ -1,4 +1,4 @@
-"""The processes of a training, one for each device: torch.distributed, and nothing home-made."""
+"""The processes of a training, one per device, on torch.distributed."""
 
 from bow.cluster.launch import WorkerJob as WorkerJob
 from bow.cluster.processes import Bucket as Bucket

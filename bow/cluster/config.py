@@ -1,4 +1,4 @@
-"""What a user can set about the devices of a training."""
+"""User settings for the devices of a training."""
 
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal
@@ -9,16 +9,16 @@ from bow.devices import StreamDevice
 
 @dataclass(frozen=True)
 class Devices:
-    """The devices of a training, each of which is trained on by a process of its own.
+    """The devices of a training; each is trained on by its own process.
 
     Args:
-        count: `"cuda"`: all GPUs that there are; `"cpu"`: all cores as one device; `"auto"`: GPUs if there are any; or
-            a number of devices, which without a GPU are as many shares of the cores.
-        bucket_mb: sums between devices are split into parts of so many MiB, or into variables (`"variable"`); None: one
-            AllReduce for all.
+        count: `"cuda"`: all GPUs; `"cpu"`: all cores as one device; `"auto"`: GPUs if there are any, else the CPU; or a
+            number of devices, which without a GPU are equal shares of the cores.
+        bucket_mb: size in MiB of the buckets in which sums between devices are sent, or one bucket per variable
+            (`"variable"`); None: one AllReduce for all.
 
     Raises:
-        SettingError: a size of parts that is none.
+        SettingError: `bucket_mb` is not a valid size.
 
     Example:
         >>> Devices(2, bucket_mb=25).count

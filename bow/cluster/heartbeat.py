@@ -1,4 +1,4 @@
-"""Heartbeats: a process that has gone or hangs is noticed, however long a step may compute."""
+"""Heartbeats: detect processes that ended or hang, however long a step computes."""
 
 import contextlib
 import functools
@@ -16,15 +16,15 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from bow.files import Expendable
 
 BEAT_S = 2.0  # seconds between two beats
-MISSED_S = 30.0  # seconds without a beat after which a process hangs, or its machine has gone
+MISSED_S = 30.0  # seconds without a beat after which a process counts as hanging, or its machine as lost
 
 PROCESSES = Path("/proc/self/ns/pid")
 
-EXIT_STATUS = 75  # of a process that ends since another one hangs: it may be started again (EX_TEMPFAIL of sysexits.h)
+EXIT_STATUS = 75  # exit status after another process hangs: may be restarted (EX_TEMPFAIL of sysexits.h)
 
 
 class Liveness:
-    """Which processes have shown no sign of life for too long: signs and times in, no clock of its own."""
+    """Track which processes gave no sign of life for too long; pure: signs and times are passed in."""
 
     def __init__(self, names: Sequence[int], missed_s: float) -> None:
         self._missed_s = missed_s
@@ -32,14 +32,14 @@ class Liveness:
         self._last: dict[int, tuple[object, float]] = dict.fromkeys(names, (None, 0.0))
 
     def update(self, signs: Mapping[int, object], after_s: float) -> None:
-        """Take in the current signs of life, `after_s` seconds after the last update."""
-        self._now += min(after_s, self._missed_s / 3)  # a listener that was stopped itself could not listen
+        """Process the current signs of life, `after_s` seconds after the last update."""
+        self._now += min(after_s, self._missed_s / 3)  # bounded: a listener that was suspended could not listen
         for name, sign in signs.items():
             if sign != self._last[name][0]:
                 self._last[name] = sign, self._now
 
     def stopped(self) -> int | None:
-        """The first process that has stopped; None where none has."""
+        """Return the first process that has stopped, if any."""
         late = (name for name, (_, since) in self._last.items() if self._now - since > self._missed_s)
         return next(late, None)
 
@@ -58,7 +58,7 @@ class Heartbeat(contextlib.AbstractContextManager["Heartbeat"]):
         self._connect = connect
         self._rank = rank
         self._remedy = remedy
-        # As many messages as there are processes, and enough, since all end when rank 0 does.
+        # Rank 0 watches all, the others watch rank 0: that is enough, since all end when rank 0 does.
         self._others = [other for other in range(size) if other != rank] if rank == 0 else [0]
         self._on_silence = on_silence or self._end
         self._stop = threading.Event()
@@ -66,7 +66,7 @@ class Heartbeat(contextlib.AbstractContextManager["Heartbeat"]):
         self._thread.start()
 
     def __exit__(self, *exception: object) -> None:
-        """Beat no more; the thread ends by itself."""
+        """Stop the heartbeat; the thread ends by itself."""
         self._stop.set()
 
     def _run(self) -> None:
@@ -83,7 +83,7 @@ class Heartbeat(contextlib.AbstractContextManager["Heartbeat"]):
                 store.set(_key(self._rank), f"{count} {place()} {os.getpid()}")
                 keys = {other: _key(other) for other in self._others}
                 signs = {other: _sign(store.get(key).decode()) for other, key in keys.items() if store.check([key])}
-            except RuntimeError:  # no answer in time; a late one would be taken for the answer to the next question
+            except RuntimeError:  # no answer in time; a late one would be read as the answer to the next request
                 store = None
             now = time.monotonic()
             liveness.update(signs, now - last)
@@ -107,23 +107,23 @@ def advice(remedy: str) -> str:
 
 
 def _sign(beat: str) -> object:
-    """What changes while a process lives: its beats and, where it is on this machine, what it has computed."""
+    """Return a value that changes while a process lives: its beat and, on this machine, its activity."""
     _, where, process = beat.split()
     return beat, _activity(int(process)) if where == place() else None
 
 
 def _activity(process: int) -> object:
-    """What changes while a process computes, or waits for a core or a disk; None where the system does not say."""
+    """Return a value that changes while a process computes or waits for a core or disk; None if unknown."""
     try:
         state, *numbers = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return None
-    return object() if state in "RD" else numbers[10:12]  # time on cores, of all its threads
+    return object() if state in "RD" else numbers[10:12]  # CPU time of all its threads
 
 
 @functools.cache
 def place() -> str:
-    """Where numbers of processes mean the same: this machine since it was started, and this container."""
+    """Return the scope in which process ids are unique: this boot of this machine, and this container."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip() + str(PROCESSES.readlink())
     return uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""Starting the other processes of a training, and seeing to it that they end with it."""
+"""Start the other processes of a training, and end them with it."""
 
 import contextlib
 import os
@@ -21,13 +21,13 @@ from bow.cluster.heartbeat import advice
 from bow.errors import BowError, ClusterError, SettingError, reason
 
 POLL_S = 0.2
-GRACE_S = 5.0  # seconds in which a process that is asked to end should do so, before it is ended
+GRACE_S = 5.0  # seconds for a process to terminate before it is killed
 HOST = "127.0.0.1"
 JOB = "job"
 
-# Files and connections that a training opens, and those for each process: its input, two to the store, one of Gloo
+# Files and connections of a training, and of each process: its stdin, two to the store, one of Gloo.
 FILES, FILES_OF_PROCESS = 32, 4
-CONSEQUENCE = 3  # exit status of a process that ends since another one has ended
+CONSEQUENCE = 3  # exit status of a process that ended because another one had
 
 
 class WorkerJob:
@@ -39,7 +39,7 @@ class WorkerJob:
         try:
             with (self.path / JOB).open("wb") as file:
                 pickle.dump(sys.path, file)
-                cloudpickle.dump(function, file)  # with what is defined in the main script or a notebook
+                cloudpickle.dump(function, file)  # by value: definitions of the main script or a notebook too
         except Exception as error:
             self._folder.cleanup()
             raise SettingError(
@@ -48,7 +48,7 @@ class WorkerJob:
             ) from error
 
     def delivered(self) -> None:
-        """Delete the pickle, which may be large: all workers have read it."""
+        """Delete the pickle, which may be large, once all workers have read it."""
         (self.path / JOB).unlink(missing_ok=True)
 
     def discard(self) -> None:
@@ -56,7 +56,7 @@ class WorkerJob:
 
 
 class Workers:
-    """The worker processes that rank 0 starts on its own machine, fresh interpreters with its import path."""
+    """The worker processes that rank 0 starts on its machine: fresh interpreters with its import path."""
 
     def __init__(self, size: int, job: WorkerJob, remedy: str = "") -> None:
         try:
@@ -80,7 +80,7 @@ class Workers:
                 own = {**ranks, "RANK": rank, "LOCAL_RANK": rank}
                 environment = {**os.environ, **{name: str(value) for name, value in own.items()}}
                 command = [sys.executable, *flags, "-m", "bow.cluster.worker", str(job.path), str(rank)]
-                # Its standard input ends when this process does, however that may come.
+                # Its stdin is closed when this process ends, for whatever reason.
                 self._processes.append(subprocess.Popen(command, env=environment, stdin=subprocess.PIPE))
         except BaseException as error:
             self.close(in_peace=False)
@@ -92,13 +92,13 @@ class Workers:
         return TCPStore(HOST, self.store.port, is_master=False)
 
     def kill(self, rank: int, why: str) -> None:
-        """Kill a process that hangs: collectives that wait for it fail as its connection closes."""
+        """Kill a process that hangs: collectives that wait for it fail when its connection closes."""
         self._failure = self._failure or why
         with contextlib.suppress(ProcessLookupError):
             self._processes[rank - 1].send_signal(signal.SIGKILL)
 
     def failure(self, within_s: float = 0.0) -> str | None:
-        """Why a worker has ended early; None where none has, or will have `within_s`."""
+        """Return why a worker ended early, waiting up to `within_s` for that; None if none did."""
         give_up = time.monotonic() + within_s
         while self._failure is None and time.monotonic() < give_up:
             time.sleep(POLL_S / 2)
@@ -121,7 +121,7 @@ class Workers:
         self.job.discard()
 
     def _watch(self) -> None:
-        """Find the worker that ended first: the others end because of it."""
+        """Find the worker that ended first, the cause of the others' end."""
         since: float | None = None
         while not self._over.wait(POLL_S):
             ended = {
@@ -135,7 +135,7 @@ class Workers:
                 self._failure = self._explain(rank, ended[rank])
             if self._failure is not None and ended and self.on_failure is not None:
                 on_failure, self.on_failure = self.on_failure, None
-                with contextlib.suppress(RuntimeError):  # all are leaving by now
+                with contextlib.suppress(RuntimeError):  # all processes are already leaving
                     on_failure()
 
     def _message(self, rank: int) -> Path:
@@ -149,7 +149,7 @@ class Workers:
 
 
 def _check_open_files(size: int) -> None:
-    """Refuse what cannot work before torch finds out."""
+    """Refuse too many processes for the limit of open files, before torch fails on it."""
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     folder = Path("/dev/fd")
     needed = (len(list(folder.iterdir())) if folder.is_dir() else 0) + FILES + FILES_OF_PROCESS * size
@@ -161,6 +161,6 @@ def _check_open_files(size: int) -> None:
 
 
 def failed(workers: Workers, error: BowError) -> BowError:
-    """The same error, or that of the worker that caused it, if it left a message."""
+    """Return the error of the worker that caused this one, if it left a message; else this one."""
     why = workers.failure(within_s=GRACE_S)
     return error if why is None else ClusterError(why)

@@ -1,4 +1,4 @@
-"""How a process finds the others: those that it starts, that torchrun started, or that the caller knows."""
+"""Rendezvous of processes started by this one, by torchrun, or by the caller."""
 
 import contextlib
 import ctypes
@@ -29,7 +29,7 @@ from bow.devices import available_cores
 from bow.devices.cores import siblings_of
 from bow.errors import ClusterError, DivergenceError, SettingError, reason
 
-INTERFACE = "GLOO_SOCKET_IFNAME"  # where Gloo looks for the interface that it shall use
+INTERFACE = "GLOO_SOCKET_IFNAME"  # selects Gloo's network interface
 
 ELSEWHERE = "192.0.2.1"  # an address that no machine has (RFC 5737)
 
@@ -37,10 +37,10 @@ GET_ADDRESS = 0x8915  # SIOCGIFADDR of Linux's ioctl
 
 
 def address_towards(host: str, port: int) -> str | None:
-    """This machine's IPv4 address on the way to another; None if there is no way, or it does not leave the machine."""
+    """Return this machine's IPv4 address on the route to another; None if there is no route, or only a loopback."""
     address = _source(host, port)
     if address is not None and _is_loopback(address) and host != "localhost" and not _is_loopback(host):
-        address = _source(ELSEWHERE, port)  # a name of this machine's that others know it by
+        address = _source(ELSEWHERE, port)  # `host` is a name of this machine
     return None if address is None or _is_loopback(address) else address
 
 
@@ -67,10 +67,10 @@ def _is_loopback(address: str) -> bool:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface whose first IPv4 address this is; None where there is none, or it cannot be found out."""
+    """Return the network interface whose first IPv4 address this is; None if not found."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # it has none
+            with contextlib.suppress(OSError):  # the interface has none
                 found = fcntl.ioctl(probe.fileno(), GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
                 if socket.inet_ntoa(found[20:24]) == address:
                     return name
@@ -79,7 +79,7 @@ def interface_of(address: str) -> str | None:
 
 @contextlib.contextmanager
 def reachable_by(host: str, port: int) -> Iterator[None]:
-    """Have Gloo use the interface that leads to another machine, unless the user has said which."""
+    """Make Gloo use the interface on the route to another machine, unless the user has set one."""
     address = None if INTERFACE in os.environ else address_towards(host, port)
     name = None if address is None else interface_of(address)
     if name is None:
@@ -96,9 +96,9 @@ POLL_S = 0.05
 
 
 def meet(store: Store, rank: int, size: int, within_s: float, failure: Callable[[], str | None] = lambda: None) -> str:
-    """Wait until all processes have come, and agree on a prefix for keys that is new in this store."""
-    # torchrun keeps its store when it restarts processes, and so do several trainings of one script: keys may be of
-    # earlier ones. Rank 0 publishes the tokens that it finds; the others answer only to a list with their own.
+    """Wait until all processes have arrived, and agree on a key prefix that is new in this store."""
+    # torchrun keeps its store when it restarts processes, and so do several trainings of one script: the store may hold
+    # keys of earlier ones. Rank 0 publishes the tokens it reads; the others answer only to a list with their own token.
     token, give_up = uuid.uuid4().hex, time.monotonic() + within_s
     store.set(_hello(rank), token)
     called, name = [""] * size, ""
@@ -136,14 +136,14 @@ def _read(store: Store, key: str) -> str:
     return store.get(key).decode() if store.check([key]) else ""
 
 
-VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun tells each process
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set by torchrun
 
-JOINING_S = 300.0  # seconds until all processes must have come
+JOINING_S = 300.0  # time limit (s) for all processes to arrive
 SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
 def is_member() -> bool:
-    """Whether this process was started as one of several, or is in a process group already."""
+    """Whether this process was started as one of several, or is in a process group."""
     return (dist.is_available() and dist.is_initialized()) or all(name in os.environ for name in VARIABLES)
 
 
@@ -154,7 +154,7 @@ def is_leader() -> bool:
 
 
 def job_name() -> str | None:
-    """What torchrun calls all processes of a job, however often it starts them; None where there is no name."""
+    """Return torchrun's name of the job, which survives restarts, if there is one."""
     name = os.environ.get("TORCHELASTIC_RUN_ID")
     return name if is_member() and name not in (None, "none") else None
 
@@ -167,7 +167,7 @@ def was_restarted() -> bool:
 def join(
     device: torch.device, count: int | None = None, bucket_mb: Bucket = None, *, remedy: str = ""
 ) -> Iterator[World]:
-    """Be one of the processes that torchrun started, or of the default process group where there is one already.
+    """Join the processes that torchrun started, or use the default process group if there is one.
 
     Without either, the world is this process alone.
     """
@@ -192,7 +192,7 @@ def start(
     in_peace = False
     world: Processes | None = None
     try:
-        # A worker that has ended is known at once; on a busy machine the others may take long to come.
+        # A worker that ended is detected at once; on a busy machine the others may take long to arrive.
         prefix = meet(workers.store, 0, size, PATIENCE.total_seconds(), workers.failure)
         workers.job.delivered()
         heartbeat = Heartbeat(functools.partial(_connect_below, prefix, workers.connect), 0, size, remedy, workers.kill)
@@ -206,7 +206,7 @@ def start(
                 finally:
                     workers.on_failure = None
         in_peace = True
-    except DivergenceError as error:  # or what looks like it where a sum was aborted
+    except DivergenceError as error:  # may be a consequence of an aborted sum
         if world is None or not world.was_aborted:
             raise
         raise failed(workers, error) from error
@@ -218,7 +218,7 @@ def start(
 
 @contextlib.contextmanager
 def _excepthook_kept() -> Iterator[None]:
-    """Restore the hook that torch.distributed replaces by one that names the rank: the caller goes on alone."""
+    """Restore the hook that torch.distributed replaces by one that prints the rank: the caller continues alone."""
     before = sys.excepthook
     try:
         yield
@@ -229,12 +229,12 @@ def _excepthook_kept() -> Iterator[None]:
 
 @contextlib.contextmanager
 def share_of_machine(world: World, device: torch.device) -> Iterator[None]:
-    """Set this process's affinity to its share of the cores, if several processes train on the CPU of a machine."""
+    """Pin this process to its share of the cores, if several processes train on the machine's CPU."""
     if device.type != "cpu" or world.local_size == 1 or not hasattr(os, "sched_setaffinity"):
         yield
         return
     before, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    cores = sorted(available_cores(), key=lambda core: (siblings_of(core)[0], core))  # hyper-threads side by side
+    cores = sorted(available_cores(), key=lambda core: (siblings_of(core)[0], core))  # hyper-threads next to each other
     own = share_of(cores, world.local_rank, world.local_size)
     os.sched_setaffinity(0, own)
     torch.set_num_threads(len(own))
@@ -246,7 +246,7 @@ def share_of_machine(world: World, device: torch.device) -> Iterator[None]:
 
 
 def share_of(cores: list[int], index: int, count: int) -> list[int]:
-    """The cores of process `index` of `count`: neighbours; where there are too few, one core that others have too."""
+    """Return neighbouring cores for process `index` of `count`; with too few cores, one shared core."""
     if len(cores) < count:
         return [cores[index % len(cores)]]
     return cores[index * len(cores) // count : (index + 1) * len(cores) // count]
@@ -256,7 +256,7 @@ def share_of(cores: list[int], index: int, count: int) -> list[int]:
 def _joined(device: torch.device, bucket_mb: Bucket, remedy: str) -> Iterator[World]:
     if dist.is_initialized():
         rank, size = dist.get_rank(), dist.get_world_size()
-        group = dist.new_group(backend=backend_for(device))  # the caller's may know one kind of tensor only
+        group = dist.new_group(backend=backend_for(device))  # the caller's group may support one device type only
         hosts: list[Any] = [None] * size
         dist.all_gather_object(hosts, socket.gethostname(), group=group)
         places = list(dict.fromkeys(hosts))
@@ -296,11 +296,11 @@ def _connect_below(prefix: str, connect: Callable[[], Store]) -> Store:
 
 
 def _end_with_parent() -> None:
-    """End at once when torchrun's agent is killed, which cannot end its processes then; known to Linux only."""
+    """End when torchrun's agent is killed, which then cannot end its processes; Linux only."""
     if "TORCHELASTIC_RUN_ID" in os.environ and sys.platform == "linux":
         parent = os.getppid()
         ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != parent:  # it was killed in between
+        if os.getppid() != parent:  # it was killed in the meantime
             os._exit(EXIT_STATUS)
 
 

@@ -1,4 +1,4 @@
-"""Sums between processes of one machine in memory that all of them see: no sockets, and no threads of their own."""
+"""Sums between processes of one machine through shared memory, without sockets or extra threads."""
 
 import contextlib
 import mmap
@@ -15,19 +15,19 @@ from torch import Tensor
 from bow.cluster.heartbeat import place
 from bow.cluster.world import PATIENCE, PendingSum
 
-MOST_BYTES = 2**26  # of a tensor: what carries more is not bound by what sockets cost
+MOST_BYTES = 2**26  # of a tensor: for more, socket overhead is not the bottleneck
 
-LINE = 64  # bytes that a core takes from another at once
-COUNT, PROCESS, GONE = range(3)  # what each process says in a line of its own
+LINE = 64  # size of a cache line
+COUNT, PROCESS, GONE = range(3)  # fields of a process's line
 
 SPIN_S, PAUSE_S, LOOK_S = 0.002, 0.00005, 0.1
 
 
 class SharedSums:
-    """Rows of memory that all processes see: each writes its own, says so, and adds up all when all have."""
+    """Rows of shared memory: each process writes its row, publishes a counter, and adds up all rows once all have."""
 
-    # Two sets of rows take turns. Who writes into one has read the other to its end: all have written that, which they
-    # do when they have read this one to its end.
+    # Two sets of rows alternate. A process that writes into one has read the other completely: it waited for a sum
+    # there, for which all had written, which they do only after reading the set now being overwritten.
 
     def __init__(self, file: int, rank: int, size: int, row_bytes: int) -> None:
         memory = mmap.mmap(file, _all_bytes(size, row_bytes))
@@ -44,7 +44,7 @@ class SharedSums:
     def agreed(
         cls, num_bytes: int, rank: int, size: int, broadcast: Callable[[Any], Any], all_gather: Callable[[Any], Any]
     ) -> Self | None:
-        """What all processes share, made by rank 0; None where one of them cannot have it."""
+        """Set up shared memory made by rank 0; return None if any process cannot share it."""
         places = set(all_gather(place() if is_possible() else None))
         if None in places or len(places) > 1:
             return None
@@ -60,7 +60,7 @@ class SharedSums:
             return shared if all(all_gather(shared is not None)) else None
 
     def begin(self, tensor: Tensor) -> PendingSum:
-        """Begin a sum; one that is still under way ends before."""
+        """Begin a sum, after completing the previous one."""
         if self._last is not None:
             self._last.wait()
         self._begun += 1
@@ -78,16 +78,16 @@ class SharedSums:
                 now = time.monotonic()
                 if now - looked > LOOK_S:
                     looked = now
-                    # What has gone may have written this row before.
+                    # A process that ended may have written this row before.
                     if self._has_gone(other) and self._said(other, COUNT) < number:
                         raise RuntimeError(f"the process of rank {other} has gone")
                     if now - began > PATIENCE.total_seconds():
                         raise RuntimeError(f"rank {other} did not come to a sum within {PATIENCE}")
                 os.sched_yield()
-                time.sleep(0 if now - began < SPIN_S else PAUSE_S)  # which lets other threads of Python run, too
+                time.sleep(0 if now - began < SPIN_S else PAUSE_S)  # lets other Python threads run, too
 
     def close(self) -> None:
-        """Have the others not wait for this process any more."""
+        """Tell the others not to wait for this process."""
         self._say(GONE, 1)
 
     def _has_gone(self, other: int) -> bool:
@@ -107,7 +107,7 @@ class SharedSums:
 
 
 class SharedSum(PendingSum):
-    """A sum whose addends are on their way."""
+    """A sum in progress."""
 
     def __init__(self, sums: SharedSums, tensor: Tensor, rows: Tensor, number: int) -> None:
         self._left: tuple[SharedSums, Tensor, Tensor, int] | None = sums, tensor, rows, number
@@ -119,13 +119,13 @@ class SharedSum(PendingSum):
         self._left = None
         sums.wait_for(number)
         first, second, *others = rows
-        torch.add(first, second, out=tensor)  # in the order of ranks, so that all have the same bits
+        torch.add(first, second, out=tensor)  # in order of ranks, so that all processes get the same bits
         for row in others:
             tensor.add_(row)
 
 
 def is_possible() -> bool:
-    """Whether processes can share memory, and what one has written before it says so is there for who has heard it."""
+    """Whether processes can share memory, and stores become visible in order (x86-64)."""
     return platform.machine() == "x86_64" and hasattr(os, "memfd_create")
 
 
@@ -134,7 +134,7 @@ def _all_bytes(size: int, row_bytes: int) -> int:
 
 
 def _new_file(num_bytes: int, files: contextlib.ExitStack) -> str | None:
-    """Memory that is there now, and as long as somebody has it open, as others can open it; None: there is none."""
+    """Allocate memory that lives while a process has it open; return a path for the others, or None."""
     try:
         file = os.memfd_create("bow sums")
         files.callback(os.close, file)

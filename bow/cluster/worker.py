@@ -1,4 +1,4 @@
-"""A process that `Workers` has started: `python -m bow.cluster.worker FOLDER RANK`."""
+"""A worker process started by `Workers`: `python -m bow.cluster.worker FOLDER RANK`."""
 
 import os
 import pickle
@@ -16,9 +16,9 @@ FAILED = 2
 
 
 def main(folder: Path, rank: str) -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; rank 0 tells the others what to do
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; rank 0 decides
     threading.Thread(target=_end_with_rank_0, name="bow rank 0", daemon=True).start()
-    warnings.simplefilter("ignore")  # rank 0 gives the same warnings
+    warnings.simplefilter("ignore")  # rank 0 shows the same warnings
     try:
         with (folder / JOB).open("rb") as file:
             sys.path[:] = pickle.load(file)
@@ -32,13 +32,13 @@ def main(folder: Path, rank: str) -> int:
         (folder / f"failure_{rank}").write_text(message, encoding="utf-8")
         return FAILED
     except (KeyboardInterrupt, SystemExit):
-        pass  # asked to end from outside, as rank 0 was
+        pass  # terminated from outside, like rank 0
     return 0
 
 
 def _end_with_rank_0() -> None:
-    """End when rank 0 has gone, also between collectives."""
-    os.read(sys.stdin.fileno(), 1)  # not by way of Python's file, whose lock would be held when this process ends
+    """End when rank 0 has ended, also between collectives."""
+    os.read(sys.stdin.fileno(), 1)  # unbuffered: the lock of Python's file would be held when this process ends
     os._exit(1)
 
 

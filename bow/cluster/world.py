@@ -1,4 +1,4 @@
-"""The processes that train together, one for each device, as one of them sees them."""
+"""The processes that train together, one per device, as seen by one of them."""
 
 import datetime
 from collections.abc import Sequence
@@ -8,35 +8,35 @@ from torch import Tensor
 
 T = TypeVar("T")
 
-# For a process that takes its time, as rank 0 does when it evaluates; one that is stopped is noticed by its heartbeat
+# Long enough for rank 0's evaluation; a process that ended or hangs is detected by its heartbeat.
 PATIENCE = datetime.timedelta(hours=1)
 
 
 class PendingSum:
-    """A sum over all processes that is under way."""
+    """A pending sum over all processes."""
 
     def wait(self) -> None:
-        """Return once the sum is there; on a GPU, once the current stream is behind it."""
+        """Return when the sum is complete; on a GPU, once the current stream is ordered after it."""
 
 
 DONE = PendingSum()
 
 
 class World:
-    """The processes of a training. This class itself is a world of one: every collective returns at once.
+    """The processes of a training. This base class is a world of one process: every collective returns at once.
 
     All processes call the same methods in the same order, and from the main thread only.
     """
 
-    is_one = True  # whether this process trains alone and needs no collectives
+    is_one = True  # whether this process trains alone, without collectives
     rank, size = 0, 1
-    local_rank, local_size = 0, 1  # among the processes of its machine
-    node, nodes = 0, 1  # its machine among all
+    local_rank, local_size = 0, 1  # among the processes of this machine
+    node, nodes = 0, 1  # this machine's number
 
     def __init__(self) -> None:
-        self.sums = 0  # begun so far, over all processes, of tensors of any length
-        self.was_aborted = False  # `abort` has ended sums: what they have left in tensors is no sum
-        # How many numbers each variable has in a row, padding included, for sums of one variable at a time
+        self.sums = 0  # sums of tensors begun over all processes
+        self.was_aborted = False  # `abort` ended sums, and left invalid values in their tensors
+        # Numbers of elements of a row's variables, padding included, for sums by variable.
         self.variables: Sequence[int] = ()
 
     @property
@@ -45,30 +45,30 @@ class World:
         return self.rank == 0
 
     def sum(self, tensor: Tensor) -> PendingSum:
-        """Begin to add a tensor up over all processes, in place."""
+        """Begin a sum of a tensor over all processes, in place."""
         return DONE
 
     def sum_with_prefix(self, tensor: Tensor) -> Tensor | None:
-        """Add a tensor up over all processes, in place."""
+        """Sum a tensor over all processes, in place; return the sum over lower ranks, None at rank 0."""
         return None
 
     def sum_numbers(self, values: Sequence[float]) -> list[float]:
         return list(values)
 
     def all_gather(self, value: T) -> list[T]:
-        """The plain values of all processes, by rank."""
+        """Return the plain values of all processes, by rank."""
         return [value]
 
     def broadcast(self, value: T) -> T:
-        """The plain value of rank 0, which all others get; theirs are not looked at."""
+        """Return rank 0's plain value; those of other ranks are ignored."""
         return value
 
     def gather(self, value: T) -> list[T] | None:
-        """At rank 0, the values of all processes, tensors included; None elsewhere."""
+        """Return the values of all processes, tensors included, at rank 0; None elsewhere."""
         return [value]
 
     def scatter(self, values: Sequence[T] | None) -> T:
-        """What rank 0 has for this process; elsewhere nothing is given."""
+        """Return rank 0's value for this process; other ranks pass None."""
         assert values is not None
         return values[0]
 
@@ -76,11 +76,11 @@ class World:
         """Overwrite tensors with those of rank 0."""
 
     def node_world(self) -> "World":
-        """The processes of this machine as a world; all processes call this."""
+        """Return the world of this machine's processes; collective."""
         return self
 
     def abort(self) -> None:
-        """End sums that would wait for ever for a process that has gone; from any thread."""
+        """Abort sums that would wait forever for a process that ended; from any thread."""
 
     def close(self) -> None:
         """Leave the process group."""
