@@ -1,7 +1,7 @@
-"""Captures a model's step as the graph of operators that is split: layers, not what they consist of.
+"""Captures a model's step as an operator graph at the granularity of layers.
 
-`torch.export` gives the forward pass up to the loss with one node a layer: a convolution, a linear layer, an LSTM cell.
-Each is translated to an operator that there is a rule for, or stays whole under its own name.
+`torch.export` gives the forward pass up to the loss with one node per layer: a convolution, a linear layer, an LSTM.
+Each node is translated to an operator with a rule, or stays whole under its own name.
 """
 
 import contextlib
@@ -32,16 +32,14 @@ from bow.planning.tiles.operators.exported import Exported, Result, exported_cal
 from bow.planning.tiles.operators.losses import pointwise
 
 _INSTEAD = "train without a partition"
-refusal = functools.partial(_refusal, instead=_INSTEAD)  # The error for a step that cannot be captured
-refused = functools.partial(_refused, instead=_INSTEAD)  # The error for a step during which torch raised something
-
-
+refusal = functools.partial(_refusal, instead=_INSTEAD)  # error for a step that cannot be captured
+refused = functools.partial(_refused, instead=_INSTEAD)  # error for a step in which torch raised an exception
+# Operators whose result depends only on the shape of their argument, and its fill value.
 _FILLED = {"new_zeros": 0.0, "zeros_like": 0.0, "new_ones": 1.0, "ones_like": 1.0}
-"""What makes a tensor of the shape of another, whatever the other's values."""
 
 
 def constant_of(node: fx.Node, exported: Exported) -> Constant | None:
-    """The constant that a node makes; None: what it makes depends on the batch, on weights, or on chance."""
+    """Return the constant that a node computes; None if it depends on the batch, weights or random numbers."""
     example = node.meta["val"]
     if not isinstance(example, Tensor):
         return None
@@ -64,7 +62,7 @@ def buffer(name: str, buffers: Mapping[str, Tensor]) -> Tensor:
 
 
 def held(tensor: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:
-    """A tensor that the model's code holds."""
+    """Return a tensor held by the model's code."""
     return tensor
 
 
@@ -78,7 +76,7 @@ def _full(shape: Sequence[int], dtype: torch.dtype, value: float, buffers: Mappi
 
 
 def _recipe(argument: Any) -> Any:
-    """An argument with what makes a tensor in the place of tensors: unlike these, it can be sent to other processes."""
+    """Return an argument with tensors replaced by their makers, which can be pickled."""
     if isinstance(argument, Value):
         assert isinstance(argument, Constant)
         return argument.make
@@ -86,7 +84,7 @@ def _recipe(argument: Any) -> Any:
 
 
 def _computed(name: str, by_place: Sequence[Any], by_name: Mapping[str, Any], buffers: Mapping[str, Tensor]) -> Tensor:
-    """What an operator makes of constants."""
+    """Apply an operator to constants."""
 
     def made(argument: Any) -> Any:
         if isinstance(argument, list):
@@ -102,7 +100,7 @@ _ADDITIONS = ("aten.add_.Tensor", "aten.add_.Scalar")
 
 
 class Mutations:
-    """Finds out what an exported step changes in place."""
+    """Analyses in-place changes of an exported step."""
 
     def __init__(self, program: ExportedProgram, model: str) -> None:
         self._model = model
@@ -114,7 +112,7 @@ class Mutations:
         }
 
     def functional_name(self, node: fx.Node) -> str | None:
-        """The name of the operator that makes what a node writes, without writing it; None: the node only counts."""
+        """Return the functional counterpart of a node's operator; None if the node only increments a counter."""
         target: Any = node.target
         if not target._schema.is_mutable:
             return str(target)
@@ -137,7 +135,7 @@ class Mutations:
         return f"{namespace}.{name.removesuffix('_')}.{overload}"
 
     def is_counter(self, node: fx.Node) -> bool:
-        """Whether a node adds a whole number to a buffer that nobody reads: as batch norm counts its batches."""
+        """Whether a node increments a buffer that is not read otherwise, such as batch norm's batch counter."""
         if str(node.target) not in _ADDITIONS or not isinstance(node.args[1], int):
             return False
         buffer = _counted(node)
@@ -146,7 +144,7 @@ class Mutations:
         return all(str(user.target) in _ADDITIONS for user in (*buffer.users, *node.users))
 
     def counters(self) -> dict[str, int]:
-        """By buffer that counts: by how much it grows in a step."""
+        """Return the increment per step of each counter buffer."""
         counts: dict[str, int] = {}
         for node in self._nodes:
             if node.op == "call_function" and self.is_counter(node):
@@ -156,7 +154,7 @@ class Mutations:
 
 
 def _counted(node: fx.Node) -> fx.Node:
-    """What a chain of additions in place began with."""
+    """Return the start of a chain of in-place additions."""
     while str(node.target) in _ADDITIONS and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node
@@ -170,7 +168,7 @@ def _is_view(node: fx.Node) -> bool:
 
 
 def _aliases(node: fx.Node) -> list[fx.Node]:
-    """All nodes that may look at the same memory, first the one that it belongs to."""
+    """Return all nodes that may alias a node's memory, first the one that owns it."""
     while _is_view(node) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     found = [node]
@@ -181,27 +179,27 @@ def _aliases(node: fx.Node) -> list[fx.Node]:
 
 @dataclass(frozen=True)
 class CapturedOperators:
-    """The operators of a training step, from the batch to the loss. It can be pickled."""
+    """The operators of a training step, from the batch to the loss. Picklable."""
 
-    graph: OperatorGraph  # what is split and placed
-    inputs: tuple[int, ...]  # the numbers of the batch's tensors, in the order in which they lie in it
-    dtypes: Mapping[int, torch.dtype]  # the types of all tensors, by number
-    counters: Mapping[str, int]  # by buffer that counts: by how much it grows in a step
-    makers: Mapping[int, Maker]  # by tensor that is the same in every step: what makes it out of the model's buffers
+    graph: OperatorGraph
+    inputs: tuple[int, ...]  # numbers of the batch's tensors, in their order in the batch
+    dtypes: Mapping[int, torch.dtype]  # of all tensors, by number
+    counters: Mapping[str, int]  # increment per step, by counter buffer
+    makers: Mapping[int, Maker]  # step-invariant tensors, by number: functions of the model's buffers
 
     def constants(self, model: nn.Module, device: torch.device) -> dict[int, Tensor]:
-        """The tensors that are the same in every step."""
+        """Compute the step-invariant tensors."""
         buffers = dict(model.named_buffers())
         return {number: make(buffers).detach().to(device) for number, make in self.makers.items()}
 
     def equals(self, other: "CapturedOperators", model: nn.Module) -> bool:
-        """Whether another capture of a model's step computes the same, with the same numbers and constants."""
+        """Whether another capture of the model's step has the same graph and constants."""
         cpu = torch.device("cpu")
         pairs = zip(self.constants(model, cpu).values(), other.constants(model, cpu).values(), strict=False)
         return self.graph == other.graph and all(mine.equal(theirs) for mine, theirs in pairs)
 
     def fits(self, batch: Any) -> bool:
-        """Whether the tensors of a batch are of the shapes that were captured."""
+        """Whether the tensors of a batch have the captured shapes."""
         shapes = [tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in tree_leaves(batch)]
         return shapes == [self.graph.tensors[number].shape for number in self.inputs]
 
@@ -226,13 +224,13 @@ def capture_operators(
     step: Step | None = None,
     rules: Rules = RULES,
 ) -> CapturedOperators:
-    """Capture a training step as the operators that are split and placed."""
-    # On tensors without values, in the mode that the model is in. An LSTM is written out, cell by cell.
+    """Capture a training step as an operator graph."""
+    # Uses fake tensors and the model's current mode. An LSTM is unrolled into cells.
     if (loss is None) == (step is None):
         raise LossError(f"give either loss or step, got {'neither' if loss is None else 'both'}")
     chosen = step if step is not None else step_from_loss(loss)  # type: ignore[arg-type]
     batch_tensors(batch)
-    batch = tree_map_only(Tensor, Tensor.clone, batch)  # one that stands there twice may be two in the next batch
+    batch = tree_map_only(Tensor, Tensor.clone, batch)  # a tensor that occurs twice may be two in the next batch
     model = checked_model(model)
     learning_step, program = _captured(model, chosen, batch)
     translation = _Translation(learning_step.model, program, tree_leaves(batch))
@@ -253,7 +251,7 @@ def _captured(model: nn.Module, step: Step, batch: Any) -> tuple[LearningStep, E
     try:
         return learning_step, _exported(learning_step, batch)
     except CaptureError:
-        # An attribute that is computed once and kept, such as a mask, is there behind one pass and changes no more.
+        # A lazily computed attribute, such as a cached mask, is set by the first pass and does not change again.
         once = LearningStep(model, step)
         before = python_state(once.model)
         buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -266,7 +264,7 @@ def _captured(model: nn.Module, step: Step, batch: Any) -> tuple[LearningStep, E
 
 
 def _without_changes(step: Step, model: nn.Module, batch: Any) -> Any:
-    """Run a step, and refuse what `torch.export` undoes without a word: changed attributes, and assigned buffers."""
+    """Run a step and raise on changed attributes and reassigned buffers, which `torch.export` silently reverts."""
     name, values = type(model).__name__, python_state(model)
     before = dict(model.named_buffers(remove_duplicate=False))
     made = step(model, batch)
@@ -290,7 +288,7 @@ def _exported(step: LearningStep, batch: Any) -> ExportedProgram:
 
 
 class _Translation:
-    """Goes through an exported program."""
+    """Translates an exported program into an operator graph."""
 
     def __init__(self, model: nn.Module, program: ExportedProgram, batch: Sequence[Tensor]) -> None:
         self.builder = GraphBuilder(model, batch)
@@ -300,18 +298,18 @@ class _Translation:
         self._values: dict[fx.Node, Any] = {}
 
     def run(self) -> tuple[OperatorGraph, tuple[int, ...]]:
-        """The graph, and the numbers of the batch's tensors."""
+        """Return the graph and the numbers of the batch's tensors."""
         self._values.update(self._inputs())
         *nodes, output = (node for node in self._program.graph.nodes if node.op != "placeholder")
         for node in nodes:
             self._values[node] = self._translated(node)
         loss = self._values[output.args[0][0]]
         if not isinstance(loss, TensorRef):
-            loss = TensorRef(self.builder.batch[0])  # a constant or a parameter: refused because no gradient flows
+            loss = TensorRef(self.builder.batch[0])  # a constant or a parameter: rejected for lack of a gradient
         return self.builder.finished(loss), tuple(self.builder.batch)
 
     def _inputs(self) -> dict[fx.Node, Value]:
-        """What the program reads, by its placeholder."""
+        """Return the program's inputs by placeholder."""
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         batch = iter(self.builder.batch)
         values: dict[fx.Node, Value] = {}
@@ -319,7 +317,7 @@ class _Translation:
         for node, spec in zip(placeholders, self._program.graph_signature.input_specs, strict=True):
             target = (spec.target or "").removeprefix("model.")
             if spec.kind is InputKind.PARAMETER:
-                values[node] = Weight(names[id(self._model.get_parameter(target))])  # tied ones have one name
+                values[node] = Weight(names[id(self._model.get_parameter(target))])  # tied parameters share a name
             elif spec.kind is InputKind.BUFFER:
                 values[node] = Constant(target, node.meta["val"], functools.partial(buffer, target))
             elif spec.kind is InputKind.USER_INPUT:
@@ -330,10 +328,10 @@ class _Translation:
         return values
 
     def _translated(self, node: fx.Node) -> Any:
-        """What a node makes: a value, a tuple of values, or nothing that anyone reads."""
+        """Translate a node: return a value, a tuple of values, or None if it is not read."""
         if not node.users:
             if isinstance(node.target, torch._ops.OpOverload):
-                self.mutations.functional_name(node)  # refuses what changes what others read, but counters
+                self.mutations.functional_name(node)  # raises on in-place changes other than counters
             return None
         if getattr(node.target, "__name__", "") == "getitem":
             source, place = node.args
@@ -381,7 +379,7 @@ class _Translation:
         return result[0] if isinstance(result, tuple) and not several else result
 
     def _path(self, node: fx.Node, function: str) -> str:
-        """What the operators of a node are called: as their module, with the function where that has several."""
+        """Return the name of a node's operators: the module path, with the function unless the module is a leaf."""
         stack = list((node.meta.get("nn_module_stack") or {"": ("", "")}).values())
         path: str = stack[-1][0].split("@")[0]
         if path != "model" and not path.startswith("model."):
@@ -392,12 +390,12 @@ class _Translation:
 
 
 def _depends_on_values(example: Any) -> bool:
-    """Whether a value, or a tensor's shape, is known only when the step runs."""
+    """Whether a value or a tensor's shape is data-dependent."""
     numbers = example.shape if isinstance(example, Tensor) else [example]
     return any(isinstance(number, torch.SymInt | torch.SymFloat | torch.SymBool) for number in numbers)
 
 
 def _is_random(target: Any, exported: Exported) -> bool:
-    """Whether an operator draws random numbers: those that would for dropout do not where nothing is dropped."""
+    """Whether an operator draws random numbers; with a dropout probability of 0 it does not."""
     drops_nothing = any(exported.arguments.get(name) == 0 for name in ("dropout", "dropout_p"))
     return torch.Tag.nondeterministic_seeded in target.tags and not drops_nothing

@@ -1,4 +1,4 @@
-"""The processes that run a partition together, one for each device: who they are, and how they communicate."""
+"""The processes that run a partition, one for each device, and their communication."""
 
 import collections
 import contextlib
@@ -18,33 +18,33 @@ from bow.errors import ClusterError, SettingError, reason
 T = TypeVar("T")
 PATIENCE = datetime.timedelta(minutes=30)
 
-# Tags from which on messages of sums and of losses are numbered, and how many there are before they begin anew.
+# First tags of the messages of sums and of losses; sum tags wrap around after `TAGS` sums.
 SUM_TAG, LOSS_TAG, TAGS = 2**24, 2**25, 2**16
 
-# Up to so many bytes three and more devices on CPUs sum by sending each other all they have; two always do.
-# Gloo's allreduce has threads of its own, which take the core from what computes: over two processes with a core each
-# 256 bytes take 0.19 ms, and 0.07 ms by a message each way. Large tensors alone it sums faster (4 MiB: 1.6 ms against
-# 6.3), but a step of the small NMT, with 11 sums of 2.5 MB in all, took 37 ms with it and 29 ms without.
+# Up to this size, three or more CPU devices sum by sending each other all their tensors; two devices always do.
+# Gloo's allreduce uses threads that preempt the computing thread: over two processes with a core each, 256 bytes take
+# 0.19 ms, against 0.07 ms with a message each way. Large tensors in isolation are faster (4 MiB: 1.6 ms against 6.3),
+# but a step of the small NMT, with 11 sums of 2.5 MB in total, took 37 ms with it and 29 ms without.
 EXCHANGED_BYTES = 2**18
 THREADS = Path("/proc/self/task")
-CARRIER = b"gloo_tcp"  # how the names of the threads begin that carry Gloo's messages
+CARRIER = b"gloo_tcp"  # name prefix of Gloo's message threads
 
 
 class AsyncWork(Protocol):
-    """Something that is under way."""
+    """An asynchronous operation."""
 
     def wait(self) -> Any:
-        """Return once it is done; on a GPU, once the current stream is behind it."""
+        """Wait until it is done; on a GPU, only make the current stream wait for it."""
 
 
-Message: TypeAlias = tuple[Tensor, int, int]  # a tensor, the device at the other end, and a tag known to both sides
+Message: TypeAlias = tuple[Tensor, int, int]  # tensor, peer device, and a tag agreed by both sides
 
 
 class ProcessGroup:
     """The devices of one learner under a partition: device d is the process of rank d in this group."""
 
-    # All processes are divided into groups of one size, one behind the other, which run the same partition on batches
-    # of their own. All call the methods of their groups in the same order.
+    # The processes are divided into groups of equal size with consecutive ranks, which run the same partition on
+    # different batches. All processes call the methods of their groups in the same order.
 
     def __init__(self, device: torch.device, learners: int = 1, *, is_alone: bool = False) -> None:
         self.device = device
@@ -54,7 +54,7 @@ class ProcessGroup:
             raise SettingError(
                 f"{world} processes cannot be divided among {learners} learners; give a divisor of {world}"
             )
-        self.learners = learners  # how many groups there are, one for each learner
+        self.learners = learners  # number of groups
         self.size = world // learners
         self.learner, self.rank = divmod(rank, self.size)
         self._everyone = tuple(range(self.size))
@@ -62,19 +62,19 @@ class ProcessGroup:
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         self._sums = collections.Counter[tuple[int, int]]()
         if self.learners == 1:
-            self._groups[self._everyone] = None  # what torch.distributed calls the default one
+            self._groups[self._everyone] = None  # torch.distributed's default group
         if self.size > 1:
             self.prepare([self._everyone])
-            # NCCL makes its connections in the first collective, which all have to take part in.
+            # NCCL connects in the first collective, in which all ranks must take part.
             wait_for([self.sum(torch.zeros(1, device=device), self._everyone)])
 
     def prepare(self, sets: Iterable[Sequence[int]]) -> None:
-        """Set up sums over some devices; all processes give the same sets."""
+        """Set up sums over sets of devices; all processes pass the same sets."""
         for devices in sorted({tuple(each) for each in sets if len(each) > 1}):
             by_messages = len(devices) == 2 and self.device.type == "cpu" and devices != self._everyone
             if devices not in self._groups and not by_messages:
-                # By all processes, for all learners: with local synchronisation, Gloo hangs where processes are in
-                # different numbers of groups (pytorch #173608).
+                # Created by all processes for all learners: with local synchronisation, Gloo hangs if processes are
+                # in different numbers of groups (pytorch #173608).
                 for learner in range(self.learners):
                     ranks = [self._world_rank(device, learner) for device in devices]
                     group = _with_peers(dist.new_group, ranks, timeout=PATIENCE)
@@ -86,7 +86,7 @@ class ProcessGroup:
     def exchange(
         self, sends: Sequence[Message], receives: Sequence[Message]
     ) -> tuple[list[AsyncWork], list[AsyncWork]]:
-        """Begin to send and to receive, in one batch: grouped and single messages must not be mixed."""
+        """Start sends and receives in one batch: grouped and single messages must not be mixed."""
         group = self._groups.get(self._everyone)
         messages = [
             dist.P2POp(function, tensor, self._world_rank(device), group, tag)
@@ -101,27 +101,27 @@ class ProcessGroup:
         return works, works  # one work for the whole batch
 
     def yield_core(self) -> None:
-        """Let the threads that carry messages have the core, if there are any; see `deprioritise_carriers`."""
+        """Yield the core to Gloo's message threads; see `deprioritise_carriers`."""
         if self.size > 1 and self.device.type == "cpu" and hasattr(os, "sched_yield"):
             os.sched_yield()
 
     def sum(self, tensor: Tensor, devices: Sequence[int]) -> AsyncWork:
-        """Begin to add a tensor up over some devices, in place; all get the same, to the last bit."""
+        """Start to sum a tensor over some devices, in place, with bitwise equal results on all."""
         if self._by_messages(len(devices), tensor.nbytes):
             return self._exchanged_sum(tensor, devices)
         return _with_peers(dist.all_reduce, tensor, group=self._groups[tuple(devices)], async_op=True)  # type: ignore[no-any-return]
 
     def sum_all(self, tensors: Iterable[Tensor]) -> None:
-        """Add tensors up over all devices, in place."""
+        """Sum tensors over all devices, in place."""
         if self.size > 1:
             wait_for([self.sum(tensor, self._everyone) for tensor in tensors])
 
     def sum_over_learners(self, tensor: Tensor) -> AsyncWork:
-        """Begin to add a tensor up over the devices of this rank of all learners, in place."""
+        """Start to sum a tensor over the devices of this rank in all learners, in place."""
         return _with_peers(dist.all_reduce, tensor, group=self._across, async_op=True)  # type: ignore[no-any-return]
 
     def broadcast(self, tensor: Tensor, source: int) -> AsyncWork:
-        """Begin to copy a device's tensor to all others."""
+        """Start to copy a device's tensor to all others."""
         if self._by_messages(2, tensor.nbytes):
             others = [device for device in self._everyone if device != self.rank]
             from_here = [(tensor.contiguous(), device, LOSS_TAG) for device in others]
@@ -134,12 +134,12 @@ class ProcessGroup:
         return _with_peers(dist.broadcast, tensor, src=self._world_rank(source), group=group, async_op=True)  # type: ignore[no-any-return]
 
     def broadcast_first(self, tensor: Tensor) -> None:
-        """Copy the tensor of the very first process to all others, of all learners."""
+        """Copy the tensor of the first process to all other processes of all learners."""
         if self.size * self.learners > 1:
             _with_peers(dist.broadcast, tensor, src=0)
 
     def all_gather(self, value: T) -> list[T]:
-        """The plain values of all devices, by rank."""
+        """Gather picklable values of all devices, by rank."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -147,7 +147,7 @@ class ProcessGroup:
         return values
 
     def _by_messages(self, count: int, num_bytes: int) -> bool:
-        """Whether so many devices add up so many bytes by messages."""
+        """Whether `count` devices sum or broadcast `num_bytes` by point-to-point messages."""
         return self.device.type == "cpu" and (count == 2 or num_bytes <= EXCHANGED_BYTES)
 
     def _exchanged_sum(self, tensor: Tensor, devices: Sequence[int]) -> AsyncWork:
@@ -155,7 +155,7 @@ class ProcessGroup:
         own = tensor.contiguous()
         theirs = {device: torch.empty_like(own) for device in others}
         tags = {}
-        for device in others:  # both sides count alike: all begin their sums in the same order
+        for device in others:  # both sides count alike, since all start their sums in the same order
             pair = min(device, self.rank), max(device, self.rank)
             tags[device] = SUM_TAG + self._sums[pair] % TAGS
             self._sums[pair] += 1
@@ -166,7 +166,7 @@ class ProcessGroup:
         return _Messages([*leaving, *arriving], tensor, parts)
 
     def _across_learners(self) -> dist.ProcessGroup | None:
-        """The devices of this rank of all learners."""
+        """Create the group of the devices of this rank in all learners."""
         own = None
         for device in self._everyone:  # by all processes, in the same order
             ranks = [self._world_rank(device, learner) for learner in range(self.learners)]
@@ -180,7 +180,7 @@ class ProcessGroup:
 
 @dataclasses.dataclass
 class _Messages:
-    """Several messages, and the parts of a sum that are on their way, which all devices add up in the same order."""
+    """Pending messages, and the parts of a sum, which all devices add up in the same order."""
 
     works: Sequence[AsyncWork]
     tensor: Tensor
@@ -193,35 +193,34 @@ class _Messages:
             total = first + second
             for part in others:
                 total += part
-            self.tensor.copy_(total)  # no message may be under way when it changes
+            self.tensor.copy_(total)  # only after all messages: it may be a send buffer
         self.works = self.parts = ()
 
 
 def deprioritise_carriers() -> None:
-    """Have threads that carry Gloo's messages take a core only when what computes there waits or yields."""
-    # A thread that is woken by a message takes the core at once, in the middle of what computes. That may be handing a
-    # message to Gloo just then: it holds a lock which the other thread needs and asks for again and again, until the
-    # system takes the core away from it, 4 ms later at 250 Hz. With a core for each of two processes an exchange of
-    # messages so takes ten times as long as without. Linux alone knows such threads (`SCHED_BATCH`).
+    """Schedule Gloo's message threads so that they run only when the computing thread waits or yields."""
+    # A thread woken by a message would preempt the computing thread at once. If that one is passing a message to Gloo
+    # just then, it holds a lock for which the woken thread spins until its time slice ends, 4 ms at 250 Hz. With one
+    # core for each of two processes, this makes an exchange of messages ten times slower. `SCHED_BATCH` is Linux only.
     if not hasattr(os, "SCHED_BATCH") or not THREADS.is_dir():
         return
     for thread in THREADS.iterdir():
-        with contextlib.suppress(OSError):  # it has ended meanwhile, or the system does not allow it
+        with contextlib.suppress(OSError):  # the thread has ended, or permission is denied
             if (thread / "comm").read_bytes().startswith(CARRIER):
                 os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
 
 
 def wait_for(works: Iterable[AsyncWork]) -> None:
-    """Return once all of them are done."""
+    """Wait until all operations are done."""
     for work in works:
         _with_peers(work.wait)
 
 
 def _with_peers(function: Callable[..., T], *args: Any, **options: Any) -> T:
-    """Call what needs the other processes, and say so where one of them has gone."""
+    """Call a communication function; turn its errors into `ClusterError`."""
     try:
         return function(*args, **options)
-    except ClusterError:  # a message of several says so itself
+    except ClusterError:  # from a nested call
         raise
     except (RuntimeError, ValueError) as error:
         raise ClusterError(

@@ -1,7 +1,7 @@
-"""A partition as a program: which tiles each device computes, and which parts of tensors travel when.
+"""A partition compiled to a program: the tiles of each device, and the tensor parts sent after each operator.
 
-Everything here is worked out before the first step, alike in every process: all go through the operators in one
-order, and so through the same messages in the same order.
+It is computed before the first step, identically in every process: all processes follow one order of operators, and
+therefore of messages.
 """
 
 import itertools
@@ -19,18 +19,18 @@ from bow.planning.tiles.operators.calls import Tile, tile_of
 
 K = TypeVar("K")
 
-Piece: TypeAlias = tuple[int, int]  # what a tile of this device makes of a tensor: the tensor's number and the tile's
+Piece: TypeAlias = tuple[int, int]  # output of a tile of this device: tensor number, tile number
 
 
 @dataclass(frozen=True)
 class TensorPart:
-    """What one tile makes and one device reads of a tensor. It travels once, whoever reads it there."""
+    """The part of a tensor that one tile produces and one device reads; sent once even if several tiles read it."""
 
-    tensor: int  # its number
-    tile: int  # the tile of the tensor's operator that makes it
+    tensor: int
+    tile: int  # the producing tile
     box: Box  # in indices of the whole tensor
-    source: int  # the device that has it
-    target: int  # the device that reads it; the same one where nothing has to travel
+    source: int  # the producing device
+    target: int  # the reading device; equal to `source` if nothing is sent
 
 
 Parts: TypeAlias = tuple[TensorPart, ...]
@@ -38,49 +38,47 @@ Parts: TypeAlias = tuple[TensorPart, ...]
 
 @dataclass(frozen=True)
 class Fetch:
-    """What a tile reads of a tensor."""
+    """The box of a tensor that a tile reads."""
 
-    tensor: int  # its number
+    tensor: int
     box: Box  # in indices of the whole tensor
-    # What it is put together of; none where the tensor comes with the batch, which every device has.
-    parts: Parts
+    parts: Parts  # that it is assembled from; empty for tensors of the batch, which every device has
 
 
 @dataclass(frozen=True)
 class TileTask:
     """A tile that a device computes, forward and backward."""
 
-    operator: int  # its number in the graph
-    number: int  # of the tile, among those of the operator
-    device: int  # where
+    operator: int  # number of the operator in the graph
+    number: int  # number of the tile in the operator
+    device: int
     tile: Tile
-    # Of the operands: whether each is an input or a weight, and its number among them.
-    order: tuple[tuple[str, int], ...]
-    inputs: tuple[Fetch | None, ...]  # by input of the operator; None: nothing
-    weights: tuple[tuple[str, Box], ...]  # by weight of the operator: its name, and the box that is read
-    outputs: tuple[Box, ...]  # by output of the operator: the box that is made
-    sums: Box | None  # which part of the operator's sums it adds to; None: there are none
+    order: tuple[tuple[str, int], ...]  # [operand]: `input` or `weight`, and its index among those
+    inputs: tuple[Fetch | None, ...]  # [input]; None: nothing is read
+    weights: tuple[tuple[str, Box], ...]  # [weight]: name, and the box that is read
+    outputs: tuple[Box, ...]  # [output]: the box that is computed
+    sums: Box | None  # part of the operator's sums that it adds to; None: no sums
 
     @property
     def parts(self) -> Iterator[TensorPart]:
-        """All that it reads of other tiles."""
+        """All tensor parts that it reads."""
         return itertools.chain.from_iterable(fetch.parts for fetch in self.inputs if fetch is not None)
 
 
-SumTiles: TypeAlias = Mapping[Box, Sequence[TileTask]]  # by part of an operator's sums: the tiles that add to it
+SumTiles: TypeAlias = Mapping[Box, Sequence[TileTask]]  # tiles that contribute to each part of an operator's sums
 
 
 @dataclass(frozen=True)
 class TileProgram:
     """A step under a partition."""
 
-    tasks: tuple[tuple[TileTask, ...], ...]  # by operator: its tiles
-    sent: tuple[Parts, ...]  # by operator: the parts of what it makes that travel, once it has run
-    # By operator: the parts whose gradients travel back, once its backward pass has run; it is the first that reads
-    # them, and so the last whose gradient they wait for.
+    tasks: tuple[tuple[TileTask, ...], ...]  # [operator]: its tiles
+    sent: tuple[Parts, ...]  # [operator]: parts of its outputs sent after it has run
+    # [operator]: parts whose gradients are sent after its backward pass. It is the first reader, so the last in the
+    # backward pass to contribute a gradient.
     returned: tuple[Parts, ...]
-    flows: frozenset[int]  # the tensors that the loss's gradient flows through
-    backward: frozenset[int]  # the operators that have a backward pass
+    flows: frozenset[int]  # tensors that the loss's gradient flows through
+    backward: frozenset[int]  # operators with a backward pass
 
     @property
     def all_tasks(self) -> Iterator[TileTask]:
@@ -88,7 +86,7 @@ class TileProgram:
 
     @cached_property
     def sums(self) -> tuple[SumTiles, ...]:
-        """By operator: what its tiles sum in the middle of it."""
+        """[operator]: the sums over its tiles."""
         found: list[dict[Box, list[TileTask]]] = [{} for _ in self.tasks]
         for task in self.all_tasks:
             if task.sums is not None:
@@ -97,7 +95,7 @@ class TileProgram:
 
 
 def tile_program(graph: OperatorGraph, splits: Sequence[Split], rules: Rules) -> TileProgram:
-    """Work out what each device does in a step."""
+    """Compile a partition into a program."""
     flows, backward = _flows(graph)
     tasks: list[tuple[TileTask, ...]] = []
     made: dict[int, tuple[tuple[Box, TileTask], ...]] = {}
@@ -145,7 +143,7 @@ def _tasks(
 
 
 def _parts(tensor: int, needed: Box, made: Sequence[tuple[Box, TileTask]], device: int) -> Iterator[TensorPart]:
-    """What a box of a tensor is put together of."""
+    """Yield the parts that a box of a tensor is assembled from."""
     for box, task in made:
         common = intersection(box, needed)
         if common is not None:
@@ -153,7 +151,7 @@ def _parts(tensor: int, needed: Box, made: Sequence[tuple[Box, TileTask]], devic
 
 
 def _flows(graph: OperatorGraph) -> tuple[frozenset[int], frozenset[int]]:
-    """The tensors that the loss's gradient flows through, and the operators that have a backward pass."""
+    """Return the tensors that the loss's gradient flows through and the operators with a backward pass."""
     flows, backward = {graph.loss}, set()
     for number in range(len(graph.operators) - 1, -1, -1):
         operator = graph.operators[number]
@@ -167,20 +165,20 @@ def _flows(graph: OperatorGraph) -> tuple[frozenset[int], frozenset[int]]:
 
 @dataclass(frozen=True)
 class LocalProgram:
-    """A device's share of a program. Everything is by operator."""
+    """A device's share of a program, by operator (except `tags`)."""
 
-    tasks: tuple[tuple[TileTask, ...], ...]  # the tiles that it computes
-    sends: tuple[Parts, ...]  # the parts that it sends once the operator has run
-    receives: tuple[Parts, ...]  # the parts that it begins to receive then
-    gradient_sends: tuple[Parts, ...]  # the parts whose gradients it sends once the operator's backward pass has run
-    gradient_receives: tuple[Parts, ...]  # the parts whose gradients it begins to receive then
-    last_pieces: Mapping[int, Sequence[Piece]]  # what it has made itself and does not read behind the operator
-    last_parts: Mapping[int, Sequence[TensorPart]]  # what it has received and does not read behind the operator
-    tags: Mapping[TensorPart, int]  # a number for each part that travels
+    tasks: tuple[tuple[TileTask, ...], ...]  # its tiles
+    sends: tuple[Parts, ...]  # parts sent after the operator has run
+    receives: tuple[Parts, ...]  # parts whose receives are posted then
+    gradient_sends: tuple[Parts, ...]  # parts whose gradients are sent after the operator's backward pass
+    gradient_receives: tuple[Parts, ...]  # parts whose gradient receives are posted then
+    last_pieces: Mapping[int, Sequence[Piece]]  # own outputs to free after the operator
+    last_parts: Mapping[int, Sequence[TensorPart]]  # received parts to free after the operator
+    tags: Mapping[TensorPart, int]  # message tags of the parts that are sent
 
 
 def local_program(graph: OperatorGraph, program: TileProgram, device: int) -> LocalProgram:
-    """What a device does of a program."""
+    """Return a device's share of a program."""
     tasks = tuple(tuple(task for task in of if task.device == device) for of in program.tasks)
     pieces: dict[Piece, int] = {}
     parts: dict[TensorPart, int] = {}

@@ -1,4 +1,4 @@
-"""Rules for operators of one's own, checked by numbers."""
+"""Register rules for custom operators, after a numerical check."""
 
 import math
 import random
@@ -20,11 +20,9 @@ from bow.planning.tiles.operators.calls import CALLS, Call, LocalCall, Outputs, 
 from bow.planning.tiles.operators.exported import exported_call, function
 from bow.planning.tiles.regions import region
 
-MOST_PARTS = 4
-TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
-"""What may be off, relative to the largest value; other types have to be equal."""
-
-SEED = 1  # Of the random numbers that an operator draws: the same for all tiles
+MOST_PARTS = 4  # of a dimension in a trial
+TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest value; other dtypes must be equal
+SEED = 1  # of the operator's random numbers, the same for all tiles
 
 
 def check_rule(
@@ -37,7 +35,7 @@ def check_rule(
     whole_call: Call | None = None,
     trials: int = 20,
 ) -> None:
-    """Compare an operator with itself, split at random: what it makes, and the gradients of what it reads."""
+    """Compare outputs and gradients of an operator with those of random splits of it."""
     draw = random.Random(0)
     dimensions = rule.dimensions(operator, graph)
     unsplit = _Trial(rule, whole_call or call, graph, operator, (1,) * len(dimensions)).results(operands)
@@ -59,7 +57,7 @@ def check_rule(
 
 @dataclass(frozen=True)
 class _Trial:
-    """An operator split in one way, all tiles computed here."""
+    """One split of an operator, with all tiles computed in this process."""
 
     rule: Rule
     call: Call
@@ -68,7 +66,7 @@ class _Trial:
     degrees: Sequence[int]
 
     def results(self, operands: Sequence[Tensor]) -> list[Tensor]:
-        """The outputs put together, and the gradients of the operands that can have one."""
+        """Return the assembled outputs, and the gradients of the differentiable operands."""
         flows = [self._flows(kind, index) for kind, index in places(self.operator)]
         leaves = [operand.detach().requires_grad_(flow) for operand, flow in zip(operands, flows, strict=True)]
         boxes = list(tiles(self.graph.output_shape(self.operator), self.degrees))
@@ -87,13 +85,13 @@ class _Trial:
         )
 
     def _flows(self, kind: str, index: int) -> bool:
-        """Whether an operand can have a gradient."""
+        """Whether an operand is differentiable."""
         if kind == "weight":
             return self.graph.weights[self.operator.weights[index]].differentiable
         return self.graph.tensors[self.operator.inputs[index]].differentiable
 
     def _made(self, boxes: Sequence[Box], leaves: Sequence[Tensor]) -> list[Outputs]:
-        """By tile: its outputs."""
+        """Compute the outputs of each tile."""
         parts = [tile_of(self.graph, self.operator, self.rule, box) for box in boxes]
         given = [[_part(leaf, box) for leaf, box in zip(leaves, tile.operands, strict=True)] for tile in parts]
         if not isinstance(self.call, SummedCall):
@@ -112,7 +110,7 @@ class _Trial:
         ]
 
     def _outputs(self, boxes: Sequence[Box], made: Sequence[Outputs]) -> list[Tensor]:
-        """The whole outputs out of those of the tiles, differentiable by them."""
+        """Assemble the whole outputs from the tiles, keeping the autograd graph."""
         of_tiles = [self.rule.output_boxes(self.operator, self.graph, box) for box in boxes]
         outputs = []
         for place, number in enumerate(self.operator.outputs):
@@ -134,13 +132,13 @@ def _part(leaf: Tensor, box: Box | None) -> Tensor | None:
 
 
 def _directions(output: Tensor) -> Tensor:
-    """In which direction the gradient is taken: some random numbers."""
+    """Return a random direction for the gradient."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output.dtype)
 
 
 def _difference(one: Tensor, other: Tensor) -> float:
-    """The largest difference, relative to the largest value where that is above 1."""
+    """Return the largest difference, relative to the largest value if that is above 1."""
     if one.numel() == 0 or torch.equal(one, other):
         return 0.0
     scale = max(1.0, float(one.abs().max())) if one.is_floating_point() else 1.0
@@ -148,19 +146,18 @@ def _difference(one: Tensor, other: Tensor) -> float:
     return difference if math.isfinite(difference) else math.inf
 
 
-Registered: TypeAlias = Mapping[str, tuple[Rule, LocalCall | None]]
-"""By kind of operator: its rule, and what computes a tile of it."""
+Registered: TypeAlias = Mapping[str, tuple[Rule, LocalCall | None]]  # by kind: rule and tile function
 
 _registered: dict[str, tuple[Rule, LocalCall | None]] = {}
 
 
 def registered_rules() -> Registered:
-    """The rules that were registered besides those that bow has."""
+    """Return the rules registered in addition to bow's own."""
     return dict(_registered)
 
 
 def take_over_rules(registered: Registered) -> None:
-    """Register what another process has registered, and tried out there."""
+    """Register the rules of another process, which has checked them."""
     for rule, call in registered.values():
         _register(rule, call, RULES)
 
@@ -168,23 +165,23 @@ def take_over_rules(registered: Registered) -> None:
 def register_rule(
     rule: Rule, *examples: Sequence[Any], call: LocalCall | None = None, rules: Rules = RULES, trials: int = 20
 ) -> None:
-    """Let an operator be split.
+    """Register a rule that allows an operator to be split.
 
-    The rule is tried out first: each example is split at random, computed tile by tile, and compared with the operator
-    itself, what it makes and the gradients of what it reads. In the graph that is planned, the operator has its
-    arguments as the attribute `arguments`, tensors as `{"operand": number}`.
+    The rule is checked first: each example is split at random and computed tile by tile; outputs and gradients are
+    compared with those of the unsplit operator. In the operator graph, the attribute `arguments` has the operator's
+    arguments, with tensors as `{"operand": number}`.
 
     Args:
-        rule: of the operator whose full name is `rule.kind`, such as `mylib.scale.default` for
+        rule: the rule; `rule.kind` is the operator's full name, such as `mylib.scale.default` for
             `torch.ops.mylib.scale`.
-        examples: arguments to call the operator with, at least one list of them. An `nn.Parameter` is a weight.
-            float64 is compared to 1e-9, float32 to 1e-4.
+        examples: one or more lists of arguments to call the operator with. An `nn.Parameter` is a weight.
+            The tolerance is 1e-9 for float64 and 1e-4 for float32.
         call: computes a tile; None: the operator itself, called with the tile's parts of its tensors.
-        rules: where to register it.
-        trials: how many splits of each example are tried out.
+        rules: the registry.
+        trials: the number of random splits of each example.
 
     Raises:
-        GraphError: there is no such operator, no example, or a tile differs from its part of the whole.
+        GraphError: no such operator, no example, or a tile that differs from its part of the whole.
 
     Example:
         >>> import torch
