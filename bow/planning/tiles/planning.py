@@ -1,4 +1,4 @@
-"""`bow.plan`: from a model to a partition."""
+"""`bow.plan`: find a partition for a model."""
 
 import dataclasses
 import os
@@ -39,7 +39,7 @@ from bow.values import whole
 
 CostsName: TypeAlias = Literal["roofline", "measured"]
 
-COSTS: tuple[CostsName, ...] = ("roofline", "measured")  # Where the times of tiles are from
+COSTS: tuple[CostsName, ...] = ("roofline", "measured")  # sources of tile times
 
 
 def plan(
@@ -57,44 +57,44 @@ def plan(
     progress: SearchProgress | bool = True,
     **changes: Any,
 ) -> Found:
-    """Find a fast partition for training a model on several devices, none of which has to be there.
+    """Find a fast partition for training a model on several devices, which need not exist on this machine.
 
-    Every operator may be split in samples, attributes and parameters, and each part be computed on any device;
-    partitions are simulated, and those that do not fit the devices' memory are left out. Operators take what a roofline
-    of their devices gives, or what they were measured to take where the devices are this machine's.
+    Every operator may be split by sample, attribute and parameter dimensions, and each tile placed on any device.
+    Candidate partitions are simulated; those that exceed the devices' memory are rejected. Operator times come from a
+    roofline model of the devices, or from measurements if the devices are this machine's.
 
-    Ctrl-C ends the search once something was found: the best partition so far is returned, and no `KeyboardInterrupt`
-    is raised; before that one is, where no bar is shown. While a bar is
-    shown, by the main thread, the handler of SIGINT is one of this function's; the one before it is put back.
+    Once a partition has been found, Ctrl-C ends the search and returns the best one so far, without raising
+    `KeyboardInterrupt`. Before that, `KeyboardInterrupt` is raised if no progress bar is shown. While the main thread
+    shows a bar, the SIGINT handler is replaced; it is restored afterwards.
 
     Args:
         model: the model; it is not changed.
         batch: a batch of the shapes to train on, as in `bow.capture`.
         loss: `loss(outputs, targets) -> scalar`.
         step: instead of `loss`: `step(model, batch) -> loss`.
-        topology: the devices and what connects them; a file, the name of one that is shipped, such as
-            `"p100_cluster"`, or `"machine"`: this machine's, measured.
-        costs: `"roofline"`, or `"measured"`: once for each operator, tile shape and kind of device, and kept on disk.
-        optimizer: makes an optimizer from the model's parameters; measured with the tiles, and its state is counted.
-        batch_sizes: of a learner's batch, to choose from by the time to an accuracy, which needs `noise_scale=`; each
-            has an equal part of the time. Empty: that of `batch`.
-        settings: of the search; None: the defaults.
+        topology: the devices and links; a file, the name of a shipped topology, such as `"p100_cluster"`, or
+            `"machine"` for this machine, measured.
+        costs: `"roofline"`, or `"measured"`: timed once for each operator, tile shape and device kind, cached on disk.
+        optimizer: makes an optimizer from the model's parameters; timed with the tiles, its state counts as memory.
+        batch_sizes: candidate batch sizes per learner, compared by the time to an accuracy, which needs `noise_scale=`;
+            the search time is divided equally. Empty: only the size of `batch`.
+        settings: search settings; None: the defaults.
         rules: how operators can be split.
-        progress: True: a bar with the best time so far, where standard error is a terminal; False: none; or who is told
-            seconds, proposals and the best time of a batch in nanoseconds instead, and ends the search by returning
-            False; None goes on.
+        progress: True: a progress bar with the best time so far, if standard error is a terminal; False: none; or a
+            callback that receives seconds, proposals and the best time of a batch in nanoseconds; it ends the search
+            by returning False (None continues).
         **changes: fields of `settings`, such as `budget_s=60`, `learners=(1, 2)`, `noise_scale=900` or `seed=1`.
 
     Returns:
-        The best one (`partition`), for which batch (`problem.batch_size`), its simulated time (`makespan_ns`), and how
-        it was found; `explain()` says what was chosen and why, `timeline()` when what runs, `train(data, ...)` trains
-        by it, and `save(path)` keeps it for `bow.Found.load`.
+        The best partition (`partition`), its batch size (`problem.batch_size`), its simulated time (`makespan_ns`), and
+        how it was found. `explain()` describes and justifies the choices, `timeline()` is the simulated schedule,
+        `train(data, ...)` trains with it, and `save(path)` writes it for `bow.Found.load`.
 
     Raises:
         CaptureError, LossError, DataError: as `bow.capture` does.
-        TopologyError: the topology cannot be read, or be divided among so many learners.
-        ScheduleError: no partition that was looked at fits the devices' memory.
-        SettingError: a setting outside its range, or nothing to measure on.
+        TopologyError: the topology cannot be read, or cannot be divided among the learners.
+        ScheduleError: none of the partitions tried fits the devices' memory.
+        SettingError: a setting outside its range, or no device to measure on.
 
     Example:
         >>> import torch
@@ -147,7 +147,7 @@ def plan(
 
 
 def sized(batch: Any, sizes: Sequence[int], settings: SearchSettings) -> list[Any]:
-    """A batch of each of these sizes, of the samples of one; no sizes: that one."""
+    """Return a batch of each size from the samples of one, repeated if necessary; only that one without sizes."""
     sizes = [whole("batch_sizes", size) for size in (sizes if isinstance(sizes, Iterable) else [sizes])]
     length = batch_length(batch)
     if sizes and any(each.dim() and len(each) != length for each in tree_leaves(batch) if isinstance(each, Tensor)):
@@ -182,9 +182,9 @@ def fitting_sizes(
     size_of: Callable[[Sized], int],
     is_interrupted: Callable[[Chosen], bool],
 ) -> list[Chosen]:
-    """What is planned for each size of batch that the devices have room for; why others are left out is told."""
+    """Plan for each batch size that fits the devices' memory; report why others are left out."""
     found: list[Chosen] = []
-    refused: dict[str, Exception] = {}  # by the sizes that are left out
+    refused: dict[str, Exception] = {}  # by the batch sizes left out
     for number, each in enumerate(sizes):
         try:
             if found and is_interrupted(found[-1]):
@@ -206,7 +206,7 @@ def fitting_sizes(
 
 
 def part_of(settings: SearchSettings, searches: int) -> SearchSettings:
-    """Settings of each of several searches that share the time."""
+    """Return settings with an equal share of the time budget for each of several searches."""
     if settings.budget_s is None:
         return settings
     return dataclasses.replace(settings, budget_s=settings.budget_s / searches)
@@ -223,7 +223,7 @@ def _settings(settings: SearchSettings | None, changes: Mapping[str, Any]) -> Se
 
 
 def topology_of(topology: DeviceTopology | str | Path, count: int | None = None) -> DeviceTopology:
-    """The topology that is meant."""
+    """Return the topology given as an object, a name or a file."""
     if isinstance(topology, DeviceTopology):
         return topology
     if not isinstance(topology, str | os.PathLike):
@@ -242,7 +242,7 @@ def problem_of(
     optimizer: OptimizerFactory = OPTIMIZER,
     batch_size: int = 1,
 ) -> Problem:
-    """What is planned for."""
+    """Build the planning problem."""
     devices = topology_of(topology)
     return Problem(
         graph,

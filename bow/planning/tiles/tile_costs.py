@@ -1,4 +1,4 @@
-"""Tile costs: how long tiles take on the devices of this machine, measured in whole steps and kept on disk."""
+"""Tile costs: times of tiles on this machine's devices, measured in whole steps and cached on disk."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from bow.schedule import Span
 
 _Spans: TypeAlias = dict[tuple[str, str], list[Span]]
 
-OnMeasured: TypeAlias = Callable[[int, int], None]  # called with how many tiles are measured, and of how many
+OnMeasured: TypeAlias = Callable[[int, int], None]  # progress callback: measured tiles, total tiles
 
 REPEATS = 5
 WARM_UP = 2
@@ -56,10 +56,9 @@ def measure_tiles(
     rules: Rules = RULES,
     tell: OnMeasured | None = None,
 ) -> TileTimes:
-    """Measure every tile that a partition for so many devices may have, once for each operator and shape."""
-    # Whole steps are run by the tile runtime on one device, one after the other with all operators split in another
-    # way. What it takes to cut and put together what a tile reads counts as the tile's, and so does what the runtime
-    # itself takes between two tiles.
+    """Time every tile that a partition for `num_devices` devices may have, once for each operator and shape."""
+    # The tile runtime runs whole steps on one device, each time with a different split of every operator. A tile's time
+    # includes slicing and assembling its inputs and the runtime's overhead since the previous tile.
     times = TileTimes() if known is None else TileTimes(dict(known.tiles), dict(known.updates))
     graph, group = captured.graph, ProcessGroup(device or torch.device("cpu"), is_alone=True)
     ways = [(splits, _keys(graph, rules, splits)) for splits in _ways(graph, rules, num_devices, even)]
@@ -79,12 +78,12 @@ def measure_tiles(
                 for key, took in zip(of, _times_of(operator, len(of), spans), strict=True):
                     found[key].append(took)
                     wholes[-1] += took.total_ns
-        # What interrupts a machine now and then is in every step, and in no tile's median.
+        # Medians of tiles exclude occasional interruptions, whole steps include them: scale tiles to match the steps.
         medians = {key: _median(of) for key, of in found.items()}
         parts = sum(medians[key].total_ns for of in keys for key in of)
         factor = statistics.median(wholes) / max(parts, 1)
         times.tiles = {key: time.scaled(factor) for key, time in medians.items()} | times.tiles
-        # On all weights, behind the backward passes: to put their gradients together, and to update.
+        # After the backward passes, for all weights: assembling gradients, and the update.
         behind = ([*spans["reduction", "gradients"], *spans["update", "all"]] for spans in steps)
         updates = statistics.median(sum(span.duration_ns for span in of) for of in behind)
         trained = sum(weight.num_bytes for weight in graph.weights.values() if weight.differentiable)
@@ -104,7 +103,7 @@ def cached_tile_times(
     device: torch.device | None = None,
     **settings: Any,
 ) -> TileTimes:
-    """The same as `measure_tiles`, of which only that is measured which was not measured on this hardware before."""
+    """Like `measure_tiles`, but measure only tiles that are not cached for this hardware."""
     cache = times_cache(device or torch.device("cpu"), type(optimizer(model.parameters())).__name__)
     known = cache.load(TileTimes.of_plain)
     times = measure_tiles(captured, model, batch, optimizer, num_devices, device=device, known=known, **settings)
@@ -121,13 +120,13 @@ def cached_tile_times(
 
 
 def times_cache(device: torch.device, optimizer: str) -> Measurements:
-    """Where the times of tiles are kept, of all graphs: by hardware, number of threads, PyTorch, bow and optimizer."""
+    """Return the cache of tile times, keyed by hardware, threads, optimizer, and versions of PyTorch and bow."""
     hardware = machine() if device.type == "cpu" else torch.cuda.get_device_name(device)
     return Measurements("tiles", processor(), hardware, torch.get_num_threads(), optimizer)
 
 
 def _ways(graph: OperatorGraph, rules: Rules, num_devices: int, even: bool) -> Iterator[tuple[Split, ...]]:
-    """Partitions on one device in which every operator has each of its degrees once."""
+    """Yield single-device partitions that together contain every split of every operator."""
     space = SplitSpace(graph, rules, 1, devices="every", max_tiles=num_devices, even=even)
     ways = [list(space.splits(operator)) for operator in range(space.num_operators)]
     for turn in range(max(map(len, ways))):
@@ -135,13 +134,13 @@ def _ways(graph: OperatorGraph, rules: Rules, num_devices: int, even: bool) -> I
 
 
 def _keys(graph: OperatorGraph, rules: Rules, splits: Sequence[Split]) -> list[list[str]]:
-    """By operator: the keys of its tiles."""
+    """Return the cost keys of each operator's tiles."""
     pairs = zip(graph.operators, splits, strict=True)
     return [[tile_key(graph, rules, each, box) for box in tiles_of(graph, each, split)] for each, split in pairs]
 
 
 def _steps(runtime: TileRuntime, batch: Any, repeats: int) -> Iterator[_Spans]:
-    """By category and name, what ran in each of several steps, with the time since what ran before added."""
+    """Yield the spans of each timed step by category and name, extended back to the end of the previous span."""
     for step in range(WARM_UP + repeats):
         runtime.record(step >= WARM_UP)
         end = time.monotonic_ns()
@@ -155,9 +154,9 @@ def _steps(runtime: TileRuntime, batch: Any, repeats: int) -> Iterator[_Spans]:
 
 
 def _times_of(operator: PlanOperator, count: int, spans: _Spans) -> list[TileTime]:
-    """By tile of an operator, in one step."""
-    # Where tiles sum something in the middle, all begin together and each has its share of it; their backward passes
-    # come first for what is behind the sum, then for what is before it.
+    """Return the time of each tile of an operator in one step."""
+    # If tiles sum within the operator, one span covers the part before the sum for all tiles, which share it equally.
+    # Their backward spans come in two rounds: for the part after the sum, then for the part before it.
     forward = [span.duration_ns for span in spans["forward", operator.name]]
     backward = [span.duration_ns for span in spans["backward", operator.name]]
     together, own = sum(forward[:-count]), forward[-count:]
@@ -171,8 +170,7 @@ def _median(times: Sequence[TileTime]) -> TileTime:
     )
 
 
-OPTIMIZER: OptimizerFactory = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-"""Whose updates are measured where no other is given."""
+OPTIMIZER: OptimizerFactory = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)  # default of measurements
 
 
 def measured_costs(
@@ -186,9 +184,8 @@ def measured_costs(
     rules: Rules = RULES,
     tell: OnMeasured | None = None,
 ) -> MeasuredCosts:
-    """Measure what is not yet known of a step's tiles on this machine's devices; others have the roofline's times."""
-    # A kind of device is this machine's where its name says so, as those of `bow.planning.tiles.machine.read_devices`
-    # do.
+    """Return measured costs for the device kinds of this machine (others use a roofline), measuring missing tiles."""
+    # Device kinds are matched by name, as given by `bow.planning.tiles.machine.read_devices`.
     times = {}
     for kind, device, cores in _here(topology):
         settings: dict[str, Any] = {"device": device, "even": even, "rules": rules, "tell": tell}
@@ -204,7 +201,7 @@ def measured_costs(
 
 
 def _here(topology: DeviceTopology) -> Iterator[tuple[str, torch.device, list[int]]]:
-    """The kinds of devices that this machine has: name, a device, and the cores that one of them is."""
+    """Yield the topology's device kinds that this machine has: name, a device, and its cores."""
     cores = sorted(available_cores())
     own = {core_kind(count): cores[:count] for count in range(1, len(cores) + 1)}
     for kind in dict.fromkeys(device.kind.name for device in topology.devices):
