@@ -1,4 +1,4 @@
-"""Operators by family: from those that PyTorch exports to those that are split, and what computes tiles of these."""
+"""Operators by family: translation from PyTorch's exported operators, and computation of tiles."""
 
 from bow.planning.tiles.operators import layers as layers
 from bow.planning.tiles.operators import losses as losses

@@ -1,4 +1,4 @@
-"""Tiles, which are parts of operators, and the interface of what computes them."""
+"""Tiles of operators, and the interface of functions that compute them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,24 +22,23 @@ class Tile:
 
     kind: str  # of the operator
     attributes: Mapping[str, Any]  # of the operator
-    shapes: Shapes  # of the whole operands and of the whole output
+    shapes: Shapes  # of the whole operands and the whole output
     box: Box  # of the first output
-    # By operand, in the order of the operator's arguments: what of it the tile is given; None: nothing.
-    operands: tuple[Box | None, ...]
+    operands: tuple[Box | None, ...]  # boxes that it reads, in the order of the operator's arguments; None: nothing
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """The shape of the first output's part."""
+        """Shape of the tile's part of the first output."""
         return sizes(self.box)
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether there is no other tile."""
+        """Whether the operator is not split."""
         return self.box == whole(self.shapes.output)
 
 
 def tile_of(graph: OperatorGraph, operator: PlanOperator, rule: Rule, box: Box) -> Tile:
-    """The tile that makes a box of an operator's first output."""
+    """Return the tile that computes a box of an operator's first output."""
     boxes = {
         "input": rule.input_boxes(operator, graph, box),
         "weight": rule.weight_boxes(operator, graph, box),
@@ -48,39 +47,32 @@ def tile_of(graph: OperatorGraph, operator: PlanOperator, rule: Rule, box: Box) 
     return Tile(operator.kind, operator.attributes, shapes_of(operator, graph), box, operands)
 
 
-Operands: TypeAlias = Sequence[Tensor | None]
-"""The parts that a tile is given, in the order of the operator's arguments."""
-
+Operands: TypeAlias = Sequence[Tensor | None]  # the boxes that a tile reads, in the order of the operator's arguments
 Outputs: TypeAlias = tuple[Tensor, ...]
-
-LocalCall: TypeAlias = Callable[[Tile, Operands, int], Outputs]
-"""Computes a tile; the number is a seed, the same for all tiles of an operator in a step."""
+LocalCall: TypeAlias = Callable[[Tile, Operands, int], Outputs]  # computes a tile; seed: equal for all tiles in a step
 
 
 @dataclass(frozen=True)
 class SummedCall:
-    """Computes a tile in two parts, between which all tiles of a sum get what each has found."""
+    """Computes a tile in two phases, with an exchange of moments between all tiles of a sum."""
 
-    # Autograd goes through both parts, and through what lies between.
+    # Differentiable through both phases and the exchange.
 
-    moments: Callable[[Tile, Operands], Tensor]  # what a tile finds, a tensor of the same shape for all tiles of a sum
-    # The outputs, given what all tiles of the sum found, stacked in the order of the tiles.
-    finish: Callable[[Tile, Operands, Tensor], Outputs]
-    # Changes in place what the operator keeps from step to step, by what all tiles found: by name, the part that
-    # belongs to the sum.
-    update: Callable[[Tile, Tensor, Mapping[str, Tensor]], None]
-    # Computes a tile that is the only one of its sum, and changes what the operator keeps if there is any.
+    moments: Callable[[Tile, Operands], Tensor]  # a tile's moments, of the same shape for all tiles of a sum
+    finish: Callable[[Tile, Operands, Tensor], Outputs]  # the outputs, from the moments of all tiles, stacked in order
+    update: Callable[[Tile, Tensor, Mapping[str, Tensor]], None]  # update the sum's running statistics in place
+    # Compute a tile that is the only one of its sum, and update its running statistics, if any.
     alone: Callable[[Tile, Operands, Mapping[str, Tensor] | None], Outputs]
 
 
 Call: TypeAlias = LocalCall | SummedCall
 
 C = TypeVar("C", bound=LocalCall)
-CALLS: dict[str, Call] = {}  # by kind; operators of other kinds are whole, and called by their name
+CALLS: dict[str, Call] = {}  # by kind; operators of other kinds are not split, and called by their name
 
 
 def computes(*kinds: str) -> Callable[[C], C]:
-    """Put a function into the table."""
+    """Register a function in `CALLS`."""
 
     def register(call: C) -> C:
         CALLS.update(dict.fromkeys(kinds, call))
@@ -95,8 +87,8 @@ def call_of(kind: str) -> Call:
 
 @computes("pointwise", "reduction")
 def call_by_name(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """Whatever operator the attributes name, called with the parts in the place of the whole."""
-    # Attributes: `function`, `arguments` and `keywords`, as `encoded` writes them.
+    """Call the operator named in the attributes with the tile's operands."""
+    # Attributes: `function`, `arguments` and `keywords`, in the format of `encoded`.
     attributes = tile.attributes
     device = next((operand.device for operand in operands if operand is not None), torch.device("cpu"))
     arguments = decoded(attributes["arguments"], operands, device)
@@ -106,7 +98,7 @@ def call_by_name(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 
 def plain(function: Callable[..., Tensor], *names: str) -> LocalCall:
-    """A function of the operands, which are all there, and of some attributes behind them."""
+    """Wrap a function whose arguments are all operands, none of them None, followed by some attributes."""
 
     def call(tile: Tile, operands: Operands, seed: int) -> Outputs:
         return (function(*required(operands), *(tile.attributes[name] for name in names)),)
@@ -115,15 +107,15 @@ def plain(function: Callable[..., Tensor], *names: str) -> LocalCall:
 
 
 def required(operands: Operands) -> list[Tensor]:
-    """The operands of an operator whose tiles need all of them."""
+    """Return the operands, asserting that none is None."""
     found = [operand for operand in operands if operand is not None]
     assert len(found) == len(operands)
     return found
 
 
 def padded(tensor: Tensor, amounts: Sequence[tuple[int, int]], value: float) -> Tensor:
-    """A tensor with a constant around its last dimensions."""
+    """Pad the last dimensions of a tensor with a constant; negative amounts crop."""
     ends = [each for pair in reversed(amounts) for each in pair]
     larger = F.pad(tensor, [max(0, each) for each in ends], value=value)
-    # Not in one call: F.pad cuts off first, and fails where more is cut off than the tensor has.
+    # Two calls, since F.pad crops first and fails if it would crop more than the unpadded tensor has.
     return F.pad(larger, [min(0, each) for each in ends]) if min(ends, default=0) < 0 else larger

@@ -1,4 +1,4 @@
-"""Operators as PyTorch exports them: what translations are given, and calls by name as plain data."""
+"""Operators exported by PyTorch: the input of translations, and serialisable calls by name."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -11,44 +11,43 @@ from torch import Tensor
 from bow.errors import CaptureError
 from bow.planning.tiles.graph_builder import GraphBuilder, Shape, Value
 
-Result: TypeAlias = Value | tuple[Value, ...] | None
-"""What takes the place of an exported operator's results; None: it is not to be translated so."""
+Result: TypeAlias = Value | tuple[Value, ...] | None  # translation of an operator's results; None: not translatable
 
 
 @dataclass(frozen=True)
 class Exported:
     """An operator that PyTorch exported."""
 
-    function: str  # its name, such as `aten.relu.default`
-    arguments: Mapping[str, Any]  # by name, those that were left out too; tensors are values of the graph
-    keywords: frozenset[str]  # the names of those that can be given by name only
-    outputs: tuple[tuple[Shape, torch.dtype], ...]  # sizes and types of what it makes
+    function: str  # full name, such as `aten.relu.default`
+    arguments: Mapping[str, Any]  # by name, including defaults; tensors are values of the graph
+    keywords: frozenset[str]  # names of the keyword-only arguments
+    outputs: tuple[tuple[Shape, torch.dtype], ...]  # shapes and dtypes
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
 
     @property
     def name(self) -> str:
-        """The operator's without its namespace and its overload, such as `relu`."""
+        """Name without namespace and overload, such as `relu`."""
         return self.function.split(".")[1]
 
     @property
     def shape(self) -> Shape:
-        """The sizes of the first tensor that it makes."""
+        """Shape of the first output."""
         return self.outputs[0][0]
 
     @property
     def size(self) -> int:
-        """How many elements that has."""
+        """Number of elements of the first output."""
         return math.prod(self.shape)
 
     @property
     def operands(self) -> list[Value]:
-        """The tensors among the arguments, in their order."""
+        """The tensors among the arguments, in order."""
         return [value for argument in self.arguments.values() for value in _values(argument)]
 
     def by_name(self, **others: Any) -> dict[str, Any]:
-        """The attributes with which the operator is called by its name."""
+        """Return the attributes for `call_by_name`, with some arguments replaced."""
         count = 0
 
         def number(argument: Any) -> int | None:
@@ -69,7 +68,7 @@ class Exported:
 def exported_call(
     name: str, function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], made: Any
 ) -> Exported:
-    """A call of an operator."""
+    """Bind the arguments of an operator call, filling in defaults."""
     given: dict[str, Any] = {}
     for place, parameter in enumerate(function._schema.arguments):
         default = parameter.default_value if parameter.has_default_value() else None
@@ -81,11 +80,11 @@ def exported_call(
 
 Translate: TypeAlias = Callable[[GraphBuilder, Exported], Result]
 
-TRANSLATIONS: dict[str, Translate] = {}  # By the operator's name without its overload, such as `relu`
+TRANSLATIONS: dict[str, Translate] = {}  # by the operator's name without overload, such as `relu`
 
 
 def translates(*names: str) -> Callable[[Translate], Translate]:
-    """Put a function into the table."""
+    """Register a function in `TRANSLATIONS`."""
 
     def register(translate: Translate) -> Translate:
         TRANSLATIONS.update(dict.fromkeys(names, translate))
@@ -95,18 +94,18 @@ def translates(*names: str) -> Callable[[Translate], Translate]:
 
 
 def present(*values: Value | None) -> list[Value]:
-    """Those that are there."""
+    """Return the values that are not None."""
     return [value for value in values if value is not None]
 
 
 def repeated(value: Any, count: int) -> list[int]:
-    """A number for each dimension, of which PyTorch takes one for all."""
+    """Expand a number, or a list of one, to one number per dimension."""
     given = [value] if isinstance(value, int) else list(value)
     return given * count if len(given) == 1 else given
 
 
 def axis(dim: int, rank: int) -> int:
-    """A dimension, counted from the first."""
+    """Return the non-negative index of a dimension."""
     return dim % max(rank, 1)
 
 
@@ -120,13 +119,13 @@ _TORCH = (torch.dtype, torch.layout, torch.memory_format)
 
 
 def encoded(argument: Any, operand: Callable[[Any], int | None]) -> Any:
-    """An argument as JSON can hold it."""
+    """Encode an argument as JSON-compatible data; `operand` returns a tensor's number, or None for non-tensors."""
     if (number := operand(argument)) is not None:
         return {"operand": number}
     if isinstance(argument, (list, tuple)):
         return [encoded(each, operand) for each in argument]
     if isinstance(argument, torch.device):
-        return {"device": True}  # each process has a device of its own
+        return {"device": True}  # replaced by each process's own device
     if isinstance(argument, _TORCH):
         return {"torch": str(argument).removeprefix("torch.")}
     if argument is None or isinstance(argument, (bool, int, float, str)):
@@ -137,7 +136,7 @@ def encoded(argument: Any, operand: Callable[[Any], int | None]) -> Any:
 
 
 def decoded(argument: Any, operands: Sequence[Tensor | None], device: torch.device) -> Any:
-    """What `encoded` was given, with tensors in the place of their numbers."""
+    """Invert `encoded`, replacing numbers by operands."""
     if isinstance(argument, (list, tuple)):
         return [decoded(each, operands, device) for each in argument]
     if not isinstance(argument, dict):
@@ -148,6 +147,6 @@ def decoded(argument: Any, operands: Sequence[Tensor | None], device: torch.devi
 
 
 def function(name: str) -> Any:
-    """The operator of a name such as `aten.relu.default`."""
+    """Return the torch operator of a name such as `aten.relu.default`."""
     namespace, operator, overload = name.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), operator), overload)

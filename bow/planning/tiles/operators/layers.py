@@ -1,4 +1,4 @@
-"""Products, attention, embeddings, softmax and dropout."""
+"""Matrix products, attention, embeddings, softmax and dropout."""
 
 import math
 
@@ -9,7 +9,7 @@ from bow.planning.tiles.graph_builder import GraphBuilder, TensorRef, Value
 from bow.planning.tiles.operators.calls import CALLS, Operands, Outputs, Tile, computes, plain, required
 from bow.planning.tiles.operators.exported import Exported, Result, axis, present, translates
 
-SOFTMAX_FLOPS = 5  # operations an element
+SOFTMAX_FLOPS = 5  # per element
 
 
 @translates("linear")
@@ -61,14 +61,14 @@ def _softmax(builder: GraphBuilder, exported: Exported) -> Result:
 
 @translates("dropout", "feature_dropout")
 def _dropout(builder: GraphBuilder, exported: Exported) -> Result:
-    samples = exported.operands[0]  # by another name where it is dropped in place
+    samples = exported.operands[0]  # the argument's name differs for in-place dropout
     if not exported["train"] or not exported["p"]:
         return samples
     return dropped(builder, samples, exported["p"], "feature" in exported.function)
 
 
 def dropped(builder: GraphBuilder, samples: Value, p: float, of_channels: bool = False) -> TensorRef:
-    """The tensor with some elements dropped."""
+    """Add a dropout operator."""
     shape, attributes = builder.shape(samples), {"p": p, "of_channels": of_channels}
     return builder.make("dropout", [samples], shape, attributes, 2 * math.prod(shape))
 
@@ -84,7 +84,7 @@ CALLS |= {
 
 @computes("attention")
 def attention(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """Attention of some queries to all keys."""
+    """Compute attention of the tile's queries to all keys."""
     queries, keys, values, *masks = required(operands)
     mask = masks[0] if masks else None
     scale = tile.attributes["scale"]
@@ -99,16 +99,16 @@ def attention(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 @computes("dropout")
 def dropout(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """Some elements are dropped, and which does not depend on how the tensor is cut."""
-    # The mask of the whole tensor is drawn from the seed, and the tile's part of it used.
+    """Apply dropout with a mask that does not depend on the split."""
+    # The mask of the whole tensor is drawn from the seed, and the tile uses its part.
     (samples,) = required(operands)
     probability = tile.attributes["p"]
     generator = torch.Generator(samples.device).manual_seed(seed)
     shape = list(tile.shapes.output)
     part = tuple(slice(*side) for side in tile.box)
-    if tile.attributes["of_channels"]:  # a channel is dropped as a whole
+    if tile.attributes["of_channels"]:  # drop whole channels
         shape[2:] = [1] * len(shape[2:])
         part = part[:2]
-    # In float32 whatever the model computes in: the same elements are dropped in every precision.
+    # Always in float32, so that the same elements are dropped in every precision.
     drawn = torch.rand(shape, generator=generator, device=samples.device)[part]
     return (samples * ((drawn >= probability).to(samples.dtype) / max(1 - probability, 1e-38)),)

@@ -11,7 +11,7 @@ from bow.planning.tiles.operators.calls import Operands, Outputs, Tile, computes
 from bow.planning.tiles.operators.exported import Exported, Result, axis, translates
 from bow.planning.tiles.operators.layers import SOFTMAX_FLOPS
 
-_MEAN, _SUM = 1, 2  # What PyTorch calls the reductions of losses; 0 is none
+_MEAN, _SUM = 1, 2  # PyTorch's codes of loss reductions; 0 is none
 _SUFFIX = {_MEAN: "mean", _SUM: "sum"}
 
 
@@ -19,7 +19,7 @@ _SUFFIX = {_MEAN: "mean", _SUM: "sum"}
     "where", "masked_fill", "rsub", "hardswish", "log_sigmoid", "to", "_to_copy", "clone", "contiguous", "alias"
 )
 def pointwise(builder: GraphBuilder, exported: Exported) -> Result:
-    """An operator each of whose elements is made of those at the same place."""
+    """Translate an elementwise operator."""
     operands = exported.operands
     if len(exported.outputs) != 1 or not operands:
         return None
@@ -83,7 +83,7 @@ def _cross_entropy(builder: GraphBuilder, exported: Exported) -> Result:
 
 
 def total(builder: GraphBuilder, tensor: Value, name: str, dtype: torch.dtype) -> TensorRef:
-    """The sum or mean of all elements: first of each row, where rows can be on different devices, then of all."""
+    """Add the sum or mean of all elements in two stages: of each row, so that rows can be split, then of all rows."""
     base, shape = builder.name, builder.shape(tensor)
     if len(shape) > 1:
         builder.name = f"{base}.{name}_of_rows"
@@ -109,7 +109,7 @@ def _reduced(builder: GraphBuilder, tensor: Value, name: str, dims: Sequence[int
 
 @computes("cross_entropy")
 def cross_entropy(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """The loss of each sample; 0 where the class is the ignored one."""
+    """Compute the loss of each sample and position; 0 for the ignored class."""
     scores, classes = required(operands)
     ignored = tile.attributes["ignore_index"]
     if tile.attributes["is_logarithm"]:
@@ -120,6 +120,6 @@ def cross_entropy(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 @computes("counted_mean")
 def counted_mean(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """The mean of the losses whose class is not the ignored one."""
+    """Compute the mean of the losses whose class is not the ignored one."""
     losses, classes = required(operands)
     return (losses.sum() / (classes != tile.attributes["ignore_index"]).sum(),)

@@ -1,4 +1,4 @@
-"""Batch norm, whose tiles sum moments, and layer norm."""
+"""Batch norm, with moments summed over tiles, and layer norm."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from bow.planning.tiles.graph_builder import GraphBuilder
 from bow.planning.tiles.operators.calls import CALLS, Operands, Outputs, SummedCall, Tile, computes, required
 from bow.planning.tiles.operators.exported import Exported, Result, present, translates
 
-_NORM_FLOPS = 8  # Operations an element, where nothing better is known: normalising reads and writes several times
+_NORM_FLOPS = 8  # per element, an estimate
 
 
 @translates("batch_norm")
@@ -37,7 +37,6 @@ def _layer_norm(builder: GraphBuilder, exported: Exported) -> Result:
 
 @computes("layer_norm")
 def layer_norm(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """Layer norm of some samples."""
     samples, *affine = required(operands)
     weight, bias = [*affine, None, None][:2]
     normalised = tile.shapes.output[-tile.attributes["num_dims"] :]
@@ -46,14 +45,13 @@ def layer_norm(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 @computes("frozen_batch_norm")
 def frozen_batch_norm(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """Batch norm with given statistics."""
     samples, mean, variance, weight, bias = [*operands, None, None][:5]
     assert samples is not None
     return (F.batch_norm(samples, mean, variance, weight, bias, eps=tile.attributes["eps"]),)
 
 
 def moments(tile: Tile, operands: Operands) -> Tensor:
-    """Count, mean and sum of squared deviations of each channel, `[3, channel]`."""
+    """Return count, mean and sum of squared deviations of each channel, `[3, channel]`."""
     samples = operands[0]
     assert samples is not None
     dims = [dim for dim in range(samples.dim()) if dim != 1]
@@ -63,7 +61,7 @@ def moments(tile: Tile, operands: Operands) -> Tensor:
 
 
 def finish(tile: Tile, operands: Operands, found: Tensor) -> Outputs:
-    """Normalise by the moments of all tiles, `[tile, 3, channel]`."""
+    """Normalise with the moments of all tiles, `[tile, 3, channel]`."""
     samples, weight, bias = [*operands, None, None][:3]
     assert samples is not None
     _, mean, squares, count = _combined(found)
@@ -74,7 +72,7 @@ def finish(tile: Tile, operands: Operands, found: Tensor) -> Outputs:
 
 
 def update(tile: Tile, found: Tensor, kept: Mapping[str, Tensor]) -> None:
-    """Move the running statistics by the moments of all tiles; the variance is the unbiased one, as in PyTorch."""
+    """Update the running statistics with the moments of all tiles; the variance is unbiased, as in PyTorch."""
     _, mean, squares, count = _combined(found)
     momentum = tile.attributes["momentum"]
     kept["running_mean"].lerp_(mean, momentum)
@@ -82,7 +80,7 @@ def update(tile: Tile, found: Tensor, kept: Mapping[str, Tensor]) -> None:
 
 
 def alone(tile: Tile, operands: Operands, kept: Mapping[str, Tensor] | None) -> Outputs:
-    """Batch norm of a tile that has all samples of its channels."""
+    """Compute batch norm of a tile that has all samples of its channels."""
     samples, weight, bias = [*operands, None, None][:3]
     assert samples is not None
     mean, variance = (kept["running_mean"], kept["running_var"]) if kept else (None, None)
@@ -94,7 +92,7 @@ CALLS["batch_norm"] = SummedCall(moments, finish, update, alone)
 
 
 def _combined(found: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Deviations of the tiles' means, the mean of all, the sum of squared deviations from it, and the count."""
+    """Return deviations of the tiles' means, total mean, total sum of squared deviations, and total count."""
     # Chan, Golub, LeVeque, 1983, equation 3.1.
     counts, means, squares = found.unbind(1)
     count = counts.sum(0)
@@ -107,10 +105,10 @@ _aten: Any = torch.ops.aten
 
 
 class _Normalise(torch.autograd.Function):
-    """`y = (x - mean) / sqrt(variance + eps) * weight + bias`, differentiable by all of them."""
+    """`y = (x - mean) / sqrt(variance + eps) * weight + bias`, differentiable in all five tensors."""
 
-    # One kernel forward and one backward, PyTorch's own for given statistics: what it finds for weight and bias is what
-    # the gradients of mean and variance are made of.
+    # Uses PyTorch's kernels for fixed statistics, one forward and one backward: the gradients of mean and variance
+    # follow from those of bias and weight.
 
     @staticmethod
     def forward(

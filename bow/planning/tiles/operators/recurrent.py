@@ -1,4 +1,4 @@
-"""LSTMs, which become a cell for each layer and step."""
+"""LSTMs, unrolled into one cell for each layer and time step."""
 
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -13,9 +13,9 @@ from bow.planning.tiles.operators.layers import dropped
 from bow.planning.tiles.operators.views import concatenated, selected, stacked
 
 _GATES = 4
-_CELL_FLOPS = 30  # Sigmoids, hyperbolic tangents, and what combines them, of each unit
+_CELL_FLOPS = 30  # per unit: sigmoids, hyperbolic tangents and their combination
 
-_State: TypeAlias = tuple[Value, Value]  # The hidden and the cell state, which a cell hands on to the next step
+_State: TypeAlias = tuple[Value, Value]  # hidden and cell state
 
 
 @translates("lstm_cell")
@@ -67,7 +67,7 @@ def _lstm(builder: GraphBuilder, exported: Exported) -> Result:
 
 
 def _stepped(builder: GraphBuilder, inputs: Value, state: _State, weights: Sequence[Value]) -> _State:
-    """The states behind a step."""
+    """Add a cell and return the next state."""
     shape = samples, units = builder.shape(state[1])
     views = [_by_gate(builder, weight) for weight in weights]
     outputs = [(shape, builder.dtype(state[1]))] * 2
@@ -77,7 +77,7 @@ def _stepped(builder: GraphBuilder, inputs: Value, state: _State, weights: Seque
 
 
 def _by_gate(builder: GraphBuilder, weight: Value) -> Weight:
-    """A weight with its gates in a dimension of their own."""
+    """View a weight with the gates as the first dimension."""
     assert isinstance(weight, Weight)
     rows, *rest = builder.shape(Weight(weight.name))
     return Weight(weight.name, (_GATES, rows // _GATES, *rest))
@@ -89,7 +89,7 @@ def _are_weights(parameters: Sequence[Value]) -> bool:
 
 @computes("lstm_cell")
 def lstm_cell(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """The next states of some units, from the last hidden states of all."""
+    """Compute the next states of the tile's units from the previous hidden states of all units."""
     inputs, hidden, cell, of_inputs, of_hidden, *biases = required(operands)
     from_inputs, from_hidden = biases or (None, None)
     gates = _gates(inputs, of_inputs, from_inputs) + _gates(hidden, of_hidden, from_hidden)
@@ -99,5 +99,5 @@ def lstm_cell(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 
 def _gates(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """All four gates' products, `[sample, 4 units]`, of a weight `[4, unit, in]`."""
+    """Compute the pre-activations of all four gates, `[sample, 4 units]`, with a weight `[4, unit, in]`."""
     return F.linear(inputs, weight.flatten(0, 1), None if bias is None else bias.flatten())

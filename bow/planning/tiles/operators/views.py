@@ -1,4 +1,4 @@
-"""What puts elements elsewhere: reshaping, permuting, cutting, joining, padding."""
+"""Operators that rearrange elements: reshaping, permuting, slicing, joining, padding."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -105,7 +105,7 @@ def _unbind(builder: GraphBuilder, exported: Exported) -> Result:
 def _concat(builder: GraphBuilder, exported: Exported) -> Result:
     tensors = exported["tensors"]
     if any(len(builder.shape(tensor)) != len(exported.shape) for tensor in tensors):
-        return None  # an empty tensor without dimensions, of old
+        return None  # legacy: torch.cat accepts empty one-dimensional tensors
     return concatenated(builder, tensors, axis(exported["dim"], len(exported.shape)))
 
 
@@ -127,40 +127,40 @@ def _pad(builder: GraphBuilder, exported: Exported) -> Result:
 
 
 def sliced(builder: GraphBuilder, tensor: Value, dim: int, start: int, end: int, step: int = 1) -> TensorRef:
-    """Every so many elements along a dimension."""
+    """Add a slice along a dimension."""
     shape = list(builder.shape(tensor))
     shape[dim] = len(range(start, end, step))
     return builder.make("slice", [tensor], shape, {"dim": dim, "start": start, "step": step})
 
 
 def selected(builder: GraphBuilder, tensor: Value, dim: int, index: int) -> TensorRef:
-    """One element along a dimension."""
+    """Add the selection of one element along a dimension."""
     shape = list(builder.shape(tensor))
     size = shape.pop(dim)
     return builder.make("select", [tensor], shape, {"dim": dim, "index": index % size})
 
 
 def concatenated(builder: GraphBuilder, tensors: Sequence[Value], dim: int) -> TensorRef:
-    """Tensors behind each other."""
+    """Add a concatenation."""
     shape = list(builder.shape(tensors[0]))
     shape[dim] = sum(builder.shape(tensor)[dim] for tensor in tensors)
     return builder.make("concat", [as_tensor(builder, tensor) for tensor in tensors], shape, {"dim": dim})
 
 
 def stacked(builder: GraphBuilder, tensors: Sequence[Value], dim: int) -> TensorRef:
-    """Tensors side by side along a new dimension."""
+    """Add a stack along a new dimension."""
     shape = list(builder.shape(tensors[0]))
     shape.insert(dim, len(tensors))
     return builder.make("stack", [as_tensor(builder, tensor) for tensor in tensors], shape, {"dim": dim})
 
 
 def as_tensor(builder: GraphBuilder, tensor: Value) -> Value:
-    """A tensor that some tiles do not need: a parameter is read by an operator of its own."""
+    """Return a value as an input, adding an alias for a parameter: tiles may not skip weights, but may skip inputs."""
     return builder.called(tensor, "aten.alias.default") if isinstance(tensor, Weight) else tensor
 
 
 def joined(function: Callable[..., Tensor]) -> LocalCall:
-    """What there is of the operands, behind each other or side by side."""
+    """Wrap a function that joins the operands that are not None along the attribute `dim`."""
 
     def call(tile: Tile, operands: Operands, seed: int) -> Outputs:
         return (function([operand for operand in operands if operand is not None], dim=tile.attributes["dim"]),)
@@ -173,13 +173,13 @@ CALLS |= {"concat": joined(torch.cat), "stack": joined(torch.stack), "permute": 
 
 @computes("pad")
 def pad(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """A part of a tensor with a constant around it."""
+    """Compute a tile of a constant padding."""
     (tensor,) = required(operands)
     fetched = tile.operands[0]
     assert fetched is not None
     amounts = []
     for (start, end), (first, last), before in zip(fetched, tile.box, tile.attributes["before"], strict=True):
-        amounts.append((start + before - first, last - end - before))  # below 0: elements that are cut off
+        amounts.append((start + before - first, last - end - before))  # negative: crop
     return (padded(tensor, amounts, tile.attributes["value"]),)
 
 
@@ -204,7 +204,7 @@ def select(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 @computes("reshape")
 def reshape(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """A part of a tensor in another shape; of the box that it is given, some elements may be left out."""
+    """Compute a tile of a reshape; not all elements of the box that it reads may belong to the tile."""
     (tensor,) = required(operands)
     fetched = tile.operands[0]
     assert fetched is not None
@@ -223,14 +223,14 @@ def reshape(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 
 def _chosen(segment: Segment, operand: Shape, fetched: Box, output: Shape, box: Box) -> Tensor:
-    """Which elements of what was fetched of a segment belong to the tile, both counted row by row."""
+    """Return the positions in a segment of the fetched box of the tile's elements, in row-major order."""
     of_operand, of_output = slice(*segment.operand), slice(*segment.output)
     held, wanted = _flat(operand[of_operand], fetched[of_operand]), _flat(output[of_output], box[of_output])
     return torch.searchsorted(held, wanted)
 
 
 def _flat(sizes: Shape, box: Box) -> Tensor:
-    """The numbers of a box's elements, counted row by row in the whole."""
+    """Return the row-major indices of a box's elements in the whole tensor."""
     numbers = torch.zeros(1, dtype=torch.int64)
     for size, (start, end) in zip(sizes, box, strict=True):
         numbers = (numbers.unsqueeze(1) * size + torch.arange(start, end)).flatten()

@@ -1,4 +1,4 @@
-"""Convolution and pooling: the halo is given to tiles, what lies outside of the image is padded here."""
+"""Convolution and pooling: tiles receive their halo, padding outside of the image is added here."""
 
 import itertools
 import math
@@ -68,7 +68,7 @@ def _adaptive_pooling(builder: GraphBuilder, exported: Exported) -> Result:
     shape = builder.shape(images)
     if len(shape) != int(kind[-2]) + 2:
         return None
-    # Where the maxima lie is a second output, which a tile would count from its own corner.
+    # The second output, indices of maxima, is dropped: a tile would count them from its own corner.
     return builder.add(kind, [images], exported.outputs[:1], flops=math.prod(shape))
 
 
@@ -86,7 +86,7 @@ def convolution(tile: Tile, operands: Operands, seed: int) -> Outputs:
     if first % per_group == end % per_group == 0 or end - 1 < (first // per_group + 1) * per_group:
         groups = -(-end // per_group) - first // per_group
         return (convolve(whole, weight, bias, groups=groups, **spacing),)
-    # The tile begins or ends in the middle of a group: one convolution for each.
+    # The tile begins or ends within a group: one convolution per group.
     borders = [first, *range((first // per_group + 1) * per_group, end, per_group), end]
     parts = []
     for (start, stop), of_group in zip(itertools.pairwise(borders), whole.chunk(len(borders) - 1, dim=1), strict=True):
@@ -97,7 +97,6 @@ def convolution(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 @computes(*(f"max_pool{n}d" for n in (1, 2, 3)))
 def max_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """The largest of each window."""
     (images,) = required(operands)
     attributes, sides = tile.attributes, _pooling_windows(tile)
     whole, padding = _completed(tile, images, sides, value=-math.inf)
@@ -109,7 +108,7 @@ def avg_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
     (images,) = required(operands)
     attributes, sides = tile.attributes, _pooling_windows(tile)
     whole, padding = _completed(tile, images, sides)
-    # Zeros outside of the image are counted here; the counts that are wanted follow.
+    # These means count padding; they are rescaled by the wanted counts below.
     means = getattr(F, tile.kind)(whole, attributes["kernel"], attributes["stride"], padding)
     elements = math.prod(attributes["kernel"])
     if attributes["divisor"] is not None:
@@ -140,7 +139,7 @@ def adaptive_avg_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
     (images,) = required(operands)
     if _is_regular(tile):
         return (getattr(F, tile.kind)(images, tile.sizes[2:]),)
-    for dim in range(2, images.dim()):  # a mean over a window is a mean over each dimension in turn
+    for dim in range(2, images.dim()):  # the mean over a window is separable by dimension
         mixing = images.new_zeros(tile.sizes[dim], images.shape[dim])
         for row, (start, end) in zip(mixing, _adaptive_cuts(tile, dim), strict=True):
             row[start:end] = 1 / (end - start)
@@ -151,7 +150,7 @@ def adaptive_avg_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
 def _completed(
     tile: Tile, images: Tensor, sides: Sequence[SlidingWindow], value: float = 0.0
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """The images with all that the windows reach for, and the padding that is left to the operator itself."""
+    """Return the images, explicitly padded if necessary, and the padding that is left to the operator itself."""
     fetched = tile.operands[0]
     assert fetched is not None
     missing = []
@@ -165,7 +164,7 @@ def _completed(
 
 
 def _pads_itself(tile: Tile, side: SlidingWindow, size: int, missing: tuple[int, int]) -> bool:
-    """Whether the operator finds the same windows by padding as much on both sides as is missing before."""
+    """Whether the operator's symmetric padding by the amount missing before the tile gives the same windows."""
     before, behind = missing
     length = side.dilation * (side.kernel - 1) + 1
     found = (size + 2 * before - length) // side.stride + 1
@@ -178,7 +177,7 @@ def _pooling_windows(tile: Tile) -> list[SlidingWindow]:
 
 
 def _counts(tile: Tile, side: SlidingWindow, count_padding: bool) -> list[int]:
-    """By output of the tile along a dimension: how many elements its window has."""
+    """Return the number of elements in the window of each output of the tile along a dimension."""
     size = tile.shapes.operands[0][side.dim]
     low, high = (-side.padding, size + side.padding) if count_padding else (0, size)
     counts = []
@@ -189,13 +188,13 @@ def _counts(tile: Tile, side: SlidingWindow, count_padding: bool) -> list[int]:
 
 
 def _is_regular(tile: Tile) -> bool:
-    """Whether all windows of adaptive pooling are equal, or the tile is the whole."""
+    """Whether all adaptive windows have the same size, or the operator is not split."""
     sizes = zip(tile.shapes.operands[0][2:], tile.shapes.output[2:], strict=True)
     return tile.is_whole or all(size % output == 0 for size, output in sizes)
 
 
 def _adaptive_cuts(tile: Tile, dim: int) -> list[tuple[int, int]]:
-    """By output of the tile along a dimension: its window, in indices of what the tile is given."""
+    """Return the window of each output of the tile along a dimension, in indices of the fetched box."""
     size, output = tile.shapes.operands[0][dim], tile.shapes.output[dim]
     fetched: Box | None = tile.operands[0]
     assert fetched is not None
@@ -204,7 +203,7 @@ def _adaptive_cuts(tile: Tile, dim: int) -> list[tuple[int, int]]:
 
 
 def _outer(sides: Sequence[Tensor]) -> Tensor:
-    """The outer product of one vector a dimension."""
+    """Return the outer product of one vector per dimension."""
     product = sides[0]
     for side in sides[1:]:
         product = product.unsqueeze(-1) * side
