@@ -1,28 +1,28 @@
-"""What the processes of a training decide together, behind the same round."""
+"""Collective decisions of a training's processes, taken after the same round."""
 
 from typing import NamedTuple
 
 from bow.cluster import World
 
-EVERY_S = 0.25  # seconds between two exchanges, about
+EVERY_S = 0.25  # approximate seconds between two exchanges
 MOST_ROUNDS = 1000
 
 
 class Decision(NamedTuple):
-    """What all have heard."""
+    """Outcome of an exchange, the same in all processes."""
 
-    stop: bool  # whether the training ends behind this round
-    seconds: float  # on the clock of rank 0
-    hopeless: bool  # whether no device has a learner that stays finite
+    stop: bool  # whether the training ends after this round
+    seconds: float  # training time on rank 0's clock
+    hopeless: bool  # whether all learners of all devices have diverged
     checkpoint: bool  # whether a checkpoint is due
 
 
 class Agreement:
-    """Exchanges wishes every so many rounds, which all processes count alike."""
+    """Exchanges stop and checkpoint requests between processes, at rounds that all compute identically."""
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self.next_round = 1  # behind which the next exchange is; the first one is before the first round
+        self.next_round = 1  # after which the next exchange is due; the first one precedes the first round
         self._last: tuple[float, int] = (0.0, 0)
 
     def begin(self, seconds: float, round_index: int) -> None:
@@ -32,9 +32,9 @@ class Agreement:
     def exchange(
         self, seconds: float, round_index: int, stop: bool, hopeless: bool = False, checkpoint: bool = False
     ) -> Decision:
-        """Tell the others, and hear, behind `next_round`."""
+        """Exchange requests with the other processes, after round `next_round`."""
         since, before = self._last
-        wanted = 1  # as long as nobody knows what a round takes
+        wanted = 1  # until the duration of a round is known
         if round_index > before:
             per_round = max(seconds - since, 1e-6) / (round_index - before)
             wanted = min(MOST_ROUNDS, max(1, round(EVERY_S / per_round)))
@@ -46,6 +46,6 @@ class Agreement:
         return Decision(bool(stops), leaders, without_hope == self._world.size, bool(due))
 
     def signal_of(self, own: int | None) -> int | None:
-        """The signal that any process was asked to end by, for all behind the last round; SIGTERM before SIGINT."""
+        """Return the signal that any process has received, in all of them; SIGTERM takes precedence over SIGINT."""
         asked = [number for number in self._world.all_gather(own) if number is not None]
         return max(asked, default=None)

@@ -1,4 +1,4 @@
-"""The central model in other states than its last: at its best evaluation, and averaged over the rounds."""
+"""The central model at its best evaluation, and its exponential moving average over rounds."""
 
 import contextlib
 import copy
@@ -18,14 +18,14 @@ from bow.training.replicas import Replicas
 
 @dataclass(frozen=True, eq=False)
 class BestModel:
-    """The central model as it was at the best of a training's evaluations.
+    """The central model as of a training's best evaluation.
 
     Attributes:
         model: a plain module in evaluation mode, on the CPU.
-        metric: what evaluations were compared by.
-        metrics: the values of the validation data then, by name.
-        round: rounds until then.
-        epoch: passes over the data until then.
+        metric: name of the value by which evaluations were compared.
+        metrics: validation values at that evaluation, by name.
+        round: rounds completed by then.
+        epoch: passes over the data completed by then.
     """
 
     model: nn.Module = field(repr=False)
@@ -36,10 +36,10 @@ class BestModel:
 
 
 class BestEvaluation:
-    """Keeps the best of the evaluations: by the metric of a rule of `stop`, else the first metric, else the loss."""
+    """Keeps the best evaluation, by the metric of a `stop` rule, else the first metric, else the loss."""
 
     def __init__(self, rules: Iterable[Any], metrics: Iterable[Metric], state: dict[str, Any] | None = None) -> None:
-        self._ways: dict[str, bool | None] = {}  # whether the higher is better, the metric that counts in front
+        self._ways: dict[str, bool | None] = {}  # metric -> whether higher is better, by priority
         for rule in rules:
             if hasattr(rule, "higher_is_better"):
                 self._ways.setdefault(rule.metric, rule.higher_is_better)
@@ -57,7 +57,7 @@ class BestEvaluation:
             self.state = {**place, "tensors": kept}
 
     def model(self, last: nn.Module, last_round: int) -> BestModel | None:
-        """What was kept, as a module like the one that the training has ended with."""
+        """Return the best model: `last` itself, or a copy of it with the kept tensors."""
         if not self.state:
             return None
         if self.state["round"] != last_round:
@@ -74,7 +74,7 @@ class BestEvaluation:
 
 
 class MovingAverage:
-    """The exponential moving average of the central model's weights, which takes their place when it is looked at."""
+    """Exponential moving average of the central model's weights; `in_place` swaps it in for evaluation and export."""
 
     def __init__(self, replicas: Replicas, decay: float) -> None:
         self._weights = replicas.z
@@ -93,7 +93,7 @@ class MovingAverage:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """The central model has these weights meanwhile."""
+        """Swap the average into the central model within the context."""
         weights = self._weights.clone()
         self._weights.copy_(self._average)
         try:
@@ -106,6 +106,6 @@ class MovingAverage:
         return {"average": self._average.to("cpu", copy=True), "rounds": self._rounds}
 
     def load(self, state: Mapping[str, Tensor | int] | None) -> None:
-        """Go on; where a checkpoint has none, from the weights of now."""
+        """Restore from a checkpoint's state; None: restart from the current weights."""
         self._average.copy_(self._weights if state is None else state["average"])  # type: ignore[arg-type]
         self._rounds = 1 if state is None else int(state["rounds"])

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """The hooks that there are; inheriting from this class is optional.
+    """Base class with all hooks; inheriting from it is optional.
 
     `run` offers `replicas`, `round`, `samples`, `history` and `stop()`.
 
-    With `dispatch="first_come"`, several rounds run as one: `on_round_end` is called for each of them when all have
-    ended, and `run.round == run.replicas.rounds` holds in the last call.
+    With `dispatch="first_come"`, rounds run in groups: `on_round_end` is called for each round of a group once all
+    have ended, and `run.round == run.replicas.rounds` holds in the last call.
 
     Example:
         >>> class Printer(Callback):
@@ -28,25 +28,25 @@ class Callback:
     """
 
     def on_train_start(self, run: "TrainingLoop") -> None:
-        """Before the first round."""
+        """Called before the first round."""
 
     def on_round_end(self, run: "TrainingLoop") -> None:
-        """After every round; `run.replicas.last` has its losses and metrics."""
+        """Called after every round; `run.replicas.last` has its losses and metrics."""
 
     def on_epoch_end(self, run: "TrainingLoop", record: Mapping[str, Any]) -> None:
-        """After every epoch's evaluation; `record` is what the loggers get."""
+        """Called after every epoch's evaluation; `record` is the record that loggers receive."""
 
     def on_train_end(self, run: "TrainingLoop", result: "Result") -> None:
-        """After the last round, with what `bow.train` returns."""
+        """Called after the last round, with the result that `bow.train` returns."""
 
 
 class TraceRounds(Callback):
-    """Writes what runs when in some rounds to `trace.json.gz` in the run directory, for Perfetto or chrome://tracing.
+    """Records a timeline of some rounds in the run directory's `trace.json.gz`, for Perfetto or chrome://tracing.
 
     Args:
-        first: the first round that is recorded, counted from 0; the very first ones compile and allocate. With
-            `dispatch="first_come"`, the first that begins behind a synchronisation task from there on.
-        rounds: how many at least, one after another. With engine `graph`, every operator of each is recorded.
+        first: first round to record, counted from 0; the earliest rounds compile and allocate. With
+            `dispatch="first_come"`, recording starts after the next synchronisation task from there on.
+        rounds: minimum number of consecutive rounds to record. With engine `graph`, every operator is recorded.
 
     Raises:
         SettingError: a negative `first`, or `rounds` below 1.
@@ -68,21 +68,21 @@ class TraceRounds(Callback):
         self._ended = False
 
     def on_train_start(self, run: "TrainingLoop") -> None:
-        """Begin at once where the first round is wanted."""
+        """Start recording if the first round is to be recorded."""
         self._began = None
-        self._ended = run.round >= self.first + self.rounds  # of a training that is resumed behind them
+        self._ended = run.round >= self.first + self.rounds  # resumed after the rounds to record
         self._begin_if_due(run)
 
     def on_round_end(self, run: "TrainingLoop") -> None:
-        """Begin or end."""
-        if run.round != run.replicas.rounds:  # later rounds have run as well, and have been recorded as this one
+        """Start or end recording."""
+        if run.round != run.replicas.rounds:  # later rounds of the group have run and were recorded as well
             return
         if self._began is not None and run.round >= self._began + self.rounds:
             self._write(run)
         self._begin_if_due(run)
 
     def on_train_end(self, run: "TrainingLoop", result: "Result") -> None:
-        """Write what there is of a training that ended early."""
+        """Write the partial recording of a training that ended early."""
         if self._began is not None and run.round > self._began:
             self._write(run)
         if not self._ended:
@@ -114,7 +114,7 @@ HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
 def check_callbacks(callbacks: Sequence[object]) -> None:
-    """Refuse objects that have none of the hooks, such as a class that was not called."""
+    """Reject objects without any hook, such as a class instead of an instance."""
     if not isinstance(callbacks, Sequence):
         raise SettingError(f"callbacks must be a list of objects, got {callbacks!r}; put it in a list")
     for callback in callbacks:
@@ -123,12 +123,12 @@ def check_callbacks(callbacks: Sequence[object]) -> None:
 
 
 class Hooks:
-    """Calls one hook of all callbacks that have it."""
+    """Dispatches hooks to the callbacks that implement them."""
 
     def __init__(self, callbacks: Sequence[object]) -> None:
         self._methods: dict[str, list[Any]] = {hook: [] for hook in HOOKS}
         for each, hook in itertools.product(callbacks, HOOKS):
-            inherited = getattr(type(each), hook, None) is getattr(Callback, hook)  # and empty
+            inherited = getattr(type(each), hook, None) is getattr(Callback, hook)  # does nothing
             if hasattr(each, hook) and not inherited:
                 self._methods[hook].append(getattr(each, hook))
 

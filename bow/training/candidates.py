@@ -1,4 +1,4 @@
-"""What a calibration may try on a device: engines, threads, numbers of learners."""
+"""Candidates of a calibration on a device: engines, numbers of threads and of learners."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,36 +16,32 @@ from bow.training.replicas_config import ReplicasConfig
 from bow.training.trials import COMPILED, Trials
 from bow.tuner import Candidate, EngineSetting, doubling
 
+# In the order of measurement, those that are most often best first: a short budget ends early.
 ENGINES_CPU: tuple[str, ...] = ("graph", "streams", "eager", "fused")
 ENGINES_CUDA: tuple[str, ...] = ("graph", "graph+round", "streams", "fused", "eager")
-"""In the order in which they are measured, those that are best most often first: a short budget ends early."""
 
-MOST_PER_CORE = 4
-"""Learners per core at most: what they bring beyond one a core is that fewer rounds have less overhead."""
-
-MOST_CPU, MOST_CUDA = 8, 64  # at least so many are looked at on a CPU, at most on a GPU, if they pay
+MOST_PER_CORE = 4  # most learners per core: beyond one, they only save overhead of rounds
+MOST_CPU, MOST_CUDA = 8, 64  # upper limits of learners to try: on a CPU more if it has many cores
 FUSED_COMPILE_S = 12.0
-COMPILE_S = 20.0  # what compiling a learning task by `torch.compile` takes, roughly
-FUSED_GAIN = 1.2
-"""What the fused engine is expected to bring for models of up to `FUSED_PARAMETERS`; nothing for larger ones."""
-
+COMPILE_S = 20.0  # approximate time to compile a learning task with `torch.compile`
+FUSED_GAIN = 1.2  # expected speed-up by engine `fused` for models of up to `FUSED_PARAMETERS`; none for larger ones
+# Modules that `vmap` on a CPU runs learner by learner or slower, as `benchmarks/results/engines.md` shows.
 UNFIT_FOR_FUSED = (nn.modules.conv._ConvNd, nn.RNNBase)
-"""Modules that `vmap` on a CPU runs learner by learner or slower, as `benchmarks/results/engines.md` shows."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the user wants, and what is left open."""
+    """The user's settings, and which of them the tuner is to choose."""
 
     engine: str  # a name, or `"auto"`
-    learners: int | Literal["auto"]  # how many, or `"auto"`
+    learners: int | Literal["auto"]  # a number, or `"auto"`
     compile: bool  # whether the learning task is to be compiled
     batch_size: int  # samples of a batch
-    most: int  # as many learners as the data leave room for, if that is left open
-    samples: float | None  # how many the training will see; None where that is unknown
-    rounds: int | None  # how many the training will have with the rule's number of learners; None where that is unknown
-    rule: int  # how many learners the rule of thumb gives
-    replicas: ReplicasConfig  # what learners are made of
+    most: int  # upper limit of learners given the data, if their number is open
+    samples: float | None  # that the training will process; None: unknown
+    rounds: int | None  # of the training with the rule's number of learners; None: unknown
+    rule: int  # number of learners by the rule of thumb
+    replicas: ReplicasConfig  # settings to build the learners
 
     @property
     def is_open(self) -> bool:
@@ -53,7 +49,7 @@ class Request:
 
 
 def lanes(request: Request, trials: Trials) -> list[Candidate]:
-    """Everything that may be tried; a learning task is captured to know whether it has been compiled before."""
+    """Return all candidates; captures a learning task to find out whether its compiled code is cached."""
     engine = request.replicas.task.engine
     engines = ENGINES_CPU if request.replicas.on_cpu else ENGINES_CUDA
     if engine.offload and not request.replicas.on_cpu:
@@ -71,7 +67,7 @@ def _counts(request: Request, engine: str) -> tuple[int, ...]:
     if learners != "auto":
         return (learners,) if replicas.most_learners(engine, learners) == learners else ()
     if replicas.on_cpu and engine == "eager" and request.engine == "auto":
-        return (1,)  # in turn, on all threads: further learners would only add rounds of averaging
+        return (1,)  # learners run in turn on all threads: more of them would only add averaging
     most = replicas.most_learners(engine, most_tried(request))
     return doubling(most) if most else ()
 
@@ -99,7 +95,7 @@ def _of_engine(engine: str, counts: tuple[int, ...], request: Request, trials: T
             several = tuple(count for count in counts if share_cores(count, cores, threads)[1] > 1)
             if several:
                 yield Candidate(engine, threads, several, compile_s=build_s)
-        # Capturing builds the runtime, so that without it nothing is captured to find out.
+        # Capturing would build the runtime: where it is missing, assume that compiling is needed.
         compile_s = build_s + COMPILE_S if build_s else trials.compile_s(EngineSetting(engine, counts[0]))
         if compile_s is not None:
             yield replace(compiled, compile_s=compile_s)

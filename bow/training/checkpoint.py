@@ -1,4 +1,4 @@
-"""Checkpoints of a training: when, written whole or not at all, and recognised where they were damaged later."""
+"""Checkpoints of a training: schedule, atomic writing, and detection of damaged files by a checksum."""
 
 import contextlib
 import copy
@@ -23,12 +23,10 @@ from bow.training.replicas import Replicas
 from bow.training.replicas_state import RESUME_REMEDY
 from bow.training.run_records import RunRecords
 
-KEEP = 2  # checkpoints that are kept; older ones are deleted
+KEEP = 2  # number of checkpoints to keep; older ones are deleted
 DIRECTORY = "checkpoints"
 
-TRAILER = b"bow sha256 "
-"""Behind what torch has written, which it does not mind: this and the checksum of all in front of it."""
-
+TRAILER = b"bow sha256 "  # appended with a checksum to torch's output, which torch.load ignores
 _TRAILER_BYTES = len(TRAILER) + 64
 _BLOCK_BYTES = 2**20
 _NAME = re.compile(r"round_(\d+)\.pt")
@@ -43,19 +41,19 @@ _PARTS: dict[str, type | tuple[type, ...]] = {
     "samples": int,
     "epoch": int,
     "elapsed_s": (int, float),
-}  # what every checkpoint holds
+}  # required entries of a checkpoint
 
 _UNREADABLE = "not a readable checkpoint"
 
 
 def save_checkpoint(directory: Path, round_index: int, state: dict[str, Any]) -> Path:
-    """Write a checkpoint under a temporary name, rename it, and delete all but the newest."""
+    """Write a checkpoint atomically, and delete all but the newest `KEEP`."""
     path = directory / f"round_{round_index:08d}.pt"
     temporary = path.with_suffix(".tmp")
     try:
         directory.mkdir(exist_ok=True)
         with temporary.open("w+b") as file:
-            torch.save(_without_numpy(state), file)  # tensors and plain values alone are read again
+            torch.save(_without_numpy(state), file)  # load_checkpoint accepts only tensors and plain values
             file.seek(0)
             checksum = _checksum(file)
             file.write(TRAILER + checksum)
@@ -65,7 +63,7 @@ def save_checkpoint(directory: Path, round_index: int, state: dict[str, Any]) ->
         _sync_folder(directory)
         for old in _checkpoints(directory)[:-KEEP]:
             old.unlink()
-    except (OSError, RuntimeError) as error:  # torch's writer raises the latter where the disk is full
+    except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise CheckpointError(
@@ -77,7 +75,7 @@ def save_checkpoint(directory: Path, round_index: int, state: dict[str, Any]) ->
 def open_checkpoint(
     resume: str | Path | None, run_dir: str | Path | None, parts: Mapping[str, type | tuple[type, ...]] = _PARTS
 ) -> dict[str, Any] | None:
-    """What the checkpoint holds that `resume` means, or the one before a damaged one; None: start anew."""
+    """Load the checkpoint that `resume` refers to, or the previous one if damaged; None: start a new training."""
     found = meant(resume, run_dir)
     for path in reversed(found):
         try:
@@ -90,7 +88,7 @@ def open_checkpoint(
 
 
 def meant(resume: str | Path | None, run_dir: str | Path | None) -> list[Path]:
-    """The checkpoints that `resume` could mean, the oldest first."""
+    """Return the checkpoints that `resume` may refer to, oldest first."""
     if resume is None:
         return []
     if resume == "auto":
@@ -107,14 +105,14 @@ def meant(resume: str | Path | None, run_dir: str | Path | None) -> list[Path]:
 
 
 def load_checkpoint(path: Path, parts: Mapping[str, type | tuple[type, ...]] = _PARTS) -> dict[str, Any]:
-    """Read a checkpoint that has these parts; only tensors and plain values are loaded."""
+    """Load a checkpoint and check its entries; only tensors and plain values are accepted."""
     try:
         is_whole = _is_whole(path)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({disk_reason(error)}); resume from another one") from error
     try:
         state = torch.load(path, map_location="cpu", weights_only=True) if is_whole else None
-    except Exception as error:  # torch's words would advise to trust the file
+    except Exception as error:  # torch's message advises to trust the file
         raise CheckpointError(
             f"{path} is {_UNREADABLE} (it is damaged, or of another program); {RESUME_REMEDY}"
         ) from error
@@ -126,7 +124,7 @@ def load_checkpoint(path: Path, parts: Mapping[str, type | tuple[type, ...]] = _
 
 
 def delete_checkpoints_after(directory: Path, round_index: int) -> None:
-    """Delete the checkpoints of later rounds: a training that goes on from this round has left their path."""
+    """Delete the checkpoints of later rounds, which a training resumed from this round supersedes."""
     for path in _checkpoints(directory):
         try:
             if _round_of(path) > round_index:
@@ -139,7 +137,7 @@ def delete_checkpoints_after(directory: Path, round_index: int) -> None:
 
 
 def delete_checkpoints(directory: Path, keep: int = 0) -> None:
-    """Delete those of a training that has ended, but the newest ones, as far as that is possible."""
+    """Delete a finished training's checkpoints except the newest `keep`; file errors are ignored."""
     with contextlib.suppress(OSError):
         for path in _checkpoints(directory)[: -keep or None]:
             path.unlink()
@@ -156,7 +154,7 @@ def run_of(checkpoint: Path) -> Path | None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the disk know of a new name, for a power cut; where a file system cannot, it does without."""
+    """Flush a directory to disk, so that a rename survives a power cut; ignored where unsupported."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -166,7 +164,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a checkpoint is as its checksum says, if it has one: those of earlier versions have none."""
+    """Return whether the checksum matches; checkpoints of earlier versions have none and pass."""
     with path.open("rb") as file:
         length = file.seek(0, os.SEEK_END)
         file.seek(max(0, length - _TRAILER_BYTES))
@@ -178,7 +176,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _checksum(file: BinaryIO, length: int | None = None) -> bytes:
-    """SHA-256, in hexadecimal digits, of so many bytes from here on; None: of all."""
+    """Return the hexadecimal SHA-256 of the next `length` bytes; None: of all remaining."""
     digest = hashlib.sha256()
     left = math.inf if length is None else length
     while left > 0 and (block := file.read(int(min(left, _BLOCK_BYTES)))):
@@ -202,20 +200,20 @@ def _without_numpy(value: Any) -> Any:
         return value.item()
     if isinstance(value, dict):
         entries = {_without_numpy(key): _without_numpy(entry) for key, entry in value.items()}
-        same = copy.copy(value)  # a Counter of a scheduler stays one
+        same = copy.copy(value)  # keeps the type, such as a scheduler's Counter
         same.clear()
         same.update(entries)
         return same
     return type(value)(map(_without_numpy, value)) if type(value) in (list, tuple) else value
 
 
-SHARE = 0.01  # automatic checkpoints take at most this part of the time
-LEAST_S = 60.0  # seconds between two of them, at least; a training that is shorter writes none
-BYTES_PER_S = 200e6  # what the first checkpoint is expected to be written at; those behind it are timed
+SHARE = 0.01  # largest part of the training time for automatic checkpoints
+LEAST_S = 60.0  # shortest interval between two of them; shorter trainings write none
+BYTES_PER_S = 200e6  # assumed write speed for the first checkpoint; later ones are timed
 
 
 class CheckpointTimer:
-    """Says when a checkpoint is due where nobody has said how often."""
+    """Schedule of automatic checkpoints."""
 
     def __init__(self, num_bytes: float, now_s: float) -> None:
         self._due_s = now_s + max(LEAST_S, num_bytes / BYTES_PER_S / SHARE)
@@ -234,8 +232,8 @@ class RunCheckpoints:
         self._context = context
         self._position = context.position
         self._records = records
-        self._state = state  # of the whole training; all devices ask for it, and rank 0 gets it
-        copies = context.replicas.group.num_all + 1  # and of each, what an optimizer such as Adam remembers
+        self._state = state  # of the whole training; a collective call that returns it at rank 0
+        copies = context.replicas.group.num_all + 1  # times 3 below: with optimizer state such as Adam's
         self._timer = CheckpointTimer(3 * 4 * context.replicas.num_parameters * copies, time.perf_counter())
         self._dealt_from: dict[str, Any] = {}
 
@@ -244,7 +242,7 @@ class RunCheckpoints:
         return self._context.config.run.checkpoint_every == "auto" and self._timer.is_due(time.perf_counter())
 
     def after_round(self, before: int) -> None:
-        """Write one where the rounds since the one before have passed a multiple of what the user asks for."""
+        """Write a checkpoint if the rounds since `before` include a multiple of `checkpoint_every`."""
         every = self._context.config.run.checkpoint_every
         if isinstance(every, int) and self._position.round // every > before // every:
             self.pause_and_write()
@@ -263,7 +261,7 @@ class RunCheckpoints:
         self._timer.wrote(began, time.perf_counter())
 
     def interrupted(self, number: int) -> None:
-        """Keep what was trained of a training that is asked to end from outside."""
+        """Write a checkpoint of a training that a signal ends."""
         self.write()
         self._records.event("interrupted", f"{signal.Signals(number).name}: the training ends; {self.way_on}")
 
@@ -271,19 +269,19 @@ class RunCheckpoints:
         self._dealt_from = self._context.stream.state_dict()
 
     def keep_what_was(self) -> None:
-        """Keep what was trained before rounds that have failed and left nothing behind."""
+        """Write a checkpoint of the state before rounds that failed without changing the learners."""
         asked_for = self._context.config.run.checkpoint_every is not None
         has_run = self._position.meter.samples > 0 and self._position.round == self._context.replicas.rounds
         if asked_for and self._context.world.is_one and has_run:
             self.write(self._dealt_from)
 
     def rounds_failed(self, error: Exception) -> None:
-        """Keep what was trained, if a round that failed by this error has left the learners as they were."""
+        """Write a checkpoint if the error has left the learners unchanged."""
         replicas = self._context.replicas
         if isinstance(error, BowError) or not isinstance(replicas, Replicas):
             leaves_nothing = isinstance(error, DeviceMemoryError)
         else:
-            # A step that raises in a round that is issued, or dealt ahead, has moved them.
+            # In asynchronous or first-come rounds, learners have already moved when a step raises.
             is_fixed = replicas.loop.settings.dispatch == "fixed"
             in_turn = replicas.engine in ("eager", "graph") and replicas.streams is None and is_fixed
             is_plain = type(replicas.optimizer).__module__.startswith("torch.optim.")

@@ -1,4 +1,4 @@
-"""What users give, looked at before anything is written: every mistake that can be seen beforehand."""
+"""Validation of users' arguments, before anything is written."""
 
 import copy
 import functools
@@ -29,7 +29,7 @@ from bow.values import number, parameter_names, processes, whole
 
 
 def check_step(loss: Loss | None, step: Step | None) -> Step:
-    """The step that was given, the one that `loss` stands for, or the model's own loss."""
+    """Return the step function: the given one, one made from `loss`, or the model's own loss."""
     if loss is None and step is None:
         return own_loss
     if loss is not None and step is not None:
@@ -48,7 +48,7 @@ def check_has_values(batch: Any, data: str) -> None:
 
 
 def check_stacked(batches: Any, learners: int) -> None:
-    """Refuse what are no batches of all learners, such as the batch of one."""
+    """Reject values that do not hold one batch per learner."""
     for leaf in tree_leaves(batches) or [batches]:
         if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != learners:
             got = f"one of shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
@@ -64,7 +64,7 @@ def check_sync(sync: object) -> None:
 
 
 def check_schedule(schedule: object, engine: Engine, on_cpu: bool, runners: Sequence[str] = ("graph",)) -> None:
-    """Refuse a schedule that a training does not carry out; a GPU does every kind, given operators beforehand."""
+    """Reject schedules that a training cannot execute; a GPU accepts every kind."""
     if on_cpu and isinstance(schedule, DynamicSchedule):
         raise ScheduleError(
             "a training's schedule needs an order for every executor, got one that decides while it runs; "
@@ -84,10 +84,10 @@ def check_schedule(schedule: object, engine: Engine, on_cpu: bool, runners: Sequ
 
 
 def engine_for(engine: Engine, rounds: int | None, place: torch.device | StreamDevice, is_one: bool = False) -> str:
-    """What runs the engine that was named, or the one for `"auto"`: where tensors are offloaded, one that can."""
+    """Return the runner of a named engine, or choose one for `"auto"` that supports the settings."""
     has_streams = isinstance(place, StreamDevice) or place.type == "cuda"
     is_plain = engine.schedule is None and engine.dispatch == "fixed"
-    # The round of one learner is its whole step: one CUDA graph holds it, optimizer and all.
+    # One learner's round is its whole step, which one CUDA graph captures, optimizer included.
     if engine.name == "graph" and engine.capture == "auto" and is_one and has_streams and is_plain:
         return ROUND_CAPTURED
     if engine.name != "auto":
@@ -97,7 +97,7 @@ def engine_for(engine: Engine, rounds: int | None, place: torch.device | StreamD
 
 
 def resolve_device(device: str | torch.device) -> torch.device:
-    prepare_environment()  # before CUDA is asked for anything
+    prepare_environment()  # must precede any use of CUDA
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -116,7 +116,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
 
 
 def warn_of_first_come(dispatch: str, sync: Synchroniser, learners: int) -> None:
-    """Tell of learners that are to run ahead of each other but are synchronised in every round."""
+    """Warn if learners are to run ahead of each other but are synchronised in every round."""
     if dispatch == "first_come" and all(sync.due(t, learners) for t in range(2)):
         warnings.warn(
             f'dispatch="first_come" has no effect with {sync!r}, which synchronises the learners in every round; '
@@ -133,7 +133,7 @@ def check_target(target: Mapping[str, float] | None, validation: object, metrics
     if validation is None:
         raise SettingError(f"target={dict(target)!r} needs validation data to be measured on; give validation=")
     by_name = {metric.name: metric for metric in metrics or ()}
-    bests = {name: vars(type(metric)).get("best") for name, metric in by_name.items()}  # heirs may have another scale
+    bests = {name: vars(type(metric)).get("best") for name, metric in by_name.items()}  # a subclass may differ
     names = None if metrics is None else ["loss", *by_name]
     for name, value in target.items():
         if names is not None and name not in names:
@@ -145,7 +145,7 @@ def check_target(target: Mapping[str, float] | None, validation: object, metrics
 
 
 def check_objects(setting: str, values: Any, kind: type) -> None:
-    """Refuse what is no sequence of objects of a kind, such as one object alone or a class that was not called."""
+    """Reject anything but a sequence of instances of `kind`, such as a single object or a class."""
     for value in values if isinstance(values, Sequence) else [values]:
         if isinstance(value, type) or not isinstance(value, kind) or not isinstance(values, Sequence):
             raise SettingError(f"{setting} must be a list of {kind.__name__} objects, got {values!r}")
@@ -154,7 +154,7 @@ def check_objects(setting: str, values: Any, kind: type) -> None:
 def make_scheduler(
     factory: Callable[..., LRScheduler] | None, optimizer: Optimizer, rounds: int | None
 ) -> LRScheduler | None:
-    """Call the user's function that makes a learning-rate scheduler, with the number of rounds if it asks for it."""
+    """Build the learning-rate scheduler, passing the number of rounds if the factory takes it."""
     if factory is None:
         return None
     if asks_for_rounds(factory):
@@ -179,7 +179,7 @@ def make_scheduler(
 
 
 def step_scheduler(scheduler: LRScheduler | None, loss: float) -> None:
-    """What a training does behind an epoch or a round."""
+    """Step the scheduler after an epoch or a round."""
     if isinstance(scheduler, ReduceLROnPlateau):
         scheduler.step(loss)
     elif scheduler is not None:
@@ -191,7 +191,7 @@ def asks_for_rounds(factory: Callable[..., Any] | None) -> bool:
 
 
 def check_scheduler_lasts(scheduler: LRScheduler | None, steps: int | None, unit: str) -> None:
-    """Refuse a scheduler that has fewer steps than the training still makes, one after every round or epoch."""
+    """Reject a `OneCycleLR` with fewer steps than the training has rounds or epochs left."""
     if not isinstance(scheduler, OneCycleLR) or steps is None:
         return
     needed = scheduler.last_epoch + steps
@@ -203,19 +203,19 @@ def check_scheduler_lasts(scheduler: LRScheduler | None, steps: int | None, unit
 
 
 def _try_scheduler(factory: Callable[[Optimizer], LRScheduler], optimizer: Optimizer) -> None:
-    """Step a scheduler of a copy of the optimizer: a mistake shows now, and not after an epoch."""
+    """Step a scheduler on a copy of the optimizer, so that mistakes surface now and not after an epoch."""
     trial = copy.copy(optimizer)
     trial.param_groups = [
         {name: value if name == "params" else copy.deepcopy(value) for name, value in group.items()}
         for group in optimizer.param_groups
     ]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the optimizer does not step
+        warnings.simplefilter("ignore")  # torch warns that the optimizer does not step
         try:
             scheduler = factory(trial)
-        except Exception:  # one that can be made once only
+        except Exception:  # a factory that works only once
             return
-        if not type(scheduler).__module__.startswith("torch."):  # a user's own may keep what it is told
+        if not type(scheduler).__module__.startswith("torch."):  # a custom one may record its calls
             return
         try:
             scheduler.step(1.0) if isinstance(scheduler, ReduceLROnPlateau) else scheduler.step()
@@ -227,7 +227,7 @@ def _try_scheduler(factory: Callable[[Optimizer], LRScheduler], optimizer: Optim
 
 
 def choose_devices(devices: int | str | StreamDevice) -> tuple[torch.device | StreamDevice, int | None]:
-    """What this process trains on, and how many devices there are in all; None: as many as processes."""
+    """Return this process's device and the total number of devices; None: one per process."""
     if isinstance(devices, StreamDevice):
         return devices, None
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -267,10 +267,10 @@ def check_first_batch(
     data: str = "data",
     most_bad: float,
 ) -> None:
-    """Run one batch through the model, without a trace: lazy modules get shapes, and what does not fit shows."""
+    """Run one batch through the model without side effects, except to initialise lazy modules; raise on misfits."""
     check_has_values(batch, data)
     outside = OutsideTensors(step, template)
-    # A step may keep a state of its own, and is called only where that cannot be helped.
+    # A step may keep state, and is called only where necessary.
     if loss is None and step is not own_loss and not has_lazy_modules(template) and not outside.may_matter:
         return
     device = next((p.device for p in template.parameters()), torch.device("cpu"))
@@ -325,7 +325,7 @@ def _changed_in_place(parameter: str) -> ModelError:
 
 
 def _forget_graphs(now: dict[str, Any], before: Mapping[str, Any]) -> None:
-    """Put back attributes that hold results with an autograd graph: they cannot be copied, and nor can their model."""
+    """Restore attributes that hold tensors with an autograd graph, which `copy.deepcopy` rejects."""
     for name in list(now):
         if any(isinstance(leaf, Tensor) and leaf.grad_fn is not None for leaf in tree_leaves(now[name])):
             if name in before:
@@ -368,7 +368,7 @@ def _loss_on(template: nn.Module, batch: Batch, loss: Loss, labels: Tensor | Non
 
 
 def check_labels(loss: Loss, outputs: Any, targets: Any) -> None:
-    """Refuse class indices that the model has no output for, where the loss is known to take indices."""
+    """Reject class indices without a model output, where the loss is known to take indices."""
     dimension, ignored = _classes_of(loss)
     if dimension is None or not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         return
@@ -384,9 +384,9 @@ def check_labels(loss: Loss, outputs: Any, targets: Any) -> None:
 
 
 def _classes_of(loss: Loss) -> tuple[int | None, int]:
-    """The dimension of the classes in the outputs, None where that is unknown, and the label that is ignored."""
+    """Return the class dimension of the outputs (None: unknown) and the ignored label."""
     ignored = IGNORED_LABEL
-    if isinstance(loss, functools.partial):  # of a partial, partial makes one
+    if isinstance(loss, functools.partial):  # nested partials are flattened by functools
         ignored = loss.keywords.get("ignore_index", ignored)
         loss = loss.func
     if isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):

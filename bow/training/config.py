@@ -1,4 +1,4 @@
-"""All settings of a training, in one object: what worker processes get and a run directory holds."""
+"""All settings of a training in one object, which worker processes receive and the run directory stores."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
@@ -35,10 +35,10 @@ DEFAULT_DEVICES, DEFAULT_METRICS = Devices(), (Accuracy(),)
 
 @dataclass(frozen=True)
 class PerRound:
-    """A learning-rate scheduler that is stepped after every round, and not after every epoch.
+    """A learning-rate scheduler that is stepped after every round instead of every epoch.
 
     Args:
-        factory: makes a `torch.optim.lr_scheduler` from the optimizer.
+        factory: function that makes a `torch.optim.lr_scheduler` from the optimizer.
 
     Example:
         >>> import functools, torch
@@ -53,20 +53,18 @@ class Validation:
     """How the central model is evaluated.
 
     Args:
-        data: like the training data; None: it is not evaluated.
-        metrics: what the central model is measured by besides the loss, those of torchmetrics too; those that do not
-            apply are left out.
+        data: in any form of the training data; None: no evaluation.
+        metrics: in addition to the loss, including those of torchmetrics; metrics that do not apply are skipped.
         every: epochs between evaluations; 0.25 evaluates four times an epoch, and 1 or more after every epoch.
         batch_size: samples per evaluation batch; None: 256, or the `DataLoader`'s own.
         target: values by name, such as `{"accuracy": 0.99}`: training stops when the central model reaches all.
-        buffers: what the central model's batch-norm statistics are: the learners' `"average"`, those of the `"first"`
-            learner, or measured anew before every evaluation on up to 50 shuffled batches of the training data
-            (`"recalibrate"`).
-        ema: the decay of an exponential moving average of the central model's weights over the rounds, such as 0.999,
-            which is evaluated, returned and saved in the place of the central model; None: the central model itself.
+        buffers: source of the central model's batch-norm statistics: the learners' `"average"`, the `"first"` learner,
+            or up to 50 shuffled batches of training data before every evaluation (`"recalibrate"`).
+        ema: decay of an exponential moving average of the central model's weights over the rounds, such as 0.999,
+            which is evaluated, returned and saved instead of the central model; None: no moving average.
 
     Raises:
-        SettingError: a value that cannot be carried out.
+        SettingError: an invalid value.
 
     Example:
         >>> Validation(target={"accuracy": 0.99}).every
@@ -94,26 +92,25 @@ class Validation:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What a training leaves behind, and how it goes on.
+    """Run directory, checkpoints, resuming, interruption and logging of a training.
 
     Args:
-        path: the run directory; None is `runs/<date>_<time>_<model>`.
+        path: the run directory; None: `runs/<date>_<time>_<model>`.
         checkpoint_every: rounds between checkpoints, of which the last two are kept; None writes none. `"auto"` writes
-            them once a minute at most, in at most 1 % of the time, and deletes them when the training has ended.
-        resume: a checkpoint, a run directory, or `"auto"`: go on in `path` if there is something to go on from, as
-            processes do that torchrun has started again. The run directory is the checkpoint's own, where checkpoints
-            of later rounds are deleted, or one without a run. Settings of optimizer and scheduler are the
-            checkpoint's, all others those of this call; where one differs that the weights depend on, a warning says
-            so.
-        on_interrupt: what comes of Ctrl-C, SIGTERM or a closed terminal: the training ends behind the round, writes a
-            checkpoint, and raises `KeyboardInterrupt` or `SystemExit` (`"raise"`), or `"return"` returns the result so
-            far, with `interrupted_by`. A second Ctrl-C ends it at once.
-        loggers: objects with `log(record)` and `close()`; the run directory's JSON lines are always written. Those of
-            a sweep are `bow.members.GroupLogger` objects.
+            at most one a minute, in at most 1 % of the time, and deletes them when the training has ended.
+        resume: a checkpoint, a run directory, or `"auto"`: resume in `path` if it holds anything to resume, as
+            processes restarted by torchrun do. The run directory is the checkpoint's own, where checkpoints of later
+            rounds are deleted, or one without a run. Optimizer and scheduler settings are the checkpoint's, all
+            others those of this call; a warning reports differences that affect the weights.
+        on_interrupt: on Ctrl-C, SIGTERM or a closed terminal, the training ends after the round, writes a
+            checkpoint, and raises `KeyboardInterrupt` or `SystemExit` (`"raise"`), or returns the result so far, with
+            `interrupted_by` set (`"return"`). A second Ctrl-C ends it at once.
+        loggers: objects with `log(record)` and `close()`; the run directory's JSON lines are always written. A
+            sweep takes `bow.members.GroupLogger` objects.
         progress: show a progress bar, or plain lines away from a terminal.
 
     Raises:
-        SettingError: a value that cannot be carried out.
+        SettingError: an invalid value.
 
     Example:
         >>> Run("runs/first", resume="auto").checkpoint_every
@@ -145,7 +142,7 @@ DEFAULT_VALIDATION, DEFAULT_RUN = Validation(), Run()
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainConfig:
-    """Everything that `bow.train` was told; short forms, such as an engine's name, become sections."""
+    """All arguments of `bow.train`; short forms, such as an engine's name, become sections."""
 
     model: nn.Module | Callable[[], nn.Module]
     data: Any
@@ -167,9 +164,9 @@ class TrainConfig:
     run: Run = DEFAULT_RUN
     callbacks: Sequence[object] = ()
     seed: int = 0
-    partition: "Partition | None" = None  # of found.train: operators are split among devices
-    check_partition: bool = True  # time it before the training, and refuse one that is slower than data parallelism
-    source: Mapping[str, Any] | None = None  # the settings of a command line that it was made of
+    partition: "Partition | None" = None  # from found.train: splits operators among devices
+    check_partition: bool = True  # time it first, and reject one slower than data parallelism
+    source: Mapping[str, Any] | None = None  # command-line settings that it was built from
 
     def __post_init__(self) -> None:
         made = {"engine": Engine.of(self.engine), "seed": whole_seed(self.seed), "data": as_torch_data(self.data)}
@@ -194,7 +191,7 @@ class TrainConfig:
         check_clipping(self.clip_norm)
         check_callbacks(self.callbacks)
         if self.stop is not None:
-            from bow.training.stopping import check_rules, directed, names_of_epochs  # which few trainings have
+            from bow.training.stopping import check_rules, directed, names_of_epochs  # few trainings need it
 
             names = names_of_epochs(validation.metrics if validation.data is not None else ())
             rules = directed(check_rules(self.stop), validation.metrics, names if self.step is None else None)
@@ -222,7 +219,7 @@ class TrainConfig:
 
     @property
     def stream_settings(self) -> dict[str, Any]:
-        """What `open_stream` takes beside data."""
+        """Arguments of `open_stream` besides the data."""
         return {name: getattr(self, name) for name in ("batch_size", "epochs", "steps", "seed")}
 
     @property
@@ -235,7 +232,7 @@ class TrainConfig:
         return LearningConfig(self.step_or_loss, **{n: value for n, value in vars(self).items() if n in settings})
 
     def as_settings(self) -> Mapping[str, Any]:
-        """For a run's `config.yaml`: the settings of the command line, or the same sections with objects as text."""
+        """Return the contents of a run's `config.yaml`: the command line's settings, or those of this config."""
         if self.source is not None:
             return self.source
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "source"}

@@ -1,4 +1,4 @@
-"""What the parts of a training share: what it was given, its learners and data, and how far it is."""
+"""State shared by the parts of a training: its settings, learners, data and progress."""
 
 import time
 from collections.abc import Mapping
@@ -18,13 +18,12 @@ if TYPE_CHECKING:
     from bow.training.evaluation import Evaluator
     from bow.training.partition_learners import PartitionLearners
 
-Learners: TypeAlias = "Replicas | PartitionLearners"
-"""What a training trains: each learner on one device, or its operators in tiles on several."""
+Learners: TypeAlias = "Replicas | PartitionLearners"  # each on one device, or its operators in tiles on several
 
 
 @dataclass
 class Meter:
-    """Training time and samples, evaluation left out, and the steady part of both."""
+    """Measures training time and samples, excluding evaluation, and throughput after the warm-up."""
 
     seconds: float = 0.0
     samples: int = 0
@@ -43,7 +42,7 @@ class Meter:
 
     @property
     def throughput(self) -> float:
-        """Samples per second of the steady part, or of all where there is none; while time is not counted."""
+        """Samples per second after the warm-up, or in all if nothing follows it; valid while paused."""
         seconds, samples = self.steady_from or (0.0, 0)
         if samples == self.samples:
             seconds, samples = 0.0, 0
@@ -52,11 +51,11 @@ class Meter:
 
 @dataclass
 class Position:
-    """How far a training is."""
+    """Progress of a training."""
 
     samples_per_epoch: int | None
     round: int = 0  # completed
-    samples: int = 0  # seen by all learners together
+    samples: int = 0  # processed by all learners together
     epoch: int = 0  # completed
     history: list[dict[str, Any]] = field(default_factory=list)  # the records of kind "epoch"
     time_to_target: float | None = None
@@ -66,7 +65,7 @@ class Position:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the first round, evaluation and earlier parts of a resumed training included."""
+        """Seconds since the first round, including evaluation and earlier parts of a resumed training."""
         return self.elapsed_before + time.perf_counter() - self.began
 
     @property
@@ -88,22 +87,22 @@ class Position:
 
 @dataclass(frozen=True)
 class RunContext:
-    """What a training was given and begins with."""
+    """Everything that a training starts from."""
 
     config: TrainConfig
     replicas: Learners
     stream: BatchStream
     position: Position
-    keeps_checkpoints: bool  # whether they stay when the training has ended; "auto" deletes its own
+    keeps_checkpoints: bool  # whether they remain after the training; "auto" deletes its own
     evaluate: "Evaluator | None"
     directory: RunDirectory
-    tuned: Tuned  # what the training began with; callbacks and tuner may have changed the number of learners since
-    most_learners: int  # as many as the tuner may go up to while training; 0: it changes nothing
+    tuned: Tuned  # initial settings; callbacks and tuner may change the number of learners later
+    most_learners: int  # upper limit of the tuner while training; 0: it changes nothing
     tuner: Tuner
-    fresh: bool  # whether nothing of a run was in the run directory before
-    threads: int  # torch's threads for evaluation: learning tasks may have been given fewer
+    fresh: bool  # whether the run directory held no earlier run
+    threads: int  # torch's threads for evaluation: learning tasks may use fewer
     started_with: list[dict[str, Any]]  # the optimizer's settings when training began, before any resume
-    trajectory: Mapping[str, Any]  # what else the weights depend on
+    trajectory: Mapping[str, Any]  # other settings that the weights depend on
 
     @property
     def world(self) -> World:

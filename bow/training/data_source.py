@@ -1,4 +1,4 @@
-"""A training's data, of which one batch has been looked at before it is known how many learners there will be."""
+"""A training's data stream with an example batch, and the batches of timed trials."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,11 +14,11 @@ from bow.errors import DataError
 from bow.observe.text import learners_text
 from bow.seeds import derive_seed
 
-TRIALS = 2  # tells the seed of the batches of trials from those of training
+TRIALS = 2  # derives the seed of the trials' batches
 
 
 class DataSource:
-    """A stream, and its first batch."""
+    """A data stream and its first batch, which is peeked before the number of learners is known."""
 
     def __init__(self, data: Any, *, batch_size: int | None, epochs: int, steps: int | None, seed: int) -> None:
         self.stream = open_stream(data, batch_size=batch_size, epochs=epochs, steps=steps, seed=seed)
@@ -29,12 +29,12 @@ class DataSource:
 
     @property
     def batch_size(self) -> int:
-        """Samples of a batch; of the first one, where a loader decides it batch by batch."""
+        """Samples per batch; those of the first one where a loader decides batch by batch."""
         return self.stream.batch_size or batch_length(self.example)
 
     @property
     def usual_batch(self) -> int | None:
-        """The first dimension of all batches but short ones; None where a loader counts something else there."""
+        """First dimension of every full batch; None where a loader counts something else there."""
         return self.stream.batch_size if self.stream.batch_size == batch_length(self.example) else None
 
     def feed(self) -> "TrialFeed":
@@ -46,7 +46,7 @@ class DataSource:
 
 
 class TrialFeed:
-    """Endless batches."""
+    """Endless batches for trials: from the data in another order, or copies of the example."""
 
     def __init__(self, stream: BatchStream | None, example: Batch) -> None:
         self.stream = stream
@@ -79,7 +79,7 @@ def batches_in(deal: Deal) -> Batches:
 
 
 def dealt_again(deals: Sequence[Deal], learners: int) -> list[Deal]:
-    """The batches of some rounds for another number of learners; in the last round some may sit out."""
+    """Redistribute the batches of some rounds over another number of learners; some may sit out of the last round."""
     batches = [batch for deal in deals for batch in batches_of(deal)]
     rounds = [batches[start : start + learners] for start in range(0, len(batches), learners)]
     again = [
@@ -90,7 +90,7 @@ def dealt_again(deals: Sequence[Deal], learners: int) -> list[Deal]:
 
 
 def batches_of(deal: Deal) -> list[Batch]:
-    """The batches of a round, without those that sit out."""
+    """Return the batches of a round, without learners that sit out."""
     if not deal.stacked:
         return [batch for batch in deal.batches if batch is not None]
     count = len(tree_leaves(deal.batches)[0])
