@@ -29,6 +29,7 @@ MAX_SHAPES = 8  # batch shapes to capture; others run uncaptured
 MAX_CHANGES = 8  # of frozen Python values; after more of them, nothing is captured any more
 STEPS = "steps"  # folder of step graphs in bow's cache
 MAX_SEEN = 1000  # shapes seen once that are remembered
+
 Captured = TypeVar("Captured")
 
 
@@ -157,9 +158,11 @@ def _without_draws(frozen: FrozenValues, capture: Callable[[FrozenValues], Captu
 # Compile a learning task, which takes half a minute, if running it operator by operator would take this long in all.
 # Estimated from FLOPs and operators at the rates below, not timed, so that the same training always runs alike.
 COMPILING_PAYS_S = 120
+
 # Expected time of compiling: constant, per operator, per repeated operator, and number of different operators (large
 # graphs mostly repeat theirs); on two cores of 2026 (LeNet 14 s, ResNet-8 23 s, an LSTM 34 s).
 COMPILE_S, COMPILE_OPERATOR_S, COMPILE_REPEATED_S, MOST_DIFFERENT = 10.0, 0.1, 0.0085, 100
+
 FLOPS_PER_S = 20e9
 OPERATOR_S = 5e-6
 

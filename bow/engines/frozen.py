@@ -1,4 +1,4 @@
-"""Values in Python that a captured step reads: a graph repeats them for good, eager PyTorch looks every time."""
+"""Watch the Python values that a captured step reads; replaying a graph would freeze them."""
 
 import contextlib
 import functools
@@ -26,23 +26,18 @@ from torch import Tensor, nn
 
 from bow.graph.refusal import GENERATORS, code_text, set_state, state_of
 
-MAX_PLACES = 2000
-"""So many places are watched besides the attributes of the model's modules, those nearest to the step first."""
-
-MAX_SIZE = 1000
-"""Of a longer list or dictionary only the length is watched."""
-
-MAX_ARRAY_BYTES = 1024
-"""The elements of a larger NumPy array are not watched."""
-
+MAX_PLACES = 2000  # places to watch besides attributes of the model's modules, nearest to the step first
+MAX_SIZE = 1000  # of a longer list or dictionary only the length is watched
+MAX_ARRAY_BYTES = 1024  # the elements of a larger NumPy array are not watched
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
+# Kinds of public module attributes that are watched although no followed code names them.
 HELD = (*PLAIN, tuple, Tensor, FunctionType, MethodType, functools.partial)
-"""Public attributes of a module of these kinds are looked at though no code that is followed names them."""
 
+# Packages whose code reads nothing that a training changes.
 _FOREIGN = {"torch", "numpy", *sys.stdlib_module_names} - {"__main__"}
-"""Packages whose code reads nothing that a training changes."""
 
+# Methods that are called by syntax, or by torch, and not by name.
 _IMPLICIT = {
     f"__{name}__"
     for name in (
@@ -52,7 +47,6 @@ _IMPLICIT = {
         *("get", "missing"),
     )
 } | {"forward", "backward", "setup_context"}
-"""Methods that are called by syntax, or by torch, and not by name."""
 
 _TENSORS = ("_parameters", "_buffers", "_modules")
 
@@ -62,24 +56,22 @@ _contents = operator.attrgetter("cell_contents")
 
 
 class FrozenValues:
-    """What a step and a model can read in Python, as it was when this was made.
+    """Snapshot of the Python values that a step and a model can read.
 
-    Followed are globals and attributes that their code names (and the code of functions and methods that it names),
-    enclosing variables, defaults, partials and bound methods, and from there on dictionaries, lists, tuples, sets,
-    instances with `__dict__` or `__slots__`, and classes. No property and no method of the user's is called.
+    Follows globals and attributes that their code names (and the code of functions and methods that it names),
+    enclosing variables, defaults, partials and bound methods, and from there dictionaries, lists, tuples, sets,
+    instances with `__dict__` or `__slots__`, and classes. Calls no property or method of the user's.
     """
 
     def __init__(self, step: Any, model: nn.Module) -> None:
         names: set[str] = set()
-        while True:  # code that is found names attributes of what was found before
+        while True:  # code found later names attributes of objects found earlier
             walk = _Walk(step, model, names)
             if walk.names <= names:
                 break
             names |= walk.names
-        self.generators = walk.generators
-        """Random generators of the step's own."""
-        self.tensors = walk.tensors
-        """Tensors that are neither parameters nor buffers of the model."""
+        self.generators = walk.generators  # random generators owned by the step
+        self.tensors = walk.tensors  # neither parameters nor buffers of the model
         self._labels = [label for *_, label in walk.places]
         self._reads = [read for read, *_ in walk.places]
         self._arguments = [argument for _, argument, *_ in walk.places]
@@ -92,7 +84,7 @@ class FrozenValues:
         self._empty = walk.empty
 
     def text(self) -> str | None:
-        """All of it in words, alike in every process; None where there is what words do not tell."""
+        """Return all values as text that is equal in every process; None if text cannot describe them."""
         if not self._is_whole or self.tensors or self.generators or any(self._empty):
             return None
         places = [f"{label} {_text(value)}" for label, value in zip(self._labels, self._values, strict=True)]
@@ -100,11 +92,11 @@ class FrozenValues:
         met = map(_attributes_text, self._met)
         try:
             return "\n".join([*met, *places, *(f"{label} {_text(copied)}" for label, copied in kept)])
-        except RecursionError:  # a list that holds itself
+        except RecursionError:  # a list that contains itself
             return None
 
     def changed(self) -> str | None:
-        """The name of a value that is another one by now, if there is one."""
+        """Return the name of a value that has changed since, if there is one."""
         try:  # in C throughout: this runs in every round
             now = map(operator.call, self._reads, self._arguments)
             if (
@@ -113,7 +105,7 @@ class FrozenValues:
                 and all(map(operator.eq, self._containers, self._copies))
             ):
                 return None
-        except Exception:  # an element that is gone, or that cannot be compared
+        except Exception:  # an element is missing or cannot be compared
             pass
         return self._find()
 
@@ -132,7 +124,7 @@ class FrozenValues:
 
 
 class _Walk:
-    """Finds the places of a step and a model that hold values, nearest first."""
+    """Search a step and a model for places that hold values, nearest first."""
 
     def __init__(self, step: Any, model: nn.Module, followed: set[str]) -> None:
         self.names: set[str] = set()
@@ -142,7 +134,7 @@ class _Walk:
         self.generators: list[Any] = []
         self.tensors: list[Tensor] = []
         self.met: list[Any] = []
-        self.is_whole = True  # whether nothing was too large to be looked at
+        self.is_whole = True  # whether nothing was skipped
         self._followed = followed
         self._seen: dict[int, Any] = {}
         self._waiting: deque[tuple[Any, str]] = deque()
@@ -172,7 +164,7 @@ class _Walk:
     def _watch(self, read: Callable[[Any], Any], argument: Any, label: str) -> None:
         try:
             value = read(argument)
-        except (AttributeError, ValueError, LookupError):  # a slot, a cell or a context variable that is empty
+        except (AttributeError, ValueError, LookupError):  # an empty slot, cell or context variable
             return
         self.places.append((read, argument, value, label))
         self._visit(value, label)
@@ -223,7 +215,7 @@ class _Walk:
         names = set(_names(function.__code__))
         self.names |= names
         if "ops" in names and any(function.__globals__.get(name) is torch for name in names):
-            self.is_whole = False  # what is registered for an operator is in no place that can be looked at
+            self.is_whole = False  # an operator's registered implementation cannot be found
         for name in sorted(names & function.__globals__.keys()):
             self._watch(function.__globals__.get, name, name)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -289,7 +281,7 @@ class _Walk:
     def _instance(self, value: Any, label: str) -> None:
         kind = type(value)
         try:
-            entries = object.__getattribute__(value, "__dict__")  # and not what the user makes of it
+            entries = object.__getattribute__(value, "__dict__")  # bypass the user's own `__getattribute__`
         except AttributeError:
             entries = {}
         if type(entries) is dict:
@@ -309,7 +301,7 @@ class _Walk:
 
 
 def _text(value: Any) -> str:
-    """A value in words: plain ones as they are, functions by their code, others by their kind alone."""
+    """Return a value as text: plain ones in full, functions by their code, others by their type alone."""
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
     if issubclass(kind, (*PLAIN, Number, slice, range, np.generic, np.dtype, torch.finfo)):
@@ -332,7 +324,7 @@ def _text(value: Any) -> str:
 
 
 def _attributes_text(value: Any) -> str:
-    """A value in words, and a module's attributes with it: those of torch's own are followed no further."""
+    """Return a value as text, a module with its attributes: those of torch's own modules are not followed."""
     if not issubclass(type(value), nn.Module):
         return _text(value)
     own = (f"{name}={_text(part)}" for name, part in vars(value).items() if name not in _TENSORS)
@@ -340,7 +332,7 @@ def _attributes_text(value: Any) -> str:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """What code names, functions inside it included, and names that it may hand to `getattr`."""
+    """Yield the names in code, inner functions included, and strings that it may pass to `getattr`."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -350,12 +342,12 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def is_torchs_own(operator: str) -> bool:
-    """Whether an operator, by its name with the namespace in front, is one that comes with torch."""
+    """Return whether an operator, named with its namespace, comes with torch."""
     return operator.partition(".")[0] in ("aten", "prim", "prims")
 
 
 def _is_custom_operator(value: Any) -> bool:
-    """Whether this is an operator of a library's, or leads to those of one."""
+    """Return whether a value is an operator of another library or leads to one."""
     kind = type(value)
     if kind is torch._ops._OpNamespace:
         return not is_torchs_own(value.name)
@@ -368,18 +360,18 @@ def _is_foreign(module: Any) -> bool:
 
 
 def _equal(now: Any, before: Any) -> bool:
-    """Whether values of Python's own types are equal; the same not-a-number is the same."""
+    """Return whether values of built-in types are equal; False for other types."""
     if type(now) is not type(before) or not isinstance(now, (*PLAIN, tuple, list, dict, set, deque)):
         return False
     try:
         return bool(now == before)
-    except Exception:  # there is a tensor inside by now
+    except Exception:  # it contains a tensor now
         return False
 
 
 @contextlib.contextmanager
 def generators_kept(generators: Sequence[Any]) -> Iterator[Callable[[], bool]]:
-    """A step's own generators are behind it as they were before; tells whether one of Python or NumPy has drawn."""
+    """Restore a step's generators afterwards; yields a check for draws from Python's or NumPy's."""
     states = [(generator, state_of(generator)) for generator in generators]
     others = [(each, str(state)) for each, state in states if not isinstance(each, torch.Generator)]
     try:

@@ -28,12 +28,12 @@ WHOLE = "whole round"
 
 
 class Fused(TaskRunner):
-    """Runs the learning tasks of all learners as one: the kernels of a step are shared by all of them.
+    """Run the learning tasks of all learners as one task that shares its kernels.
 
-    Linear layers become batched matrix products, convolutions what is fastest here (`batched_layers.py`), and batch
-    norms one of the channels of all. Worth it where a learning task is many tiny kernels. The first of these that works
-    is used, and the reasons for going down are kept: compiled, `vmap` without compiling, `eager`. Rounds whose batches
-    differ in shape, or in which a learner sits out, run in `eager`.
+    Linear layers become batched matrix products, convolutions the fastest variant (`batched_layers.py`), and batch
+    norms one over the channels of all learners. Pays where a learning task is many tiny kernels. The first of these
+    that works is used, and the reasons for falling back are kept: compiled, `vmap` without compiling, `eager`. Rounds
+    whose batches differ in shape, or in which a learner sits out, run in `eager`.
     """
 
     name = "fused"
@@ -55,11 +55,11 @@ class Fused(TaskRunner):
 
     @property
     def state(self) -> dict[str, Any]:
-        """What does not work for the model."""
+        """Plain values for checkpoints: the levels that failed for this model."""
         return {"failed": sorted(self._failed)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Try nothing again that has not worked."""
+        """Skip the levels that failed before."""
         if new := set(state["failed"]) - self._failed:
             self._failed |= new
             self._build()
@@ -68,13 +68,13 @@ class Fused(TaskRunner):
                 self.context.log.tell(f"{message}; running {self.description}")
 
     def resized(self) -> None:
-        """Stack the buffers anew; the next round compiles for the new number of learners."""
+        """Restack the buffers; the next round compiles for the new number of learners."""
         self._in_turn.resized()
         if self._levels:
             self._build()
 
     def learn_and_step(self, batches: Batches, due: bool, in_parts: InParts) -> Outcome:
-        """Run the whole round in one region where optimizer and synchroniser are of the kind that fits."""
+        """Run the whole round in one region if optimizer and synchroniser fit."""
         if not self._has_run:
             self._python = python_state(self.group.learners[0].module)
         stacked = stack_batches(batches) if self._whole_round is not None else None
@@ -88,7 +88,7 @@ class Fused(TaskRunner):
         except BowError:
             raise
         except Exception as error:
-            outcome = in_parts(Stacked(stacked), due)  # raises if the error is the user's
+            outcome = in_parts(Stacked(stacked), due)  # raises again if the error is the user's
             self._whole_round = None
             self._failed.add(WHOLE)
             log.note("engine changed", f"the round cannot be one region ({reason(error)}); running it in parts")
@@ -99,11 +99,11 @@ class Fused(TaskRunner):
 
     @property
     def has_written(self) -> bool:
-        """Whether a region may have that does not tell."""
+        """Whether a region may have written: it does not report when."""
         return self._has_run and self._whole_round is not None
 
     def learn(self, batches: Batches) -> Outcome:
-        """Run all learning tasks at once, or in turn where that is impossible."""
+        """Run all learning tasks at once, or one after another where that is impossible."""
         stacked = stack_batches(batches) if self._levels else None
         if stacked is not None:
             self._buffers.tensors()
@@ -130,9 +130,7 @@ class Fused(TaskRunner):
             )
         if outcome is None:
             self._buffers.moved()
-            outcome = self._in_turn.learn(
-                batches, self.context.round_index
-            )  # an error that comes again here is the user's
+            outcome = self._in_turn.learn(batches, self.context.round_index)  # raises again if the error is the user's
         self._failed.update(failures)
         self._levels = [level for level in self._levels if level[0] not in failures]
         for failure in failures.values():
@@ -164,10 +162,10 @@ class Fused(TaskRunner):
 
 
 class SgdRound:
-    """A whole round in one compiled region: learning tasks, SGD with momentum, and the synchronisation task of SMA.
+    """A whole round in one compiled region: learning tasks, SGD with momentum, and SMA's synchronisation task.
 
-    One pass over the memory that must move: for a model of ten thousand parameters the separate passes of
-    `torch.optim.SGD` and `SMA` take longer than the learning tasks themselves.
+    It makes one pass over the memory: for a model of ten thousand parameters the separate passes of `torch.optim.SGD`
+    and `SMA` take longer than the learning tasks themselves.
     """
 
     def __init__(self, group: LearnerGroup, sync: SMA, together: Callable[..., TaskResult]) -> None:
@@ -180,7 +178,7 @@ class SgdRound:
         self._regions = {True: self._region(synchronise=True), False: self._region(synchronise=False)}
 
     def __call__(self, buffers: dict[str, Tensor], batch: Batch, due: bool) -> Outcome:
-        """Run one round; `due` is whether it has a synchronisation task."""
+        """Run one round, with a synchronisation task if it is `due`."""
         self._update_hyperparameters()
         self._state.begin_round()
         matrix = self._group.matrix
@@ -189,8 +187,8 @@ class SgdRound:
             matrix.weights, self._state.moments[0], z, z_prev, self._hyper, buffers, batch
         )
         if due:
-            # Not inside the region: torch.compile writes its mutated inputs back in the order of the arguments, so
-            # that z_prev would receive the new z (seen in torch 2.13).
+            # Outside of the region: torch.compile writes mutated inputs back in the order of the arguments, so that
+            # z_prev would receive the new z (seen in torch 2.13).
             z_prev.copy_(z)
             z.copy_(z_next)
         return Outcome(loss, finite, [True] * len(self._group), metrics)
@@ -215,7 +213,7 @@ class SgdRound:
                 corrections = torch.sub(weights, z).mul(alpha)
                 moved, z_next = moved - corrections, torch.addcmul(z + corrections.sum(0), z - z_prev, mu)
             momenta.copy_(momenta_next)
-            weights.copy_(torch.where(finite, moved, z_next))  # as the kernels do, of which this is the arithmetic
+            weights.copy_(torch.where(finite, moved, z_next))  # the same arithmetic as in the kernels
             for name, buffer in result.buffers.items():
                 buffers[name].copy_(buffer)
             return result.loss, result.finite & torch.isfinite(moved.sum(1)), result.metrics, z_next

@@ -1,4 +1,4 @@
-"""Learners that run at the same time on cores of their own: step graphs on the native runtime."""
+"""Run learners in parallel on their own cores: step graphs on the native runtime."""
 
 import contextlib
 import dataclasses
@@ -33,17 +33,16 @@ from bow.sync import SMA, Members
 
 
 class Graph(AheadRunner):
-    """Runs each learner's learning task as a step graph on its own executor, a thread that is pinned to cores.
+    """Run each learner's learning task as a step graph on its own executor, a thread pinned to cores.
 
-    The learning task is one compiled region where compiling pays (`compile=True`, or a training that is known to be
-    long) and the step allows it, and runs operator by operator otherwise, bit for bit as in `eager` where it draws no
-    random numbers. Where the optimizer is plain SGD, Adam or AdamW and the synchroniser is SMA, the executors step and
-    average as well, in one pass over the rows. Models that cannot be captured run in `eager`, and so do rounds with
-    batches of shapes that are rare.
+    The learning task is one compiled region where compiling pays (`compile=True`, or a training known to be long) and
+    the step allows it; otherwise it runs operator by operator, bit for bit as in `eager` if it draws no random numbers.
+    With plain SGD, Adam or AdamW and SMA, the executors step and average as well, in one pass over the rows. Models
+    that cannot be captured run in `eager`, and so do rounds with rare batch shapes.
 
-    The number of executors is that of the learners, as far as there are cores; each has as many threads as
-    `torch.get_num_threads()` gives it. With a schedule every learner has a group of executors, as far as there are
-    cores, and its operators run side by side.
+    There is one executor per learner, limited by the number of cores; each has as many threads as
+    `torch.get_num_threads()` gives it. With a schedule every learner has a group of executors, limited by the cores,
+    that run its operators in parallel.
     """
 
     name = "graph"
@@ -52,14 +51,14 @@ class Graph(AheadRunner):
         super().__init__(context)
         group, settings = context.group, context.settings
         self._in_turn = InTurn(group, settings.compiled(False))
-        # A member's last batch, which may be short, runs in eager as it would alone, whoever has come before.
+        # A member's last, perhaps short batch runs in eager as it would alone, whatever shapes came before.
         most = 1 if isinstance(context.sync, Members) else MAX_SHAPES
         self.tasks = CapturedTasks(group, settings, context.log.tell, most)
         self.live = LiveCheck(group, settings, self.tasks)
         self._jobs = GraphJobs(context, self.tasks)
-        self._failed: str | None = None  # why it runs in eager for good
-        self._alone_s: float | None = None  # of the task that was just run alone
-        self._running: GraphRound | None = None  # in this round
+        self._failed: str | None = None  # why it runs in eager from now on
+        self._alone_s: float | None = None  # of the task that a live check just ran alone
+        self._running: GraphRound | None = None  # the job of this round
         self.resized()
         try:
             native()
@@ -74,7 +73,7 @@ class Graph(AheadRunner):
 
     @property
     def compile_s(self) -> float | None:
-        """Behind the first round, what compiling the learning task may take."""
+        """Expected seconds of compiling the learning task, known after the first round."""
         return None if self._failed else self.tasks.compile_s
 
     @property
@@ -101,7 +100,7 @@ class Graph(AheadRunner):
         self._jobs.close()
 
     def learn_and_step(self, batches: Batches, due: bool, in_parts: InParts) -> Outcome:
-        """Run the whole round on the executors where optimizer and synchroniser are of the kind that fits."""
+        """Run the whole round on the executors if optimizer and synchroniser fit."""
         stepping = self._stepping
         ready = None if stepping is None else self._ready(batches, stepping)
         if ready is None:
@@ -113,11 +112,11 @@ class Graph(AheadRunner):
         return self._running is not None and self._running.has_committed
 
     def learn(self, batches: Batches) -> Outcome:
-        """Run the learning tasks on the executors, or in turn where they have no step graph."""
+        """Run the learning tasks on the executors, or one after another where they have no step graph."""
         ready = self._ready(batches, None) if self._stepping is None else None
         if ready is None:
             self.context.before.keep()
-            # An error that comes here as well is the user's.
+            # Raises again if the error is the user's.
             outcome = self._in_turn.learn(batches, self.context.round_index)
             if self.tasks.refused is not None and not self._failed:
                 self._fall_back(f"engine graph does not work for this model ({self.tasks.refused})")
@@ -151,12 +150,12 @@ class Graph(AheadRunner):
                     functools.partial(self._finish_first, period),
                 )
         finally:
-            team.drain()  # after Ctrl-C or a failure, others may still be at work
+            team.drain()  # after Ctrl-C or a failure, executors may still be running
         return period.outcomes()
 
     @property
     def most_turns(self) -> int:
-        """Rounds to the next live check, where members step on the executors."""
+        """Number of rounds to the next live check, if members step on the executors."""
         if (
             self._failed
             or self._stepping is None
@@ -167,7 +166,7 @@ class Graph(AheadRunner):
         return max(1, self.live.rounds_before(self.context.round_index))
 
     def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> list[Turns | None] | None:
-        """Let each member take its batches on one executor, where they have been captured."""
+        """Run each member's batches on one executor, if they are captured."""
         first = [None if each is None else each.samples.gather(each.indices[0]) for each in batches]
         if any(batch is not None and shape_of(batch) not in self.tasks for batch in first):
             return None
@@ -184,7 +183,7 @@ class Graph(AheadRunner):
         return [taken.get(learner) for learner in range(len(batches))]
 
     def _start_task(self, period: Period, task: Learn, executor: int) -> GraphRound:
-        """Have one learner run its learning task alone on an idle executor."""
+        """Start one learner's learning task on an idle executor."""
         batch = period.batch(task)
         running = self._jobs.alone(task.learner, batch, self._stepping if period.steps(task) else None)
         index, position = period.locate(task)
@@ -195,7 +194,7 @@ class Graph(AheadRunner):
         return running
 
     def _finish_first(self, period: Period, under_way: dict[Learn, tuple[int, GraphRound]]) -> Learn:
-        """Wait for an executor that is idle again, and step the learner whose task it ran, where it steps alone."""
+        """Wait for the first executor to finish; step the learner whose task it ran, if it steps alone."""
         by_executor = {executor: (task, running) for task, (executor, running) in under_way.items()}
         task, running = by_executor[int(self._jobs.team.wait_any(list(by_executor)))]
         outcome = running.collect()
@@ -221,7 +220,7 @@ class Graph(AheadRunner):
         return outcome
 
     def _run_beside_the_sum(self, ready: GraphRound) -> Outcome:
-        """Run a round with a synchronisation task in which other devices take part."""
+        """Run a round with a synchronisation task over several devices."""
         matrix, step_state, averaging = self.group.matrix, cast(StepState, self._step_state), self.context.averaging
         native().contribute(matrix.weights, matrix.z, matrix.total, step_state.averaging[0])
         ready.begin(True, matrix.total)
@@ -237,7 +236,7 @@ class Graph(AheadRunner):
             self.context.log.spans += ran.spans()
 
     def _ready(self, batches: Batches, stepping: StepState | None) -> GraphRound | None:
-        """What runs these batches, which it has been given; None where they are to be run in turn."""
+        """Return the job for these batches, already fed; None if they run one after another."""
         self._running = None
         if self._failed:
             return None
@@ -251,9 +250,9 @@ class Graph(AheadRunner):
         return None if self._failed else job
 
     def _compare(self, batches: Batches) -> bool:
-        """Hold one learner's step graph against the step; False: it was another training's, and is to be captured anew.
+        """Live-check one learner's step graph; return False if it came from the disk cache and must be recaptured.
 
-        Nothing of the training has changed behind it.
+        Leaves the state of the training unchanged.
         """
         dealt = [batch_of(batches, learner) for learner in range(len(self.group))]
         shapes = [None if batch is None else shape_of(batch) for batch in dealt]
@@ -270,7 +269,7 @@ class Graph(AheadRunner):
                 yield lambda: drawn.num_draws == len(draws)
 
         made = []
-        # What is compiled rounds otherwise: what was captured shows in a run of it operator by operator.
+        # Compiled code rounds differently: also run the capture operator by operator.
         for own in [task] if task.region is None else [task, dataclasses.replace(task, region=None)]:
             with self.live.undone(learner), _indices_are_data():
                 running = GraphRound(self.group, [learner], [own], [batch], ExecutorGroups(1, (1,)), None)
@@ -283,7 +282,7 @@ class Graph(AheadRunner):
                 metrics = {name: value[0] for name, value in outcome.metrics.items()}
                 units = ROUNDING if own.region is None else COMPILED_ROUNDING
                 made.append(self.live.run_of(learner, outcome.losses[0], metrics, units=units))
-        with num_threads(1):  # as above, so that the two are equal bit for bit where nothing is compiled
+        with num_threads(1):  # as above: bitwise equal where nothing is compiled
             expected = self.live.expect(learner, batch, numbers)
         difference = self.live.verdict(made, expected, self.context.round_index)
         if (difference or self.live.is_unsure or expected.run is None) and self.tasks.distrust():
@@ -295,7 +294,7 @@ class Graph(AheadRunner):
 
     @property
     def _stepping(self) -> StepState | None:
-        """What steps on the executors, if optimizer and synchroniser are of the kind; hooks and flags may change."""
+        """State for stepping on the executors, None if it does not fit; hooks and flags may change that."""
         if self._step_state is None or not fits(self.group, self.context.sync, self.context.settings, native=True):
             return None
         return self._step_state
@@ -312,7 +311,7 @@ class Graph(AheadRunner):
 
 @contextlib.contextmanager
 def _indices_are_data() -> Iterator[None]:
-    """What a user hears of an operator that failed: an index that is out of range is a matter of the data."""
+    """Convert an index error of an operator to a `DataError`."""
     try:
         yield
     except GraphError as error:

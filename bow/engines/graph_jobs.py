@@ -1,4 +1,4 @@
-"""The native jobs of engine `graph`, one for each combination of shapes of batches, and the executors that run them."""
+"""Native jobs of engine `graph`, one per combination of batch shapes, and the executors that run them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,12 +16,11 @@ from bow.runtime.loading import NativeTeam, native
 from bow.runtime.local import dependencies_of, operators_of
 from bow.schedule import Schedule
 
-MAX_JOBS = 16
-"""Combinations of shapes of batches that are kept ready."""
+MAX_JOBS = 16  # combinations of batch shapes to keep
 
 
 class GraphJobs:
-    """Keeps jobs ready, and a team of executors that fits them."""
+    """Cache of jobs, with a team of executors that fits them."""
 
     def __init__(self, context: RoundContext, tasks: CapturedTasks) -> None:
         self.team: NativeTeam = None
@@ -36,25 +35,25 @@ class GraphJobs:
         self._usual_mode: tuple[Any, ...] = ()
 
     def forget(self) -> None:
-        """Forget all jobs: learners or what was captured are others now."""
+        """Drop all jobs: learners or captures have changed."""
         self._by_shapes.clear()
         self._alone.clear()
         self._usual = None
 
     def forgot_stale(self) -> bool:
-        """Forget what was captured if values in Python that it has frozen have changed, and say whether that was so."""
+        """Drop captures and jobs if a frozen Python value has changed; return whether one has."""
         if not self._tasks.forget_if_changed():
             return False
         self.forget()
         return True
 
     def close(self) -> None:
-        """End the executors' threads; the next round starts them again."""
+        """Stop the executors' threads; the next round restarts them."""
         if self.team is not None:
             self.team.close()
 
     def ready(self, batches: Batches, step_state: StepState | None) -> GraphRound | None:
-        """What runs these batches, which it has been given; None where they are to be run in turn."""
+        """Return the job for these batches, already fed; None if they run one after another."""
         mode = (torch.get_num_threads(), torch.is_autocast_enabled("cpu"), step_state is not None)
         usual = self._usual
         if usual is None or self._usual_mode != mode or not usual.feed(batches, self._seeds(usual)):
@@ -67,7 +66,7 @@ class GraphJobs:
         return usual
 
     def alone(self, learner: int, batch: Batch, step_state: StepState | None) -> GraphRound:
-        """What runs one learner's task on one executor."""
+        """Return the job of one learner's task on one executor."""
         shape = shape_of(batch)
         key = (learner, shape, step_state is not None)
         if key not in self._alone:
@@ -76,11 +75,11 @@ class GraphJobs:
         return self._alone[key]
 
     def one_executor_each(self) -> ExecutorGroups:
-        """One executor for each learner, as far as there are cores."""
+        """Return one executor per learner, limited by the cores."""
         return ExecutorGroups.of(len(self._group), self._cores, torch.get_num_threads(), schedule=None)
 
     def team_of(self, groups: ExecutorGroups) -> NativeTeam:
-        """These executors, and as many more of the kind as there are cores for where learners have one each."""
+        """Return a team with these executors; without a schedule it has as many as the cores allow."""
         if groups.schedule is None:
             each = groups.threads[0]
             groups = ExecutorGroups(self._cores // each, (each,) * (self._cores // each))
@@ -95,7 +94,7 @@ class GraphJobs:
         return [self._context.task_seed(j) for j in learners] if job.is_random else [0] * len(learners)
 
     def _for(self, batches: Batches, step_state: StepState | None) -> GraphRound | None:
-        """The job for batches of these shapes; None where they are to be run in turn."""
+        """Return the job for batches of these shapes; None if they run one after another."""
         dealt = [batch_of(batches, learner) for learner in range(len(self._group))]
         shapes = [None if batch is None else shape_of(batch) for batch in dealt]
         like = next((batch for batch in dealt if batch is not None), None)
@@ -122,12 +121,11 @@ class GraphJobs:
         return self._by_shapes[key]
 
     def _groups(self) -> ExecutorGroups:
-        """The executors that work."""
         schedule = self._context.settings.schedule
         return ExecutorGroups.of(len(self._group), self._cores, torch.get_num_threads(), schedule)
 
     def _fits(self, schedule: Schedule, tasks: Sequence[CapturedTask]) -> bool:
-        """Whether a schedule is one of these learning tasks; the user is told once where it is not."""
+        """Return whether a schedule fits these learning tasks; warn if not."""
         try:
             for task in tasks:
                 schedule.check(dependencies_of(operators_of(task.graph)))

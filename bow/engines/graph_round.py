@@ -1,8 +1,7 @@
-"""The rounds of engine `graph` whose batches have certain shapes, as one native job.
+"""Rounds of engine `graph` with certain batch shapes, as one native job.
 
-Each learner's learning task is a copy of the step graph; behind all of them come, where optimizer and synchroniser
-allow it, the optimizer's step and the synchronisation task, of which every executor has its columns, in one pass over
-the rows.
+Each learner's learning task is a copy of the step graph. Where optimizer and synchroniser allow it, the optimizer's
+step and the synchronisation task come after all of them: every executor handles its columns, in one pass over the rows.
 """
 
 import functools
@@ -32,7 +31,7 @@ from bow.schedule import OrderedSchedule, Schedule, Span
 
 @dataclass(frozen=True)
 class ExecutorGroups:
-    """How executors are divided between learners."""
+    """Division of executors between learners."""
 
     count: int
     threads: tuple[int, ...]  # by executor, group by group
@@ -40,7 +39,7 @@ class ExecutorGroups:
 
     @classmethod
     def of(cls, learners: int, cores: int, threads: int, schedule: Schedule | None) -> "ExecutorGroups":
-        """As many groups as learners, as far as there are cores.
+        """Return as many groups as learners, limited by the cores.
 
         Example:
             >>> ExecutorGroups.of(learners=4, cores=8, threads=8, schedule=None).threads
@@ -57,12 +56,12 @@ class ExecutorGroups:
 
     @property
     def width(self) -> int:
-        """Executors of a group."""
+        """Number of executors in a group."""
         return len(self.threads) // self.count
 
     @functools.cached_property
     def affinities(self) -> tuple[list[tuple[int, ...]], list[int]]:
-        """By executor: its cores, and its threads, of all that fit."""
+        """By executor: its cores, and its number of threads."""
         places = core_sets(list(self.threads))
         if self.schedule is None:
             return places, list(self.threads)
@@ -73,19 +72,19 @@ class ExecutorGroups:
         return [cores for each in found for cores in each.cores], [number for each in found for number in each.threads]
 
     def affinity(self, operators: int, cores: Sequence[Sequence[int]] | None = None) -> Affinity:
-        """What a group's executors run of so many operators."""
+        """Return how a group's executors divide this many operators."""
         if self.schedule is None:
             return Affinity.of(Schedule.sequential(operators, self.threads[0]), operators, cores or [()])
         return Affinity.of(self.schedule, operators, cores or [()] * self.width)
 
     @property
     def _num_operators(self) -> int:
-        assert isinstance(self.schedule, OrderedSchedule)  # a training has no other
+        assert isinstance(self.schedule, OrderedSchedule)  # the only kind in a training
         return len({index for operators in self.schedule.order for index in operators})
 
 
 class GraphRound:
-    """Runs learning tasks of a round for batches of certain shapes: all learners' or one's."""
+    """Run the learning tasks of a round, of all learners or of one, for certain batch shapes."""
 
     def __init__(
         self,
@@ -103,8 +102,7 @@ class GraphRound:
         self._step_state = step_state
         self._weights = group.matrix.weights[self._rows]
         self._moments = [] if step_state is None else [moment[self._rows] for moment in step_state.moments]
-        self.groups = groups
-        """The executors that it needs."""
+        self.groups = groups  # the executors it needs
         self._num_executors = len(groups.threads)
         self._builder = JobBuilder([task.graph for task in tasks], [task.region for task in tasks], learners)
         self._metrics = list(tasks[0].graph.metrics)
@@ -115,8 +113,8 @@ class GraphRound:
         ]
         self._active: list[bool] = []
         self._buffers: list[tuple[nn.Module, str, Tensor]] = []
+        # Whether learning tasks draw random numbers and need seeds.
         self.is_random = any(op.is_random for task in tasks for op in task.graph.operators)
-        """Whether learning tasks draw random numbers, so that they need seeds."""
         self._build()
 
     @property
@@ -126,11 +124,11 @@ class GraphRound:
 
     @property
     def has_committed(self) -> bool:
-        """Whether what outlives its last run has been written, rows and buffers."""
+        """Whether its last run has written rows and buffers."""
         return bool(self._builder.job.has_committed)
 
     def feed(self, batches: Batches, seeds: Sequence[int]) -> bool:
-        """Give the learners what they learn from next."""
+        """Set the next batches of the learners; return False if they do not fit."""
         job = self._builder.job
         self._keep_buffers()
         if not self._fits(batches):
@@ -141,7 +139,7 @@ class GraphRound:
         return bool(job.feed_each([None if batch is None else leaves_of(batch) for batch in batches], seeds))
 
     def begin(self, due: bool, total: Tensor | None = None) -> None:
-        """Say whether a synchronisation task is part of what is run next."""
+        """Prepare the next run: current optimizer settings, and whether a synchronisation task is `due`."""
         if self._step_state is None:
             return
         matrix, state = self._group.matrix, self._step_state
@@ -160,7 +158,7 @@ class GraphRound:
         )
 
     def run(self, team: NativeTeam, record: bool = False, between: Callable[[], None] | None = None) -> Outcome:
-        """Run it on as many executors as it needs, and wait for it."""
+        """Run on all executors and wait; `between` is called before results are committed."""
         job = self._builder.job
         try:
             job.run(team, record, commits=between is None)
@@ -172,12 +170,12 @@ class GraphRound:
         return self._outcome()
 
     def post(self, team: NativeTeam, executor: int, record: bool = False) -> None:
-        """Start it on one executor, which must be idle, and return at once; it needs just one."""
+        """Start on one idle executor and return at once; the job must need just one."""
         self._executor = executor
         self._builder.job.post(team, executor, record)
 
     def collect(self) -> Outcome:
-        """What has come of it, once the executor that it was posted to is idle."""
+        """Return the outcome, once the executor that it was posted to is idle."""
         self._raise_failure()
         return self._outcome()
 
@@ -188,19 +186,18 @@ class GraphRound:
         return all(batch is None or structure_of(batch) == structure for batch, structure in expected)
 
     def feed_turns(self, turns: Indexed, seeds: Sequence[int]) -> None:
-        """Give the only learner its next batches, each of them gathered when it comes to it."""
+        """Set the next batches of the only learner, each gathered at its turn."""
         self._keep_buffers()
         self.begin(due=False)
         self._builder.job.feed_turns(turns.samples.leaves, turns.indices, seeds, self._results)
 
     def collect_turns(self) -> Turns:
-        """What has come of these batches."""
         self._raise_failure()
         return Turns(*self._builder.job.turns_outcome(self._group.matrix.z.dtype))
 
     @staticmethod
     def run_turns(team: NativeTeam, rounds: Sequence["GraphRound"]) -> None:
-        """Let each learner take its turns, on whichever executor is free first, and wait for all."""
+        """Run each learner's turns on whichever executor is free first, and wait for all."""
         team.take_turns([each._builder.job for each in rounds])
 
     def _outcome(self) -> Outcome:
@@ -213,11 +210,11 @@ class GraphRound:
         by_name = {} if metrics is None else dict(zip(self._metrics, metrics, strict=True))
         outcome = Outcome(losses, finite, active, by_name)
         if all_finite:
-            outcome.healthy = active  # what it would find out itself, at some cost in a tiny round
+            outcome.healthy = active  # computing it takes time in a tiny round
         return outcome
 
     def spans(self) -> list[Span]:
-        """The recorded times of the last round."""
+        """Return the recorded spans of the last round."""
         return spans_of(self._builder, self._executor)
 
     def _raise_failure(self) -> None:
@@ -227,20 +224,20 @@ class GraphRound:
             self._explain(error)
 
     def _explain(self, error: Exception) -> NoReturn:
-        """Raise an error that names the operator that failed, where one did."""
+        """Raise an error that names the operator that failed, if one did."""
         node = self._builder.job.failed_node
         if node < 0:
             raise error
         program = self._builder.copy_of(node)
         if program is not None and self._builder.labels[node].operator is None:
-            # A compiled region does not know its operators any more: run them one by one to find the one that fails.
+            # A compiled region hides its operators: run them one by one to find the one that fails.
             job, graph = self._builder.job, program.graph
             with torch.no_grad():
                 run_operators(graph, {value: job.value(program.slot(value)) for value in _given(graph)}, seed=0)
         raise named(error, node, self._builder) from error
 
     def _keep_buffers(self) -> None:
-        """Put buffers back that a round in `eager` has put another tensor in the place of; its values stay."""
+        """Restore buffers that a round in `eager` has replaced by other tensors, and keep their values."""
         for owner, key, bound in self._buffers:
             current = owner._buffers[key]
             if current is not bound and current is not None and current.shape == bound.shape:
@@ -272,7 +269,7 @@ class GraphRound:
         )
 
     def _order(self, finishes: Sequence[int]) -> tuple[list[list[int]], dict[int, list[int]], list[int]]:
-        """The learning tasks of each executor: the learners that the task scheduler gives its group, in turn."""
+        """Order the learning tasks on the executors of each group as the task scheduler assigns learners."""
         programs, groups = self._builder.copies, self.groups
         order: list[list[int]] = [[] for _ in range(self._num_executors)]
         after: dict[int, list[int]] = {}
@@ -310,7 +307,7 @@ class GraphRound:
         return self._builder.note(node, Label("loss and gradient", "finish", program.learner))
 
     def _add_commit(self, program: GraphCopy, buffers: dict[str, Tensor]) -> list[int]:
-        """A node that writes what the learning task made of the buffers, if it changes any."""
+        """Add a node that writes the buffers that the learning task changes, if any."""
         graph = program.graph
         changed = changed_buffers(graph)
         if not changed:
@@ -325,5 +322,5 @@ def _given(graph: StepGraph) -> set[int]:
 
 
 def _name_in(graph: StepGraph, slot: Slot) -> str:
-    """The name under which the graph has the gradient of a slot; a tied parameter has several."""
+    """Return the name of a slot's gradient in the graph; a tied parameter has several names."""
     return next(name for name in slot.names if name in graph.gradients)

@@ -1,8 +1,8 @@
-"""Now and then a captured learning task is held against the user's own step on a live batch.
+"""Live check: compare a captured learning task with the user's own step on a live batch from time to time.
 
-What a capture has frozen, wherever the step has read it (a file, the clock, a C extension), shows in loss, gradient,
-metrics or buffers. Rounding must not: where the two differ by more than a few units of it, the step is run again with
-every operator's result off by rounding at random, and the spread of that is the measure.
+Values frozen by the capture, wherever the step read them (a file, the clock, a C extension), show in loss, gradient,
+metrics or buffers. Rounding must not: where the two differ by more than a few units of it, the step is repeated with
+random rounding noise on every operator's result, whose spread sets the tolerance.
 """
 
 import contextlib
@@ -28,61 +28,57 @@ from bow.errors import reason
 from bow.graph.refusal import python_random_kept
 from bow.replicas import LearnerGroup, buffer_slots, buffer_state
 
-SHARE = 0.01
-"""Of the training time, for all checks behind the first ones."""
-
-FIRST = (1, 2, 4, 8)
-"""Rounds behind a capture that are checked whatever it takes: together less than the capture has taken."""
-
+SHARE = 0.01  # of the training time, for all checks after the first ones
+FIRST = (1, 2, 4, 8)  # rounds after a capture that are always checked: together they take less than the capture
+# Until checks have taken this long in all, one runs whenever the rounds since a capture have doubled: a training may be
+# over before SHARE of its time is enough for one.
 FREE_S = 0.1
-"""Checks whenever the rounds behind a capture have doubled are part of no share until they have taken so long in all:
-a training may be over before a share of its time is enough for one."""
 
+# Units of rounding, relative to a tensor's norm, within which results count as equal. A compiler sums in another order,
+# which noise on operators does not model: 205 units in a gradient of ResNet-8's batch norm.
 ROUNDING, COMPILED_ROUNDING = 64, 1024
-"""Units of rounding, relative to a tensor's norm, within which results are equal without a closer look. A compiler sums
-in another order, which no operator's rounding stands for: 205 units in a gradient of ResNet-8's batch norm."""
 
+# Units of noise per operator; number of noisy runs; multiple of the largest effect that is allowed.
 NOISE, NOISY_RUNS, SPREADS = 4, 8, 4
-"""Units of rounding that operators are off by; in how many runs; how many times the largest effect is allowed."""
 
+# A step whose loss differs by a larger part when repeated on the same batch reads something that every run changes; an
+# effect of rounding that is a larger part is measured again on each batch.
 REPEATED = 1e-3
-"""A step whose loss differs by a larger part when it is run again on the same batch reads what every run changes; and
-an effect of rounding that is a larger part is measured again on each batch."""
 
+# Initial value of the usual time between two rounds, of which at most twice counts as training: the rest is a pause.
 FIRST_GAP_S = 60.0
-"""Between two rounds, at most twice the time that was usual by then counts as training: the rest is a pause."""
 
-MAX_UNDONE_BYTES = 2**26
-"""Tensors that are no buffers are put back, if the step writes to them, up to so many bytes."""
+MAX_UNDONE_BYTES = 2**26  # tensors other than buffers are saved and restored up to this size
 
+# Makes the context in which a step draws random numbers; called afterwards, its value tells whether they were those of
+# the capture.
 Numbers: TypeAlias = Callable[[], contextlib.AbstractContextManager[Callable[[], bool]]]
-"""Makes the context in which a step draws random numbers; behind it, says whether they were those of the capture."""
 
 
 @dataclass(frozen=True)
 class TaskRun:
-    """What a learning task left."""
+    """Results of a learning task."""
 
     loss: Tensor  # shape []
     gradient: Tensor  # as a row
     metrics: Metrics  # by name
-    buffers: Mapping[str, Tensor]  # of the learner, behind the task
-    rounding: Tensor | None = None  # by element, how far off the gradient is for the way in which it was found
-    units: int = ROUNDING  # of rounding, by which it may be off
+    buffers: Mapping[str, Tensor]  # of the learner, after the task
+    rounding: Tensor | None = None  # by element, the error of the gradient due to how it was obtained
+    units: int = ROUNDING  # of rounding that are tolerated
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What the user's own step makes of a batch."""
+    """Result of the user's own step on a batch."""
 
-    learner: int  # whose
-    run: TaskRun | None  # what it left; None where it cannot be compared
-    spread: Mapping[str, float] | None = None  # by part, the effect of rounding; None: nobody has looked
-    failure: str | None = None  # why it is another than was captured, if that shows without a comparison
+    learner: int  # whose batch it is
+    run: TaskRun | None  # None if it cannot be compared
+    spread: Mapping[str, float] | None = None  # by part, the effect of rounding; None: not measured
+    failure: str | None = None  # why it differs from the capture, if known without a comparison
 
 
 class LiveCheck:
-    """Compares a capture with the step, in the first rounds behind a capture and then in 1 % of the time."""
+    """Compare a capture with the step, in the first rounds after a capture and then in 1 % of the time."""
 
     def __init__(self, group: LearnerGroup, settings: LearningConfig, captures: CaptureCache[Any]) -> None:
         self._group = group
@@ -91,14 +87,12 @@ class LiveCheck:
         self._num_captures = 0
         self._since = 0
         self._next = FIRST[0]
-        self._again = False  # a closer look has to tell
+        self._again = False  # the next check measures the effect of rounding
         self._closely = False
         self._comparable = True
-        self._was_compared = False  # since something was captured last
+        self._was_compared = False  # since the last capture
         self._num_checks = 0
-        self._known: dict[
-            str, float
-        ] = {}  # by part, the effect of rounding as a closer look has seen it, as a part of it
+        self._known: dict[str, float] = {}  # by part, the relative effect of rounding as last measured
         self._seen, self._gap_s = time.perf_counter(), FIRST_GAP_S
         self._trained_s = self._trained_at_last_s = 0.0
         self._spent_s = self._last_s = 0.0
@@ -106,11 +100,11 @@ class LiveCheck:
         self._equal: int | None = None
 
     def resized(self) -> None:
-        """Learners were added or removed."""
+        """Called after learners were added or removed."""
         self._tasks.resized()
 
     def is_due(self, round_index: int) -> bool:
-        """Whether to check the coming round, should it replay a capture."""
+        """Return whether to check the coming round, if it replays a capture."""
         self._count_time()
         if self._captures.num_captures != self._num_captures:
             self._num_captures = self._captures.num_captures
@@ -134,25 +128,25 @@ class LiveCheck:
 
     @property
     def is_unsure(self) -> bool:
-        """Whether the last check has found a difference that only another look can judge."""
+        """Whether the last check found a difference that only a noisy run can judge."""
         return self._again
 
     def rounds_before(self, round_index: int) -> int:
-        """How many rounds from this one on are not checked for sure; checks that wait for time come that much later."""
+        """Return how many rounds from this one on need no check; checks that are due by time can wait for them."""
         if self.is_due(round_index):
             return 0
         by_rounds = self._next <= FIRST[-1] or self._spent_s < FREE_S
         return self._since + self._next - 1 - round_index if by_rounds and self._comparable else sys.maxsize
 
     def choose(self, shapes: Sequence[Hashable | None]) -> int | None:
-        """The learner to check, another one each time, one with the newest shape first; None: none has a batch."""
+        """Return the learner to check, another one each time, newest shape first; None if none has a batch."""
         present = [learner for learner, shape in enumerate(shapes) if shape in self._captures]
         newest = [learner for learner in present if shapes[learner] == self._captures.newest]
         chosen = newest if newest and self._next == FIRST[0] else present
         return chosen[self._num_checks % len(chosen)] if chosen else None
 
     def expect(self, learner: int, batch: Batch, numbers: Numbers) -> Expected:
-        """Run the user's own step and put everything back that it may have changed."""
+        """Run the user's own step and undo everything it may have changed."""
         self._started = time.perf_counter()
         self._num_checks += 1
         try:
@@ -174,14 +168,14 @@ class LiveCheck:
                 self._known = {name: part for name, part in parts.items() if part < REPEATED}
         except torch.OutOfMemoryError:
             return Expected(learner, None)
-        except AssertionError:  # the user's own, or of a device that watches the order of accesses
+        except AssertionError:  # the user's own, or of a device that checks the order of accesses
             raise
         except Exception as error:
             return Expected(learner, None, failure=f"the step itself fails: {reason(error)}")
         return Expected(learner, run, spread)
 
     def verdict(self, made: Sequence[TaskRun], expected: Expected, round_index: int) -> str | None:
-        """How runs of the capture differ from the step; None where none does, or where only another look can tell."""
+        """Return how runs of the capture differ from the step; None if they do not, or if another check must judge."""
         differing = [what for run in made for what in self._differing(run, expected)]
         self._last_s = time.perf_counter() - self._started
         self._spent_s += self._last_s
@@ -206,14 +200,14 @@ class LiveCheck:
         rounding: Tensor | None = None,
         units: int = ROUNDING,
     ) -> TaskRun:
-        """What a learning task has left in the learner; its gradient is in the row of `G`, if it is not given."""
+        """Return a learning task's results; its gradient is in the row of `G` unless given."""
         own = self._group.learners[learner]
         gradient = own.gradient.clone() if gradient is None else gradient
         return TaskRun(loss, gradient, metrics, buffer_state(own.module), rounding, units)
 
     @contextlib.contextmanager
     def undone(self, learner: int) -> Iterator[None]:
-        """Put back what a learning task changes: buffers, gradient, attributes of modules, random generators."""
+        """Undo what a learning task changes: buffers, gradient, attributes of modules, random generators."""
         own = self._group.learners[learner]
         attributes = [(vars(module), dict(vars(module))) for module in own.module.modules()]
         buffers = [
@@ -254,7 +248,9 @@ class LiveCheck:
                 if noise is not None:
                     own.row.detach().mul_(_factors(own.row, noise))
                     modes.enter_context(_RoundingNoise(noise))
-                learned = self._tasks.run(learner, tree_map_only(Tensor, Tensor.clone, batch))  # it may write to it
+                learned = self._tasks.run(
+                    learner, tree_map_only(Tensor, Tensor.clone, batch)
+                )  # the step may write to it
             return self.run_of(learner, learned.loss.clone(), dict(learned.metrics)), comparable()
 
     def _spread(self, learner: int, batch: Batch, numbers: Numbers, run: TaskRun) -> dict[str, float]:
@@ -267,7 +263,7 @@ class LiveCheck:
         return spread
 
     def _differing(self, made: TaskRun, expected: Expected) -> list[str]:
-        """What differs by more than rounding, in words, the loss first."""
+        """Describe what differs by more than rounding, the loss first."""
         if expected.run is None:
             return []
         own, parts = self._parts(expected.run), self._parts(made)
@@ -311,7 +307,7 @@ class LiveCheck:
 
 
 class _RoundingNoise(DispatchMode):
-    """Within it, what operators make is off by rounding at random (Monte Carlo arithmetic).
+    """Dispatch mode that perturbs operators' results by random rounding (Monte Carlo arithmetic).
 
     References:
         Parker, Monte Carlo arithmetic, 1997.
@@ -333,14 +329,14 @@ class _RoundingNoise(DispatchMode):
         return tree_map_only(Tensor, self._rounded, made)
 
     def _rounded(self, tensor: Tensor) -> Tensor:
-        # A gradient that torch knows to be 0 (`_efficientzerotensor`) has no memory to read.
+        # A gradient known to be 0 (`_efficientzerotensor`) has no memory to read.
         has_rounding = tensor.dtype.is_floating_point and not tensor._is_zerotensor()
         return tensor * _factors(tensor, self._generator) if has_rounding else tensor
 
 
 @functools.cache
 def _by_parts() -> Mapping[Any, Callable[..., Any]]:
-    """Operators that can make something far smaller than what they compute on the way, whose rounding is that of 1."""
+    """Decompositions of operators whose results can be far smaller than the intermediate values that are rounded."""
     from torch._decomp import get_decompositions  # which imports torch's compiler
 
     aten: Any = torch.ops.aten
@@ -356,7 +352,7 @@ def _factors(tensor: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _norm(tensor: Tensor, other: Tensor | None = None) -> float:
-    """The norm of a tensor's finite elements, or of its difference from another, where both may not be finite."""
+    """Return the norm of finite elements, or of the difference from another tensor; equal infinities, NaNs cancel."""
     wide = torch.complex128 if tensor.is_complex() else torch.float64
     tensor = tensor.detach().to(wide)
     if other is None:
