@@ -1,4 +1,4 @@
-"""Which rounds a training hands over at once, with their batches, and how they run where memory ends."""
+"""Deal batches and run rounds in groups; retry with fewer learners when memory runs out."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Dealing:
-    """Deals batches, not beyond an epoch, a checkpoint or the end, and runs their rounds."""
+    """Deals and runs groups of rounds that do not cross an epoch, a checkpoint or the end of the training."""
 
     def __init__(
         self, context: RunContext, records: RunRecords, hooks: Hooks, agreement: Agreement, evaluations: Evaluations
@@ -47,7 +47,7 @@ class Dealing:
         return self._context.stream.rounds_left(self._replicas.group.num_all)
 
     def deal(self) -> list[Deal]:
-        """The batches of the rounds that are handed over at once; none where the data are used up."""
+        """Return the batches of the next group of rounds; empty at the end of the data."""
         deals: list[Deal] = []
         limit, room = self._rounds_together(), MAX_BYTES_TOGETHER
         while len(deals) < limit and room > 0:
@@ -61,7 +61,7 @@ class Dealing:
         return deals
 
     def run(self, deals: Sequence[Deal], watch: "Watch | None") -> list[tuple[Deal, Outcome]]:
-        """Run rounds; where the tuner has added a learner too many for the memory, with fewer learners."""
+        """Run rounds, with fewer learners if the tuner has added one that does not fit in memory."""
         ran: list[tuple[Deal, Outcome]] = []
         left = list(deals)
         while left:
@@ -81,7 +81,7 @@ class Dealing:
     def _rounds_together(self) -> int:
         config = self._context.config
         if self._is_watched and self._replicas.loop.settings.dispatch == "fixed":
-            return 1  # who looks at a round sees the learners as that round left them
+            return 1  # observers of a round must see the learners as it left them
         limits = [self._replicas.loop.period]
         if config.steps is not None:
             limits.append(config.steps - self._position.round)
@@ -93,6 +93,6 @@ class Dealing:
 
 
 def lost_outcome(learners: int, device: torch.device) -> Outcome:
-    """Stands for a round that ran but whose losses went down with a later one."""
+    """Return a placeholder for a completed round whose losses were lost when a later one failed."""
     losses = torch.full((learners,), torch.nan, device=device)
     return Outcome(losses, torch.ones_like(losses, dtype=torch.bool), [True] * learners)

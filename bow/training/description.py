@@ -1,4 +1,4 @@
-"""What a run came of, and what a tuner's choice depends on: the key under which it is kept on disk."""
+"""Provenance of a run, and the description of a training under which the tuner's choice is cached."""
 
 import datetime
 import functools
@@ -27,9 +27,7 @@ from bow.training.data_source import DataSource
 from bow.training.replicas_config import ReplicasConfig
 from bow.tuner import Tuner
 
-RECIPE = 3
-"""Changes with what a calibration tries, so that choices of an earlier version are not taken for those of this one."""
-
+RECIPE = 3  # version of what a calibration tries: invalidates choices of earlier versions
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -47,9 +45,9 @@ def provenance() -> dict[str, str]:
     }
 
 
-@functools.cache  # what was imported is that of the first time
+@functools.cache  # the imported code is that of the first call
 def _commit() -> str | None:
-    """The commit of the current directory, with "-dirty" where they differ from it; None where there is none."""
+    """Return the current directory's git commit, with "-dirty" if files differ; None outside a repository."""
     command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--exclude=*"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=2).stdout.strip()
@@ -60,7 +58,7 @@ def _commit() -> str | None:
 def describe(request: Request, opened: DataSource, tuner: Tuner, loss: Callable[..., Any]) -> Any:
     replicas_config, task, model = request.replicas, request.replicas.task, request.replicas.model
     named = [*model.named_parameters(), *model.named_buffers()]
-    # Of modules that are not torch's own, neither text nor tensors tell what they do.
+    # The text and tensors of modules outside torch do not determine what they compute.
     kinds = {type(module) for module in model.modules() if not type(module).__module__.startswith("torch.")}
     given = replicas_config.device
     place = given.torch_device if isinstance(given, StreamDevice) else given
@@ -90,7 +88,7 @@ def _tensor(tensor: Tensor) -> str:
 
 
 def _optimizer(replicas_config: ReplicasConfig) -> list[str]:
-    """Its kind and settings; the learning rate does not matter for how fast it runs."""
+    """Return the optimizer's kind and settings; the learning rate does not affect speed."""
     trainable = [parameter for parameter in replicas_config.model.parameters() if parameter.requires_grad]
     check_trainable(trainable)
     made = make_optimizer(replicas_config.optimizer, replicas_config.model)
@@ -99,7 +97,7 @@ def _optimizer(replicas_config: ReplicasConfig) -> list[str]:
 
 
 def _name(function: Any) -> str:
-    """A function by its name and what it does, and what `functools.partial` has bound; other values by their text."""
+    """Identify functions by name, code hash and arguments bound by `functools.partial`, other values by their text."""
     if isinstance(function, functools.partial):
         bound = [*map(_name, function.args), *(f"{name}={_name(value)}" for name, value in function.keywords.items())]
         return f"{_name(function.func)}({', '.join(bound)})"

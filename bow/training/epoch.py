@@ -1,4 +1,4 @@
-"""What the learning tasks of an epoch have come to."""
+"""Losses and step values of an epoch, and detection of diverged trainings."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,18 +13,18 @@ from bow.errors import DivergenceError
 from bow.training.context import Learners
 from bow.training.metrics import RESERVED, mean_of
 
-MOST_LOST = 0.5  # the largest part of an epoch's steps that may come to nothing
-OF_TRAINING = "train"  # how names in records begin of what is not of the validation data
+MOST_LOST = 0.5  # largest part of an epoch's steps that may be discarded as not finite
+OF_TRAINING = "train"  # prefix, in records, of values from training steps
 
 
 class Epoch:
-    """Losses and values of steps since the last evaluation at the end of an epoch, and how many came to nothing."""
+    """Losses and values of steps since the last epoch ended, and how many were discarded."""
 
     def __init__(self, replicas: Learners) -> None:
         self._replicas = replicas
         self._world = replicas.world
         self._losses: list[Tensor] = []
-        self._values = defaultdict[str, list[tuple[Tensor, float | Tensor]]](list)  # with the samples each counts for
+        self._values = defaultdict[str, list[tuple[Tensor, float | Tensor]]](list)  # with their weights in samples
         self._tasks = 0
         self._restarts_before = 0
 
@@ -40,7 +40,7 @@ class Epoch:
         return mean_loss(self._losses, self._world)
 
     def take_values(self) -> dict[str, float]:
-        """The means of what steps returned over the samples of all devices, by their names in records."""
+        """Return and clear the step values' means over the samples of all devices, by their names in records."""
         by_device = self._world.all_gather({name: _sums(_table(own)) for name, own in self._values.items()})
         self._values.clear()
         means = {}
@@ -54,7 +54,7 @@ class Epoch:
         self._losses = []
 
     def check_divergence(self, on_nan: OnNan, has_ended: bool) -> None:
-        """End a training where most of what was computed since the last epoch came to nothing."""
+        """Raise if most steps since the last epoch were discarded as not finite."""
         restarts = self._replicas.loop.num_restarts
         own = [restarts - self._restarts_before, self._tasks]
         lost, tasks = map(int, self._world.sum_numbers(own))
@@ -66,7 +66,7 @@ class Epoch:
             )
 
     def state(self) -> dict[str, Tensor | dict[str, Tensor]] | None:
-        """Losses, and values with their samples `[2, tasks]`, of all devices at rank 0; None elsewhere."""
+        """Return losses, and values with their samples `[2, tasks]`, of all devices at rank 0; None elsewhere."""
         losses = torch.cat(self._losses).cpu() if self._losses else torch.empty(0)
         gathered = self._world.gather((losses, {name: _table(own) for name, own in self._values.items()}))
         if gathered is None:
@@ -76,7 +76,7 @@ class Epoch:
         return {"epoch_losses": torch.cat([own for own, _ in gathered]), "step_values": values}
 
     def load(self, losses: Tensor | None, values: Mapping[str, Tensor]) -> None:
-        """Go on within an epoch; only rank 0 is given losses."""
+        """Resume within an epoch; only rank 0 is given losses."""
         self._losses = [] if losses is None else [losses.to(self._replicas.device)]
         self._restarts_before = self._replicas.loop.num_restarts
         if self._world.leads:

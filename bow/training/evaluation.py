@@ -1,4 +1,4 @@
-"""Evaluating a model: one pass over the validation data, when a training does so, and `bow.evaluate`."""
+"""Evaluation of models: `bow.evaluate`, and the evaluations of a training."""
 
 import contextlib
 import copy
@@ -30,21 +30,21 @@ from bow.training.metrics import Accuracy, Metric, as_metrics, check_names, reac
 from bow.training.replicas import Replicas
 from bow.training.run_records import RunRecords
 
-RECALIBRATION_BATCHES = 50  # batches of training data on which batch-norm statistics are measured anew
+RECALIBRATION_BATCHES = 50  # training batches on which batch-norm statistics are recalibrated
 EMPTY = "the validation data gave no batch, got an empty stream; give at least one sample, in every pass"
 
-RECALIBRATION = 1  # tells the seed of recalibration's batches from those of training
+RECALIBRATION = 1  # derives the seed of recalibration's batches
 
 
 class NotFinite(NamedTuple):
-    """A value of a batch of the validation data that is NaN or infinite."""
+    """A NaN or infinite value of a validation batch."""
 
-    text: str  # the sentence about it
-    of_the_data: bool  # whether the batch itself has such values, so that a better model would not help
+    text: str  # message for the user
+    of_the_data: bool  # whether the batch itself is not finite, so that no model would help
 
     @classmethod
     def found(cls, name: str, value: float, index: int, batch: Any) -> "NotFinite":
-        """Look at the batch, the `index`-th, that gave this value."""
+        """Describe the value of batch `index`, and check whether the batch itself is finite."""
         count = num_not_finite(batch)
         cause = f"{count} values of the batch are not finite" if count else "the batch itself is finite"
         remedy = "correct the data" if count else "the model may be diverging"
@@ -52,7 +52,7 @@ class NotFinite(NamedTuple):
 
 
 class Evaluator:
-    """Computes loss and metrics on the validation data, each batch counted by its samples."""
+    """Computes loss and metrics on the validation data, weighting batches by their samples."""
 
     def __init__(self, validation: Any, loss: Loss | None, metrics: Sequence[Metric], batch_size: int | None) -> None:
         self._validation = validation
@@ -60,14 +60,14 @@ class Evaluator:
         self._metrics = metrics
         self._batch_size = batch_size
         self.problem: NotFinite | None = None  # the first value of the last evaluation that was not finite
-        evaluation_batches(validation, batch_size)  # bad data are to be found now and not after an epoch
+        evaluation_batches(validation, batch_size)  # finds bad data now and not after an epoch
 
     @property
     def is_in_memory(self) -> bool:
         return is_in_memory(self._validation)
 
     def copy(self) -> "Evaluator":
-        """One with metrics of its own, for another thread."""
+        """Return an evaluator with its own metrics, for another thread."""
         made = copy.copy(self)
         made._metrics = copy.deepcopy(self._metrics)
         return made
@@ -79,7 +79,7 @@ class Evaluator:
 
     @torch.no_grad()
     def __call__(self, model: nn.Module, device: torch.device, task: LearningConfig) -> dict[str, float]:
-        """Values by name, of a model that computes as learning tasks do: `loss` and each metric."""
+        """Return the loss and each metric by name, computed in the precision of the learning tasks."""
         sums: dict[str, float] = {}
         count = 0
         applying: list[Metric] | None = None
@@ -114,7 +114,7 @@ class Evaluator:
                 sums[name] = sums.get(name, 0.0) + number * size
                 if not math.isfinite(number) and self.problem is None:
                     self.problem = NotFinite.found(name, number, index, batch)
-        if not count:  # as a stream that can be gone through once
+        if not count:  # such as a stream that is exhausted
             raise DataError(EMPTY)
         means = {name: total / count for name, total in sums.items()}
         return means | {metric.name: _computed(metric) for metric in applying or []}
@@ -130,23 +130,23 @@ def evaluate(
     batch_size: int | None = None,
     precision: str | None = None,
 ) -> dict[str, float]:
-    """Loss and metrics of a model on data, as a training computes them after every epoch.
+    """Compute loss and metrics of a model on data, as a training does after every epoch.
 
     Args:
-        model: in evaluation mode meanwhile; where it is, batches go.
-        data: as for `bow.train`; in order, once.
-        metrics: what it is measured by; those that do not apply are left out.
-        loss: `loss(outputs, targets) -> scalar`, a mean over samples; without it there are metrics alone, and of a
-            model that computes its loss itself, its own.
-        step: instead: what `step(model, batch)` returns.
-        batch_size: samples of a batch; None: 256, or the `DataLoader`'s own.
+        model: switched to evaluation mode meanwhile; batches are moved to its device.
+        data: as for `bow.train`; read once, in order.
+        metrics: metrics to compute; those that do not apply are skipped.
+        loss: `loss(outputs, targets) -> scalar`, a mean over samples; without it, only metrics are computed, and the
+            model's own loss if it computes one.
+        step: instead of `loss`: the values that `step(model, batch)` returns are averaged.
+        batch_size: samples per batch; None: 256, or the `DataLoader`'s own.
         precision: `"bfloat16"` for autocast; None is the model's own dtype.
 
     Returns:
         Values by name.
 
     Raises:
-        BowError: an argument that cannot be carried out; the message names the value and the remedy.
+        BowError: an invalid argument; the message names the value and the remedy.
 
     Example:
         >>> inputs = torch.eye(3)
@@ -174,7 +174,7 @@ def evaluate(
 
 
 class Evaluations:
-    """The evaluations of a training: at the ends of epochs, and as often within one as the user asks for."""
+    """The evaluations of a training, at the end of epochs and within them."""
 
     def __init__(self, context: RunContext, records: RunRecords) -> None:
         self._context = context
@@ -190,17 +190,17 @@ class Evaluations:
 
     @property
     def state(self) -> dict[str, Any]:
-        """For checkpoints: the last evaluation, the best, and the average of weights."""
+        """State for checkpoints: the last evaluation, the best one, and the moving average of weights."""
         average = None if self.average is None else self.average.state
         return {"evaluated": self._last, "best": self._best.state, "ema": average}
 
     def best(self, model: nn.Module) -> BestModel | None:
-        """The model at its best evaluation, where it is this one at the last."""
+        """Return the best model, given that of the last evaluation."""
         return self._best.model(model, self._last["round"])
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """The central model is its moving average meanwhile, where there is one."""
+        """Swap the moving average, if any, into the central model within the context."""
         with contextlib.nullcontext() if self.average is None else self.average.in_place():
             yield
 
@@ -219,7 +219,7 @@ class Evaluations:
         return self._shares() > self._shares_done
 
     def rounds_left(self) -> int:
-        """How many rounds, at least, until an evaluation within the epoch is due, which all devices make together."""
+        """Return the minimum number of rounds until the next evaluation within the epoch, which is collective."""
         context, every = self._context, self._context.config.validation.every
         per_epoch, batch = context.stream.samples_per_epoch, context.stream.batch_size
         if every >= 1 or context.evaluate is None or per_epoch is None:
@@ -237,7 +237,7 @@ class Evaluations:
         self.check_target(values)
 
     def evaluate(self) -> dict[str, float]:
-        """The central model's values of the validation data, by name; of this round, if it was evaluated already."""
+        """Evaluate the central model, or return the values already computed for this round."""
         if self._last["round"] == self._position.round:
             return dict(self._last["values"])
         self._context.replicas.settle()
@@ -284,7 +284,7 @@ class Evaluations:
         return dict(values)
 
     def _shares(self) -> int:
-        """How many evaluations within epochs are due by now; 0 where they are at the ends of epochs only."""
+        """Return the number of evaluations within epochs due so far; 0 if they are at the end of epochs only."""
         per_epoch, every = self._context.stream.samples_per_epoch, self._context.config.validation.every
         if every >= 1 or per_epoch is None or self._context.evaluate is None:
             return 0
@@ -292,7 +292,7 @@ class Evaluations:
 
 
 def recalibrate_central(replicas: Learners, data: Any, batch_size: int | None, seed: int) -> None:
-    """Measure the central model's batch-norm statistics on some batches of training data, drawn at random."""
+    """Recalibrate the central model's batch-norm statistics on random batches of training data."""
     model = replicas.central
 
     def forwards() -> Iterator[None]:
@@ -315,13 +315,13 @@ def _some_batches(data: Any, batch_size: int | None, seed: int) -> Iterator[Batc
 
 
 def _second_loader(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """One with copies of sampler and generators: a pass of the training that is under way is not disturbed."""
+    """Copy a loader with its samplers and generators, so that the training's current pass is not disturbed."""
     second = copy.copy(loader)
     shared = {id(loader.dataset): loader.dataset}
-    vars(second)["_iterator"] = None  # persistent workers stay with the first
+    vars(second)["_iterator"] = None  # persistent workers stay with the original
     for name in ("sampler", "batch_sampler", "generator"):
-        with contextlib.suppress(Exception):  # whatever a sampler raises that cannot be copied
-            vars(second)[name] = copy.deepcopy(vars(loader)[name], shared)  # by vars, since a loader refuses new ones
+        with contextlib.suppress(Exception):  # samplers that cannot be copied are shared
+            vars(second)[name] = copy.deepcopy(vars(loader)[name], shared)  # DataLoader.__setattr__ refuses new ones
     return second
 
 
@@ -342,7 +342,7 @@ def _pair(batch: Any) -> tuple[Any, Any]:
 
 
 def _logits_and_labels(outputs: Any, batch: Mapping[str, Any]) -> tuple[Any, Any]:
-    """What metrics are given; nothing where labels are those of tokens, which language models shift by one."""
+    """Return outputs and targets for metrics; None for labels of tokens, which language models shift by one."""
     labels = batch.get("labels")
     is_of_samples = isinstance(labels, Tensor) and labels.dim() == 1
     return (getattr(outputs, "logits", None), labels) if is_of_samples else (None, None)

@@ -1,4 +1,4 @@
-"""Learning rates: warm-up and cosine in one word, and a test of which rates train at all."""
+"""Learning rates: a scheduler with warm-up and cosine decay, and a learning-rate range test."""
 
 import functools
 import itertools
@@ -18,22 +18,22 @@ from bow.training.data_source import batches_in
 from bow.training.preparation import prepare
 from bow.values import number, whole
 
-WORSE = 4.0  # a loss so many times the best one ends a range test
-SMOOTHING = 0.8  # how much of the smoothed loss is that of the round before
+WORSE = 4.0  # a loss of this multiple of the best one ends a range test
+SMOOTHING = 0.8  # weight of the previous value in the smoothed loss
 
 
 @dataclass(frozen=True)
 class WarmupCosine(PerRound):
-    """The learning rate rises over the first rounds and falls along half a cosine over all others.
+    """Linear warm-up over the first rounds, then cosine decay over the remaining ones.
 
-    It is stepped after every round; how many there are, bow knows.
+    It is stepped after every round; bow supplies the number of rounds.
 
     Args:
-        warmup: rounds in which it rises evenly, the last of them at the optimizer's own; below 1, a share of all.
-        end: where it falls to behind the last round, as a share of the optimizer's own.
+        warmup: rounds of linear increase, the last of them at the optimizer's own rate; below 1, a share of all.
+        end: the rate after the last round, as a share of the optimizer's own.
 
     Raises:
-        SettingError: a value that cannot be carried out.
+        SettingError: an invalid value.
 
     Example:
         >>> WarmupCosine(warmup=100)
@@ -56,7 +56,7 @@ class WarmupCosine(PerRound):
 
 @dataclass
 class _Shape:
-    """The factor of a round; an object, whose numbers checkpoints hold."""
+    """The learning-rate factor by round; an object, so that checkpoints contain its fields."""
 
     warmup: int
     rounds: int
@@ -75,12 +75,12 @@ def _warmup_cosine(warmup: float, end: float, optimizer: Optimizer, *, rounds: i
 
 @dataclass(frozen=True)
 class RangeTest:
-    """What a range test has seen.
+    """Result of `lr_range_test`.
 
     Attributes:
         rates: the learning rate of each round.
-        losses: the mean loss of its learners, before the step.
-        best: the rate at which the smoothed loss fell most steeply: a first one to try.
+        losses: the mean loss over the learners in each round, before the step.
+        best: the rate at which the smoothed loss fell most steeply: a starting point.
     """
 
     rates: list[float] = field(repr=False)
@@ -88,8 +88,8 @@ class RangeTest:
     best: float
 
 
+# Settings of `bow.train` that a range test accepts.
 TESTED = ("step", "optimizer", "batch_size", "learners", "sync", "engine", "clip_norm", "seed")
-"""Settings of `bow.train` that a range test has."""
 
 
 def lr_range_test(
@@ -102,23 +102,23 @@ def lr_range_test(
     most: float = 10.0,
     **settings: Any,
 ) -> RangeTest:
-    """Train for some rounds with a learning rate that grows from round to round, and see where the loss falls fastest.
+    """Train for some rounds with a growing learning rate, and find where the loss falls fastest.
 
-    The rate grows by the same factor every round, from `least` to `most`, and the test ends where the loss is no number
-    or four times the best. The model that is given stays as it is. Parameter groups keep their proportions.
+    The rate grows by the same factor every round, from `least` to `most`, and the test ends early if the loss is not
+    finite or above four times the best. The given model is not changed. Parameter groups keep their ratios.
 
     Args:
         model: as for `bow.train`.
         data: as for `bow.train`.
         loss: as for `bow.train`.
-        rounds: how many rates are tried.
+        rounds: number of rates to try.
         least: the first rate.
-        most: the last one.
+        most: the last rate.
         **settings: `step`, `optimizer` (whose learning rate does not matter), `batch_size`, `learners` (1; more of them
-            bear, and need, a higher rate), `sync`, `engine` (`"eager"`), `clip_norm` and `seed` as for `bow.train`.
+            tolerate, and need, a higher rate), `sync`, `engine` (`"eager"`), `clip_norm` and `seed` as for `bow.train`.
 
     Raises:
-        BowError: an argument that cannot be carried out; the message names the value and the remedy.
+        BowError: an invalid argument; the message names the value and the remedy.
 
     Example:
         >>> import torch
@@ -168,7 +168,7 @@ def lr_range_test(
 
 
 def _steepest(rates: list[float], losses: list[float]) -> float:
-    """Where the smoothed loss falls fastest by the logarithm of the rate; the smallest rate where it never does."""
+    """Return the rate at which the smoothed loss falls fastest; the smallest rate if it never does."""
     smoothed: list[float] = []
     for value in losses:
         before = smoothed[-1] if smoothed else value

@@ -1,4 +1,4 @@
-"""What the central model is measured by."""
+"""Metrics of the central model."""
 
 import abc
 import copy
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from bow.errors import SettingError, reason
 from bow.observe.records import FIELDS
 
-RESERVED = FIELDS | {"loss"}  # names in records that are bow's own
+RESERVED = FIELDS | {"loss"}  # names that bow uses in records
 IGNORED_LABEL = -100  # the target that torch's cross entropy ignores by default
 
 
 def check_names(what: str, names: Iterable[object]) -> None:
-    """Refuse names of values that would hide others in the records, or each other."""
+    """Reject names of values that collide with fields of records or with each other."""
     seen: set[object] = set()
     for name in names:
         if not isinstance(name, str) or not name:
@@ -30,12 +30,12 @@ def check_names(what: str, names: Iterable[object]) -> None:
 
 
 class Metric(abc.ABC):
-    """A value over the whole validation data, gathered batch by batch.
+    """A value over the whole validation data, accumulated batch by batch.
 
     Attributes:
         name: its name in records, and in `target`.
-        higher_is_better: which way a `target` is reached.
-        best: the best value that there is, which a target must not exceed; None: there is none.
+        higher_is_better: the direction in which a `target` is reached.
+        best: the best possible value, which a target must not exceed; None: no limit.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Metric(abc.ABC):
 
     @abc.abstractmethod
     def reset(self) -> None:
-        """Forget what was gathered."""
+        """Reset the accumulated state."""
 
     @abc.abstractmethod
     def applies(self, outputs: Any, targets: Any) -> bool:
@@ -55,21 +55,21 @@ class Metric(abc.ABC):
 
     @abc.abstractmethod
     def update(self, outputs: Any, targets: Any) -> None:
-        """Take in the outputs of the model and the targets of one batch."""
+        """Accumulate the outputs of the model and the targets of one batch."""
 
     @abc.abstractmethod
     def compute(self) -> float:
-        """The value over everything since `reset`."""
+        """Return the value over all batches since `reset`."""
 
 
 class Accuracy(Metric):
     """The share of targets whose class has the largest output.
 
     Outputs are `[batch, classes, ...]` with targets `[batch, ...]`, as for `cross_entropy`, or `[batch, ..., classes]`
-    as language models give them. Where both fit, classes are dimension 1.
+    as language models return them. Where both fit, classes are dimension 1.
 
     Args:
-        ignore: targets of this value are not counted; give what the loss has as `ignore_index`.
+        ignore: targets of this value are not counted, as with the loss's `ignore_index`.
 
     Example:
         >>> accuracy = Accuracy()
@@ -93,7 +93,7 @@ class Accuracy(Metric):
         self._count = 0
 
     def applies(self, outputs: Any, targets: Any) -> bool:
-        """Class indices as targets, and outputs with one dimension more."""
+        """Whether targets are class indices, and outputs have one more dimension."""
         return (
             isinstance(outputs, Tensor)
             and isinstance(targets, Tensor)
@@ -113,12 +113,12 @@ class Accuracy(Metric):
 
 
 class TorchMetric(Metric):
-    """A metric of torchmetrics, under a name."""
+    """Adapter for a metric of torchmetrics."""
 
     def __init__(self, name: str, metric: Any) -> None:
         self.name = name
         self.higher_is_better = is_higher_better(name, metric.higher_is_better)
-        self._metric = copy.deepcopy(metric)  # those of a collection share what they gather
+        self._metric = copy.deepcopy(metric)  # metrics of a collection share state
 
     def __repr__(self) -> str:
         return repr(self._metric)
@@ -144,7 +144,7 @@ class TorchMetric(Metric):
 
 
 def as_metrics(metrics: Any) -> Any:
-    """Metrics, with those of torchmetrics wrapped and its collections taken apart."""
+    """Wrap metrics of torchmetrics and flatten its collections; return other values unchanged."""
     if not isinstance(metrics, Sequence) or not any(isinstance(each, nn.Module) for each in metrics):
         return metrics
     found: list[Any] = []
@@ -159,12 +159,12 @@ def as_metrics(metrics: Any) -> Any:
 
 
 def is_higher_better(metric: str, higher: bool | None) -> bool:
-    """Which way a value is better: a loss or an error the lower, everything else the higher."""
+    """Return `higher` if given; otherwise lower is better for names of losses and errors, higher for all others."""
     return not any(word in metric for word in ("loss", "error")) if higher is None else higher
 
 
 def reached(values: Mapping[str, float], target: Mapping[str, float], metrics: Mapping[str, Metric]) -> bool:
-    """Whether every value of `target` is reached, each from its worse side. NaN never does."""
+    """Return whether all values of `target` are reached; NaN never is."""
     for name, wanted in target.items():
         metric = metrics.get(name)
         higher = is_higher_better(name, metric.higher_is_better if metric else None)
@@ -175,5 +175,5 @@ def reached(values: Mapping[str, float], target: Mapping[str, float], metrics: M
 
 
 def mean_of(values: list[Tensor]) -> float:
-    """The mean over a list of per-learner tensors, without the NaN of learners that sat out; NaN where all are."""
+    """Return the mean over per-learner tensors, ignoring the NaN of learners that sat out; NaN if all did."""
     return float(torch.cat([v.detach().float().reshape(-1) for v in values]).nanmean()) if values else float("nan")

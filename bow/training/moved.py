@@ -1,4 +1,4 @@
-"""What settings are called now that once had a keyword or key of their own: refused with the new name."""
+"""Renamed settings: former keywords are rejected with a message that gives the new name."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from bow.errors import SettingError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-MOVED: Mapping[str, tuple[str, str]] = {
+MOVED: Mapping[str, tuple[str, str]] = {  # former name: (new name in Python, on the command line)
     "lr_scheduler": ("scheduler=...", "scheduler=..."),
     "lr_interval": ("scheduler=bow.PerRound(...)", "scheduler={_target_: bow.PerRound, factory: {_target_: ...}}"),
     "tuner": ("learners=bow.Tuner(...)", "tuner.NAME=..."),
@@ -36,11 +36,10 @@ MOVED: Mapping[str, tuple[str, str]] = {
     "progress": ("run=bow.Run(..., progress=...)", "run.progress=..."),
     "bucket_mb": ("devices=bow.Devices(..., bucket_mb=...)", "devices.bucket_mb=..."),
 }
-"""The former name, what it is in Python, and what it is in the shell."""
 
 
 def refuses_moved(caller: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Have a function refuse keywords that have moved with the name that they have now."""
+    """Decorate a function to reject renamed keywords with their new names."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         known = function.__kwdefaults__ or {}

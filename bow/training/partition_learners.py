@@ -1,4 +1,4 @@
-"""Learners whose operators run in tiles on several devices, as a training wants them."""
+"""Learners whose operators run in tiles on several devices, with the interface that a training uses."""
 
 import copy
 import time
@@ -30,26 +30,26 @@ STATE_VERSION = "placed strategy 1"
 
 REMEDY = "keep what changes in the batch"
 
-SHARE = 0.01  # so much of the time the first process captures the step anew, to see whether it is the same
-FIRST_CHECK_S = 60  # when it does so first
-LEFT_OUT = "batch left out"  # the event of a batch of another size than those that the strategy is for
+SHARE = 0.01  # largest part of the time in which rank 0 recaptures the step, to check that it is unchanged
+FIRST_CHECK_S = 60  # seconds until it first does so
+LEFT_OUT = "batch left out"  # event of a batch whose size does not fit the partition
 
 
 @dataclass(frozen=True)
 class Placed:
-    """A strategy of a planner, and the step that it is for."""
+    """A planned partition, and the captured step that it applies to."""
 
-    captured: CapturedOperators  # the step
+    captured: CapturedOperators  # the operators of the step
     strategy: Partition  # how its operators are split and placed
-    alike: bool  # whether all devices read the same batches from the data by themselves
+    alike: bool  # whether every device reads the same batches from the data itself
     example: Batch  # the batch that the step was captured on
 
 
 def captured_step(replicas_config: ReplicasConfig, batch: Batch) -> CapturedOperators:
-    """The operators of the learners' step, compared with plain autograd."""
+    """Capture the operators of the learners' step, and compare them with plain autograd."""
     model, step = replicas_config.model, replicas_config.task.step
     before = captured_again(replicas_config, batch)
-    for _ in range(2):  # what is computed once and kept is there the second time
+    for _ in range(2):  # values cached by the first run are there in the second
         frozen = FrozenValues(step, model)
         captured = captured_again(replicas_config, batch)
         name = frozen.changed()
@@ -72,7 +72,7 @@ def captured_again(replicas_config: ReplicasConfig, batch: Batch) -> CapturedOpe
 
 
 class PartitionShares(NamedTuple):
-    """How learners are spread over devices of which each computes parts of one; its first device counts as its own."""
+    """Learners by device, where each spans a group of devices and counts for the first one."""
 
     by_device: Sequence[int]
     num_all: int
@@ -80,7 +80,7 @@ class PartitionShares(NamedTuple):
 
 
 class PartitionRounds:
-    """The rounds of a learner that several devices compute; a batch of another size is left out."""
+    """The rounds of a learner that spans several devices; batches of another size are skipped."""
 
     period = 1
     num_restarts = 0
@@ -132,7 +132,7 @@ class PartitionRounds:
         return Outcome(loss, loss.isfinite(), [True])
 
     def _for_all(self, batch: Batch) -> Batch:
-        """What all devices of the learner train on, of which the first one's counts; None: no batch that fits."""
+        """Return the batch of the learner's first device on all its devices; None if it does not fit."""
         captured = self._placed.captured
         fits = batch is not None and captured.fits(batch)
         if self._placed.alike or self._group.size == 1:
@@ -146,14 +146,14 @@ class PartitionRounds:
         return [self._first_ones(torch.empty(shape, dtype=dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)]
 
     def _first_ones(self, own: Tensor) -> Tensor:
-        """The tensor of the first device of the learner, on each of them."""
+        """Broadcast the tensor of the learner's first device to all its devices."""
         tensor = own.to(self._group.device, copy=True).contiguous()
         wait_for([self._group.broadcast(tensor, 0)])
         return tensor
 
 
 class StepCheck:
-    """Captures the step anew where a value has changed that it reaches, and by rank 0 now and then, and compares."""
+    """Recaptures and compares the step when a value that it reads has changed, and at intervals on rank 0."""
 
     def __init__(self, config: ReplicasConfig, placed: Placed, leads: bool) -> None:
         self._config = config
@@ -179,7 +179,7 @@ class StepCheck:
 
 
 class PartitionLearners:
-    """Learners that each have a group of devices: what a training asks of them."""
+    """Learners that each span a group of devices; the counterpart of `Replicas` in a training."""
 
     engine = "tiles"
 
@@ -231,7 +231,7 @@ class PartitionLearners:
         return self.loop.run(batches)
 
     def settle(self) -> None:
-        """Gather the central model from all devices, on each of them."""
+        """Gather the central model on every device."""
         self._runtime.gather_into(self.central)
 
     def export(self) -> nn.Module:
@@ -256,10 +256,10 @@ class PartitionLearners:
         self.loop.count = told[1]
 
     def close(self) -> None:
-        """Nothing is at work between rounds."""
+        """Do nothing: nothing runs between rounds."""
 
     def _take_timeline(self) -> Timeline:
-        """What has run on the devices of this learner; all of them ask for it."""
+        """Return the timeline of this learner's devices; a collective call."""
         self._runtime.record(False)
         return self._runtime.timeline()
 

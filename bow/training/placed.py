@@ -1,4 +1,4 @@
-"""Training by a partition of `bow.plan`: what `found.train` does, and the learners of its processes."""
+"""Training with a partition of `bow.plan`: the implementation of `found.train`."""
 
 import statistics
 import time
@@ -35,21 +35,20 @@ from bow.values import processes
 
 WARM_UP = 2
 TURNS = 7
-STEPS = 2  # each of the two strategies has so many turns of so many steps
-MARGIN = 1.05
-"""A strategy is slower that takes more than so many times what data parallelism takes: runs differ by as much."""
+STEPS = 2  # per turn; the two partitions take TURNS turns each
+MARGIN = 1.05  # largest accepted time relative to data parallelism: runs differ by as much
 
 FILE = "partition_timeline.json"
 
 
 @dataclass(frozen=True)
 class Checked:
-    """How a placed strategy did beside data parallelism."""
+    """A partition timed against data parallelism."""
 
-    batch_s: float  # what it takes for a batch of one learner
-    data_s: float  # what data parallelism takes, with all devices
-    predicted: Timeline  # when a step was expected to run what
-    measured: Timeline  # when a step ran what, on the devices of the first learner
+    batch_s: float  # seconds per batch of one learner
+    data_s: float  # seconds per batch by data parallelism on all devices
+    predicted: Timeline  # simulated timeline of a step
+    measured: Timeline  # timeline of a step on the devices of the first learner
 
     @property
     def summary(self) -> str:
@@ -63,12 +62,12 @@ class Checked:
 
 
 def check_speed(replicas_config: ReplicasConfig, placed: Placed, group: ProcessGroup, world: World) -> Checked | None:
-    """Time a strategy beside data parallelism, if it is another, on copies; all processes ask for it."""
+    """Time a partition against data parallelism on copies; None if it is the same. A collective call."""
     captured, strategy = placed.captured, placed.strategy
     data = Partition(captured.graph.hash, data_parallel(captured.graph, RULES, world.size))
     if world.size == 1 or strategy == data:
         return None
-    batch = world.broadcast(placed.example)  # the same for all, whatever their data have dealt
+    batch = world.broadcast(placed.example)  # the same in all processes
     all_devices = group if strategy.learners == 1 else ProcessGroup(group.device)
     own = _runtime(captured, strategy, replicas_config, group)
     other = _runtime(captured, data, replicas_config, all_devices)
@@ -96,7 +95,7 @@ def _runtime(
 
 
 def _take_turns(own: TileRuntime, other: TileRuntime, batch: Batch, group: ProcessGroup) -> tuple[float, float]:
-    """Median seconds of a step of each, on the slowest device."""
+    """Return the median seconds per step of each, on the slowest device."""
     seconds: dict[TileRuntime, list[float]] = {own: [], other: []}
     for runtime in seconds:
         _stint(runtime, batch, WARM_UP, group)
@@ -107,7 +106,7 @@ def _take_turns(own: TileRuntime, other: TileRuntime, batch: Batch, group: Proce
 
 
 def _stint(runtime: TileRuntime, batch: Batch, steps: int, group: ProcessGroup) -> float:
-    """Seconds that some steps take here, begun by all together."""
+    """Return the seconds of some steps on this device, after a barrier."""
     group.all_gather(None)
     start = time.perf_counter()
     for index in range(steps):
@@ -141,7 +140,7 @@ def check_settings(partition: Partition, config: TrainConfig) -> None:
 
 
 def devices_of(strategy: Partition, asked: object, count: int | None, device: torch.device) -> int | None:
-    """How many processes a strategy runs on: as many as are asked for, or as it names devices."""
+    """Return the number of processes for a partition: as many as requested, or as it names devices."""
     if is_member() or not isinstance(asked, str):
         if count is not None:
             strategy.devices_per_learner(count)
@@ -165,7 +164,7 @@ def placed_step(
     captured = captured_step(replicas_config, opened.example)
     if num_devices is not None:
         strategy.check(captured.graph, num_devices, RULES)
-    tile_optimizer(replicas_config.optimizer, model, {}, {})  # only to see whether it treats every element alike
+    tile_optimizer(replicas_config.optimizer, model, {}, {})  # only checks that the optimizer is elementwise
     return Placed(captured, strategy, isinstance(opened.stream, TensorStream), opened.example)
 
 
@@ -182,7 +181,7 @@ def train_by(partition: Partition, model: Any, data: Any, *, check: bool, **sett
 def place_learners(
     config: TrainConfig, replicas_config: ReplicasConfig, placed: Placed, world: World, *, checks: bool
 ) -> tuple[PartitionLearners, Callable[[Path], None] | None]:
-    """Make the learner of this process, and what writes the comparison with data parallelism, if one was made."""
+    """Build this process's learner, and a function that saves the comparison with data parallelism, if any."""
     device = replicas_config.device
     group = ProcessGroup(device, placed.strategy.learners)  # type: ignore[arg-type]
     checked = check_speed(replicas_config, placed, group, world) if checks and config.check_partition else None

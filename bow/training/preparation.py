@@ -1,4 +1,4 @@
-"""A training before anything is written: settings checked, data opened, the first batch tried."""
+"""Preparation of a training, before anything is written: check settings, open data, try the first batch."""
 
 import dataclasses
 from collections.abc import Callable
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A training that can begin."""
+    """A validated training, ready to begin."""
 
     config: TrainConfig
     place: torch.device
-    count: int | None  # devices in all; None: as many as there are processes
-    job: WorkerJob | None  # what other processes are to run; None where this one starts none
+    count: int | None  # number of devices; None: one per process
+    job: WorkerJob | None  # to run in other processes; None: this one starts none
     opened: DataSource
     evaluator: Evaluator | None
     request: Request
@@ -46,7 +46,7 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
     device, count = choose_devices(config.devices.count)
     engine, schedule, partition = config.engine.runner, None, config.partition
     if config.engine.schedule is not None:
-        from bow.training.schedule import decide, engine_with, read_schedule  # which few trainings have
+        from bow.training.schedule import decide, engine_with, read_schedule  # few trainings need it
 
         schedule = read_schedule(config.engine.schedule)
         engine = engine_with(schedule, config.engine, device)
@@ -55,7 +55,7 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
 
         check_settings(partition, config)
         learners = partition.learners
-        assert isinstance(device, torch.device)  # a fake device with streams is refused
+        assert isinstance(device, torch.device)  # check_settings refuses stream devices
         count = devices_of(partition, config.devices.count, count, device)
     template = prepare_template(config.model, config.seed)
     job = pack(count)  # before anything is read from the data

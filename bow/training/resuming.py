@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: learners, stream and scheduler as they were."""
+"""Restore learners, data stream and scheduler from a checkpoint."""
 
 import hashlib
 import warnings
@@ -24,7 +24,7 @@ from bow.training.replicas_state import part_of, refusing_damage
 
 
 def learners_to_resume(state: Mapping[str, Any], asked_for: int | None, world: World) -> int:
-    """With how many learners this device goes on: as asked for, as it had, or an even part with other devices."""
+    """Return this device's number of learners: as requested, as before, or an even share if devices differ."""
     by_device = state.get("by_device", [state["learners"]])
     if asked_for is not None and (asked_for != state["learners"] or len(by_device) != world.size):
         return asked_for
@@ -32,7 +32,7 @@ def learners_to_resume(state: Mapping[str, Any], asked_for: int | None, world: W
 
 
 def trajectory(config: TrainConfig, opened: DataSource, rounds: int | None) -> dict[str, Any]:
-    """What the weights of a training depend on that nothing else compares, as plain values."""
+    """Return the settings that affect the weights and are compared nowhere else, as plain values."""
     compared = {
         "loss": config.loss,
         "step": config.step,
@@ -50,7 +50,7 @@ def trajectory(config: TrainConfig, opened: DataSource, rounds: int | None) -> d
     values = {name: plain(value) for name, value in compared.items()} | {"batch_size": opened.stream.batch_size}
     if asks_for_rounds(config.scheduler_factory):
         values["rounds of the scheduler"] = rounds
-    if isinstance(opened.stream, TensorStream):  # other data may draw what they give from random numbers of their own
+    if isinstance(opened.stream, TensorStream):  # other data may be random
         dense = [leaf[0].cpu() for leaf in tree_leaves(opened.example) if leaf.layout == torch.strided]
         sample = b"".join(leaf.resolve_conj().reshape(-1).view(torch.uint8).numpy().tobytes() for leaf in dense)
         values["data"] = hashlib.sha256(sample).hexdigest()[:8]
@@ -75,7 +75,7 @@ def restore(
         replicas.load_training_state(learned, replicas.learners)
         _warn_of_other_settings(state["started_with"], optimizer_given)
         position = {name: state["stream"][name] for name in stream.state_dict()}
-    stream.load_state_dict(position)  # this may read the user's data again, and what fails there is no damage
+    stream.load_state_dict(position)  # may read the user's data, whose errors are no damage
     with refusing_damage():
         _warn_of_another_trajectory(state.get("settings", {}), given, None not in kinds)
         if scheduler is not None and state["scheduler"] is not None:
@@ -83,7 +83,7 @@ def restore(
 
 
 def optimizer_settings(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The plain hyper-parameters of every group, such as `{"lr": 0.1, "momentum": 0.9}`."""
+    """Return the plain hyper-parameters of every group, such as `{"lr": 0.1, "momentum": 0.9}`."""
     settings = []
     for group in optimizer.param_groups:
         values = {k: v.item() if isinstance(v, Tensor) and v.numel() == 1 else v for k, v in group.items()}

@@ -1,4 +1,4 @@
-"""The batches of a round: taken from an iterator, checked, and brought to the learners' device."""
+"""Take a round's batches from an iterator, check them, and move them to the learners' device."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -18,12 +18,12 @@ from bow.graph.outside import OutsideTensors
 from bow.replicas import LearnerGroup
 from bow.training.checks import check_has_values, check_stacked
 
-DATA_SHARE = 4  # samples stay on a device if they take at most this part of the memory that learners leave
-MAX_BYTES_TOGETHER = 2**28  # bytes of batches after which no more rounds are dealt to be run as one
+DATA_SHARE = 4  # samples are stored on a device if they take at most 1/DATA_SHARE of its free memory
+MAX_BYTES_TOGETHER = 2**28  # a group of rounds is complete once its batches have this many bytes
 
 
 class RoundBatches:
-    """What rounds are given, made ready for the engine's loop."""
+    """Prepares the batches of rounds for the engine's loop."""
 
     def __init__(self, group: LearnerGroup, loop: Loop, streams: StreamDevice | None, *, checks_outside: bool) -> None:
         self._group = group
@@ -33,7 +33,7 @@ class RoundBatches:
         self._checks_outside = checks_outside
 
     def prepare(self, batches: Any) -> Stacked | Sequence[Batch | None]:
-        """Check a round's batches, and bring them to the device unless the engine does that itself."""
+        """Check a round's batches, and move them to the device unless the engine does that itself."""
         prepared = self._on_device(batches)
         if self._is_first:
             check_has_values(prepared.value if isinstance(prepared, Stacked) else prepared, "a round")
@@ -43,7 +43,7 @@ class RoundBatches:
         return prepared
 
     def take(self, batches: Iterator[Batch], limit: int) -> list[list[Batch | None]]:
-        """The batches of so many rounds, or of fewer where they have run out or are large."""
+        """Return the batches of up to `limit` rounds, fewer if they run out or are large."""
         taken: list[list[Batch | None]] = []
         room = MAX_BYTES_TOGETHER
         while len(taken) < limit and room > 0 and (batch := list(itertools.islice(batches, len(self._group)))):
@@ -52,7 +52,7 @@ class RoundBatches:
         return taken
 
     def reside(self, stream: BatchStream) -> bool:
-        """Keep a stream's samples on the device, if they are tensors and take a quarter of what is free at most."""
+        """Store a stream's samples on the device, if they are tensors and take at most a quarter of its free memory."""
         if self._streams is None or not self._loop.brings_batches:
             return False
         return stream.reside(self._group.device, self._streams.free_bytes() // DATA_SHARE)
@@ -78,7 +78,7 @@ class RoundBatches:
         return tree_map_only(Tensor, lambda t: t.to(device, non_blocking=True), batch)
 
     def _check_outside(self, batches: Stacked | Sequence[Batch | None]) -> None:
-        """Refuse a step that depends on what nobody trains, before the first round of compiled or vectorised code."""
+        """Reject a step that depends on trainable tensors outside the model, before running compiled code."""
         batch = batch_of(batches, 0)
         if batch is None:
             return
