@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bow.data.images import fashion_mnist as fashion_mnist
     from bow.data.images import mnist as mnist
 
-# Imported when first used: a training on data of one's own needs none of them.
+# Imported on first use: trainings on other data do not need them.
 _LAZY = {
     "digits": "bow.data.bundled",
     "synthetic_images": "bow.data.bundled",

@@ -1,4 +1,4 @@
-"""Data without a download: scikit-learn's digits, Python's help texts, images that are made up."""
+"""Data sets without a download: scikit-learn's digits, Python's help texts, synthetic images."""
 
 import functools
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ from bow.values import number, whole
 
 
 def digits(limit: int | None = None) -> DataSplits:
-    """The 1,797 handwritten digits of 8x8 pixels that scikit-learn ships: real data without a download.
+    """Load the 1,797 handwritten digits of 8x8 pixels that scikit-learn ships: real data without a download.
 
-    Of each class every fifth digit is held out, which leaves 1,442 for training and 355 for validation.
+    Every fifth digit of each class is held out, which leaves 1,442 for training and 355 for validation.
 
     Args:
-        limit: use the first so many training samples only.
+        limit: use only the first `limit` training samples.
 
     Raises:
         SettingError: the limit is below 1.
@@ -36,7 +36,7 @@ def digits(limit: int | None = None) -> DataSplits:
 
 @functools.cache
 def _digits() -> tuple[Tensor, Tensor]:
-    # Imported here: scikit-learn takes a second to import, and only this data set needs it.
+    # A local import: scikit-learn takes a second to import, and only this data set needs it.
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -47,15 +47,14 @@ _VALIDATION_SHARE = 0.1
 
 
 def text(sequence_length: int = 32, limit: int | None = None) -> DataSplits:
-    """The Python language's help texts, almost half a million characters that ship with it.
+    """Load the Python language's help texts, almost half a million characters that ship with Python.
 
-    Tokens are characters; the text is cut into sequences that do not overlap, and the target of each
-    character is the one that follows it. The last tenth of the text is held out. The text changes a little
-    from one version of Python to the next.
+    Tokens are characters; the text is split into sequences without overlap, and the target of each character is the
+    next one. The last tenth of the text is held out. The text differs slightly between versions of Python.
 
     Args:
         sequence_length: characters in a sequence.
-        limit: use the first so many training sequences only.
+        limit: use only the first `limit` training sequences.
 
     Returns:
         Tokens `[sequences, sequence_length]` and targets of the same shape, int64.
@@ -63,7 +62,7 @@ def text(sequence_length: int = 32, limit: int | None = None) -> DataSplits:
     Raises:
         SettingError: the sequences are shorter than 1 character or longer than the held-out text, or the
             limit is below 1.
-        DataError: this Python comes without the text.
+        DataError: this Python lacks the text.
     """
     characters = _read_text()
     vocabulary = sorted(set(characters))
@@ -103,18 +102,18 @@ def synthetic_images(
     seed: int = 0,
     limit: int | None = None,
 ) -> DataSplits:
-    """Noise around one smooth picture per class: learnable images of any shape, without a download.
+    """Make images with one smooth prototype per class plus noise: learnable images of any shape, without a download.
 
-    An image of class y is `contrast * prototype[y] + noise`, the noise standard normal in each pixel. A
-    prototype is a 4x4 standard normal picture, enlarged. One image in five more is made for validation.
+    An image of class y is `contrast * prototype[y] + noise`, with standard normal noise in each pixel. A prototype is a
+    4x4 standard normal picture, enlarged. The validation set has another fifth of `samples`.
 
     Args:
         samples: training samples, at least 1.
         shape: channels, height and width.
         classes: number of classes, drawn with equal probability.
-        contrast: strength of the picture in the noise; lower is harder.
-        seed: the same seed gives the same images.
-        limit: use the first so many training samples only.
+        contrast: scale of the prototypes relative to the noise; lower is harder.
+        seed: seed of the images.
+        limit: use only the first `limit` training samples.
 
     Raises:
         SettingError: a count is below 1, or the shape is not three numbers.

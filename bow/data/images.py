@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST from IDX files, CIFAR-10 from its binary files or those for Python."""
+"""MNIST and Fashion-MNIST from IDX files, CIFAR-10 from its binary or Python files."""
 
 import gzip
 import io
@@ -26,7 +26,7 @@ def read_idx(path: str | Path, num_dimensions: int) -> UInt8[Tensor, "..."]:
     """Read an IDX file of unsigned bytes, plain or compressed with gzip (a name that ends in .gz)."""
     path = given_path("path", path)
     content = _read(path)
-    # Two zero bytes, the element type, the number of dimensions; then each as a big-endian integer, and the elements.
+    # Format: two zero bytes, element type, number of dimensions; each dimension as a big-endian integer; the elements.
     magic = bytes((0, 0, _UNSIGNED_BYTE, num_dimensions))
     if content[:4] != magic:
         raise DataError(
@@ -47,7 +47,7 @@ def read_idx(path: str | Path, num_dimensions: int) -> UInt8[Tensor, "..."]:
 
 
 def _read(path: Path) -> bytearray:
-    # A bytearray because torch warns about tensors on memory that must not be written.
+    # A bytearray, because torch warns about tensors on read-only memory.
     try:
         if path.suffix == ".gz":
             with gzip.open(path) as file:
@@ -66,11 +66,11 @@ def _unreadable(path: Path, error: OSError) -> DataError:
 def _is_there(path: Path) -> bool:
     try:
         return path.exists()
-    except OSError as error:  # nobody may look into its folder
+    except OSError as error:  # no permission for its folder
         raise _unreadable(path, error) from error
 
 
-# Where Debian's package dataset-fashion-mnist puts its files
+# Location in Debian's package dataset-fashion-mnist.
 FASHION_MNIST_ROOT = Path("/usr/share/datasets/fashion-mnist")
 
 _CLASSES = 10
@@ -81,8 +81,8 @@ def mnist(root: str | Path | None = None, limit: int | None = None) -> DataSplit
     """MNIST: 60,000 + 10,000 handwritten digits of 28x28 pixels.
 
     Args:
-        root: directory with the four IDX files, each plain or with .gz at the end.
-        limit: use the first so many training samples only.
+        root: directory with the four IDX files, each plain or with the suffix .gz.
+        limit: use only the first `limit` training samples.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -104,9 +104,9 @@ def fashion_mnist(root: str | Path | None = None, limit: int | None = None) -> D
     """Fashion-MNIST: 60,000 + 10,000 pictures of clothes of 28x28 pixels.
 
     Args:
-        root: directory with the four IDX files, each plain or with .gz at the end; by default where Debian's
-            package dataset-fashion-mnist puts them.
-        limit: use the first so many training samples only.
+        root: directory with the four IDX files, each plain or with the suffix .gz; default: the location in Debian's
+            package dataset-fashion-mnist.
+        limit: use only the first `limit` training samples.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -170,10 +170,10 @@ def cifar10(root: str | Path | None = None, limit: int | None = None, augment: b
     """CIFAR-10: 50,000 + 10,000 colour photographs of 32x32 pixels.
 
     Args:
-        root: directory with data_batch_1.bin to data_batch_5.bin and test_batch.bin, or with the same files of the
-            version for Python, which torchvision downloads and whose names have no .bin; or the one above it.
-        limit: use the first so many training samples only.
-        augment: train on a `bow.data.ShiftedAndMirrored` of the pictures; False: on tensors.
+        root: directory with data_batch_1.bin to data_batch_5.bin and test_batch.bin, or with the files of the Python
+            version, which torchvision downloads and whose names have no .bin; or the directory above it.
+        limit: use only the first `limit` training samples.
+        augment: train on a `bow.data.ShiftedAndMirrored` of the images; False: on tensors.
 
     Raises:
         DataError: a file is missing or damaged.
@@ -197,7 +197,7 @@ def cifar10(root: str | Path | None = None, limit: int | None = None, augment: b
 
 
 def _read_records(path: Path) -> tuple[Tensor, Tensor]:
-    """Images and labels: each record is a label byte, then 1,024 bytes of red, green and blue each."""
+    """Read images and labels of records: a label byte, then 1,024 bytes each of red, green and blue."""
     content = _read_part_of_cifar(path)
     if not content or len(content) % _RECORD_BYTES:
         raise DataError(
@@ -209,12 +209,12 @@ def _read_records(path: Path) -> tuple[Tensor, Tensor]:
 
 
 def _read_pickle(path: Path) -> tuple[Tensor, Tensor]:
-    """Images and labels of a pickled dictionary with rows of 3,072 bytes under `data`, and `labels`."""
+    """Read images and labels of a pickled dictionary: rows of 3,072 bytes under `data`, and `labels`."""
     content = _read_part_of_cifar(path)
     try:
         part = _Arrays(io.BytesIO(content), encoding="bytes").load()
         data, labels = torch.as_tensor(part[b"data"]), torch.as_tensor(part[b"labels"])
-    except Exception as error:  # whatever bytes are no pickle make of it
+    except Exception as error:  # any error that unpickling raises
         raise DataError(f"{path} is damaged ({reason(error)}); get the file again") from error
     if data.dtype != torch.uint8 or data.shape != (len(labels), _RECORD_BYTES - 1) or not len(labels):
         raise DataError(f"{path} holds no pictures of {_RECORD_BYTES - 1} bytes with a label each; get the file again")
@@ -222,7 +222,7 @@ def _read_pickle(path: Path) -> tuple[Tensor, Tensor]:
 
 
 class _Arrays(pickle.Unpickler):
-    """Makes arrays only: a pickle could call whatever it names."""
+    """Unpickles arrays only: a pickle could call any function."""
 
     def find_class(self, module: str, name: str) -> Any:
         if module.partition(".")[0] != "numpy" or name not in ("_reconstruct", "ndarray", "dtype"):
@@ -244,15 +244,15 @@ def _checked(path: Path, pixels: Tensor, labels: Tensor) -> tuple[Tensor, Tensor
 
 
 class ShiftedAndMirrored(TensorDataset):
-    """Pictures, of which each is shifted, and every other one mirrored, anew whenever it is read.
+    """Images with random shifts and horizontal flips, drawn again at every read.
 
-    A picture is padded with zeros, which is the mean where pictures are standardized, and a part of its own size is cut
-    out. What is drawn depends on the seed and the place in the training only, so that one that goes on draws the same.
+    An image is padded with zeros (the mean of standardized images), and a crop of the original size is taken. Random
+    numbers depend only on the seed and the position in the training, so a resumed training draws the same ones.
 
     Args:
         images: `[samples, channels, height, width]`.
         labels: `[samples, ...]`.
-        padding: pixels that a picture is shifted by at most.
+        padding: maximum shift in pixels.
 
     Example:
         >>> data = ShiftedAndMirrored(torch.ones(8, 3, 32, 32), torch.zeros(8))

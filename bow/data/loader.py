@@ -18,7 +18,7 @@ from bow.seeds import derive_seed
 
 
 class PrivateRandom:
-    """A state of the random numbers of torch (on CPUs), Python and NumPy that is in force only inside `active()`."""
+    """A private random state of torch (CPU), Python and NumPy, in effect only inside `active()`."""
 
     def __init__(self, seed: int) -> None:
         self._state = torch.Generator().manual_seed(seed).get_state()
@@ -26,7 +26,7 @@ class PrivateRandom:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Put this state in force; where it ends, the next `active()` goes on."""
+        """Use this state; the next `active()` continues where this one ends."""
         outside, others = torch.get_rng_state(), (random.getstate(), np.random.get_state())
         torch.set_rng_state(self._state)
         _set_others(*self._others)
@@ -44,7 +44,7 @@ def _set_others(python: Any, numpy: Any) -> None:
 
 
 class DatasetStream(IndexedStream):
-    """A stream over a map-style dataset, read in this process and put together by torch's default collation."""
+    """A stream over a map-style dataset, read in this process and collated by torch's default collation."""
 
     def __init__(self, dataset: Any, batch_size: int, epochs: int | None, seed: int) -> None:
         super().__init__(SampleOrder(num_samples(dataset), seed), batch_size, epochs)
@@ -73,7 +73,7 @@ def num_samples(dataset: Any) -> int:
 
 
 def read_batch(dataset: Any, indices: list[int]) -> Batch:
-    """Read samples, all at once where the dataset can (`__getitems__`), and collate them."""
+    """Read samples, in one call if the dataset supports it (`__getitems__`), and collate them."""
     read_all = getattr(dataset, "__getitems__", None)
     try:
         samples = read_all(indices) if callable(read_all) else [dataset[index] for index in indices]
@@ -83,7 +83,7 @@ def read_batch(dataset: Any, indices: list[int]) -> Batch:
 
 
 def as_dictionary(batch: Batch) -> Batch:
-    """A batch whose mapping is no plain dictionary, such as a tokenizer's `BatchEncoding`, as one."""
+    """Convert a batch that is another mapping, such as a tokenizer's `BatchEncoding`, to a plain dictionary."""
     return dict(batch) if isinstance(batch, Mapping) and not isinstance(batch, dict) else batch
 
 
@@ -95,7 +95,7 @@ def missing_sample(dataset: Any, error: IndexError) -> DataError:
 
 
 class LoaderStream(BatchStream):
-    """A stream over the batches of a `DataLoader`, which keeps its batch size, workers and collation."""
+    """A stream over the batches of a `DataLoader`, with its own batch size, workers and collation."""
 
     def __init__(self, loader: DataLoader[Any], epochs: int | None, seed: int) -> None:
         self.samples_per_epoch = _samples_per_epoch(loader)
@@ -151,7 +151,7 @@ class LoaderStream(BatchStream):
             raise DataError("the DataLoader yields no batches; give it more samples or drop_last=False")
 
     def _take(self) -> Batch | None:
-        # The batch after it is read at once: only then is it known whether the epoch is complete.
+        # Read one batch ahead: only then is it known whether the epoch is complete.
         if self._pass is None:
             if self._epoch == self._epochs:
                 return None
@@ -186,10 +186,10 @@ def one_pass(loader: DataLoader[Any], seed: int, epoch: int) -> Iterator[Batch]:
 
 
 def _begun(loader: DataLoader[Any]) -> Iterator[Batch]:
-    """A pass over the loader, whose processes leave Ctrl-C and hanging up to this one: it may need their batches."""
+    """Start a pass over the loader; workers ignore SIGINT and SIGHUP, since training may still need their batches."""
     given = loader.worker_init_fn
     if loader.num_workers:
-        vars(loader)["_iterator"] = None  # workers that persist would draw on: torch seeds them when they start
+        vars(loader)["_iterator"] = None  # discard persistent workers: torch seeds workers when they start
         loader.worker_init_fn = functools.partial(_shielded, given)
     try:
         return iter(loader)
@@ -235,7 +235,7 @@ def _samples_per_epoch(loader: DataLoader[Any]) -> int | None:
 
 
 def _length(loader: DataLoader[Any], part: Any) -> int | None:
-    """The length of the loader or its sampler; None where it is unknown, or an iterable dataset's guess."""
+    """Return the length of the loader or its sampler; None if unknown, or an iterable dataset's guess."""
     if is_iterable(loader):
         return None
     try:

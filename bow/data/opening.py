@@ -1,4 +1,4 @@
-"""From whatever a user calls data to a stream of batches."""
+"""Open user data as a stream of batches."""
 
 from collections.abc import Container, Iterable, Iterator
 from typing import Any
@@ -22,7 +22,7 @@ DEFAULT_EVALUATION_BATCH_SIZE = 256
 
 
 class LoadedBatches(IterableDataset[Batch]):
-    """The batches of a loader that is not torch's, which begins anew for every pass."""
+    """The batches of a loader other than torch's, restarted for every pass."""
 
     def __init__(self, loader: Iterable[Batch]) -> None:
         self.loader = loader
@@ -39,7 +39,7 @@ def open_stream(
     steps: int | None = None,
     seed: int = 0,
 ) -> BatchStream:
-    """A stream of training batches, over what `bow.train` takes as data; with `steps` it is endless."""
+    """Open a stream of training batches over the `data` argument of `bow.train`; with `steps`, an endless one."""
     data = as_torch_data(data)
     given = None if batch_size is None else whole("batch_size", batch_size)
     passes = whole("epochs", epochs) if steps is None else None
@@ -60,7 +60,7 @@ def open_stream(
 
 
 def evaluation_batches(data: Any, batch_size: int | None = None) -> Iterator[Batch]:
-    """Batches for evaluation: in order, once, the last one as small as it comes; 256 samples, or the loader's own."""
+    """Return batches in order, once, the last one possibly smaller; of 256 samples, or the loader's own size."""
     data = as_torch_data(data)
     size = DEFAULT_EVALUATION_BATCH_SIZE if batch_size is None else whole("validation.batch_size", batch_size)
     if isinstance(data, DataLoader):
@@ -75,14 +75,14 @@ def evaluation_batches(data: Any, batch_size: int | None = None) -> Iterator[Bat
 
 
 def is_in_memory(data: Any) -> bool:
-    """Whether data are tensors in memory."""
+    """Whether data consist of tensors in memory."""
     return _tensors(data) is not None
 
 
 def as_torch_data(data: Any) -> Any:
-    """Arrays as tensors, which share their memory where it can be; data and loaders of other libraries as torch's."""
+    """Convert arrays to tensors (sharing memory if possible), and other libraries' data and loaders to torch's."""
     if hasattr(data, "with_format") and (getattr(data, "format", None) or {}).get("type", "") is None:
-        return data.with_format("torch")  # it would give lists
+        return data.with_format("torch")  # without it, it yields lists
     if _is_other_loader(data):
         return DataLoader(LoadedBatches(data), batch_size=None)
     if not any(isinstance(leaf, np.ndarray) for leaf in tree_leaves(data)):
@@ -94,7 +94,7 @@ def as_torch_data(data: Any) -> Any:
 
 
 def _is_other_loader(data: Any) -> bool:
-    if isinstance(data, IterableDataset):  # as webdataset's is, whose first stage is a loader of torch's
+    if isinstance(data, IterableDataset):  # webdataset's: its first stage is a torch loader
         stages = getattr(data, "pipeline", None)
         return isinstance(stages, list) and any(isinstance(first, DataLoader) for first in stages[:1])
     is_known = isinstance(data, DataLoader | Container | Iterator) or hasattr(data, "__getitem__")
@@ -122,7 +122,7 @@ def _tensors(data: Any) -> TensorSamples | None:
 
 def _map_dataset(data: Any) -> Any:
     is_sequence = hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, type)
-    is_other = isinstance(data, (list, tuple, dict, str, bytes)) or hasattr(data, "iloc")  # a frame has columns
+    is_other = isinstance(data, (list, tuple, dict, str, bytes)) or hasattr(data, "iloc")  # a frame yields columns
     if isinstance(data, Dataset) or (is_sequence and not is_other):
         return data
     leaf = next((leaf for leaf in tree_leaves(data) if not isinstance(leaf, Tensor)), None)

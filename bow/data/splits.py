@@ -1,4 +1,4 @@
-"""A data set in two parts."""
+"""A data set split for training and validation."""
 
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from bow.values import whole
 
 
 class SyntheticSamples(NamedTuple):
-    """A pair of tensors that are made up: trainings on them say so."""
+    """A pair of synthetic tensors; trainings on them report that."""
 
     inputs: Tensor
     targets: Tensor
@@ -19,12 +19,12 @@ class SyntheticSamples(NamedTuple):
 
 @dataclass(frozen=True)
 class DataSplits:
-    """Tensors to train on, and tensors held out.
+    """A training set and a held-out validation set.
 
     Attributes:
-        train: inputs `[samples, ...]` and targets, or a data set that gives such samples.
+        train: inputs `[samples, ...]` and targets, or a data set of such samples.
         validation: the held-out part, inputs and targets.
-        classes: number of classes; of a text, the size of the vocabulary.
+        classes: number of classes; for a text, the size of the vocabulary.
         name: the data set's name.
     """
 
@@ -34,7 +34,7 @@ class DataSplits:
     name: str
 
     def limited(self, limit: int | None) -> "DataSplits":
-        """The same data with the first `limit` training samples only; None keeps all."""
+        """Return the same data with only the first `limit` training samples; None keeps all."""
         if limit is None:
             return self
         limit = whole("limit", limit)
@@ -42,7 +42,7 @@ class DataSplits:
 
 
 def standardize(train: Tensor, validation: Tensor) -> tuple[Tensor, Tensor]:
-    """Images `[samples, channels, height, width]`, by mean and deviation of each channel in training, as float32."""
+    """Normalize images `[samples, channels, height, width]` by the training set's channel mean and std, as float32."""
     train, validation = train.to(torch.float32, copy=True), validation.to(torch.float32, copy=True)
     deviation, mean = torch.std_mean(train, dim=(0, 2, 3), keepdim=True, correction=0)
     return train.sub_(mean).div_(deviation), validation.sub_(mean).div_(deviation)

@@ -1,4 +1,4 @@
-"""The stream of batches that learners are fed from, and the order of its samples."""
+"""The stream of batches for the learners, and the order of its samples."""
 
 import abc
 import math
@@ -15,7 +15,7 @@ from bow.seeds import derive_seed
 
 
 class SampleOrder:
-    """The concatenation, over epochs, of that epoch's permutation of the samples."""
+    """The concatenation of one permutation of the samples per epoch."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class SampleOrder:
         self._permutation = torch.empty(0, dtype=torch.int64)
 
     def indices(self, start: int, count: int) -> Int64[Tensor, " count"]:
-        """Indices of the `count` samples from position `start` of the stream, which may span epochs."""
+        """Return the indices of `count` samples from position `start` of the stream; may span epochs."""
         epoch, offset = divmod(start, self.num_samples)
         if offset + count <= self.num_samples:
             return self._permutation_of(epoch)[offset : offset + count]
@@ -46,7 +46,7 @@ class SampleOrder:
         return torch.cat(pieces)
 
     def _permutation_of(self, epoch: int) -> Tensor:
-        # Kept until another epoch is asked for: rounds of tiny models last about 100 microseconds.
+        # Cached until another epoch is requested: rounds of tiny models last about 100 microseconds.
         if epoch != self._epoch:
             generator = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
             permutation = torch.randperm(self.num_samples, generator=generator)
@@ -62,24 +62,24 @@ Batch: TypeAlias = Any  # a pytree of tensors with the sample dimension first; w
 
 
 def batch_length(batch: Batch) -> int:
-    """Samples in a batch: the first dimension of its first tensor; 1 where it has none."""
+    """Return the number of samples: the first dimension of a batch's first tensor; 1 if it has none."""
     return next((len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor) and leaf.dim()), 1)
 
 
 class Deal(NamedTuple):
     """The batches of one round."""
 
-    batches: Any  # a pytree of tensors `[learners, batch, ...]`, or a list by learner, None for one that sits out
-    stacked: bool  # which of the two; of several devices, batches are those of one
-    num_samples: int  # in the batches of all learners together, those of other devices included
-    epochs: int  # completed once this deal is trained on
+    batches: Any  # a pytree of tensors `[learners, batch, ...]`, or a list by learner, None for one without a batch
+    stacked: bool  # which of the two; with several devices, `batches` are those of one
+    num_samples: int  # in the batches of all learners, other devices included
+    epochs: int  # completed epochs after training on this deal
 
 
 class BatchStream(abc.ABC):
-    """Deals batches to learners, in an order that depends on the seed and the epoch only.
+    """Deals batches to learners, in an order that depends only on seed and epoch.
 
-    The batches of a round go to the learners in order, so one learner sees the same stream that several
-    share. Rounds cross epoch boundaries; only the last round of the stream may be short.
+    The batches of a round go to the learners in order, so one learner sees the same stream that several share. Rounds
+    cross epoch boundaries; only the last round of the stream may be short.
     """
 
     samples_per_epoch: int | None
@@ -87,34 +87,35 @@ class BatchStream(abc.ABC):
 
     @abc.abstractmethod
     def deal(self, learners: int, own: range | None = None) -> Deal | None:
-        """Deal the next round; None when the stream has ended.
+        """Deal the next round; return None at the end of the stream.
 
-        `own` are the learners that get their batches here, neighbours; None: all. The samples of all are dealt.
+        `own` is the range of learners whose batches are returned; None: all. The position always advances for all
+        learners.
         """
 
     @abc.abstractmethod
     def peek(self) -> Batch:
-        """The batch that comes next, which is dealt all the same."""
+        """Return the next batch without consuming it."""
 
     @abc.abstractmethod
     def rounds_left(self, learners: int) -> int | None:
-        """Rounds until the stream ends with that many learners; None if it is endless or unknown."""
+        """Return the number of rounds left with this many learners; None if endless or unknown."""
 
     def reside(self, device: torch.device, room_bytes: int) -> bool:
-        """Keep samples that are tensors on a device, if they fit, and deal them as `Indexed`; whether it does."""
+        """Move tensor samples to a device if they fit, and deal them as `Indexed`; return whether it does."""
         return False
 
     @abc.abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """The exact position, as plain integers."""
+        """Return the exact position, as plain integers."""
 
     @abc.abstractmethod
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a position, so that going on equals never having stopped."""
+        """Restore a position: the stream continues as if it had not been interrupted."""
 
 
 class IndexedStream(BatchStream):
-    """A stream over samples that are reached by index: batches as well as rounds cross epoch boundaries."""
+    """A stream over samples with random access: batches as well as rounds cross epoch boundaries."""
 
     samples_per_epoch: int
     batch_size: int
@@ -128,11 +129,11 @@ class IndexedStream(BatchStream):
 
     @abc.abstractmethod
     def full_round(self, start: int, learners: int) -> tuple[Any, bool]:
-        """Full batches for all learners from this position on, and whether they are stacked."""
+        """Return full batches for all learners from a position, and whether they are stacked."""
 
     @abc.abstractmethod
     def batch(self, start: int, count: int) -> Batch:
-        """One batch: the `count` samples from this position on."""
+        """Return one batch: the `count` samples from a position."""
 
     def deal(self, learners: int, own: range | None = None) -> Deal | None:
         own = range(learners) if own is None else own
@@ -152,17 +153,17 @@ class IndexedStream(BatchStream):
         return self.batch(self._position, int(min(self.batch_size, self._end - self._position)))
 
     def full_batches_left(self) -> float:
-        """Batches before the last one, if that is smaller; infinite where the stream does not end."""
+        """Full batches left in the stream; infinite if it does not end."""
         left = self._end - self._position
         return left if math.isinf(left) else left // self.batch_size
 
     def full_batches_in_epoch(self) -> float:
-        """Full batches up to and with that which completes an epoch, as far as there are so many."""
+        """Full batches left up to and including the one that completes an epoch."""
         left = self.samples_per_epoch - self._position % self.samples_per_epoch
         return min(math.ceil(left / self.batch_size), self.full_batches_left())
 
     def skip(self, batches: int) -> int:
-        """Go on behind full batches that somebody has gathered; returns the epochs completed by then."""
+        """Advance by full batches that were gathered elsewhere; return the number of completed epochs."""
         self._position += batches * self.batch_size
         return self._position // self.samples_per_epoch
 

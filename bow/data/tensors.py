@@ -1,4 +1,4 @@
-"""Samples that are tensors in memory, and the stream over them."""
+"""Samples in the form of tensors in memory, and the stream over them."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -13,19 +13,19 @@ from bow.errors import DataError
 
 
 class TensorSamples:
-    """A pytree of tensors whose first dimension counts the samples."""
+    """A pytree of tensors whose first dimension is the sample dimension."""
 
     def __init__(self, data: Any) -> None:
         leaves, self._spec = tree_flatten(data)
         self._is_tuple = type(data) is tuple and all(isinstance(each, Tensor) for each in data)
         _check_leaves(leaves)
-        self.leaves: list[Tensor] = [leaf.detach() for leaf in leaves]  # in the order of the pytree's
+        self.leaves: list[Tensor] = [leaf.detach() for leaf in leaves]  # in pytree order
         self.device: torch.device = leaves[0].device
 
     def __len__(self) -> int:
         return len(self.leaves[0])
 
-    def __repr__(self) -> str:  # alike in every process: a checkpoint names what was captured of them
+    def __repr__(self) -> str:  # deterministic: a checkpoint names what was captured of it
         return f"TensorSamples({', '.join(f'{leaf.dtype} {list(leaf.shape)}' for leaf in self.leaves)})"
 
     @property
@@ -46,13 +46,13 @@ class TensorSamples:
         return self.map(lambda leaf: leaf.index_select(0, indices).view(*shape, *leaf.shape[1:]))
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
-        """All samples in order, in memory of their own: a model may work in place on what it is given."""
+        """Iterate over all samples in order, as copies: a model may modify its input in place."""
         for pieces in zip(*(torch.split(leaf, batch_size) for leaf in self.leaves), strict=True):
             yield self._tree([piece.clone() for piece in pieces])
 
     def _tree(self, leaves: list[Tensor]) -> Batch:
         spec: TreeSpec = self._spec
-        return tuple(leaves) if self._is_tuple else tree_unflatten(leaves, spec)  # which takes longer than a gather
+        return tuple(leaves) if self._is_tuple else tree_unflatten(leaves, spec)  # slower than a gather
 
 
 def _check_leaves(leaves: list[Tensor]) -> None:
@@ -75,14 +75,14 @@ Gather: TypeAlias = Callable[[Tensor, Tensor, Tensor], None]
 
 
 class Indexed:
-    """Samples that are still to be gathered: as a pytree, one tensor of numbers. Captured graphs begin by that."""
+    """A batch still to be gathered: a pytree with the index tensor as its leaf. Captured graphs start with it."""
 
     def __init__(self, samples: TensorSamples, indices: Int64[Tensor, "*shape"]) -> None:
         self.samples = samples
         self.indices = indices
 
     def gather(self, gather: Gather) -> Any:
-        """The samples, as tensors `[*shape of the indices, ...]`."""
+        """Return the samples, as tensors `[*shape of the indices, ...]`."""
         numbers = self.indices.reshape(-1)
 
         def take(source: Tensor) -> Tensor:
@@ -102,15 +102,15 @@ register_pytree_node(
 
 
 class TensorStream(IndexedStream):
-    """A stream over tensors in memory; full rounds are dealt stacked, with one `index_select` per tensor."""
+    """A stream over tensors in memory; full rounds are stacked, with one `index_select` per tensor."""
 
     def __init__(self, samples: TensorSamples, batch_size: int, epochs: int | None, seed: int) -> None:
         super().__init__(SampleOrder(len(samples), seed, samples.device), batch_size, epochs)
         self.samples = samples
-        self.resides = False  # on a device, from where batches are dealt by their numbers
+        self.resides = False  # samples are on a device, and batches are dealt as indices
 
     def among(self, indices: Int64[Tensor, " some"], epochs: int | None) -> "TensorStream":
-        """The stream over some of the samples, of which no copies are made."""
+        """Return the stream over a subset of the samples, without copying them."""
         some = TensorStream(self.samples, self.batch_size, None, self.order.seed)
         order = SampleOrder(len(self.samples), self.order.seed, self.samples.device, indices.to(self.samples.device))
         IndexedStream.__init__(some, order, self.batch_size, epochs)
