@@ -1,4 +1,4 @@
-"""The papers' networks, small and plain."""
+"""The networks of the papers that bow follows."""
 
 from bow.models.convolutional import AlexNet as AlexNet
 from bow.models.convolutional import GoogLeNet as GoogLeNet

@@ -1,4 +1,4 @@
-"""Networks of convolutions: AlexNet, GoogLeNet, Inception-v3, PathNet."""
+"""Convolutional networks: AlexNet, GoogLeNet, Inception-v3, PathNet."""
 
 import functools
 from collections.abc import Iterator
@@ -36,9 +36,9 @@ class ConvNorm(nn.Module):
 
 
 class Branches(nn.ModuleList):
-    """Modules that all see the same input, and whose outputs are stacked channel upon channel.
+    """Modules with the same input, whose outputs are concatenated along the channels.
 
-    No branch waits for another: they are the parallelism that an Inception network offers to a scheduler.
+    Branches are independent: they are the parallelism that an Inception network offers to a scheduler.
     """
 
     def forward(self, images: Tensor) -> Tensor:
@@ -46,14 +46,14 @@ class Branches(nn.ModuleList):
 
 
 def scaled(filters: int, width: float) -> int:
-    """The filters of a layer in a network that is `width` times as wide; at least one."""
+    """Scale a layer's number of filters by the network's width; at least one."""
     if not width > 0:
         raise SettingError(f"width must be more than 0, got {width}; 1 is the published network")
     return max(1, round(filters * width))
 
 
 def check_image_size(images: Tensor, smallest: int, network: str) -> None:
-    """Refuse images of which pooling would leave nothing."""
+    """Refuse images that pooling would reduce to nothing."""
     height, width = images.shape[-2:]
     if min(height, width) < smallest:
         raise DataError(
@@ -68,9 +68,9 @@ _POOLED = 6
 class AlexNet(nn.Module):
     """Five convolutions and three linear layers, in one tower.
 
-    The one-tower form of "One weird trick", as torchvision has it: without the split over two devices and without local
-    response normalisation. Adaptive pooling to 6x6 pixels before the linear layers takes images of 63x63 pixels or
-    more. `width` multiplies filters and hidden units: 1 is the published network, which has a dropout of 0.5.
+    The one-tower form of "One weird trick", as in torchvision: without the split over two devices and without local
+    response normalisation. Adaptive pooling to 6x6 pixels before the linear layers accepts images of at least 63x63
+    pixels. `width` multiplies filters and hidden units: 1 is the published network, which has a dropout of 0.5.
 
     References:
         Krizhevsky, Sutskever, Hinton: ImageNet classification with deep convolutional neural networks, 2012.
@@ -119,12 +119,12 @@ _STAGES = (
 
 
 class GoogLeNet(nn.Module):
-    """Nine Inception modules in three stages: the first network that went deeper by going parallel.
+    """Nine Inception modules in three stages.
 
-    Each module has four branches: a 1x1 convolution; two of a 1x1 before a wider one; and max-pooling before a 1x1.
-    This is the network as TensorFlow ships it (`inception_v1`), which Tang et al. train: batch norm behind every
-    convolution in place of local response normalisation, 3x3 filters where the paper has 5x5 ones, and no auxiliary
-    classifiers. Images have at least 15x15 pixels; `width` multiplies filters, and the published dropout is 0.4.
+    Each module has four branches: a 1x1 convolution; two with a 1x1 before a wider one; and max-pooling before a 1x1.
+    This is TensorFlow's version (`inception_v1`), which Tang et al. train: batch norm after every convolution instead
+    of local response normalisation, 3x3 filters instead of the paper's 5x5, and no auxiliary classifiers. Images have
+    at least 15x15 pixels; `width` multiplies filters, and the published dropout is 0.4.
 
     References:
         Szegedy et al.: Going deeper with convolutions, 2015.
@@ -158,7 +158,7 @@ class GoogLeNet(nn.Module):
 
 
 def _modules(stage: int, width: float) -> Iterator[Branches]:
-    """The modules of a stage; their input is the output of the last module before."""
+    """Yield the modules of a stage; the input of the first is the output of the previous stage."""
     channels = scaled(192, width) if stage == 0 else _channels_out(_STAGES[stage - 1][-1], width)
     for filters in _STAGES[stage]:
         yield _inception(channels, filters, width)
@@ -186,10 +186,10 @@ _INCEPTION_SMALLEST = 75
 
 
 class InceptionV3(nn.Module):
-    """Inception-v3: large filters written as several small or flat ones, in eleven modules of parallel branches.
+    """Inception-v3: large filters factorised into several small or flat ones, in eleven modules of parallel branches.
 
-    The network of TensorFlow and torchvision, without the auxiliary classifier, which is no part of the model that is
-    evaluated. Images have at least 75x75 pixels; `width` multiplies filters, and the published dropout is 0.2.
+    The network of TensorFlow and torchvision, without the auxiliary classifier, which is not used for inference. Images
+    have at least 75x75 pixels; `width` multiplies filters, and the published dropout is 0.2.
 
     References:
         Szegedy, Vanhoucke, Ioffe, Shlens, Wojna: Rethinking the Inception architecture for computer vision, 2016.
@@ -228,7 +228,7 @@ class InceptionV3(nn.Module):
         return logits
 
 
-# The published filters of what a module concatenates. Each part is scaled, and rounded, on its own.
+# The published filters of a module's concatenated outputs. Each part is scaled, and rounded, separately.
 _SQUARE_32 = (64, 64, 96, 32)
 _SQUARE_64 = (64, 64, 96, 64)
 _REDUCED_17 = (384, 96, *_SQUARE_64)
@@ -238,9 +238,9 @@ _EXPANDED = (320, 384, 384, 384, 384, 192)
 
 
 class _InceptionBuilder:
-    """Makes modules whose filters are `width` times the published ones, which are what its arguments are.
+    """Makes modules with `width` times the published numbers of filters, which are the arguments.
 
-    `before` lists the filters that the input is concatenated of.
+    `before` lists the filters of the parts of the concatenated input.
     """
 
     def __init__(self, width: float) -> None:
@@ -253,7 +253,7 @@ class _InceptionBuilder:
         return sum(map(self.filters, before))
 
     def chain(self, before: tuple[int, ...], *convs: tuple[int, Kernel] | tuple[int, Kernel, int]) -> nn.Module:
-        """Convolutions of (filters, kernel), which keep the image's size, or of (filters, kernel, stride)."""
+        """Chain convolutions of (filters, kernel), which keep the image size, or of (filters, kernel, stride)."""
         layers = []
         for filters, kernel, *stride in convs:
             high, wide = kernel if isinstance(kernel, tuple) else (kernel, kernel)
@@ -263,12 +263,12 @@ class _InceptionBuilder:
         return layers[0] if len(layers) == 1 else nn.Sequential(*layers)
 
     def square(self, before: tuple[int, ...], pooled: int) -> Branches:
-        """5x5 filters, and 5x5 ones written as two of 3x3 (figure 5)."""
+        """5x5 filters, next to 5x5 filters factorised into two of 3x3 (figure 5)."""
         convs = (((64, 1),), ((48, 1), (64, 5)), ((64, 1), (96, 3), (96, 3)))
         return Branches([*(self.chain(before, *each) for each in convs), self._pooled(before, pooled)])
 
     def factorised(self, before: tuple[int, ...], inner: int) -> Branches:
-        """7x7 filters written as 1x7 and 7x1, once and twice (figure 6)."""
+        """7x7 filters factorised into 1x7 and 7x1, once and twice (figure 6)."""
         wide, high = (inner, (1, 7)), (inner, (7, 1))
         once = self.chain(before, (192, 1)), self.chain(before, (inner, 1), wide, (192, (7, 1)))
         return Branches(
@@ -276,7 +276,7 @@ class _InceptionBuilder:
         )
 
     def expanded(self, before: tuple[int, ...]) -> Branches:
-        """3x3 filters written as 1x3 beside 3x1 (figure 7)."""
+        """3x3 filters factorised into parallel 1x3 and 3x1 (figure 7)."""
         once = self.chain(before, (320, 1)), nn.Sequential(self.chain(before, (384, 1)), self._crossed())
         after = nn.Sequential(
             *(self.chain(*each) for each in ((before, (448, 1)), ((448,), (384, 3)))), self._crossed()
@@ -284,12 +284,12 @@ class _InceptionBuilder:
         return Branches([*once, after, self._pooled(before, 192)])
 
     def reduction17(self, before: tuple[int, ...]) -> Branches:
-        """Halves height and width: strided convolutions beside pooling (figure 10)."""
+        """Halve height and width: strided convolutions parallel to pooling (figure 10)."""
         convs = self.chain(before, (384, 3, 2)), self.chain(before, (64, 1), (96, 3), (96, 3, 2))
         return Branches([*convs, nn.MaxPool2d(3, stride=2)])
 
     def reduction8(self, before: tuple[int, ...]) -> Branches:
-        """Halves height and width, with a factorised 7x7 in one branch."""
+        """Halve height and width, with a factorised 7x7 in one branch."""
         square = self.chain(before, (192, 1), (320, 3, 2))
         factorised = self.chain(before, (192, 1), (192, (1, 7)), (192, (7, 1)), (192, 3, 2))
         return Branches([square, factorised, nn.MaxPool2d(3, stride=2)])
@@ -302,11 +302,11 @@ class _InceptionBuilder:
 
 
 class PathNet(nn.Module):
-    """Layers of small modules that run side by side, and whose outputs are summed.
+    """Layers of small parallel modules, whose outputs are summed.
 
     The network that one path through a PathNet activates: each layer has `modules` active modules, each a 3x3
     convolution, ReLU and 2x2 max-pooling, and the sum of their outputs is the input of the next layer. The last layer
-    is linear. What chooses the path is an evolution around the training, and no part of a training step.
+    is linear. The evolution that selects the path runs outside the training step and is not included.
 
     References:
         Fernando et al.: PathNet: Evolution channels gradient descent in super neural networks, 2017.
@@ -343,7 +343,7 @@ class PathNet(nn.Module):
 
 
 class PathNetLayer(nn.Module):
-    """Active modules that see the same input, and the sum of their outputs."""
+    """Active modules with the same input, and the sum of their outputs."""
 
     def __init__(self, channels_in: int, filters: int, modules: int) -> None:
         super().__init__()

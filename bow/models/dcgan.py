@@ -1,4 +1,4 @@
-"""DCGAN: two networks that train against each other, in one step."""
+"""DCGAN: two adversarial networks, trained in one step."""
 
 import itertools
 from typing import NamedTuple
@@ -15,25 +15,25 @@ _STD = 0.02
 
 
 class Verdicts(NamedTuple):
-    """What the discriminator makes of a batch: logits `[batch]`, large where it takes images for real ones."""
+    """The discriminator's logits for a batch, `[batch]`: large if it takes images for real."""
 
     real: Tensor  # of real images
-    generated: Tensor  # of generated images; their gradient reaches the discriminator only
-    deceived: Tensor  # of the same images; their gradient reaches the generator only
+    generated: Tensor  # of generated images; their gradient reaches only the discriminator
+    deceived: Tensor  # of the same images; their gradient reaches only the generator
 
 
 class DCGAN(nn.Module):
-    """A generator and a discriminator whose losses can be added up and differentiated at once.
+    """A generator and a discriminator whose losses can be summed and differentiated at once.
 
     The discriminator D minimises `L_D = -log D(x) - log(1 - D(G(z)))`, the generator G minimises `L_G = -log D(G(z))`.
-    Neither may move the other's weights. So G(z) enters L_D detached, and L_G is computed with D's weights detached:
-    the derivative of `L_D + L_G` by D's weights is that of L_D, and by G's weights that of L_G. One backward pass, and
-    one captured step, so has the gradients of both networks, at the same weights. The usual loop differs in that G
-    already meets D's weights of after the step.
+    Neither loss may have a gradient for the other's weights, so G(z) enters L_D detached, and L_G is computed with D's
+    weights detached: the derivative of `L_D + L_G` by D's weights is that of L_D, and by G's weights that of L_G. One
+    backward pass, and so one captured step, yields the gradients of both networks, at the same weights. The usual loop
+    differs in that it updates G against D's weights after their step.
 
-    D sees the real images, the generated ones, and the generated ones once more: its batch norm takes the statistics of
-    each on its own, and updates the running ones three times, as in the usual loop. `width` counts the filters of the
-    layer next to the images, and doubles further in; `latent` is the length of the noise that an image is made from.
+    D sees the real images, the generated ones, and the generated ones again: its batch norm computes the statistics of
+    each separately, and updates the running ones three times, as in the usual loop. `width` is the number of filters of
+    the layer next to the images, doubled in each deeper layer; `latent` is the length of the noise vector of an image.
 
     References:
         Goodfellow et al.: Generative adversarial nets, 2014.
@@ -51,7 +51,7 @@ class DCGAN(nn.Module):
                 nn.init.normal_(module.weight, std=_STD)
 
     def forward(self, inputs: Tensor | tuple[Tensor, Tensor]) -> Verdicts:
-        """The discriminator's verdicts on real and generated images."""
+        """Return the discriminator's logits for real and generated images."""
         images, noise = (inputs, self.noise(inputs)) if isinstance(inputs, Tensor) else inputs
         generated = self.generator(noise)
         frozen = {name: parameter.detach() for name, parameter in self.discriminator.named_parameters()}
@@ -62,14 +62,14 @@ class DCGAN(nn.Module):
         )
 
     def noise(self, images: Tensor) -> Tensor:
-        """Noise for as many images, `[batch, latent]`, evenly from -1 to 1."""
+        """Draw noise for as many images, `[batch, latent]`, uniform from -1 to 1."""
         return torch.rand(len(images), self.latent, dtype=images.dtype, device=images.device) * 2 - 1
 
 
 class Generator(nn.Module):
-    """Images from noise: a linear layer, and transposed convolutions that double height and width.
+    """Images from noise: a linear layer, then transposed convolutions that double height and width.
 
-    Batch norm and ReLU behind every layer but the last, which ends in tanh.
+    Batch norm and ReLU follow every layer but the last, which ends in tanh.
     """
 
     def __init__(self, channels: int, size: int, width: int, latent: int) -> None:
@@ -94,9 +94,9 @@ class Generator(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """A logit from an image: strided convolutions that halve height and width, and a linear layer.
+    """A logit from an image: strided convolutions that halve height and width, then a linear layer.
 
-    Leaky ReLU behind every convolution, and batch norm behind all but the first.
+    Leaky ReLU follows every convolution, and batch norm all but the first.
     """
 
     def __init__(self, channels: int, size: int, width: int) -> None:
@@ -121,23 +121,23 @@ class Discriminator(nn.Module):
 
 
 def adversarial_loss(verdicts: Verdicts, targets: object = None) -> Tensor:
-    """The discriminator's plus the generator's loss, in nats, for `loss=`; targets are ignored."""
+    """Sum of the discriminator's and the generator's loss, in nats, for `loss=`; targets are ignored."""
     return discriminator_loss(verdicts) + generator_loss(verdicts)
 
 
 def discriminator_loss(verdicts: Verdicts) -> Tensor:
-    """How badly real and generated images are told apart, in nats."""
+    """Cross entropy of the discriminator on real and generated images, in nats."""
     real, generated = verdicts.real, verdicts.generated
     return F.softplus(-real).mean() + F.softplus(generated).mean()
 
 
 def generator_loss(verdicts: Verdicts) -> Tensor:
-    """How badly the discriminator is deceived, in nats."""
+    """Cross entropy of the discriminator on generated images labelled as real, in nats."""
     return F.softplus(-verdicts.deceived).mean()
 
 
 def _halvings(size: int) -> tuple[int, int]:
-    """What is left of a size that is halved while it is even and at least 4 remain, and how often it is."""
+    """Return a size halved while it is even and at least 4 remain, and the number of halvings."""
     halvings = 0
     while size % 2 == 0 and size // 2 >= _SMALLEST_START:
         size, halvings = size // 2, halvings + 1

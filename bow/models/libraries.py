@@ -1,4 +1,4 @@
-"""Models of timm, torchvision and Hugging Face, from a name and a configuration: nothing is fetched."""
+"""Models of timm, torchvision and Hugging Face, from a name and a configuration; nothing is downloaded."""
 
 import difflib
 import importlib
@@ -11,12 +11,11 @@ from torch import nn
 
 from bow.errors import MissingDependencyError, SettingError, reason
 
-HEADS = ("AutoModelForImageClassification", "AutoModelForCausalLM")
-"""What a model of Hugging Face is made for: the first of these that there is of its kind."""
+HEADS = ("AutoModelForImageClassification", "AutoModelForCausalLM")  # the first that supports the model type is used
 
 
 def timm(name: str | None, classes: int, channels: int = 3, **settings: Any) -> nn.Module:
-    """A model of timm with random weights; `settings` are those of `timm.create_model`."""
+    """Create a timm model with random weights; `settings` are passed to `timm.create_model`."""
     library = _library("timm", f"timm:{name}")
     if not (name and library.is_model(name)):
         raise _unknown("timm", name, library.list_models())
@@ -25,7 +24,7 @@ def timm(name: str | None, classes: int, channels: int = 3, **settings: Any) -> 
 
 
 def torchvision(name: str | None, classes: int, channels: int = 3, **settings: Any) -> nn.Module:
-    """A model of torchvision with random weights; `settings` are those of its function."""
+    """Create a torchvision model with random weights; `settings` are passed to its function."""
     models = _library("torchvision", f"torchvision:{name}").models
     if name not in models.list_models():
         raise _unknown("torchvision", name, models.list_models())
@@ -39,10 +38,10 @@ def torchvision(name: str | None, classes: int, channels: int = 3, **settings: A
 
 
 def hugging_face(name: str | None, classes: int, head: str | None = None, **settings: Any) -> nn.Module:
-    """A model of Hugging Face's transformers with random weights, which returns its logits.
+    """Create a model of Hugging Face's transformers with random weights, which returns its logits.
 
-    `name` is a type of model such as `"gpt2"`, or a folder with a `config.json`; `settings` are those of its
-    configuration, and `head` is the class that makes it, such as `"AutoModelForTokenClassification"`.
+    `name` is a model type such as `"gpt2"`, or a folder with a `config.json`; `settings` override its configuration,
+    and `head` is the class that creates it, such as `"AutoModelForTokenClassification"`.
     """
     library = _library("transformers", f"hf:{name}")
     settings.setdefault("num_labels", classes)
@@ -76,7 +75,7 @@ def _library(package: str, wanted: str) -> Any:
     except ModuleNotFoundError as error:
         missing = error.name or package
         raise MissingDependencyError(f"model={wanted} needs the package {missing}; pip install {missing}") from error
-    except (ImportError, RuntimeError, OSError) as error:  # such as torchvision of another build than torch
+    except (ImportError, RuntimeError, OSError) as error:  # e.g. a torchvision built for another torch
         raise MissingDependencyError(
             f"model={wanted} needs the package {package}, which cannot be imported ({reason(error)}); install builds "
             f"that belong to torch {torch.__version__}"

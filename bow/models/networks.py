@@ -1,8 +1,8 @@
 """The networks of the papers on operator scheduling and placement, in the papers' sizes.
 
 LSTM, PhasedLSTM, PathNet and GoogLeNet are Graphi's (small, medium, large); ResNet-50, DCGAN, Inception-v3 and AlexNet
-are those of Liu et al. (paper); ResNet-101, RNNTC, RNNLM and NMT FlexFlow's (paper), which has Inception-v3 and AlexNet
-too (flexflow). Where a paper leaves a number open, a comment says where it is from.
+are those of Liu et al. (paper); ResNet-101, RNNTC, RNNLM and NMT FlexFlow's (paper), which also has Inception-v3 and
+AlexNet (flexflow). Where a paper omits a number, a comment names the source used.
 
 References:
     Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 7.1, table 1.
@@ -31,7 +31,7 @@ Batch: TypeAlias = tuple[Any, Tensor]  # inputs, a tensor or a tuple of them, an
 
 @dataclass(frozen=True)
 class Size:
-    """One size of a network, and of what it is trained on."""
+    """One size of a network and of its training batch."""
 
     arguments: Mapping[str, Any]  # keyword arguments of the model's class
     inputs: tuple[int, ...]  # shape of one sample, such as channels, height and width, or the length of a text
@@ -40,23 +40,23 @@ class Size:
 
 @dataclass(frozen=True)
 class Network:
-    """A network that can be built, given a batch and trained without knowing which one it is."""
+    """A network with its loss, sizes and random batches, for code that handles any network."""
 
     title: str  # its name in reports
     model: Callable[..., nn.Module]  # the model's class
     loss: Callable[[Any, Any], Tensor]  # `loss(outputs, targets) -> scalar`
-    samples: Callable[[Size, int], Batch]  # makes a random batch of so many samples for a size
-    sizes: Mapping[str, Size]  # by name: `"tiny"` for two cores, and the papers'
+    samples: Callable[[Size, int], Batch]  # makes a random batch of this many samples for a size
+    sizes: Mapping[str, Size]  # by name: `"tiny"`, for two cores, and the papers'
 
     def build(self, size: str = "tiny") -> nn.Module:
-        """The network in a size, with weights from torch's random number generator.
+        """Build the network in a size, with weights from torch's random number generator.
 
-        Under `with torch.device("meta"):` it, and its batch, cost no memory, and can still be captured.
+        Under `with torch.device("meta"):` the network and its batch use no memory, and can still be captured.
         """
         return self.model(**self.size(size).arguments)
 
     def batch(self, size: str = "tiny", samples: int | None = None, seed: int = 0) -> Batch:
-        """A random batch `(inputs, targets)`, the same for the same seed; torch's generator stays as it is."""
+        """Return a random batch `(inputs, targets)`, a function of the seed; torch's generator is not changed."""
         chosen = self.size(size)
         count = chosen.batch if samples is None else samples
         if count < 1:
@@ -66,7 +66,7 @@ class Network:
             return self.samples(chosen, count)
 
     def size(self, name: str) -> Size:
-        """A size by its name."""
+        """Return a size by name."""
         if name not in self.sizes:
             raise SettingError(f"size must be one of {', '.join(self.sizes)} for {self.title}, got {name}")
         return self.sizes[name]
@@ -87,7 +87,7 @@ def _texts(size: Size, samples: int) -> Batch:
 
 
 def _timed_texts(size: Size, samples: int) -> Batch:
-    """Texts whose tokens come at times of their own, one unit apart on average, and the tokens that follow."""
+    """Texts whose tokens have increasing random times, one unit apart on average, and the tokens that follow."""
     tokens, targets = _texts(size, samples)
     return (tokens, (2 * torch.rand(tokens.shape)).cumsum(dim=1)), targets
 
@@ -98,7 +98,7 @@ def _classified_texts(size: Size, samples: int) -> Batch:
 
 
 def _translations(size: Size, samples: int) -> Batch:
-    """Sentences, their translations as far as they are known, and the token that follows each of these."""
+    """Source sentences, prefixes of their translations, and the token that follows each prefix."""
     source_length, target_length = size.inputs
     source = _tokens(size.arguments["source_vocabulary"], samples, source_length)
     target = _tokens(size.arguments["target_vocabulary"], samples, target_length + 1)
@@ -142,7 +142,7 @@ _GRAPHI_TEXTS = {
     "large": _graphi_text(40, 1024),
 }
 
-# By the name that the command line has for a network
+# By the network's name on the command line.
 _TINY_IMAGES = {"classes": 10, "channels": 3}
 _PATHNETS = {
     "tiny": Size({**_TINY_IMAGES, "size": 16, "filters": 8}, (3, 16, 16), batch=16),
@@ -167,7 +167,7 @@ _RESNETS101 = {
 }
 _DCGANS = {
     "tiny": Size({"channels": 1, "size": 16, "width": 8, "latent": 16}, (1, 16, 16), batch=16),
-    # 64 filters and 100 numbers: the implementation that the paper names.
+    # 64 filters and 100 latent numbers are those of the implementation that the paper cites.
     "paper": Size({"channels": 1, "size": 28, "width": 64, "latent": 100}, (1, 28, 28), batch=64),
 }
 _INCEPTIONS = {
@@ -190,7 +190,7 @@ _LANGUAGE_MODELS = {
 }
 _TRANSLATORS = {"tiny": _flexflow_translator(100, 128, 5, 32), "paper": _flexflow_translator(_WORDPIECES, 1024, 40, 64)}
 
-# By the name that the command line has for a network.
+# By the network's name on the command line.
 NETWORKS: Mapping[str, Network] = {
     "lstm": Network("LSTM", RNNLanguageModel, sequence_cross_entropy, _texts, _GRAPHI_TEXTS),
     "phased_lstm": Network("PhasedLSTM", PhasedLSTM, sequence_cross_entropy, _timed_texts, _GRAPHI_TEXTS),

@@ -13,12 +13,12 @@ Periods = tuple[float, float]
 
 
 class PhasedLSTM(nn.Module):
-    """Language model of LSTM layers whose units open and close with rhythms of their own.
+    """Language model of LSTM layers whose units open and close periodically.
 
-    The counterpart of `RNNLanguageModel`: embedding, phased LSTM layers written out in time, and a softmax layer at
-    every step. The gates depend on times only, so those of all steps and layers can be computed at once. `periods` are
-    the shortest and longest that a unit starts with, `open_ratio` the part of its period in which it is open at the
-    start, and `leak` how much of the phase a closed unit lets through while training.
+    The counterpart of `RNNLanguageModel`: embedding, unrolled phased LSTM layers, and a softmax layer at every step.
+    The gates depend only on times, so those of all steps and layers can be computed at once. `periods` are the shortest
+    and longest initial period of a unit, `open_ratio` the initial fraction of a period in which it is open, and `leak`
+    the fraction of the phase that a closed unit leaks in training.
 
     References:
         Neil, Pfeiffer, Liu: Phased LSTM: Accelerating recurrent network training for long or event-based sequences,
@@ -55,9 +55,9 @@ class PhasedLSTMCell(nn.Module):
 
     With phase `\phi = ((t - s) mod \tau) / \tau` the gate is `k = 2 \phi / r` while `\phi < r / 2` (opening),
     `2 - 2 \phi / r` while `\phi < r` (closing), and `\alpha \phi` otherwise (closed). Both states of an LSTM cell are
-    mixed with the last ones: `c_t = k c'_t + (1 - k) c_{t-1}`, `h_t = k h'_t + (1 - k) h_{t-1}`. Period `\tau`, phase
-    shift `s` and open ratio `r` are learned for every unit. The leak `\alpha` is 0 in evaluation. As in TensorFlow,
-    there are no peephole connections.
+    interpolated with the previous ones: `c_t = k c'_t + (1 - k) c_{t-1}`, `h_t = k h'_t + (1 - k) h_{t-1}`. Period
+    `\tau`, phase shift `s` and open ratio `r` are learned per unit. The leak `\alpha` is 0 in evaluation. As in
+    TensorFlow, there are no peephole connections.
     """
 
     def __init__(
@@ -81,14 +81,14 @@ class PhasedLSTMCell(nn.Module):
         self._leak = leak
 
     def gate(self, times: Tensor) -> Tensor:
-        """How far each unit is open, `[batch, hidden]`, at `times`, `[batch, 1]`."""
+        """Openness of each unit, `[batch, hidden]`, at `times`, `[batch, 1]`."""
         phase = torch.remainder(times - self.shift, self.period) / self.period
         ramp = 2 * phase / self.open_ratio
         leaking = phase * (self._leak if self.training else 0.0)
         return torch.where(phase < self.open_ratio, 1 - (1 - ramp).abs(), leaking)
 
     def forward(self, inputs: Tensor, times: Tensor, state: State | None = None) -> State:
-        """The next hidden and cell state, each `[batch, hidden]`."""
+        """Return the next hidden and cell state, each `[batch, hidden]`."""
         zeros = inputs.new_zeros(len(inputs), len(self.period))
         hidden, memory = state = state or (zeros, zeros)
         new_hidden, new_memory = self.cell(inputs, state)
@@ -104,6 +104,6 @@ def _unrolled(cell: nn.Module, inputs: Iterable[Tensor], times: Iterable[Tensor]
 
 
 def _positions(tokens: Tensor, like: Tensor) -> tuple[Tensor, ...]:
-    """The times 0, 1, 2, ..., each `[1, 1]`: one for the whole batch."""
+    """Return the times 0, 1, 2, ..., each `[1, 1]`, shared by the batch."""
     length = tokens.shape[1]
     return torch.arange(length, dtype=like.dtype, device=like.device).view(length, 1, 1).unbind(0)

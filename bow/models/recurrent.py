@@ -1,4 +1,4 @@
-"""Networks of LSTM layers: language models, a text classifier, a translator."""
+"""LSTM networks: language models, a text classifier, a translator."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ def sequence_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         logits: `[batch, length, vocabulary]`, unnormalised log-probabilities of the next token.
-        targets: `[batch, length]`, int64, the tokens that came next.
+        targets: `[batch, length]`, int64, the next tokens.
     """
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
@@ -33,7 +33,7 @@ class LSTMLanguageModel(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding)
-        # One module a layer: what nn.LSTM drops between its own layers is drawn by a library on GPUs, and not repeated.
+        # One module per layer: nn.LSTM's own dropout is drawn inside a library on GPUs, where it is not reproducible.
         sizes = [embedding] + [hidden] * (layers - 1)
         self.lstms = nn.ModuleList(nn.LSTM(size, hidden, batch_first=True) for size in sizes)
         self.dropout = nn.Dropout(dropout)
@@ -52,15 +52,15 @@ State = tuple[Tensor, Tensor]  # Hidden and cell state of one layer, each `[batc
 
 
 class UnrolledLSTM(nn.Module):
-    r"""Stacked LSTM layers, one cell call for each layer and step in time.
+    r"""Stacked LSTM layers, one cell call for each layer and time step.
 
     `i, f, g, o = split(W x_t + b + U h_{t-1} + b')`, `c_t = \sigma(f) c_{t-1} + \sigma(i) \tanh(g)`,
     `h_t = \sigma(o) \tanh(c_t)`.
 
-    The function of `torch.nn.LSTM`, with operators that know less of each other: there, one product takes the inputs of
-    all steps, so that a layer begins when the layer below has ended. Here a cell waits for its own input and its own
-    last state only. Cells on a diagonal of the grid of layers and steps can run at once, and so can both products of a
-    cell.
+    The same function as `torch.nn.LSTM`, with fewer dependencies between operators: there, one matrix product computes
+    the inputs of all steps, so a layer begins only after the layer below has ended. Here a cell waits only for its own
+    input and its own last state. Cells on a diagonal of the grid of layers and steps can run concurrently, and so can
+    both products of a cell.
 
     References:
         Hochreiter, Schmidhuber: Long short-term memory, 1997.
@@ -74,7 +74,7 @@ class UnrolledLSTM(nn.Module):
     def forward(
         self, inputs: Sequence[Tensor], states: Sequence[State] | None = None
     ) -> tuple[Sequence[Tensor], list[State]]:
-        """The outputs of the last layer at every step, and the last state of every layer."""
+        """Return the last layer's output at every step, and every layer's last state."""
         last: list[State] = []
         for layer, cell in enumerate(self.cells):
             state = states[layer] if states is not None else None
@@ -93,10 +93,10 @@ def check_layers(layers: int) -> None:
 
 
 class RNNLanguageModel(nn.Module):
-    """Embedding, LSTM layers written out in time, and a softmax layer at every step.
+    """Embedding, unrolled LSTM layers, and a softmax layer at every step.
 
-    What `LSTMLanguageModel` computes, as the graph that planners and schedulers are evaluated on: it is RNNLM, and the
-    LSTM of Graphi. Every sequence starts from a state of zeros; `hidden` is also the size of embeddings.
+    The function of `LSTMLanguageModel` as the graph on which planners and schedulers are evaluated: RNNLM, and Graphi's
+    LSTM. Every sequence starts from a state of zeros; `hidden` is also the size of embeddings.
 
     References:
         Zaremba, Sutskever, Vinyals: Recurrent neural network regularization, 2014.
@@ -115,13 +115,13 @@ class RNNLanguageModel(nn.Module):
 
 
 def steps_of(embedding: nn.Embedding, tokens: Tensor) -> tuple[Tensor, ...]:
-    """Embeddings by step, each `[batch, features]` and contiguous, of tokens `[batch, length]`."""
+    """Return embeddings by step, each `[batch, features]` and contiguous, of tokens `[batch, length]`."""
     steps: tuple[Tensor, ...] = embedding(tokens.t()).unbind(0)
     return steps
 
 
 class RNNTextClassifier(nn.Module):
-    """RNNTC: embedding, LSTM layers written out in time, and a softmax layer behind the last step.
+    """RNNTC: embedding, unrolled LSTM layers, and a softmax layer after the last step.
 
     References:
         Kim: Convolutional neural networks for sentence classification, 2014 (the task).
@@ -141,7 +141,7 @@ class RNNTextClassifier(nn.Module):
 
 
 class Translator(nn.Module):
-    """NMT: an encoder and a decoder of LSTM layers, attention on top of the decoder, and a softmax layer.
+    """NMT: an LSTM encoder and decoder, attention on top of the decoder, and a softmax layer.
 
     The decoder starts from the encoder's last states, layer by layer, and is given the true sentence (teacher forcing).
     Attention sits on top of the last decoder layer and is not fed back, so that no step's attention or softmax waits
@@ -178,10 +178,10 @@ class Translator(nn.Module):
 
 
 class AdditiveAttention(nn.Module):
-    r"""A mean of values, weighted by how well their keys fit a query.
+    r"""A mean of values, weighted by the fit of their keys to a query.
 
-    `a = softmax_s(v^T \tanh(W q + k_s))`, `context = \sum_s a_s value_s`, with keys `k_s = U value_s + b` that are
-    made once for all queries.
+    `a = softmax_s(v^T \tanh(W q + k_s))`, `context = \sum_s a_s value_s`, with keys `k_s = U value_s + b`, computed
+    once for all queries.
     """
 
     def __init__(self, hidden: int) -> None:
@@ -191,7 +191,7 @@ class AdditiveAttention(nn.Module):
         self.energy = nn.Linear(hidden, 1, bias=False)
 
     def forward(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        """The context `[batch, hidden]` of a query `[batch, hidden]`; keys and values are `[batch, length, hidden]`."""
+        """Return the context `[batch, hidden]` of a query `[batch, hidden]` over `[batch, length, hidden]`."""
         energies = self.energy(torch.tanh(keys + self.query(query).unsqueeze(1)))
         context: Tensor = (energies.softmax(dim=1) * values).sum(dim=1)
         return context

@@ -13,8 +13,8 @@ class ResNet(nn.Module):
 
     The stages are `width`, `2 * width` and `4 * width` channels wide, and the last two halve the image.
 
-    Where the shape changes the shortcut is the paper's option A, which has no parameters: every second
-    pixel, and zeros for the new channels.
+    Where the shape changes, the shortcut is the paper's option A, which has no parameters: every second pixel, and
+    zeros for the new channels.
 
     References:
         He, Zhang, Ren, Sun: Deep residual learning for image recognition, 2016, section 4.2.
@@ -75,19 +75,19 @@ def _stage(channels_in: int, channels_out: int, blocks: int, stride: int) -> nn.
 class BottleneckResNet(nn.Module):
     """The deep ResNets of ImageNet: four stages of bottleneck blocks, 4 * `width` to 32 * `width` channels wide.
 
-    As torchvision has them ("version 1.5"): where a stage begins, the 3x3 convolution has the stride, and the shortcut
-    is a 1x1 convolution (option B).
+    As in torchvision ("version 1.5"): the first block of a stage has the stride in its 3x3 convolution, and a 1x1
+    convolution as shortcut (option B).
 
     Args:
         depth: layers with weights: 50, 101 or 152.
         classes: number of classes.
         channels: channels of the images.
         width: channels of the first stage's 3x3 convolutions; 64 is the published network.
-        stem: how the network begins: `"imagenet"`, a 7x7 convolution and max-pooling, which leave a quarter of height
-            and width; or `"cifar"`, a 3x3 convolution, which leaves small images whole.
+        stem: first layers: `"imagenet"`, a 7x7 convolution and max-pooling, which divide height and width by four; or
+            `"cifar"`, a 3x3 convolution, which keeps the size of small images.
 
     Raises:
-        SettingError: a depth or a stem that there is none of.
+        SettingError: unknown depth or stem.
 
     References:
         He, Zhang, Ren, Sun: Deep residual learning for image recognition, 2016, table 1.

@@ -10,7 +10,7 @@ from bow.errors import SettingError
 
 
 class LogisticRegression(nn.Module):
-    """One linear layer over the flattened input: the smallest model there is to fill a machine with."""
+    """One linear layer over the flattened input."""
 
     def __init__(self, in_features: int, classes: int) -> None:
         super().__init__()
@@ -47,8 +47,8 @@ _SMALLEST_SIZE = 4
 class LeNet(nn.Module):
     """LeNet as Caffe ships it and CROSSBOW trains it: 20 and 50 filters of 5x5, 500 hidden units.
 
-    Two convolutions, each followed by max-pooling, then two linear layers with a ReLU between them. Images
-    smaller than 28x28 are padded by two pixels before each convolution, so that 8x8 digits have room.
+    Two convolutions, each followed by max-pooling, then two linear layers with a ReLU between them. Images smaller than
+    28x28 are padded by two pixels before each convolution, so that 8x8 digits are large enough.
 
     References:
         LeCun, Bottou, Bengio, Haffner: Gradient-based learning applied to document recognition, 1998.

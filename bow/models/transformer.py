@@ -10,7 +10,7 @@ from bow.errors import DataError, SettingError
 
 
 class Transformer(nn.Module):
-    """A decoder-only transformer: causal attention, layer norm first, learned positions.
+    """A decoder-only transformer: causal attention, pre-layer-norm, learned positions.
 
     Args:
         vocabulary: number of different tokens.
@@ -74,7 +74,7 @@ class TransformerBlock(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, features: Tensor) -> Tensor:
-        """The residual stream `[batch, length, width]` after this block."""
+        """Return the residual stream `[batch, length, width]` after this block."""
         features = features + self.dropout(self.projection(self._attend(self.norm1(features))))
         expanded = F.gelu(self.expand(self.norm2(features)))
         contracted: Tensor = self.dropout(self.contract(expanded))
@@ -83,7 +83,7 @@ class TransformerBlock(nn.Module):
     def _attend(self, features: Tensor) -> Tensor:
         by_head = self.qkv(features).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         query, key, value = by_head.unbind(0)
-        # Written out: on CPU, vmap runs F.scaled_dot_product_attention learner by learner, and warns.
+        # Not F.scaled_dot_product_attention, which vmap on CPU runs learner by learner, with a warning.
         scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
         length = scores.shape[-1]
         future = torch.ones(length, length, dtype=torch.bool, device=scores.device).triu(1)
