@@ -22,7 +22,7 @@ BYTES_PER_MB = 2**20
 
 CPU = torch.device("cpu")
 
-Bucket: TypeAlias = float | Literal["variable"] | None  # MiB of which sums are parts, or one part a variable; None: one
+Bucket: TypeAlias = float | Literal["variable"] | None  # MiB per bucket of a sum; None: one bucket for all
 
 
 def check_bucket(bucket_mb: object) -> None:
@@ -35,7 +35,7 @@ def backend_for(device: torch.device) -> str:
 
 
 class CheckedSum(PendingSum):
-    """A sum on CPUs, in parts: of Gloo, which computes in threads of its own, or in memory that processes share."""
+    """A sum on CPUs, in buckets: of Gloo, which computes in its own threads, or in shared memory."""
 
     def __init__(self, parts: Sequence[dist.Work | PendingSum], call: Callable[..., Any]) -> None:
         self._parts = parts
@@ -47,7 +47,7 @@ class CheckedSum(PendingSum):
 
 
 class Ranks(NamedTuple):
-    """Where a process stands among all, among those of its machine, and its machine among all."""
+    """Rank of a process among all and on its machine, and number of its machine."""
 
     rank: int
     size: int
@@ -60,13 +60,13 @@ class Ranks(NamedTuple):
 class Processes(World):
     """The processes of a torch.distributed process group, one for each device."""
 
-    is_one = False  # one process that was started as a cluster goes the way of several
+    is_one = False  # a cluster of one process takes the same code path
 
     def __init__(
         self,
         device: torch.device,
         ranks: Ranks,
-        store: Store | None,  # None: the processes have met, and their default group is left as it is at the end
+        store: Store | None,  # None: the processes have met, and their default group is kept open
         *,
         bucket_mb: Bucket = None,
         group: dist.ProcessGroup | None = None,
@@ -95,7 +95,7 @@ class Processes(World):
 
     def sum(self, tensor: Tensor) -> PendingSum:
         self.sums += 1
-        if tensor.is_cuda:  # on the current stream, which others need not wait for
+        if tensor.is_cuda:  # on the current stream, so other streams need not wait
             for part in self._buckets(tensor):
                 self._call(dist.all_reduce, part, group=self._group)
             return DONE
@@ -149,7 +149,7 @@ class Processes(World):
         of_ranks = self.all_gather(self.node)
         for node in sorted(set(of_ranks)):
             ranks = [rank for rank, of in enumerate(of_ranks) if of == node]
-            group = self._call(dist.new_group, ranks, timeout=PATIENCE)  # by all, whether they are in it or not
+            group = self._call(dist.new_group, ranks, timeout=PATIENCE)  # a collective call: by members and others
             if node == self.node and len(ranks) > 1:
                 place = self._ranks._replace(rank=ranks.index(self.rank), size=len(ranks), node=0, nodes=1)
                 own = Processes(self._device, place, None, bucket_mb=self._bucket_mb, group=group, remedy=self._remedy)
@@ -158,7 +158,7 @@ class Processes(World):
         return own
 
     def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
-        """Leave, but not before the others do, if all went well: rank 0 may still be writing."""
+        """Leave; if all went well, only together with the others: rank 0 may still be writing."""
         try:
             if kind is None:
                 self._call(dist.barrier)
@@ -166,7 +166,7 @@ class Processes(World):
             self.close()
 
     def abort(self) -> None:
-        """End sums of NCCL; those of Gloo fail by themselves when a process has gone."""
+        """Abort sums of NCCL; those of Gloo fail when a process ends."""
         group = self._group or dist.group.WORLD
         if self._device.type == "cuda" and group is not None:
             self.was_aborted = True
@@ -182,10 +182,10 @@ class Processes(World):
             dist.destroy_process_group()
 
     def _shares(self, tensor: Tensor) -> bool:
-        """Whether a sum goes by shared memory; more of it is taken when it does not suffice."""
+        """Whether a sum uses shared memory; allocates more if necessary."""
         if not self._may_share or tensor.dim() != 1:
             return False
-        from bow.cluster.shared_sums import MOST_BYTES, SharedSums  # which one process does without
+        from bow.cluster.shared_sums import MOST_BYTES, SharedSums  # not needed by one process
 
         if not 0 < tensor.nbytes <= MOST_BYTES:
             return False
@@ -198,17 +198,17 @@ class Processes(World):
         if self._bucket_mb is None:
             return [tensor]
         if self._bucket_mb == "variable":
-            if not 0 <= tensor.numel() - sum(self.variables) <= 1:  # no row, nor one with a number behind it
+            if not 0 <= tensor.numel() - sum(self.variables) <= 1:  # neither a row nor a row with one extra number
                 return [tensor]
             *others, last = self.variables
             return torch.split(tensor, [*others, last + tensor.numel() - sum(self.variables)])
         return torch.split(tensor, max(1, int(self._bucket_mb * BYTES_PER_MB) // tensor.element_size()))
 
     def _call(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
-        """Call what needs the other processes; an error says that one of them has gone."""
+        """Call a collective; translate its error to "another process has ended"."""
         try:
             return function(*args, **options)
-        except (RuntimeError, ValueError) as error:  # dist.DistBackendError and its like are RuntimeErrors
+        except (RuntimeError, ValueError) as error:  # dist.DistBackendError etc. are RuntimeErrors
             raise ClusterError(
                 f"another process has ended or cannot be reached ({reason(error)}); {advice(self._remedy)}"
             ) from error
