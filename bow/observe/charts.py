@@ -1,4 +1,4 @@
-"""The charts of the report: which curves it shows, drawn by matplotlib as SVG without its global state."""
+"""The charts of the report, drawn by matplotlib as SVG without its global state."""
 
 import html
 import io
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREY = "#2563a8", "#d9822b", "#8a94a6"
 PALETTE = ("#d9822b", "#2c7a4b", "#7b5ea7", "#c0443c", "#1f8a8a", "#8c6d46", "#c76b98", "#5b6577")
-MAX_POINTS = 500  # a longer series is drawn by the means of so many stretches, so that the page stays small
+MAX_POINTS = 500  # longer series are reduced to this many means, to keep the page small
 STEPS = [1, 2, 2.5, 5, 10]  # ticks are multiples of these
 
 STYLE: dict[Any, Any] = {
@@ -46,7 +46,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Series:
-    """One line of a chart: points (x, y) in order of x; `faint` for single measurements behind a mean."""
+    """One line of a chart: points (x, y) in order of x; `faint` for single measurements shown under a mean."""
 
     name: str
     points: Sequence[Point]
@@ -56,26 +56,26 @@ class Series:
 
 @dataclass(frozen=True)
 class ChartAxis:
-    """How values are shown: `percent` for shares, `whole` for counts, `zero` where the axis begins at 0."""
+    """Format of an axis: `percent` for shares, `whole` for counts, `zero` if the axis begins at 0."""
 
     label: str = ""
     percent: bool = False
     whole: bool = False
     zero: bool = False
-    log_ticks: Sequence[float] = ()  # the axis is logarithmic, with these values named
+    log_ticks: Sequence[float] = ()  # makes the axis logarithmic, with these labels
 
 
 @dataclass(frozen=True)
 class Chart:
     """A line chart."""
 
-    title: str  # what is shown, over what
-    series: Sequence[Series]  # the lines; empty ones are left out
-    x: ChartAxis  # the horizontal axis
-    # the vertical axis; it becomes logarithmic where the values span more than a factor of 30
+    title: str  # quantity, and what it is plotted over
+    series: Sequence[Series]  # lines; empty ones are omitted
+    x: ChartAxis  # horizontal axis
+    # The vertical axis; logarithmic if the values span more than a factor of 30.
     y: ChartAxis = ChartAxis()
     steps: bool = False  # values hold until the next one
-    target: float | None = None  # a value to be reached, drawn as a dashed line
+    target: float | None = None  # drawn as a dashed line
 
     @property
     def points(self) -> list[Point]:
@@ -83,14 +83,14 @@ class Chart:
 
     @property
     def legend(self) -> list[Series]:
-        """One series of each name, the faint one only where it is alone; none where there is one name."""
+        """One series per name, a faint one only if it is the only one; empty for a single name."""
         shown = {
             series.name: series for series in sorted(self.series, key=lambda series: not series.faint) if series.points
         }
         return list(shown.values()) if len(shown) > 1 else []
 
     def svg(self) -> str:
-        """The chart as an `<svg>` element that is as wide as its place on the page."""
+        """Return the chart as an `<svg>` element that fills the width of its container."""
         import matplotlib
         from matplotlib.figure import Figure
 
@@ -151,13 +151,13 @@ class Chart:
             axes.set_ylim(0, 1.15 * max(value for _, value in self.points) or 1)
 
     def _ratio(self) -> float:
-        """Largest by smallest value, 1 where a logarithmic axis is out of the question."""
+        """Ratio of largest to smallest value; 1 where a logarithmic axis is impossible."""
         values = [value for _, value in self.points]
         return 1.0 if self.y.zero or self.y.percent or min(values) <= 0 else max(values) / min(values)
 
 
 def thin(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
-    """At most `most` points: the means of stretches of equal length."""
+    """Reduce points to at most `most`: the means of equal sections."""
     if len(points) <= most:
         return list(points)
     edges = [index * len(points) // most for index in range(most + 1)]
@@ -174,7 +174,7 @@ def _percent(value: float, _: float = 0) -> str:
 
 
 def _inline(document: str, title: str) -> str:
-    """The `<svg>` element of an SVG document, sized by its surroundings."""
+    """Extract the `<svg>` element of an SVG document, without its fixed size."""
     element = document[document.index("<svg") :]
     opening, rest = element.split(">", 1)
     view_box = opening[opening.index('viewBox="') :].split('"')[1]
@@ -187,7 +187,7 @@ EPOCHS = ChartAxis("epochs", whole=True, zero=True)
 
 
 class Clock(NamedTuple):
-    """What a curve is drawn over."""
+    """The horizontal axis of a curve: epochs or time."""
 
     name: str
     axis: ChartAxis
@@ -198,7 +198,7 @@ EPOCH_CLOCK = Clock("epochs", EPOCHS, lambda record: record.get("epoch"))
 
 
 def charts(records: Sequence[Record], settings: Mapping[str, str], longest: float | None = None) -> list[Chart]:
-    """The curves of a run, two in a row, over epochs and over time in the unit that suits `longest` seconds."""
+    """Return a run's charts, over epochs and over time in a unit that suits `longest` seconds."""
     time = _time(longest_s(records) if longest is None else longest)
     clocks = (EPOCH_CLOCK, time)
     names = dict.fromkeys(name for record in records if record["kind"] in VALIDATION for name in metrics(record))
@@ -244,14 +244,14 @@ def _learners(records: Sequence[Record], time: Clock) -> Chart:
         for record in records
         if is_number(record.get("learners")) and (seconds := time.read(record)) is not None
     ]
-    # A point where the number changes is enough, and the last one says how long it held.
+    # Only changes, and the last point, which shows how long the last value held.
     changes = [point for index, point in enumerate(points) if index == 0 or point[1] != points[index - 1][1]]
     series = Series("learners", [*changes, *points[-1:]])
     return Chart("Learners per device", [series], time.axis, ChartAxis(whole=True, zero=True), steps=True)
 
 
 def _learning_rate(records: Sequence[Record]) -> Chart:
-    """Where it changes; else the settings say it."""
+    """Chart the learning rate if it changes; otherwise the settings show it."""
     points = _points(records, EPOCH_CLOCK, ("rounds", *VALIDATION), "lr")
     varies = len({rate for _, rate in points}) > 1
     return Chart("Learning rate over epochs", [Series("learning rate", points if varies else [])], EPOCHS, steps=True)

@@ -1,4 +1,4 @@
-"""Runs beside each other: results, settings that differ, and the curves of all in one page."""
+"""A page that compares runs: results, differing settings, and all curves."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ UNCOMPARED = ("run.path", "run.resume")
 
 
 class RunComparison:
-    """What the page shows; where it shows what is of one run, it shows nothing."""
+    """The contents of the page; the parts of a single run's page are empty."""
 
     state: ClassVar[str] = ""
     headline: ClassVar[Sequence[str]] = ()
@@ -45,11 +45,11 @@ class RunComparison:
 
     @property
     def charts(self) -> list[Chart]:
-        """The curves of one kind in one chart, a colour for each run."""
+        """Charts that each combine the runs' curves of one kind, one colour per run."""
         longest, drawn = max(longest_s(report.records) for report in self.reports), dict[str, Chart]()
         for name, report, color in zip(self.names, self.reports, itertools.cycle((BLUE, *PALETTE)), strict=False):
             for chart in charts(report.records, report.settings, longest):
-                line = [each for each in chart.series if each.points][-1]  # of training and validation, the latter
+                line = [each for each in chart.series if each.points][-1]  # the validation curve if there is one
                 of = f"{name} ({line.name})" if len(chart.series) > 1 else name
                 before = drawn[chart.title].series if chart.title in drawn else ()
                 series = [*before, replace(line, name=of, color=color)]

@@ -1,4 +1,4 @@
-"""What a logger is, how training is kept safe from one that fails, and loggers to files."""
+"""The logger protocol, a wrapper that protects training from failing loggers, and loggers to files."""
 
 import importlib.util
 import json
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Logger(Protocol):
-    """Anything that takes records, such as a file or a dashboard.
+    """Anything that receives records, such as a file or a dashboard.
 
     Example:
         >>> class Printer:
@@ -29,14 +29,14 @@ class Logger(Protocol):
     """
 
     def log(self, record: Record) -> None:
-        """Take one record; `bow.observe.records` says what is in it."""
+        """Log one record; see `bow.observe.records` for its fields."""
 
     def close(self) -> None:
-        """Write what is still held back. Called once, also after an error in training."""
+        """Flush and close. Called once, also after an error in training."""
 
 
 class SafeLogger:
-    """Passes records on to a logger until that raises; then warns once and leaves it alone."""
+    """Passes records to a logger until it raises; then warns once and stops using it."""
 
     def __init__(self, logger: Logger) -> None:
         self.logger = logger
@@ -51,7 +51,7 @@ class SafeLogger:
             self._drop(error)
 
     def close(self) -> None:
-        """Close the logger, once, also if it failed before."""
+        """Close the logger, once, also if it failed earlier."""
         try:
             self.logger.close()
         except Exception as error:
@@ -66,9 +66,9 @@ class SafeLogger:
 
 
 class JsonLinesLogger:
-    """Appends every record to a file as one line of JSON, at once, so that `tail -f` and a crash see all.
+    """Appends every record to a file as one line of JSON, flushed at once, so that `tail -f` and a crash lose nothing.
 
-    Numbers that are not finite become null: JSON has no NaN.
+    Numbers that are not finite become null, since JSON has no NaN.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -80,7 +80,7 @@ class JsonLinesLogger:
             raise RunDirectoryError(
                 f"{path} cannot be written ({disk_reason(error)}); use another run directory"
             ) from error
-        if before and not before.endswith(b"\n"):  # a line that a crash cut off
+        if before and not before.endswith(b"\n"):  # a line cut off by a crash
             self._file.write("\n")
 
     def log(self, record: Record) -> None:
@@ -95,7 +95,7 @@ class TensorBoardLogger:
     """Writes event files that `tensorboard --logdir DIR` shows. The step of every series is the round.
 
     Args:
-        dir: where the event files go; None: `tensorboard` in the run directory.
+        dir: directory of the event files; None: `tensorboard` in the run directory.
 
     Raises:
         MissingDependencyError: tensorboard is not installed.
@@ -108,11 +108,11 @@ class TensorBoardLogger:
         self._writer: SummaryWriter | None = None
 
     def for_member(self, name: str, group: str) -> "TensorBoardLogger":
-        """One with a folder of its own, in that of the member where no `dir` is given."""
+        """Return a logger for a member of a sweep, with a separate folder; without `dir`, in the member's directory."""
         return TensorBoardLogger(None if self.dir is None else Path(self.dir) / group / name)
 
     def log(self, record: Record) -> None:
-        """Take one record; settings and events are shown as text, everything else as series."""
+        """Log one record; settings and events as text, everything else as series."""
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 

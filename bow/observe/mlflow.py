@@ -1,4 +1,4 @@
-"""MLflow: the one file that imports mlflow, and only when a run uses it."""
+"""MLflow: the only file that imports mlflow, and only when a run uses it."""
 
 import importlib.util
 import time
@@ -12,19 +12,19 @@ from bow.observe.weights_and_biases import run_config, run_dir_of
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-MOST_PARAMETERS, MOST_CHARACTERS = 100, 6000  # that MLflow takes at once, and of a value
+MOST_PARAMETERS, MOST_CHARACTERS = 100, 6000  # MLflow's limits per request, and per value
 
 
 class MlflowLogger:
     """Logs to MLflow: settings as parameters, everything else as metrics whose step is the round.
 
-    A run of its own is written by a client of its own: runs that you have open stay yours.
+    Uses a separate run and client: your open runs are not affected.
 
     Args:
-        experiment: the experiment; it is made if there is none of this name.
-        name: the name of the run; None: the name of the run directory. Members of a sweep have names of their own.
-        uri: where to, such as `"http://localhost:5000"` or `"sqlite:///mlflow.db"`; None: what
-            `mlflow.set_tracking_uri` or the environment variable MLFLOW_TRACKING_URI say.
+        experiment: the experiment; created if it does not exist.
+        name: the name of the run; None: the name of the run directory. Members of a sweep get separate names.
+        uri: tracking server, such as `"http://localhost:5000"` or `"sqlite:///mlflow.db"`; None: the one set by
+            `mlflow.set_tracking_uri` or the environment variable MLFLOW_TRACKING_URI.
 
     Raises:
         MissingDependencyError: mlflow is not installed.
@@ -40,11 +40,11 @@ class MlflowLogger:
         self._events: Counter[str] = Counter()
 
     def for_member(self, name: str, group: str) -> "MlflowLogger":
-        """One for a member's run, named after the sweep and the member."""
+        """Return a logger for a member's run, named after the sweep and the member."""
         return MlflowLogger(self.experiment, f"{self.name or group}/{name}", self.uri)
 
     def log(self, record: Record) -> None:
-        """Take one record; the first opens the run, and that of the end makes it a finished one."""
+        """Log one record; the first opens the run, the `end` record marks it as finished."""
         from mlflow.entities import Metric
 
         if self._client is None:

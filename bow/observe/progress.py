@@ -15,16 +15,16 @@ from bow.observe.records import POSITION, VALIDATION, Record, is_number, metrics
 from bow.observe.text import count_text, duration_text, learners_text, metric_text, rate_text
 from bow.terminal import fitted_by_rank, wrapped
 
-REMEMBERED = (*POSITION, "samples_per_s", "learners")  # fields that the bar shows in a way of their own
+REMEMBERED = (*POSITION, "samples_per_s", "learners")  # fields with a special format in the bar
 
-EVERY_S = 0.2  # between two pictures of the bar in a notebook
+EVERY_S = 0.2  # seconds between two updates of the bar in a notebook
 
-BESIDE = 24  # columns that a bar takes: share, bar, time left
-SHOWN_EVENTS = 5  # so many events of one name are shown; the others are in the records only
+BESIDE = 24  # columns for share, bar and time left
+SHOWN_EVENTS = 5  # events shown per name; further ones are only in the records
 
 
 class ProgressBar:
-    """A bar with throughput, learners, loss, accuracy and time left; away from a terminal plain lines."""
+    """A bar with throughput, learners, loss, accuracy and time left; plain lines if not on a terminal."""
 
     def __init__(self, enabled: bool = True, console: Console | None = None) -> None:
         self.enabled = enabled
@@ -48,13 +48,13 @@ class ProgressBar:
             self.say(line)
 
     def say(self, text: str) -> None:
-        """Show a line, or several; on a terminal, one that is too long goes on below, and no word is cut."""
+        """Print one or more lines; on a terminal, long lines wrap between words."""
         if self.enabled:
             lines = (part for line in text.split("\n") for part in wrapped(line, self._width))
             self._console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Take the bar away. To be called once, also after an error in training."""
+        """Remove the bar. Call once, also after an error in training."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
@@ -97,7 +97,7 @@ class ProgressBar:
 
 
 class NotebookBar:
-    """What `ProgressBar` uses of rich's bar, which a notebook shows with an extension only."""
+    """The part of rich's bar interface that `ProgressBar` uses, for notebooks, where rich needs an extension."""
 
     def __init__(self, total: float | None) -> None:
         from IPython.display import HTML, DisplayHandle
@@ -118,7 +118,7 @@ class NotebookBar:
 
 
 def _latest(record: Record) -> dict[str, float]:
-    """What the bar remembers of a record: the loss of training and the metrics of validation."""
+    """Return the values of a record that the bar keeps: training loss and validation metrics."""
     values = {name: record.get(name) for name in REMEMBERED}
     if record["kind"] == "rounds":
         values["loss"] = record.get("loss")
@@ -128,7 +128,7 @@ def _latest(record: Record) -> dict[str, float]:
 
 
 def _position(start: Record, latest: Record) -> tuple[float, float | None]:
-    """How much is done of how much in all: samples where training is counted in epochs, else rounds."""
+    """Return completed and total work: samples if training is counted in epochs, else rounds."""
     if start.get("steps") is None and start.get("epochs") and start.get("samples_per_epoch"):
         return latest.get("samples", 0), start["epochs"] * start["samples_per_epoch"]
     return latest.get("round", 0), start.get("steps") or start.get("rounds")
@@ -144,7 +144,7 @@ def _state_text(latest: Record, width: int) -> str:
 
 
 def _epoch_parts(record: Record, epochs: float | None) -> list[tuple[int, str]]:
-    """What is said of an epoch; the higher the number, the sooner it is left out where there is no room."""
+    """Return the texts for an epoch with ranks; the highest rank is omitted first if space is short."""
     of_all = f"/{epochs:g}" if epochs else ""
     number = f"{round(record['epoch'], 2):g}".rjust(len(of_all) - 1)
     shown = [(0, f"epoch {number}{of_all}")]

@@ -1,16 +1,16 @@
-"""Records of a training: plain dictionaries that every logger understands.
+"""Records of a training: plain dictionaries that every logger accepts.
 
-A record has a `kind` and the `time_s` since training began. The kinds, and what else they hold:
+A record has a `kind` and `time_s`, the seconds since training began. The kinds, and their other fields:
 
 | kind | when | fields |
 | --- | --- | --- |
-| `start` | once | `learners`, `engine`, `batch_size`, `epochs`, `steps`, `rounds`, `samples_per_epoch`, `device`, `sync`, `model`, `parameters`, `run_dir`, and what it came of: `began`, `command`, `commit`, `versions`, `machine` |
-| `calibration` | once, where engine or learners were left open | `source` (`calibration`, `cache`, `pinned`, `rule` or `checkpoint`), `engine`, `learners`, `summary`, `rows` (the decision table: a mapping for each setting) |
-| `rounds` | every so often | `round`, `epoch`, `samples`, `loss`, `samples_per_s`, `learners`, `lr` |
-| `epoch` | once an epoch | `epoch`, `round`, `samples`, `train_loss`, `samples_per_s`, `learners`, `lr`; of the validation data `loss` and each metric by its name, of what a step returned in training the mean as `train_...` |
-| `evaluation` | within an epoch, with `validation.every` below 1 | `epoch`, `round`, `samples`, `learners`, `lr`; of the validation data `loss` and each metric by its name |
+| `start` | once | `learners`, `engine`, `batch_size`, `epochs`, `steps`, `rounds`, `samples_per_epoch`, `device`, `sync`, `model`, `parameters`, `run_dir`, and the provenance: `began`, `command`, `commit`, `versions`, `machine` |
+| `calibration` | once, if engine or learners were chosen automatically | `source` (`calibration`, `cache`, `pinned`, `rule` or `checkpoint`), `engine`, `learners`, `summary`, `rows` (the decision table: a mapping for each setting) |
+| `rounds` | periodically | `round`, `epoch`, `samples`, `loss`, `samples_per_s`, `learners`, `lr` |
+| `epoch` | once an epoch | `epoch`, `round`, `samples`, `train_loss`, `samples_per_s`, `learners`, `lr`; `loss` and each metric of the validation data by name; means of the step's metrics in training as `train_...` |
+| `evaluation` | within an epoch, with `validation.every` below 1 | `epoch`, `round`, `samples`, `learners`, `lr`; `loss` and each metric of the validation data by name |
 | `event` | when it happens | `round`, `event`, `message` |
-| `end` | once | `round`, `samples`, `seconds`, `samples_per_s`, `time_to_target_s`, `learner_restarts`, `best_round` (of the best evaluation), and the last value of each metric; of a member of a sweep that ended early `stopped` |
+| `end` | once | `round`, `samples`, `seconds`, `samples_per_s`, `time_to_target_s`, `learner_restarts`, `best_round` (of the best evaluation), and the last value of each metric; `stopped` for a member of a sweep that ended early |
 | `members` | once, in a sweep's own records | `engine`, `at_once` |
 
 `epoch` counts completed epochs, `round` completed rounds, and `samples` the samples seen so far.
@@ -26,32 +26,32 @@ from typing import Any, TypeGuard
 
 from bow.errors import RunDirectoryError
 
-Record = Mapping[str, Any]  # One JSON object: numbers, strings, None, and lists and mappings of them
+Record = Mapping[str, Any]  # one JSON object: numbers, strings, None, and lists and mappings of them
 
-SYNTHETIC = "synthetic data"  # the event of a training on data that are made up
+SYNTHETIC = "synthetic data"  # the event of a training on synthetic data
 
 POSITION = ("epoch", "round", "samples")
 SPEED = ("samples_per_s", "learners", "lr")
 OUTCOME = ("seconds", "time_to_target_s", "learner_restarts", "best_round")
-# Fields that are not the value of a metric
+# Fields that are not metrics.
 FIELDS = frozenset(("kind", "time_s", "train_loss", "event", "message", "stopped", "rows", *POSITION, *SPEED, *OUTCOME))
 
 TEXTS = frozenset(("kind", "event", "message", "stopped", "model", "summary", "status", "why"))
-# Fields of one type in all kinds of records
+# Fields with the same type in all kinds of records.
 NUMBERS = (FIELDS - TEXTS - {"rows"}) | {"parameters", "low", "high", "compile_s"}
 
-VALIDATION = ("epoch", "evaluation")  # kinds of records that hold values of the validation data
+VALIDATION = ("epoch", "evaluation")  # kinds of records with values of the validation data
 
 
 def metrics(record: Record) -> dict[str, float]:
-    """The values that an `epoch`, `evaluation` or `end` record holds of validation data and of a step, by name."""
-    # NaN, which JSON has no word for, was written as null.
+    """Return the metrics of validation and of the step in an `epoch`, `evaluation` or `end` record, by name."""
+    # JSON has no NaN, so it was written as null.
     values = {name: math.nan if value is None else value for name, value in record.items() if name not in FIELDS}
     return {name: value for name, value in values.items() if is_number(value) or isinstance(value, float)}
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """The series that a `rounds`, `epoch` or `evaluation` record adds a point to, named as dashboards name them."""
+    """Return the points that a `rounds`, `epoch` or `evaluation` record adds to series, by the series' name."""
     if record["kind"] not in ("rounds", *VALIDATION):
         return {}
     part = "validation" if record["kind"] in VALIDATION else "train"
@@ -64,12 +64,12 @@ def scalars(record: Record) -> dict[str, float]:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether this is a number that can be drawn: not a bool, and not NaN, which JSON has no word for."""
+    """Whether a value is a finite number and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def plain(value: Any) -> Any:
-    """The same value from numbers, strings, None, lists and dictionaries only, as JSON and YAML need it."""
+    """Convert a value to numbers, strings, None, lists and dictionaries, as JSON and YAML need it."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -82,13 +82,13 @@ def plain(value: Any) -> Any:
         return f"{type(value).__name__}{list(shape)}" if shape else plain(value.item())
     if callable(value):
         return call_text(value)
-    # An address in memory differs from run to run.
+    # A memory address differs between runs.
     text = str(value)
     return type(value).__qualname__ if " object at 0x" in text else text
 
 
 def call_text(function: Callable[..., Any]) -> str:
-    """A function as one would write it: its name, or a partial with the arguments it holds."""
+    """Format a function as in source code: its name, or a partial with its arguments."""
     if isinstance(function, functools.partial):
         arguments = [repr(value) for value in function.args]
         arguments += [f"{name}={value!r}" for name, value in function.keywords.items()]
@@ -97,7 +97,7 @@ def call_text(function: Callable[..., Any]) -> str:
 
 
 def read_records(path: str | Path) -> list[dict[str, Any]]:
-    """Read the records of a `metrics.jsonl`, without the lines that a crash cut off."""
+    """Read the records of a `metrics.jsonl`, without lines cut off by a crash."""
     try:
         with Path(path).open(encoding="utf-8", errors="replace") as lines:
             return list(_parsed(path, lines))
@@ -122,9 +122,9 @@ def _parsed(path: str | Path, lines: Iterator[str]) -> Iterator[dict[str, Any]]:
 
 
 def _wrong_field(record: Record) -> str | None:
-    """The name of a field that has another type than it has to have; None where there is none."""
+    """Return the name of a field of the wrong type, if any."""
     of_numbers = record.get("kind") in ("rounds", "end", *VALIDATION)
-    texts = TEXTS & FIELDS if of_numbers else TEXTS  # a metric may be named as a text of another kind is
+    texts = TEXTS & FIELDS if of_numbers else TEXTS  # a metric may have the name of another kind's text field
     for name, value in record.items():
         if name in texts:
             is_right = isinstance(value, str)

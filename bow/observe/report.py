@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 SHOWN_EVENTS = 100
 
-INTERRUPTED = "interrupted"  # the event of a training that was asked to end
+INTERRUPTED = "interrupted"  # the event of a training that was interrupted
 
 DECISION_HEAD = ("engine", "learners", "threads", "samples/s", "lowest", "highest", "trials", "compiling", "decision")
 
 
 def write_report(run_dir: str | Path) -> Path:
-    """Write `report.html` into a run directory, also of a run that goes on; it needs no file and no network."""
+    """Write `report.html` into a run directory, also of a running training; it needs no other file and no network."""
     directory = RunDirectory(given_path("the run directory", run_dir, RunDirectoryError))
     return write_page(directory.report_path, "report.html", run=Report.read(directory), decision_head=DECISION_HEAD)
 
 
 def write_page(path: Path, template: str, **values: Any) -> Path:
-    """Write a page by one of the templates beside this file."""
+    """Write a page from one of the templates in this folder."""
     from jinja2 import UndefinedError
 
     try:
@@ -53,7 +53,7 @@ def now_text() -> str:
 
 
 class ResultTile(NamedTuple):
-    """One result, large: a value, what it is, and a remark."""
+    """One result, in large type: a value, a label, and a note."""
 
     value: str
     label: str
@@ -62,7 +62,7 @@ class ResultTile(NamedTuple):
 
 @dataclass(frozen=True)
 class Report:
-    """What the page shows, in the order in which it shows it."""
+    """The contents of the page, in page order."""
 
     name: str
     settings: Mapping[str, str]
@@ -92,7 +92,7 @@ class Report:
 
     @property
     def title(self) -> str:
-        """The name of the run, without the date that `RunDirectory` puts before it."""
+        """The name of the run, without the date prefix of `RunDirectory`."""
         return self._stamp[4] if self._stamp else self.name
 
     @property
@@ -155,24 +155,24 @@ class Report:
 
     @property
     def decisions(self) -> dict[str, str]:
-        """The record of the start: what was asked for and what bow chose."""
+        """The record of the start: the requested settings and bow's choices."""
         hidden = ("kind", "time_s", "run_dir", "rows")
         return {name: fact_text(value) for name, value in self.start.items() if name not in hidden}
 
     @property
     def calibration(self) -> Record:
-        """How engine and learners were found, the last time that was measured; empty where they were given."""
+        """The last measured choice of engine and learners; empty if both were given."""
         found = [record for record in self.records if record["kind"] == "calibration"]
         return next((record for record in reversed(found) if record.get("rows")), found[-1] if found else {})
 
     @property
     def decision_table(self) -> list[tuple[bool, list[str]]]:
-        """What was tried to find them: whether it was chosen, and the cells of `DECISION_HEAD`."""
+        """The trials of that choice: whether each was chosen, and the cells of `DECISION_HEAD`."""
         return [(row.get("status") == "chosen", _decision(row)) for row in self.calibration.get("rows") or []]
 
     @property
     def events(self) -> list[tuple[str, str, str, str]]:
-        """The first so many events: time, round, name and message."""
+        """The first `SHOWN_EVENTS` events: time, round, name and message."""
         return [_event(record) for record in self._events[:SHOWN_EVENTS]]
 
     @property
@@ -189,7 +189,7 @@ class Report:
         return head, [_row(record, names) for record in records]
 
     def of(self, kind: str, name: str) -> list[float]:
-        """All values of a field in the records of a kind."""
+        """Return all values of a field in the records of a kind."""
         values = [record.get(name) for record in self.records if record["kind"] == kind]
         return [value for value in values if is_number(value)]
 
@@ -214,7 +214,7 @@ class Report:
 
     @property
     def _final_losses(self) -> list[float | None]:
-        """The training loss of the last epoch, None where it is no number; nothing before the first."""
+        """The training loss of the last epoch, None if it is not finite; empty before the first."""
         return [record.get("train_loss") for record in self.records if record["kind"] == "epoch"][-1:]
 
     def _metric_tile(self, name: str, value: float) -> ResultTile:
@@ -235,7 +235,7 @@ class Report:
 
 
 def data_of(settings: Mapping[str, str]) -> str:
-    """The function that gave the data, or what they are."""
+    """Return the function that made the data, or their type and shape."""
     if target := settings.get("data._target_"):
         return target.rpartition(".")[2]
     found = re.match(r"[\w.]+(\[[^\]]*\])?", settings.get("data", ""))
@@ -275,12 +275,12 @@ def value_text(value: Any) -> str:
 
 
 def fact_text(value: Any) -> str:
-    """A fact about the run: like a setting, but counts have their thousands apart."""
+    """Format a fact about the run: like a setting, but counts with thousands separators."""
     return count_text(value) if is_number(value) and isinstance(value, int) else value_text(value)
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested settings as the command line writes them: `optimizer.lr`."""
+    """Flatten nested settings to the command line's names, such as `optimizer.lr`."""
     for name, value in settings.items():
         if isinstance(value, Mapping) and value:
             yield from flat(value, f"{prefix}{name}.")
@@ -306,8 +306,8 @@ def _template(name: str) -> "Template":
 
 
 def continuous(records: Sequence[Record]) -> list[Record]:
-    """The records of a run that was interrupted and resumed, as if it had never stopped."""
-    kept: list[Record] = []  # rounds that were done, lost with the process and done again count once, the last time
+    """Join the records of an interrupted and resumed run into those of an uninterrupted one."""
+    kept: list[Record] = []  # rounds repeated after a resume count once, the last time
     for attempt in _attempts(records):
         first = min((record["round"] for record in attempt if "round" in record), default=math.inf)
         kept = [record for record in kept if record["kind"] != "end" and record.get("round", 0) < first]

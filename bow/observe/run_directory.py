@@ -27,9 +27,9 @@ _held: set[int] = set()
 
 
 class RunLock(contextlib.AbstractContextManager["RunLock"]):
-    """Keeps other trainings out of a run directory, by `flock`: the system lets go of it however the process ends.
+    """Keeps other trainings out of a run directory by `flock`, which the system releases however the process ends.
 
-    Children of a fork do not hold it: workers of a `DataLoader` may outlive a training that is killed.
+    Forked children do not hold it: workers of a `DataLoader` may outlive a killed training.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class RunLock(contextlib.AbstractContextManager["RunLock"]):
         self._path = Path()
 
     def take(self, directory: Path, patience_s: float = 0.0) -> None:
-        """Lock a directory that exists; nothing happens where this lock is taken already."""
+        """Lock an existing directory; no effect if this lock is already held."""
         if self._descriptor is not None:
             return
         _let_go_in_children()
@@ -51,12 +51,12 @@ class RunLock(contextlib.AbstractContextManager["RunLock"]):
             time.sleep(0.1)
         _held.add(descriptor)
         self._descriptor, self._path = descriptor, path
-        with contextlib.suppress(OSError):  # on a full disk the number is left out
+        with contextlib.suppress(OSError):  # on a full disk the process id is omitted
             os.truncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()} {socket.gethostname()}".encode())
 
     def remove(self) -> None:
-        """Delete the file, where it is still the one that is locked."""
+        """Delete the lock file, if it is still the one that is locked."""
         with contextlib.suppress(OSError):
             if self._descriptor in _held and _is_at(self._path, self._descriptor):
                 self._path.unlink()
@@ -70,7 +70,7 @@ class RunLock(contextlib.AbstractContextManager["RunLock"]):
 
 
 def _locked(path: Path) -> int | None:
-    """A descriptor of the locked file; None: another process has it."""
+    """Return a descriptor of the locked file; None if another process holds it."""
     while True:
         with _written(path.parent):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -87,7 +87,7 @@ def _locked(path: Path) -> int | None:
             return descriptor
         if _is_at(path, descriptor):
             return descriptor
-        os.close(descriptor)  # the training that had it has ended meanwhile, and deleted it
+        os.close(descriptor)  # the training that held it has ended and deleted it
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
@@ -98,7 +98,7 @@ def _is_at(path: Path, descriptor: int) -> bool:
 
 
 def _holder(path: Path) -> str:
-    """The process that has the lock, in brackets; empty where that is unknown."""
+    """Return the process that holds the lock, in brackets; empty if unknown."""
     try:
         number, host = path.read_text(encoding="utf-8").split()
     except (OSError, ValueError):
@@ -110,7 +110,7 @@ def _holder(path: Path) -> str:
 def _let_go_in_children() -> None:
     def let_go() -> None:
         for descriptor in _held:
-            os.close(descriptor)  # the parent's lock stays
+            os.close(descriptor)  # does not release the parent's lock
         _held.clear()
 
     os.register_at_fork(after_in_child=let_go)
@@ -118,7 +118,7 @@ def _let_go_in_children() -> None:
 
 @contextlib.contextmanager
 def readable(path: Path, *, damage: Sequence[type[Exception]] = ()) -> Iterator[None]:
-    """Refuse what is read there in one sentence where that fails, or raises what damaged files do."""
+    """Report failed reads, and the exceptions that damaged files cause, in one sentence."""
     try:
         yield
     except BowError:
@@ -134,26 +134,26 @@ def readable(path: Path, *, damage: Sequence[type[Exception]] = ()) -> Iterator[
         ) from error
 
 
-PART = ".tmp"  # ends the names of files that are being written
+PART = ".tmp"  # suffix of files being written
 
 
 class RunDirectory:
-    """Where the files of one run are. `create` makes one; the constructor only names one that exists."""
+    """The files of one run. `create` makes a directory; the constructor only refers to one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.config_path = path / "config.yaml"  # the settings of the run
-        self.metrics_path = path / "metrics.jsonl"  # the records of the run, one JSON object a line
+        self.config_path = path / "config.yaml"  # settings of the run
+        self.metrics_path = path / "metrics.jsonl"  # records of the run, one JSON object per line
         self.report_path = path / "report.html"  # one self-contained page
         self.model_path = path / "model.safetensors"  # parameters and buffers of the central model
         self.best_path = path / "best.safetensors"  # the same at the best evaluation, if that was not the last
-        self.checkpoints = path / "checkpoints"  # made by the first checkpoint
+        self.checkpoints = path / "checkpoints"  # created with the first checkpoint
 
     @classmethod
     def create(
         cls, path: str | Path | None, name: str, root: str | Path = "runs", *, resume: bool = False
     ) -> "RunDirectory":
-        """Make a directory for a run, or take the one that is to be resumed."""
+        """Create the directory of a run, or open the one to resume."""
         directory = cls(_make_unique(Path(root), name) if path is None else Path(path))
         with _written(directory.path):
             directory.path.mkdir(parents=True, exist_ok=True)
@@ -163,7 +163,7 @@ class RunDirectory:
         return directory
 
     def check(self, resume: bool) -> None:
-        """Refuse a directory that is there and cannot be used, without writing anything."""
+        """Refuse an existing directory that cannot be used, without writing anything."""
         if not self.path.exists():
             return
         if not resume:
@@ -177,27 +177,27 @@ class RunDirectory:
         return self.metrics_path.exists() or self.checkpoints.is_dir()
 
     def remove_leftovers(self) -> None:
-        """Delete what a training was writing when it was killed."""
+        """Delete partial files of a killed training."""
         parts = self.config_path.with_suffix(PART), *self.path.glob(f"*.safetensors{PART}")
         for part in (*parts, *self.checkpoints.glob(f"round_*{PART}")):
             with contextlib.suppress(OSError):
                 part.unlink()
 
     def discard(self) -> None:
-        """Take back what a training that never got going has written: settings, records, the empty directory."""
+        """Delete the files of a training that failed before it began: settings, records, and the directory if empty."""
         self.config_path.unlink(missing_ok=True)
         self.metrics_path.unlink(missing_ok=True)
         (self.path / LOCK).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # there are other files in it, which are not ours to delete
+        with contextlib.suppress(OSError):  # not empty: keep other files
             self.path.rmdir()
 
     def write_config(self, settings: Mapping[str, Any]) -> None:
-        """Write the settings; what YAML has no word for, such as a function, is written as readable text."""
+        """Write the settings; values that YAML cannot express, such as functions, as readable text."""
         text = yaml.safe_dump(plain(settings), sort_keys=False, allow_unicode=True)
         is_new, part = not self.holds_run, self.config_path.with_suffix(PART)
         try:
             with _written(self.path):
-                self.metrics_path.touch()  # by its records a run is known, and goes on, however soon it ends
+                self.metrics_path.touch()  # records identify a run, which can be resumed however soon it ends
                 part.write_text(text, encoding="utf-8")
                 part.replace(self.config_path)
         except RunDirectoryError:
@@ -207,7 +207,7 @@ class RunDirectory:
             raise
 
     def read_config(self) -> Mapping[str, Any]:
-        """The settings; empty where the file is missing or damaged."""
+        """Return the settings; empty if the file is missing or damaged."""
         try:
             settings = yaml.safe_load(self.config_path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError):
@@ -238,7 +238,7 @@ def _make_unique(root: Path, name: str) -> Path:
         path = root / (stem if number == 1 else f"{stem}-{number}")
         with _written(path):
             try:
-                # The directory is the lock: of two runs that start in one second only one can make it.
+                # mkdir is atomic: of two runs that start in the same second, only one can create the directory.
                 path.mkdir(parents=True)
             except FileExistsError:
                 if root.is_dir():
@@ -250,7 +250,7 @@ def _make_unique(root: Path, name: str) -> Path:
 
 @contextlib.contextmanager
 def _written(path: Path) -> Iterator[None]:
-    """Refuse a run directory where writing there fails."""
+    """Report failed writes to a run directory in one sentence."""
     try:
         yield
     except OSError as error:

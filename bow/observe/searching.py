@@ -13,7 +13,7 @@ from bow.interruption import Interruption
 
 @contextlib.contextmanager
 def watched(budget_s: float | None, console: Console) -> Iterator[Callable[[float, int, float], bool]]:
-    """A bar with the best time so far; yields what updates it and returns whether to go on: not after Ctrl-C."""
+    """Show a bar with the best time so far; yield a callback that updates it and returns False after Ctrl-C."""
     interruption = Interruption([signal.SIGINT])
     with _bar("searching", "{task.description}", console) as bar, interruption.watched():
         task = bar.add_task("", total=budget_s)
@@ -28,9 +28,9 @@ def watched(budget_s: float | None, console: Console) -> Iterator[Callable[[floa
 
 @contextlib.contextmanager
 def measuring(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """A bar of measured tiles; yields a callback that takes how many are measured, and of how many."""
+    """Show a bar of measured tiles; yield a callback that receives the measured and the total number."""
     how_far = "{task.completed:,.0f} of {task.total:,.0f} tiles"
-    with _bar("measuring", how_far, console, auto_refresh=False) as bar:  # a thread that draws would be in their times
+    with _bar("measuring", how_far, console, auto_refresh=False) as bar:  # a refresh thread would disturb them
         task = bar.add_task("", total=0)
 
         def tell(measured: int, tiles: int) -> None:
@@ -40,7 +40,7 @@ def measuring(console: Console) -> Iterator[Callable[[int, int], None]]:
 
 
 def _bar(what: str, how_far: str, console: Console, auto_refresh: bool = True) -> Bar:
-    """A transient bar with the elapsed time, on terminals only."""
+    """Make a transient bar with the elapsed time, shown on terminals only."""
     return Bar(
         TextColumn(what),
         BarColumn(bar_width=30),

@@ -1,4 +1,4 @@
-"""Numbers as text: counts, rates, durations, metrics."""
+"""Format numbers as text: counts, rates, durations, metrics."""
 
 import math
 
@@ -11,7 +11,7 @@ def count_text(value: float) -> str:
 
 
 def metric_text(name: str, value: float | None) -> str:
-    """A metric: accuracies in percent, anything else with four significant digits, a dash where it is none."""
+    """Format a metric: accuracies in percent, others with four significant digits, a dash for None."""
     if value is None:
         return MISSING
     if not math.isfinite(value):
@@ -35,7 +35,7 @@ def rate_text(value: float | None) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """A duration in at most two units."""
+    """Format a duration in at most two units."""
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 10:

@@ -1,4 +1,4 @@
-"""Weights & Biases: the one file that imports wandb, and only when a run uses it."""
+"""Weights & Biases: the only file that imports wandb, and only when a run uses it."""
 
 import importlib.util
 import os
@@ -19,21 +19,21 @@ MODES = ("online", "offline", "disabled", "shared")
 
 
 class WandbLogger:
-    """Logs to Weights & Biases; without a network unless told otherwise.
+    """Logs to Weights & Biases, offline by default.
 
-    Offline, nothing is printed and nothing is sent: the run lies under `dir/wandb/offline-run-*`, and
-    `wandb sync DIR` uploads it when there is a network. The step of every series is the round.
+    Offline, nothing is printed or sent: the run is stored under `dir/wandb/offline-run-*`, and `wandb sync DIR` uploads
+    it later. The step of every series is the round.
 
     Args:
         project: the project on the server.
-        name: the name of the run; None: the name of the run directory. Members of a sweep have names of their own.
-        dir: where wandb keeps its files; None: the run directory.
+        name: the name of the run; None: the name of the run directory. Members of a sweep get separate names.
+        dir: directory of wandb's files; None: the run directory.
         mode: "offline", "online" or "disabled"; None: the environment variable WANDB_MODE, else offline.
-        group: the group of the run; None: none, and for members of a sweep its name, or that of its run directory.
+        group: the group of the run; None: no group, or for members of a sweep its name or that of its run directory.
 
     Raises:
         MissingDependencyError: wandb is not installed.
-        SettingError: the mode is none of wandb's.
+        SettingError: the mode is not one of wandb's.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class WandbLogger:
         self._events: Counter[str] = Counter()
 
     def for_member(self, name: str, group: str) -> "WandbLogger":
-        """One for a member's run, in the group of the sweep."""
+        """Return a logger for a member's run, in the group of the sweep."""
         return WandbLogger(self.project, name, self.dir, self.mode, self.group or self.name or group)  # type: ignore[arg-type]
 
     def log(self, record: Record) -> None:
-        """Take one record: the first opens the run, and the record of the end becomes its summary."""
+        """Log one record; the first opens the run, the `end` record becomes its summary."""
         if self._run is None:
             self._run = self._open(record)
         values: dict[str, Any] = scalars(record)
@@ -79,19 +79,19 @@ class WandbLogger:
 
     def _open(self, record: Record) -> "Run":
         if self.mode == "offline":
-            # wandb reports on its own doings even then, and where a network swallows the report it holds
-            # up the end of the process for 10 s (wandb 0.31). It reads this variable when it is imported.
+            # wandb sends error reports even then, and where a network drops them it delays the end of the process by
+            # 10 s (wandb 0.31). It reads this variable on import.
             os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
         directory = Path(self.dir or run_dir_of(record))
-        # wandb moves to the system's temporary directory, silently, when this one does not exist.
+        # wandb silently uses the system's temporary directory if this one does not exist.
         directory.mkdir(parents=True, exist_ok=True)
         settings = wandb.Settings(
             silent=self.mode != "online",
-            # wandb would otherwise put itself between the progress bar and the terminal.
+            # Otherwise wandb intercepts the progress bar's output to the terminal.
             console="off",
-            # A run that the user has open in the same process stays his.
+            # Do not reuse a run that the user has open in this process.
             reinit="create_new",
         )
         return wandb.init(
