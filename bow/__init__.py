@@ -1,7 +1,7 @@
-"""bow: train several replicas of a model side by side, and leave the batch size alone.
+"""bow: train several replicas of a model in parallel, without changing the batch size.
 
-Names are imported when they are first used: `bow --help` does not wait for torch, and the `bow` command can set
-what torch's threads look at before torch is there.
+Names are imported on first use: `bow --help` does not wait for torch, and the `bow` command can set environment
+variables of torch's threads before torch is imported.
 """
 
 import importlib
@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from bow.tuner import Tuner as Tuner
 
 if "torch" not in sys.modules:
-    # Read when torch is loaded. Idle OpenMP threads spin by default, and where anything else runs on the machine that
-    # costs more than waking them: LeNet on 2 cores beside one busy process trained at 184 samples/s, and at 5,700 so.
+    # Read when torch is loaded. Idle OpenMP threads spin by default, which on a shared machine costs more than waking
+    # them: LeNet on 2 cores next to one busy process trained at 184 samples/s, and with PASSIVE at 5,700.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 __version__ = "0.1.0"
@@ -90,8 +90,8 @@ _HOMES = {
 
 __all__ = sorted(name for names in _HOMES.values() for name in names)
 
-_PACKAGES = ("data", "devices", "members", "models", "observe", "sync", "testing")  # whose names users meet as well
-# No part of `from bow import *`: each loads the library that it is for.
+_PACKAGES = ("data", "devices", "members", "models", "observe", "sync", "testing")  # subpackages that users import from
+# Not part of `from bow import *`: each imports its library.
 _INTEGRATIONS = {
     "lightning": "bow.integrations.lightning",
     "optuna": "bow.integrations.optuna",

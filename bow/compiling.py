@@ -1,4 +1,4 @@
-"""Compiling C++ once and keeping the result: safe where several processes do so at the same moment."""
+"""Compile C++ once and cache the result; safe with several processes at the same time."""
 
 import contextlib
 import fcntl
@@ -18,9 +18,9 @@ from bow.disk_cache import PIN
 from bow.errors import RuntimeUnavailableError, disk_reason
 from bow.files import Expendable, write_whole
 
-CACHE = "BOW_CACHE"  # environment variable: the folder in which compiled code is kept, `~/.cache/bow` by default
+CACHE = "BOW_CACHE"  # environment variable: folder of the cache of compiled code, `~/.cache/bow` by default
+# Size to which the cache is trimmed after every compilation; the least recently used files are deleted first.
 MOST_BYTES = 2 * 2**30
-"""The size of the cache, behind whatever is compiled anew: what has not been used for longest goes first."""
 
 SCRATCH = "making-"
 
@@ -40,7 +40,7 @@ def cache_folder() -> Path:
 
 
 def built(folder: str, name: str, make: Callable[[Path], None]) -> Path:
-    """The file `name` of a folder in the cache; where it is not there yet, `make` writes it, in one process."""
+    """Return the file `name` of a cache folder; if it is missing, one process creates it with `make`."""
     path = cache_folder() / folder / name
     if _is_whole(path) and _held(path):
         with contextlib.suppress(OSError):
@@ -59,7 +59,7 @@ def built(folder: str, name: str, make: Callable[[Path], None]) -> Path:
                     made.replace(path)
             if _held(path):
                 trim_cache()
-            path.with_suffix(".lock").unlink(missing_ok=True)  # whoever waits for it finds the file
+            path.with_suffix(".lock").unlink(missing_ok=True)  # processes waiting for it find the file
     except OSError as error:
         raise RuntimeUnavailableError(
             f"compiled code cannot be kept in {path.parent} ({disk_reason(error)}); set {CACHE} to a folder "
@@ -68,18 +68,18 @@ def built(folder: str, name: str, make: Callable[[Path], None]) -> Path:
     return path
 
 
-_in_use: dict[Path, int] = {}  # descriptors
+_in_use: dict[Path, int] = {}  # open descriptors of cached files
 
 
 def _held(path: Path) -> bool:
-    """Keep a file in the cache while this process lives, which may load it again and again; False where it has gone."""
+    """Keep a cached file while this process lives, since it may be loaded again; return False if it was deleted."""
     if path in _in_use and os.fstat(_in_use[path]).st_nlink > 0:
         return True
     try:
         _in_use[path] = os.open(path, os.O_RDONLY)
     except OSError:
         return False
-    with contextlib.suppress(OSError):  # not every file system has locks
+    with contextlib.suppress(OSError):  # not every file system supports locks
         fcntl.flock(_in_use[path], fcntl.LOCK_SH)
     return os.fstat(_in_use[path]).st_nlink > 0
 
@@ -93,7 +93,7 @@ def _hash(path: Path) -> str:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a file is there and, as far as that was noted, what it was when it was made."""
+    """Whether a file exists and has its recorded checksum, if one was recorded."""
     try:
         noted = _checksum(path)
         return path.exists() and (not noted.exists() or noted.read_text(encoding="ascii") == _hash(path))
@@ -102,7 +102,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def cached_files() -> list[tuple[float, int, Path]]:
-    """When the files of the cache were last used, their sizes and places; no locks, pins and what is being made."""
+    """Return last use, size and path of the cached files, without locks, pins and unfinished files."""
     found = []
     for path in cache_folder().rglob("*"):
         with contextlib.suppress(OSError):
@@ -114,14 +114,14 @@ def cached_files() -> list[tuple[float, int, Path]]:
 
 
 def trim_cache(most_bytes: int = MOST_BYTES) -> int:
-    """Delete what has not been used for longest until the rest has so many bytes; returns how many have gone."""
+    """Delete the least recently used files until the rest is small enough; return the number of bytes freed."""
     files = cached_files()
     held = begun = sum(size for _, size, _ in files)
     for _, size, path in files:
         if held <= most_bytes:
             break
         with contextlib.suppress(OSError), path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # which fails where it is in use
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails for a file in use
             path.unlink()
             held -= size
     return begun - held
@@ -142,7 +142,7 @@ def compile_cpp(what: str, arguments: Sequence[str], takes: str) -> None:
 
 
 def compiler(what: str) -> list[str]:
-    """The command of the C++ compiler: `CXX`, or what is called g++, c++ or clang++."""
+    """Return the command of the C++ compiler: `CXX`, or the first of g++, c++, clang++."""
     given = shlex.split(os.environ.get("CXX", ""))
     wanted = [given] if given else [["g++"], ["c++"], ["clang++"]]
     found = next((command for command in wanted if shutil.which(command[0])), None)
@@ -173,7 +173,7 @@ def instruction_set() -> str:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Held by one process at a time; the system lets go of it when the process ends, however it ends."""
+    """Hold an exclusive lock, which the system releases however the process ends."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""What was measured before, kept on disk as JSON: one file for each description of what it depends on."""
+"""Cache of measurements on disk: one JSON file for each key that describes what they depend on."""
 
 import contextlib
 import hashlib
@@ -13,14 +13,15 @@ from bow.files import cached_json, write_whole
 
 T = TypeVar("T")
 
-PIN = ".pin"  # the suffix of what users have fixed, which is deleted by them alone
+PIN = ".pin"  # suffix of files that users pinned, which only users delete
 
 
 class JsonCache:
-    """JSON files in a folder, each found again by a key of plain values: texts, finite numbers, lists, dictionaries.
+    """JSON files in a folder, found by a key of plain values: texts, finite numbers, lists, dictionaries.
 
-    Several processes may use a folder at the same time: a file appears whole or not at all, and the last writer wins.
-    A file that is missing, damaged, of another version or of another key counts as none. What a key leaves out does not
+    Several processes may use a folder at the same time: writes are atomic, and the last writer wins. A file that is
+    missing, damaged, or of another version or key counts as absent. A key must hold everything that the value depends
+    on; anything else in it only causes repeated measurements.
     matter, and whatever a key holds needlessly makes others measure anew.
 
     Example:
@@ -31,11 +32,11 @@ class JsonCache:
     """
 
     def __init__(self, folder: str | Path, version: int = 1) -> None:
-        self.folder = Path(folder)  # made when something is stored
-        self.version = version  # of the values; those of another version count as none
+        self.folder = Path(folder)  # created when something is stored
+        self.version = version  # of the values; other versions count as absent
 
     def find(self, key: Any, parse: Callable[[Any], T | None] = lambda value: value, suffix: str = "") -> T | None:
-        """What `parse` makes of the value of a key; None where there is none, or `parse` refuses it."""
+        """Return the parsed value of a key; None if it is absent or `parse` returns None."""
         plain = _plain(key)
 
         def make(content: Any) -> T | None:
@@ -45,7 +46,7 @@ class JsonCache:
         found = cached_json(path, make)
         if found is not None:
             with contextlib.suppress(OSError):
-                os.utime(path)  # what was used last is trimmed last
+                os.utime(path)  # last used, last trimmed
         return found
 
     def store(self, key: Any, value: Any, suffix: str = "") -> None:
@@ -53,13 +54,13 @@ class JsonCache:
         write_whole(self.path(key, suffix), json.dumps(content, indent=1) + "\n")
 
     def path(self, key: Any, suffix: str = "") -> Path:
-        """The file of a key, the same for equal keys, whatever the order of a dictionary's entries."""
+        """Return the file of a key, independent of the order of dictionary entries."""
         text = json.dumps(_plain(key), sort_keys=True, separators=(",", ":"))
         return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}{suffix}.json"
 
 
 def _plain(key: Any) -> Any:
-    """A key as it is read again: tuples become lists."""
+    """Convert a key to its form after JSON: tuples become lists."""
     try:
         return json.loads(json.dumps(key, allow_nan=False))
     except (TypeError, ValueError) as error:

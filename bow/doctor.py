@@ -1,4 +1,4 @@
-"""What this machine is, and what of bow runs on it."""
+"""Report this machine, and which parts of bow run on it."""
 
 import importlib.metadata
 import os
@@ -22,30 +22,30 @@ NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 class Gpu:
     """A CUDA device."""
 
-    name: str  # as the driver calls it
+    name: str  # as reported by the driver
     capability: str  # compute capability, such as `"9.0"`
     free_bytes: int  # free memory
-    total_bytes: int  # all of its memory
+    total_bytes: int
 
 
 @dataclass(frozen=True)
 class MachineInfo:
-    """What is known about this machine."""
+    """The properties of this machine."""
 
-    python: str  # version and where it lies
+    python: str  # version and path
     system: str  # operating system and architecture
     processor: str
     cores: int  # cores that this process may use
-    memory_bytes: int  # memory that this process may use in all
-    available_bytes: int  # what of it is free
-    torch: str  # version, and what it is built for
+    memory_bytes: int  # total memory that this process may use
+    available_bytes: int  # free memory
+    torch: str  # version and build
     gpus: tuple[Gpu, ...]  # CUDA devices that torch can use
-    gpu_problem: str | None  # why a GPU that seems to be there cannot be used
+    gpu_problem: str | None  # why a GPU that seems to be present cannot be used
     compiler: str | None  # the C++ compiler that torch.compile would call; None without one
 
 
 def inspect_machine() -> MachineInfo:
-    """Look at this machine. Takes a second where there is a GPU, for CUDA to start."""
+    """Inspect this machine. Takes a second if there is a GPU, to initialise CUDA."""
     total, available = host_memory()
     gpus = tuple(map(_gpu, range(torch.cuda.device_count()))) if torch.cuda.is_available() else ()
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
@@ -91,11 +91,11 @@ def _compiler() -> str | None:
 
 @dataclass(frozen=True)
 class EngineCheck:
-    """An engine on this machine."""
+    """The status of an engine on this machine."""
 
     name: str  # as in `engine=NAME`
-    runs: bool  # whether it runs
-    note: str  # on what, or what is lacking and the remedy
+    runs: bool
+    note: str  # devices, or what is missing and the remedy
 
 
 def check_engines(machine: MachineInfo) -> list[EngineCheck]:
@@ -145,9 +145,9 @@ class Library:
     """A library that bow uses."""
 
     name: str  # of its distribution
-    purpose: str  # what bow needs it for
-    version: str | None  # the one that is installed; None: missing
-    required: bool  # whether bow does without it
+    purpose: str  # what bow uses it for
+    version: str | None  # installed version; None: missing
+    required: bool  # False: bow works without it
 
     @property
     def remedy(self) -> str:

@@ -1,4 +1,4 @@
-"""Everything that bow raises on purpose: one tree, so that one `except` catches a user's mistake."""
+"""bow's exceptions, a single hierarchy, so that one `except` catches all user errors."""
 
 import errno
 import re
@@ -15,7 +15,7 @@ class BowError(Exception):
 
 
 class SettingError(BowError, ValueError):
-    """A setting, or a combination of settings, that cannot be carried out."""
+    """An invalid setting, or combination of settings."""
 
 
 class ModelError(BowError, ValueError):
@@ -23,7 +23,7 @@ class ModelError(BowError, ValueError):
 
 
 class OptimizerError(BowError, ValueError):
-    """An optimizer that cannot be bound to the rows of the replica matrix."""
+    """An optimizer that cannot be applied to the rows of the replica matrix."""
 
 
 class DataError(BowError, ValueError):
@@ -51,7 +51,7 @@ class ScheduleError(BowError, ValueError):
 
 
 class TopologyError(BowError, ValueError):
-    """A topology that no machine has, or that is damaged."""
+    """A topology that is impossible or damaged."""
 
 
 class TimelineError(BowError, ValueError):
@@ -59,11 +59,11 @@ class TimelineError(BowError, ValueError):
 
 
 class DivergenceError(BowError, ArithmeticError):
-    """Training that left the finite numbers and cannot go on."""
+    """Training that diverged to non-finite numbers and cannot continue."""
 
 
 class DeviceMemoryError(BowError, RuntimeError):
-    """A round that ran out of memory; the training is as it was before."""
+    """A round that ran out of memory; the training's state is unchanged."""
 
 
 class ClusterError(BowError, RuntimeError):
@@ -83,7 +83,7 @@ class MissingDependencyError(BowError, ImportError):
 
 
 def disk_reason(error: BaseException) -> str:
-    """Why a file cannot be read or written, without its path; also where a library has wrapped the system's error.
+    """Return why a file cannot be read or written, without its path, also from errors wrapped by libraries.
 
     Example:
         >>> disk_reason(OSError(errno.ENOSPC, "No space left on device"))
@@ -91,7 +91,7 @@ def disk_reason(error: BaseException) -> str:
         >>> disk_reason(RuntimeError("I/O error: No space left on device (os error 28)"))
         'the disk is full'
     """
-    known = error if isinstance(error, OSError) else error.__context__  # torch hides it behind a place in its source
+    known = error if isinstance(error, OSError) else error.__context__  # torch wraps it and adds a source location
     number = known.errno if isinstance(known, OSError) else None
     if number is None and (wrapped := _OS_ERROR.search(str(error))):
         number = int(wrapped[1])
@@ -101,7 +101,7 @@ def disk_reason(error: BaseException) -> str:
 
 
 def reason(error: BaseException) -> str:
-    r"""What an error says, in one line: the first one that is not merely `... raised:`, without terminal colours.
+    r"""Return an error's message in one line: the first that is not merely `... raised:`, without terminal colours.
 
     Example:
         >>> reason(ValueError("backend raised:\nToo many dimensions: 5.\n\nHint: ..."))

@@ -1,4 +1,4 @@
-"""Text and JSON in files: written whole, refused in a sentence where damaged; and streams that may be lost."""
+"""Text and JSON files with atomic writes and clear errors on damage; output streams that may fail."""
 
 import contextlib
 import itertools
@@ -14,12 +14,12 @@ from bow.values import given_path
 
 T = TypeVar("T")
 
+# Exceptions that reading a damaged file raises.
 DAMAGE = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
-"""What reading a damaged file raises."""
 
 
 class Expendable:
-    """A text stream whose failures end nothing: when it cannot be written any more, what it is given is dropped."""
+    """A text stream whose failures are ignored: once it cannot be written, output is dropped."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
@@ -31,7 +31,7 @@ class Expendable:
                 self._stream.write(text)
             except UnicodeEncodeError as error:
                 self.write(text.encode(error.encoding, "replace").decode(error.encoding))
-            except (OSError, ValueError) as error:  # the latter where it is closed
+            except (OSError, ValueError) as error:  # ValueError: it is closed
                 self.error = error
         return len(text)
 
@@ -47,24 +47,24 @@ class Expendable:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically: it appears whole or not at all, also with several writers."""
+    """Write a file atomically, also with several writers."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:  # no other writer has the same
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:  # unique to this writer
         part = Path(scratch) / path.name
         part.write_text(text, encoding="utf-8")
         part.replace(path)
 
 
 def spare_files(stem: str, suffix: str) -> Iterator[Path]:
-    """New files for what its own place cannot take: in the current directory, then in a temporary one."""
-    with contextlib.suppress(OSError):  # a current directory can have been deleted
+    """Yield new paths for a file whose own place failed: in the current directory, then in a temporary one."""
+    with contextlib.suppress(OSError):  # the current directory may have been deleted
         here = Path.cwd()
         names = (f"{stem}{number}{suffix}" for number in itertools.chain([""], itertools.count(2)))
         yield next(here / name for name in names if not (here / name).exists())
     with contextlib.suppress(OSError):
         there = Path(tempfile.mkdtemp(prefix="bow_"))
         yield there / f"{stem}{suffix}"
-        there.rmdir()  # it could not be written either
+        there.rmdir()  # writing there failed, too
 
 
 def save_text(what: str, path: str | Path, text: str, refusal: type[BowError] = SettingError) -> None:
@@ -77,7 +77,7 @@ def save_text(what: str, path: str | Path, text: str, refusal: type[BowError] = 
 
 
 def read_text(what: str, path: str | Path, refusal: type[BowError] = SettingError) -> str:
-    """Read a file that a user has named; arguments as for `save_text`."""
+    """Read a file that the user named; arguments as for `save_text`."""
     file = given_path(f"the file of {what}", path, refusal)
     try:
         return file.read_text(encoding="utf-8")
@@ -88,7 +88,7 @@ def read_text(what: str, path: str | Path, refusal: type[BowError] = SettingErro
 
 @dataclass(frozen=True)
 class JsonFormat:
-    """JSON objects of one format, with a version; what is damaged is refused in a sentence.
+    """A versioned format of JSON objects; damaged ones are refused with a one-sentence error.
 
     Example:
         >>> points = JsonFormat("bow point", 1, subject="the point", writer="Point.to_json", remedy="write it again")
@@ -102,20 +102,20 @@ class JsonFormat:
 
     name: str
     version: int
-    subject: str  # of the sentences, such as "the schedule"
-    writer: str  # what writes such objects, such as "Schedule.to_json"
+    subject: str  # subject of the error messages, such as "the schedule"
+    writer: str  # function that writes such objects, such as "Schedule.to_json"
     remedy: str  # such as "make it again"
     refusal: type[BowError] = SettingError
 
     def fields(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The object to write: fields behind format and version."""
+        """Return the object to write: format, version, then the fields."""
         return {"format": self.name, "version": self.version, **fields}
 
     def dumps(self, fields: Mapping[str, Any], indent: int | None = None) -> str:
         return json.dumps(self.fields(fields), indent=indent)
 
     def loads(self, text: str, make: Callable[[dict[str, Any]], T]) -> T:
-        """What `make` makes of the fields that were written."""
+        """Parse the text and return `make(fields)`."""
         try:
             read = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -135,7 +135,7 @@ class JsonFormat:
 
 
 def cached_json(path: Path, make: Callable[[Any], T]) -> T | None:
-    """What `make` makes of a JSON file in a cache; None where it is missing or damaged."""
+    """Return `make` of a cached JSON file; None if it is missing or damaged."""
     try:
         return make(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, *DAMAGE):

@@ -1,4 +1,4 @@
-"""Refuses to train in a process that was forked after torch had computed, where its threads are missing."""
+"""Refuse to train in a process forked after torch computed, since its threads are missing there."""
 
 import functools
 import os
@@ -11,7 +11,7 @@ _is_stranded = False
 
 
 def begin_to_compute(what: str) -> None:
-    """Called where bow begins to compute on tensors: forks are watched from then on."""
+    """Check that this process may compute on tensors, and watch forks from now on; call before computing."""
     if _is_stranded:
         raise SettingError(
             f"{what} would hang in this process: it was forked from one in which torch has computed, and lacks its "
@@ -31,6 +31,6 @@ def _watch_forks() -> None:
 
 
 def _look() -> None:
-    """OpenMP has no pool of threads where torch computes on one."""
+    """Mark a forked child if torch computes with several threads: its OpenMP pool is missing."""
     global _is_stranded
     _is_stranded = _is_stranded or torch.get_num_threads() > 1

@@ -1,6 +1,6 @@
-"""Ctrl-C, SIGTERM, a closed terminal: what is at work ends in its own way; asked again, it ends at once."""
+"""Ctrl-C, SIGTERM, a closed terminal: the first signal ends work in an orderly way, the second at once."""
 
-import _signal  # type: ignore[import-not-found]  # what `signal` wraps, at a tenth of the time
+import _signal  # type: ignore[import-not-found]  # the module that `signal` wraps, at a tenth of the time
 import contextlib
 import signal
 import threading
@@ -12,22 +12,22 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """Remembers the first signal; behind it, signals do again what they did before."""
+    """Records the first signal; afterwards, signals have their previous handlers again."""
 
     def __init__(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
         self._signals = signals
-        self.signal: int | None = None  # the signal that has come; None: none has
+        self.signal: int | None = None  # the signal received, if any
         self._before: dict[int, signal._HANDLER] = {}
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Take signals down; only the main thread is given any, elsewhere nothing happens here."""
+        """Record signals; no effect outside the main thread, which alone receives them."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
         for number in self._signals:
             before = signal.getsignal(number)
-            if before not in (signal.SIG_IGN, None):  # rank 0 hears of Ctrl-C for all; None: not Python's to change
+            if before not in (signal.SIG_IGN, None):  # SIG_IGN: rank 0 handles it for all; None: not Python's
                 self._before[number] = before
                 signal.signal(number, self._note)
         try:
@@ -37,7 +37,7 @@ class Interruption:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
-        if number != signal.SIGHUP:  # a terminal that closes sends it more than once
+        if number != signal.SIGHUP:  # a closing terminal sends it more than once
             self._restore()
 
     def _restore(self) -> None:
@@ -47,7 +47,7 @@ class Interruption:
 
 
 class Uninterrupted:
-    """Around a round: Ctrl-C ends one that has written nothing, and waits until another one is counted."""
+    """Around a round: Ctrl-C ends a round that has written nothing, else waits until the round is counted."""
 
     __slots__ = ("_before", "_came", "_has_written")
 
@@ -57,11 +57,11 @@ class Uninterrupted:
 
     def __enter__(self) -> None:
         self._before = _signal.getsignal(signal.SIGINT)
-        if callable(self._before) and threading.current_thread() is threading.main_thread():  # which alone is told
+        if callable(self._before) and threading.current_thread() is threading.main_thread():  # only it gets signals
             _signal.signal(signal.SIGINT, self._take)
 
     def __exit__(self, *error: object) -> None:
-        if _signal.getsignal(signal.SIGINT) == self._take:  # and not what whoever was told has put in its place
+        if _signal.getsignal(signal.SIGINT) == self._take:  # not if the previous handler has replaced it
             _signal.signal(signal.SIGINT, self._before)
         if self._came is not None:
             self._before(*self._came)
@@ -74,7 +74,7 @@ class Uninterrupted:
 
 
 def end_as_asked(number: int, note: str | None) -> NoReturn:
-    """Do behind the training what a signal asks for: raise `KeyboardInterrupt`, or end the process."""
+    """End after the training as the signal asks: raise `KeyboardInterrupt`, or `SystemExit`."""
     error = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
     if note is not None:
         error.add_note(note)

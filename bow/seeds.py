@@ -1,4 +1,4 @@
-"""Seeds derived from seeds: the same inputs always give the same stream of random numbers."""
+"""Derive seeds from seeds: equal inputs give equal streams of random numbers."""
 
 _MASK = (1 << 64) - 1
 
@@ -6,8 +6,7 @@ _MASK = (1 << 64) - 1
 def derive_seed(*parts: int) -> int:
     """Mix whole numbers (a seed, a round, a learner, ...) into one 63-bit seed.
 
-    Neighbouring inputs give unrelated seeds, so that `(seed=0, round=1)` and `(seed=1, round=0)` do not share
-    their random numbers.
+    Neighbouring inputs give unrelated seeds: `(seed=0, round=1)` and `(seed=1, round=0)` share no random numbers.
 
     Example:
         >>> derive_seed(0, 1) == derive_seed(1, 0)

@@ -1,4 +1,4 @@
-"""Tables and lines that fit: on a terminal, in a log, and in the `str` of an object."""
+"""Fit tables and lines to a terminal, to a log, and to the `str` of an object."""
 
 import re
 import shutil
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
-LOG_WIDTH = 160  # columns where there is no terminal, so that a table in a log is whole
-ROOM = 24  # an explanation that has fewer columns beside its name goes below it
+LOG_WIDTH = 160  # columns without a terminal, so that tables in logs are complete
+ROOM = 24  # an explanation with fewer columns next to its name is placed below it
 COLUMNS = re.compile(r"(?P<name>\s*\S.*?\s{2,})(?P<text>\S.*)")
 COMMENT = re.compile(r"(?P<name>[^#]*)(?P<text># .*)")
 
-HEAD_WIDTH = 8  # columns that the name of a column of numbers has; a longer one goes on below
+HEAD_WIDTH = 8  # width of the header of a numeric column; longer ones wrap
 
 
 def terminal_table(
     title: str, *columns: str, texts: Collection[int] = (0,), rows: Iterable[Sequence["str | Text"]] = ()
 ) -> "Table":
-    """A table for a terminal: columns in `texts` go on below where they are too wide, those of numbers never do."""
+    """Make a table for a terminal: columns in `texts` wrap where they are too wide, numeric columns never do."""
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
@@ -41,22 +41,22 @@ def terminal_table(
 
 
 def terminal() -> "Console":
-    """Where tables are printed: lines that are longer than a terminal go on below, those in a log do not."""
+    """Return the console for tables: long lines wrap on a terminal, but not in a log."""
     from rich.console import Console
 
-    console = Console(highlight=False, markup=False)  # a name in brackets is no style
+    console = Console(highlight=False, markup=False)  # names may contain brackets
     return console if console.is_terminal else Console(highlight=False, markup=False, soft_wrap=True, width=LOG_WIDTH)
 
 
 def say(text: str, file: TextIO | None = None) -> None:
-    """Print lines; on a terminal, one that is too long goes on below, and no word is cut."""
+    """Print lines; on a terminal, long lines wrap between words."""
     file = file or sys.stdout
     width = shutil.get_terminal_size().columns if file.isatty() else sys.maxsize
     print("\n".join(part for line in text.split("\n") for part in wrapped(line, width)), file=file, flush=True)
 
 
 def wrapped(line: str, width: int) -> list[str]:
-    """A line as several that fit: what has two spaces around it stays together where that is short enough."""
+    """Wrap a line; parts separated by two spaces are kept together if they are short enough."""
     if len(line) <= width:
         return [line]
     line = line.replace(" %", f"{NO_BREAK}%")
@@ -68,7 +68,7 @@ def wrapped(line: str, width: int) -> list[str]:
 
 
 def fitted_by_rank(parts: Sequence[tuple[int, str]], width: int) -> str:
-    """Parts with space between them; less of it, or without the least important ones, where a line is too narrow."""
+    """Join parts with spaces; if too wide, with fewer spaces or without the parts of highest rank."""
     left = list(parts)
     while len(line := "  ".join(text for _, text in left)) > width:
         if len(line := " ".join(text for _, text in left)) <= width:
@@ -81,7 +81,7 @@ def fitted_by_rank(parts: Sequence[tuple[int, str]], width: int) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> list[str]:
-    r"""Rows of plain text with columns side by side, those in `numbers` to the right.
+    r"""Align the columns of rows of plain text; those in `numbers` to the right.
 
     Example:
         >>> print(*aligned([("place", "spans"), ("executor 0", "1")], numbers=[1]), sep="\n")
@@ -99,7 +99,7 @@ def aligned(rows: Sequence[Sequence[str]], numbers: Sequence[int] = ()) -> list[
 
 
 def folded(text: str, width: int | None = None) -> str:
-    """Help whose long lines go on below the place where their explanation begins.
+    """Wrap help text; continuation lines are indented to the start of the explanation.
 
     Example:
         >>> print(folded("name    what it is and what it does", width=24))

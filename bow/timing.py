@@ -1,21 +1,21 @@
-"""Timing ways of doing the same against each other, in turns: what else the machine does hits all alike."""
+"""Time alternatives in turns, so that disturbances by other load affect all alike."""
 
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-WARM_UP = 3  # runs before anything is timed: the first ones compile, start threads and fill caches
+WARM_UP = 3  # runs before timing: the first ones compile, start threads and fill caches
 
 
 class TimedCase(Protocol):
-    """Something that is timed."""
+    """A case to time."""
 
     def run(self) -> object:
-        """Do it once."""
+        """Run it once."""
 
     def rest(self) -> None:
-        """Its window is over: its threads shall not be in the way of the next case."""
+        """Called after its window: its threads must not disturb the next case."""
 
 
 def time_in_turns(
@@ -26,7 +26,7 @@ def time_in_turns(
     progress: Callable[[str], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, tuple[float, ...]]:
-    """Seconds of a run, by case and turn; every case has a window before any has the next, in changing order."""
+    """Return seconds per run, by case and turn; in every turn each case has one window, in alternating order."""
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     try:
         for turn in range(turns):
@@ -44,7 +44,7 @@ def time_in_turns(
 
 
 def time_window(run: Callable[[], object], window_s: float, clock: Callable[[], float] = time.perf_counter) -> float:
-    """Seconds of a run, over a window of so many seconds, one run at least."""
+    """Return seconds per run, over a window of `window_s` seconds, of at least one run."""
     runs, began = 0, clock()
     while True:
         run()
@@ -54,5 +54,5 @@ def time_window(run: Callable[[], object], window_s: float, clock: Callable[[], 
 
 
 def ratio_in_turns(own: Sequence[float], other: Sequence[float]) -> float:
-    """The median over turns of one case's seconds over another's: noise of a moment hits both."""
+    """Return the median over turns of the ratio of two cases' seconds: momentary noise affects both."""
     return statistics.median(first / second for first, second in zip(own, other, strict=True))

@@ -1,4 +1,4 @@
-"""Numbers and paths that users give, each checked and refused in one sentence."""
+"""Validate numbers and paths that users give; errors are one sentence."""
 
 import inspect
 import math
@@ -10,10 +10,10 @@ from typing import Any
 
 from bow.errors import BowError, SettingError
 
-LARGEST = 2**63 - 1  # the largest whole number that torch takes
-PROCESSES_PER_CORE = 4  # more would only wait for each other
+LARGEST = 2**63 - 1  # the largest integer that torch accepts
+PROCESSES_PER_CORE = 4  # more would only compete
 LONGEST_NAME = 255
-LONGEST_PATH = 4095  # bytes that a file's name and its path have at most on Linux and macOS
+LONGEST_PATH = 4095  # limits in bytes of a file name and a path on Linux and macOS
 
 
 def whole(
@@ -26,7 +26,7 @@ def whole(
     also: str = "",
     remedy: str = "",
 ) -> int:
-    """A whole number as an `int`; those of NumPy count, and whatever else has `__index__`."""
+    """Check an integer and return it as `int`; accepts NumPy's, and anything with `__index__`."""
     try:
         given = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -40,12 +40,12 @@ def whole(
 
 
 def processes(name: str, value: Any, cores: int, also: str = "") -> int:
-    """A number of processes that a machine with so many cores can bear."""
+    """Check a number of processes against a machine's number of cores."""
     return whole(name, value, most=PROCESSES_PER_CORE * cores, also=also, remedy=f"use {name}={cores}")
 
 
 def whole_seed(value: Any) -> int:
-    """A seed as an `int`: any whole number that torch's generators take."""
+    """Check a seed: any integer that torch's generators accept."""
     return whole("seed", value, least=-(2**63), most=2**64 - 1, words="a whole number from -2**63 to 2**64 - 1")
 
 
@@ -60,7 +60,7 @@ def number(
     also: str = "",
     remedy: str = "",
 ) -> float:
-    """A finite number within bounds; those of NumPy count."""
+    """Check a finite number within bounds; accepts NumPy's."""
     bounds = {"above": above, "at least": least, "below": below, "at most": most}
     words = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None)
     if not is_finite(value):
@@ -73,7 +73,7 @@ def number(
 
 
 def is_finite(value: object) -> bool:
-    """Whether this is a number, and neither NaN nor infinite."""
+    """Whether a value is a number, and neither NaN nor infinite."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
     try:
@@ -83,15 +83,15 @@ def is_finite(value: object) -> bool:
 
 
 def parameter_names(function: Any) -> list[str]:
-    """What a function calls its parameters; nothing where that is unknown."""
+    """Return the names of a function's parameters; empty if unknown."""
     try:
         return list(inspect.signature(function).parameters)
-    except (TypeError, ValueError):  # of builtins there is none
+    except (TypeError, ValueError):  # builtins without a signature
         return []
 
 
 def given_path(name: str, value: Any, refusal: type[BowError] = SettingError) -> Path:
-    """A path with `~` expanded."""
+    """Check a path and expand `~`."""
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str):
         raise refusal(_refusal(name, "a path such as 'runs/first'", "", value, ""))
