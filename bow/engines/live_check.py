@@ -248,9 +248,8 @@ class LiveCheck:
                 if noise is not None:
                     own.row.detach().mul_(_factors(own.row, noise))
                     modes.enter_context(_RoundingNoise(noise))
-                learned = self._tasks.run(
-                    learner, tree_map_only(Tensor, Tensor.clone, batch)
-                )  # the step may write to it
+                # A copy, since the step may write to its batch.
+                learned = self._tasks.run(learner, tree_map_only(Tensor, Tensor.clone, batch))
             return self.run_of(learner, learned.loss.clone(), dict(learned.metrics)), comparable()
 
     def _spread(self, learner: int, batch: Batch, numbers: Numbers, run: TaskRun) -> dict[str, float]:

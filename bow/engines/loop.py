@@ -22,18 +22,16 @@ from bow.replicas import LearnerGroup
 from bow.schedule import Span
 from bow.sync import DropRule, Synchroniser
 
+# Limit of rounds passed to an engine at once, so that not all batches of an epoch are in memory.
 MAX_ROUNDS_TOGETHER = 64
-"""Rounds that are handed to an engine at once, at most, so that not all batches of an epoch are in memory."""
 
-TURNS_S = 0.1
-"""What learners may take without anybody seeing to signals and progress."""
+TURNS_S = 0.1  # longest time (s) between two checks for signals and progress output
 
 
 class Loop(abc.ABC):
     """The rounds of one device: `RoundLoop` on a host, `DeviceRoundLoop` on a device with streams."""
 
-    brings_batches: ClassVar[bool] = False
-    """Whether it brings batches to its device itself, where learners do not compute on the host."""
+    brings_batches: ClassVar[bool] = False  # whether the loop copies batches to its device itself
 
     def __init__(self, context: RoundContext, name: str, *, keeps_step: bool) -> None:
         self.context = context
@@ -52,101 +50,101 @@ class Loop(abc.ABC):
     @property
     @abc.abstractmethod
     def description(self) -> str:
-        """The name of what really runs, after any fallback."""
+        """Name of the engine that actually runs, after any fallback."""
 
     @property
     @abc.abstractmethod
     def period(self) -> int:
-        """How many of the next rounds can be handed to `rounds` at once."""
+        """Number of coming rounds that can be passed to `rounds` at once."""
 
     @abc.abstractmethod
     def round(self, batches: Batches) -> Outcome:
-        """One learning task of every learner and, when it is due, the synchronisation task."""
+        """Run one learning task of every learner and, when it is due, the synchronisation task."""
 
     @abc.abstractmethod
     def rounds(self, batches: Sequence[Batches]) -> list[Outcome]:
-        """Some rounds."""
+        """Run several rounds."""
 
     @property
     def most_turns(self) -> int:
-        """How many learning tasks each learner can take next without waiting for others, where it owes them nothing."""
+        """Number of learning tasks that each learner can run next without waiting, if learners are independent."""
         return 1
 
     def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> list[Turns | None] | None:
-        """Let each learner take its batches [turns, batch], one after another; None: they go by rounds instead."""
+        """Run each learner's batches [turns, batch] one after another; return None if they have to run as rounds."""
         return None
 
     @abc.abstractmethod
     def close(self) -> None:
-        """End threads, and give pinned memory back; the next round takes them anew."""
+        """Stop the threads and free pinned memory; the next round reallocates both."""
 
     @property
     @abc.abstractmethod
     def engine_state(self) -> dict[str, Any]:
-        """What decides how later rounds run on this device, as plain values; `load_engine` takes it."""
+        """Plain values that decide how later rounds run on this device; `load_engine` restores them."""
 
     @abc.abstractmethod
     def load_engine(self, state: Mapping[str, Any]) -> None:
-        """Run rounds as another training would have."""
+        """Restore the state that `engine_state` returned."""
 
     @abc.abstractmethod
     def _resized(self) -> None:
-        """Learners were added or removed."""
+        """Called after learners were added or removed."""
 
     def catch_up(self) -> None:  # noqa: B027 - on a host, a round has ended when `round` returns
-        """Wait for rounds that are still under way, and act on what has come of them."""
+        """Wait for pending rounds, and handle their outcomes."""
 
     @property
     def compile_s(self) -> float | None:
-        """Seconds that compiling the learning task may take, 0 where it was done before; None: there is no choice."""
+        """Expected seconds of compiling the learning task, 0 if the result is cached; None if there is no choice."""
         return None
 
     @property
     def round_index(self) -> int:
-        """Completed rounds."""
+        """Number of completed rounds."""
         return self.context.round_index
 
     @property
     def num_restarts(self) -> int:
-        """How often a learner diverged and started again from z."""
+        """Number of times that a diverged learner was restarted from z."""
         self.catch_up()
         return self.context.restarts.num_restarts
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether all learners of this device have diverged round after round."""
+        """Whether all learners of this device have diverged in many consecutive rounds."""
         return self.context.restarts.is_hopeless
 
     def resize(self, learners: int) -> None:
-        """Have so many learners; new ones start from `z`, and the last ones go.
+        """Change the number of learners; new ones start from `z`, the last ones are removed.
 
-        Where there are several devices, all do this behind the same round, each with a number of its own.
+        All devices call this after the same round, each with a number of its own.
         """
         Resizing(self.context, self.catch_up, self._resized).resize(learners)
 
     def settle(self) -> None:
-        """Make `z` what the training has reached, for synchronisers that do not move it as they go."""
+        """Update `z` for synchronisers that leave it alone during training."""
         self.catch_up()
         self.context.averaging.settle()
 
     def record_spans(self) -> None:
-        """Record from now on what runs when."""
+        """Start recording spans."""
         self.context.log.spans = []
 
     def take_spans(self) -> list[Span]:
-        """What has run since `record_spans`; nothing is recorded any more."""
+        """Stop recording, and return the recorded spans."""
         spans, self.context.log.spans = self.context.log.spans or [], None
         return spans
 
     def take_events(self) -> list[RoundEvent]:
-        """What happened since the last call and a user should know."""
+        """Return the events since the last call."""
         events, self.context.log.events = self.context.log.events, []
         return events
 
     def resume(
         self, round_index: int, restarts: int, drop: Mapping[str, Any], engine: Mapping[str, Any] | None
     ) -> None:
-        """Go on behind a round of another training; None: what its engine had come to is not known."""
+        """Continue after a round of an earlier training; `engine` is None if its engine's state is unknown."""
         if engine:
             self.load_engine(engine)
         self.context.log.round_index = round_index
@@ -155,7 +153,7 @@ class Loop(abc.ABC):
 
 
 def rounds_to_synchronise(context: RoundContext) -> int:
-    """How many rounds there are up to and with the next synchronisation task, as far as they are run as one."""
+    """Return the number of rounds up to and with the next synchronisation task, at most MAX_ROUNDS_TOGETHER."""
     ahead = range(1, MAX_ROUNDS_TOGETHER)
     due = context.averaging.due
     return next((n for n in ahead if due(context.round_index + n - 1)), MAX_ROUNDS_TOGETHER)
@@ -163,7 +161,7 @@ def rounds_to_synchronise(context: RoundContext) -> int:
 
 @final
 class RoundLoop(Loop):
-    """Rounds on the host: one has ended when the call returns."""
+    """Rounds on the host; each has ended when the call returns."""
 
     def __init__(
         self,
@@ -176,7 +174,7 @@ class RoundLoop(Loop):
         context = RoundContext(group, sync, settings, device)
         super().__init__(context, kind.name, keeps_step=not issubclass(kind, AheadRunner))
         self.runner = kind(self.context)
-        self._round_s = TURNS_S  # what one takes
+        self._round_s = TURNS_S  # duration of a round
         self._has_stepped = False
 
     @property
@@ -189,13 +187,13 @@ class RoundLoop(Loop):
 
     @property
     def period(self) -> int:
-        """Those up to the next synchronisation task where learners take batches as they come, otherwise one."""
+        """Rounds up to the next synchronisation task if learners take batches as they come, otherwise one."""
         if self.settings.dispatch == "fixed" or not self.runner.runs_ahead or len(self.group) == 1:
             return 1
         return rounds_to_synchronise(self.context)
 
     def rounds(self, batches: Sequence[Batches]) -> list[Outcome]:
-        """Some rounds; with `dispatch="first_come"` there is no barrier between synchronisation tasks."""
+        """Run several rounds; with `dispatch="first_come"` without a barrier between synchronisation tasks."""
         outcomes: list[Outcome] = []
         while left := batches[len(outcomes) :]:
             period = self.period
@@ -254,7 +252,7 @@ class RoundLoop(Loop):
         self.runner.resized()
 
     def _in_parts(self, batches: Batches, due: bool) -> Outcome:
-        """Learning tasks, optimizer and, when it is `due`, the synchronisation task, in the order of its timing."""
+        """Run learning tasks, optimizer and, when `due`, the synchronisation task, in the order of its timing."""
         averaging, log = self.context.averaging, self.context.log
         averaging.begin(due)
         began = time.perf_counter_ns()
@@ -267,7 +265,7 @@ class RoundLoop(Loop):
         return outcome
 
     def _step(self, outcome: Outcome, due: bool) -> None:
-        """The optimizer, and the rest of a synchronisation task."""
+        """Run the optimizer, and finish a synchronisation task."""
         context, self._has_stepped = self.context, True
         step_learners(context, outcome, due)
         context.restarts.after_step(outcome)
@@ -275,7 +273,7 @@ class RoundLoop(Loop):
             context.averaging.after_step(context.round_index)
 
     def _end_round(self, outcome: Outcome, due: bool) -> None:
-        """Restarts, of learners that diverged or of all."""
+        """Restart learners that diverged, or all learners after a drop."""
         context, rows = self.context, self.group.matrix
         restarts = context.restarts
         if self.sync.follows(self.group.num_all) and not (restarts.gives_weights and outcome.any_diverged):
@@ -289,7 +287,7 @@ class RoundLoop(Loop):
 
     @torch.no_grad()
     def _rounds_ahead(self, batches: Sequence[Batches]) -> list[Outcome]:
-        """Those of these rounds that can be run without a barrier between them; none unless several can."""
+        """Run those of these rounds that need no barrier between them; return [] unless there are several."""
         runner = self.runner
         if len(batches) == 1 or not isinstance(runner, AheadRunner):
             return []
@@ -299,8 +297,8 @@ class RoundLoop(Loop):
         context = self.context
         due = context.averaging.due(context.round_index + len(batches) - 1)
         context.restarts.observe_learning_rate()
-        self.group.gather_buffers()  # for learners that diverge meanwhile
-        with Uninterrupted():  # learners step as they go
+        self.group.gather_buffers()  # for learners that restart meanwhile
+        with Uninterrupted():  # learners step during these rounds
             with out_of_memory_explained(len(self.group), self.group.device, self.settings.offload):
                 outcomes = runner.learn_ahead(batches, due)
             for outcome in outcomes[:-1] if due else outcomes:
@@ -315,7 +313,7 @@ class RoundLoop(Loop):
 
 
 def step_learners(context: RoundContext, outcome: Outcome, due: bool) -> None:
-    """Step learners with their gradients: averaged before, where the synchroniser does that, and clipped."""
+    """Step learners with their gradients, clipped, and averaged first if the synchroniser does so."""
     group, stepping = context.group, outcome.healthy
     if outcome.any_diverged:
         for learner, diverged in zip(group.learners, outcome.diverged, strict=True):
@@ -328,16 +326,15 @@ def step_learners(context: RoundContext, outcome: Outcome, due: bool) -> None:
 
 
 def step_row(context: RoundContext, learner: int) -> None:
-    """Step one learner with its gradient."""
     clip(context.group.matrix.gradients[learner : learner + 1], context.settings.clip_norm)
     context.group.optimizer.step([j == learner for j in range(len(context.group))])
 
 
 def step_alone(context: RoundContext, learner: int, finite: bool) -> bool:
-    """Step one learner with its gradient while others learn; not for two threads at once.
+    """Step one learner with its gradient while others learn; not thread-safe.
 
-    A learner that diverged starts again from `z`, which does not move meanwhile, with the buffers that the central
-    model had when these rounds began: those of the others are being written to.
+    A diverged learner restarts from `z`, which does not move meanwhile, with the buffers that the central model had
+    when these rounds began: the other learners are writing to theirs.
     """
     group = context.group
     if finite:
@@ -355,6 +352,6 @@ def clip(gradients: Shaped[Tensor, "learners parameters"], limit: float | None) 
 
 
 def clip_factors(gradients: Shaped[Tensor, "learners parameters"], limit: float) -> Shaped[Tensor, "learners 1"]:
-    """What scales each learner's gradient to a norm of at most `limit`."""
+    """Return the factors that scale each learner's gradient to a norm of at most `limit`."""
     norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
     return torch.clamp(limit / (norms + 1e-6), max=1.0)

@@ -1,7 +1,8 @@
-"""What learners cost a device in memory, predicted without making them.
+"""Predict the device memory that learners need without creating them.
 
-The prediction is one from below. Rows, optimizer states and buffers are exact; activations are what the backward pass
-needs, without what comes and goes within an operator. What is said not to fit does not; what nearly fits may not.
+The prediction is a lower bound. Rows, optimizer states and buffers are exact; activations are the tensors saved for the
+backward pass, without temporaries inside operators. If it exceeds the memory, learners do not fit; if it nearly does,
+they may not fit.
 """
 
 import contextlib
@@ -25,19 +26,16 @@ from bow.replicas import OptimizerFactory, ReplicaMatrix, has_lazy_modules, kind
 from bow.replicas.layout import ALIGNMENT
 from bow.sync import Synchroniser, is_plain_sma
 
-Place: TypeAlias = torch.device | StreamDevice
-"""Where learners are."""
-
+Place: TypeAlias = torch.device | StreamDevice  # where learners reside
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 WORKSPACE_CONFIG = "CUBLAS_WORKSPACE_CONFIG"
 WORKSPACE_BYTES = 8_519_680
-WORKSPACE_BYTES_HOPPER = 2**25
-"""What cuBLAS keeps for each of its handles on each stream, as torch sets it up."""
+WORKSPACE_BYTES_HOPPER = 2**25  # cuBLAS workspace per handle and stream, as torch sets it up
 
 
 def bytes_text(count: float) -> str:
-    """A number of bytes as people read it.
+    """Format a number of bytes.
 
     Example:
         >>> bytes_text(3 * 2**20), bytes_text(512), bytes_text(25 * 2**30)
@@ -51,7 +49,7 @@ def bytes_text(count: float) -> str:
 
 @dataclass(frozen=True)
 class MemoryNeed:
-    """What k learners need of a device's memory, in bytes: `k learner + min(k, m) task + device`."""
+    """Memory of k learners on a device, in bytes: `k learner + min(k, m) task + device`."""
 
     learners: int  # k
     row_bytes: int  # the trainable parameters of one learner, padding included
@@ -60,42 +58,42 @@ class MemoryNeed:
     rows_per_device: int = 4  # z, its next value, the sum, what the synchroniser keeps, and a moving average of z
     buffer_bytes: int = 0  # buffers of one module
     frozen_bytes: int = 0  # parameters that are not trained, which all learners share
-    activation_bytes: int | None = None  # what the backward pass of one learning task needs; None where that is unknown
-    learners_at_once: int | None = None  # m, learning tasks that are under way at the same time; None: all
-    workspace_bytes: int = 0  # what libraries keep for each of those
+    activation_bytes: int | None = None  # saved by one learning task for its backward pass; None: unknown
+    learners_at_once: int | None = None  # m, learning tasks that run at the same time; None: all
+    workspace_bytes: int = 0  # of libraries, for each of those
 
     @property
     def learner_bytes(self) -> int:
-        """What each further learner adds for as long as it is there."""
+        """Memory of each further learner."""
         return (self.rows_per_learner + self.state_tensors) * self.row_bytes + self.buffer_bytes
 
     @property
     def task_bytes(self) -> int:
-        """What a learning task adds while it is under way: activations first, gradients in the end."""
+        """Memory of a running learning task: activations first, gradients in the end."""
         return max(self.activation_bytes or 0, 2 * self.row_bytes) + self.workspace_bytes
 
     @property
     def num_tasks(self) -> int:
-        """Learning tasks that are under way at the same time."""
+        """Number of learning tasks that run at the same time."""
         return self.learners if self.learners_at_once is None else min(self.learners, self.learners_at_once)
 
     @property
     def device_bytes(self) -> int:
-        """What the device holds whatever the number of learners; the central model has buffers too."""
+        """Memory independent of the number of learners; the central model has buffers too."""
         return self.rows_per_device * self.row_bytes + self.frozen_bytes + self.buffer_bytes
 
     @property
     def held_bytes(self) -> int:
-        """What is there between two rounds."""
+        """Memory in use between two rounds."""
         return self.learners * self.learner_bytes + self.device_bytes
 
     @property
     def total_bytes(self) -> int:
-        """Everything, as far as it is known."""
+        """All memory that is known."""
         return self.held_bytes + self.num_tasks * self.task_bytes
 
     def fitting(self, room_bytes: int) -> int:
-        """How many learners fit into so many bytes, 0 if not even one does.
+        """Return how many learners fit into this many bytes, 0 if not even one does.
 
         Example:
             >>> need = MemoryNeed(learners=8, row_bytes=10, learners_at_once=1)
@@ -125,7 +123,7 @@ def predict_memory(
     offload: bool = False,
     moving_average: bool = False,
 ) -> MemoryNeed:
-    """Predict what a training needs of its device, without making or running any of it."""
+    """Predict the device memory of a training without creating or running it."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
     lazy = has_lazy_modules(model)
@@ -155,9 +153,9 @@ def predict_memory(
 
 
 def saved_bytes(model: nn.Module, batch: Batch, precision: str | None = None) -> list[int] | None:
-    """Sizes of what the forward pass of a batch keeps for the backward pass, one for each allocation.
+    """Return the sizes of the allocations that a forward pass saves for the backward pass.
 
-    It runs on the meta device, where tensors have shapes and no memory; None where the model cannot.
+    It runs on the meta device, where tensors have shapes and no memory; None if the model cannot.
     """
     kept: dict[int, Tensor] = {}
 
@@ -183,12 +181,12 @@ def saved_bytes(model: nn.Module, batch: Batch, precision: str | None = None) ->
 
 
 class _FusedAttention(TorchFunctionMode):
-    """Attention as the devices run it. On the meta device it would keep the matrix of all pairs, which they do not."""
+    """Run attention as devices do; by default, the meta device would save the matrix of all pairs."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is scaled_dot_product_attention:
-            with contextlib.suppress(Exception):  # shapes that it does not take
+            with contextlib.suppress(Exception):  # unsupported shapes
                 return self._fused(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -199,7 +197,7 @@ class _FusedAttention(TorchFunctionMode):
 
 
 def _on_meta(model: nn.Module) -> nn.Module:
-    """A copy on the meta device, without copying what the model holds first."""
+    """Copy a model to the meta device, without copying its tensors first."""
     tensors = {id(tensor): tensor for tensor in itertools.chain(model.parameters(), model.buffers())}
     memo: dict[int, Any] = {}
     for key, tensor in tensors.items():
@@ -213,17 +211,17 @@ def _as_bfloat16(tensor: Tensor) -> Tensor:
 
 
 def _on_device(sizes: Sequence[int], offload: bool) -> int:
-    """What of a learning task's activations is on the device at the same time, at least."""
+    """Return a lower bound of a task's activations that are on the device at the same time."""
     if not offload:
         return sum(sizes)
-    from bow.engines.saved_tensors import LEAVING, MIN_BYTES  # which few trainings do
+    from bow.engines.saved_tensors import LEAVING, MIN_BYTES  # rarely needed
 
     large = sorted(size for size in sizes if size >= MIN_BYTES)
     return sum(size for size in sizes if size < MIN_BYTES) + sum(large[-LEAVING - 1 :])
 
 
 def _rows_of(sync: Synchroniser, averages: bool) -> tuple[bool, int]:
-    """Whether a synchroniser asks for rows of corrections, and how many vectors it keeps, seen by trying."""
+    """Return whether a synchroniser needs rows of corrections, and how many vectors it keeps, found by a trial run."""
     rows = ReplicaMatrix(ALIGNMENT, 2, torch.float32, torch.device("cpu"))
     try:
         with torch.no_grad():
@@ -234,13 +232,13 @@ def _rows_of(sync: Synchroniser, averages: bool) -> tuple[bool, int]:
                 sync.prepare(rows)
                 sync.contribute(rows, 2, 2)
                 sync.apply(rows, 2, 2)
-    except Exception:  # a synchroniser of somebody's own, which wants other learners than these
+    except Exception:  # a user's own synchroniser that rejects these learners
         return False, 0
     return rows.has_corrections, len(rows.state)
 
 
 def is_cpu(place: Place) -> bool:
-    """Whether this is a CPU, and no device with streams."""
+    """Return whether this is a CPU and not a device with streams."""
     return isinstance(place, torch.device) and place.type == "cpu"
 
 

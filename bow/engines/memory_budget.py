@@ -1,4 +1,4 @@
-"""Whether there is room for learners: asked before they are made, and what becomes of a round that finds none."""
+"""Memory budget of learners: check it before they are created, and explain rounds that run out of memory."""
 
 import contextlib
 import functools
@@ -19,41 +19,37 @@ from bow.errors import DeviceMemoryError, SettingError
 from bow.replicas import OptimizerFactory, has_lazy_modules
 from bow.sync import Synchroniser
 
-MOST_LEARNERS = 4096
-"""Each is a module of its own, and takes milliseconds to make."""
-
-SPARE_SHARE = 2
-"""Rows for learners that may come take at most this part of what is left: a prediction from below needs a margin."""
-
+MOST_LEARNERS = 4096  # each has its own module, which takes milliseconds to create
+SPARE_SHARE = 2  # rows for later learners take at most 1 / SPARE_SHARE of the rest: a lower bound needs a margin
 OWN_LOSS = LearningConfig(own_loss)
 _ASKED = re.compile(r"ried to allocate ([\d.]+ \w+)")
 
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The memory of a device, and what learners would need of it.
+    """The memory of a device, and the needs of its learners.
 
-    On a device with streams, what is needed must be free. On a CPU, others may give memory back, and what is not used
-    for long may be written to disk: there, what is refused is more than the machine or the container has in all, and
-    activations, which are estimates, are left out.
+    On a device with streams the needed memory must be free. On a CPU other processes may free memory, and idle pages
+    may be swapped out: only needs above the total of the machine or container are refused, without activations, which
+    are estimates.
     """
 
-    place: Place  # where
+    place: Place
     model: nn.Module  # the template
     optimizer: OptimizerFactory  # makes the optimizer
-    sync: Synchroniser  # what keeps the learners together
-    engine: str  # the name of the engine that runs them
-    batch: Batch | None = None  # one of a learner's, where `loss` takes it; None: activations are not known
+    sync: Synchroniser
+    engine: str  # name
+    batch: Batch | None = None  # one learner's, where `loss` takes it; None: activations are unknown
     task: LearningConfig = OWN_LOSS
-    moving_average: bool = False  # whether one of the central model is kept
+    moving_average: bool = False  # of the central model
 
     @property
     def bytes(self) -> int:
-        """What there is."""
+        """Available bytes."""
         return device_memory.host_memory()[0] if is_cpu(self.place) else device_memory.free_bytes(self.place)
 
     def need(self, learners: int) -> MemoryNeed:
-        """What so many learners need."""
+        """Return the needs of this many learners."""
         return predict_memory(
             self.model,
             self.optimizer,
@@ -68,13 +64,13 @@ class MemoryBudget:
         )
 
     def most(self, wanted: int) -> int:
-        """As many learners as there is room for, up to those that are wanted; 0 if there is none."""
+        """Return how many of the wanted learners fit, 0 if none does."""
         room = self.bytes
         fitting = max(self.need(wanted).fitting(room), int(self.need(1).total_bytes <= room))
         return min(wanted, fitting, MOST_LEARNERS)
 
     def check(self, learners: int) -> int:
-        """Refuse learners that do not fit."""
+        """Raise if learners do not fit; return the bytes that rows of later learners may take."""
         room, need = self.bytes, self.need(learners)
         if learners > MOST_LEARNERS:
             raise SettingError(
@@ -94,7 +90,7 @@ class MemoryBudget:
         raise SettingError(f"{wanted}, {self._there(room)}; use {self._remedies(one, room)}")
 
     def check_more(self, learners: int, wanted: int) -> None:
-        """Refuse more than the learners that there are, where there is no room; their rows are reserved."""
+        """Raise if there is no room for more learners, whose rows are already reserved."""
         if wanted <= learners:
             return
         room, more = self.bytes, self.need(wanted)
@@ -108,7 +104,7 @@ class MemoryBudget:
             )
 
     def report(self, learners: int) -> str | None:
-        """What a training holds on a device with streams, beside what was predicted; None on a CPU."""
+        """Describe the used and the predicted memory of a device with streams; None on a CPU."""
         if not isinstance(self.place, StreamDevice):
             return None
         return (
@@ -134,7 +130,7 @@ class MemoryBudget:
         return f"{device} has {bytes_text(room)} free"
 
     def _remedies(self, one: MemoryNeed, room: int) -> str:
-        """What could make one learner fit."""
+        """Suggest how to make one learner fit."""
         if one.held_bytes > room or not one.activation_bytes:
             return "a smaller model"
         return _any_of(["a smaller batch_size"] + ([] if self.task.offload else ["offload=True"]))
@@ -142,10 +138,10 @@ class MemoryBudget:
 
 @contextlib.contextmanager
 def out_of_memory_explained(learners: int, device: torch.device, offload: bool = False) -> Iterator[None]:
-    """Around a round: running out of memory becomes one sentence, which holds nothing on the device.
+    """Turn an out-of-memory error of a round into one sentence that keeps nothing alive on the device.
 
-    A learning task that fails has changed no weights, no central model and no optimizer state: the training can be
-    saved, or go on with less.
+    A failed learning task has changed no weights, no central model and no optimizer state: the training can be saved,
+    or continue with less.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""`offload=True`: which learning tasks can offload, and what puts them into the context that does."""
+"""`offload=True`: check that the engine supports it, and run learning tasks in the context that offloads."""
 
 import contextlib
 import itertools
@@ -18,15 +18,14 @@ from bow.replicas import LearnerGroup
 if TYPE_CHECKING:
     from bow.engines.saved_tensors import Offload
 
+# Makes the context around the forward and backward pass of a learner's task on a batch.
 Around: TypeAlias = Callable[[int, Batch], contextlib.AbstractContextManager[None]]
-"""Makes the context around forward and backward pass of a learner's task on a batch."""
 
-OFFLOADING = ("eager", "streams")
-"""The engines whose learning tasks are run by autograd every time. In a graph or a fused task nothing is saved."""
+OFFLOADING = ("eager", "streams")  # engines that run autograd in every task; graphs and fused tasks save no tensors
 
 
 def check_offload(offload: bool, engine: str, *, streams: bool) -> None:
-    """Refuse an engine that cannot offload.
+    """Raise if an engine cannot offload.
 
     Warns:
         UserWarning: `offload=True` has no effect on a CPU.
@@ -43,7 +42,7 @@ def check_offload(offload: bool, engine: str, *, streams: bool) -> None:
 
 
 class OffloadedTasks:
-    """Puts every learning task of a group of learners into the context of a `Offload`."""
+    """Run every learning task of a group of learners in the context of an `Offload`."""
 
     def __init__(
         self, group: LearnerGroup, device: StreamDevice, *, at_once: bool, min_bytes: int | None = None
@@ -56,18 +55,18 @@ class OffloadedTasks:
         self._making = threading.Lock()
 
     def __call__(self, learner: int, batch: Batch) -> contextlib.AbstractContextManager[None]:
-        """The context of one learning task, on the current stream."""
+        """Return the context of one learning task, on the current stream."""
         module = self._group.learners[learner].module
         tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
         return self._of(learner).task(itertools.chain(module.parameters(), module.buffers(), tensors))
 
     def close(self) -> None:
-        """Wait for the copies, and give the pinned memory back."""
+        """Wait for the copies, and free the pinned memory."""
         for each in self._offloads.values():
             each.close()
 
     def _of(self, learner: int) -> "Offload":
-        from bow.engines.saved_tensors import MIN_BYTES, Offload  # which few trainings do
+        from bow.engines.saved_tensors import MIN_BYTES, Offload  # rarely needed
 
         name = f"offload of learner {learner}" if self._at_once else "offload"
         with self._making:
@@ -80,5 +79,5 @@ class OffloadedTasks:
 def offloaded_tasks(
     offload: bool, group: LearnerGroup, device: StreamDevice | None, *, at_once: bool
 ) -> OffloadedTasks | None:
-    """What offloads what the learning tasks of a group save; None where nothing is offloaded."""
+    """Return the offloading contexts of a group's learning tasks; None if nothing is offloaded."""
     return OffloadedTasks(group, device, at_once=at_once) if offload and device is not None else None

@@ -1,4 +1,4 @@
-"""What goes into a round and what comes out of it."""
+"""Settings, outcomes and events of rounds."""
 
 import functools
 import statistics
@@ -18,13 +18,13 @@ from bow.errors import SettingError
 from bow.schedule import Schedule
 from bow.values import number
 
+# A non-finite learner restarts unless the training is hopeless; always restarts; raises an error.
 OnNan: TypeAlias = Literal["restart", "continue", "error"]
-"""What happens to a learner that leaves the finite numbers: it starts again, unless that is hopeless; always; never."""
 
 
 @dataclass(frozen=True)
 class LearningConfig:
-    """What the learning tasks of a training have in common; engines read it."""
+    """Settings of a training's learning tasks, read by engines."""
 
     step: Step
     _: KW_ONLY
@@ -32,7 +32,7 @@ class LearningConfig:
     on_nan: OnNan = "restart"
     seed: int = 0
     batch_size: int | None = None  # samples of a usual batch, if known; shorter ones are not captured
-    rounds: int | None = None  # that the training will have, if known: whether compiling pays
+    rounds: int | None = None  # of the whole training, if known: decides whether compiling pays
     engine: Engine = DEFAULT_ENGINE
 
     def __post_init__(self) -> None:
@@ -42,10 +42,10 @@ class LearningConfig:
 
     @functools.cached_property
     def task_step(self) -> Step:
-        """What a learning task does: the step, or several on parts of its batch."""
+        """The step of a learning task: the user's, or an accumulating one around it."""
         if self.engine.accumulate == 1:
             return self.step
-        from bow.engines.accumulation import accumulating  # which few trainings do
+        from bow.engines.accumulation import accumulating  # rarely needed
 
         return accumulating(self.step, self.engine.accumulate)
 
@@ -56,12 +56,10 @@ class LearningConfig:
 
     @property
     def compile(self) -> bool:
-        """Whether learning tasks are compiled where the engine has a choice."""
         return self.engine.compile
 
     @property
     def dispatch(self) -> Dispatch:
-        """How batches are dealt."""
         return self.engine.dispatch
 
     @property
@@ -71,23 +69,22 @@ class LearningConfig:
 
     @property
     def offload(self) -> bool:
-        """Whether a learning task keeps what its backward pass needs in host memory."""
         return self.engine.offload
 
     def compiled(self, compile: bool) -> "LearningConfig":
-        """The same with learning tasks that are compiled, or are not."""
+        """Return these settings with `compile` replaced."""
         return replace(self, engine=replace(self.engine, compile=compile))
 
 
 def check_clipping(clip_norm: object) -> None:
-    """Refuse a largest gradient norm that is none."""
+    """Raise unless this is a positive norm or None."""
     if clip_norm is not None:
         number("clip_norm", clip_norm, above=0, also="None for no clipping")
 
 
 @dataclass(frozen=True)
 class RoundEvent:
-    """Something that happened in a round and that the user should hear of."""
+    """An event in a round that the user should know about."""
 
     round: int
     event: str
@@ -96,15 +93,15 @@ class RoundEvent:
 
 @dataclass(frozen=True)
 class Turns:
-    """What the learning tasks left that a learner took one after another, with a step behind each."""
+    """Results of learning tasks that a learner ran one after another, with a step after each."""
 
     losses: Shaped[Tensor, " turns"]  # before each step
-    finite: bool  # whether it stayed so; if not, it has ended with the turn that did not
+    finite: bool  # of all turns; a turn that is not finite is the last one
 
 
 @dataclass
 class SideBySide:
-    """What learners bring that run at the same time: a task is timed alone now and then, and the round behind it."""
+    """Speedup of learners that run in parallel: a task is timed alone now and then, and the round after it."""
 
     learners: int
     at_once: int
@@ -121,16 +118,16 @@ class SideBySide:
 
 @dataclass
 class Outcome:
-    """What the learning tasks of a round left besides the gradients in `G`.
+    """Results of a round's learning tasks besides the gradients in `G`.
 
     Batch j of a round is learner j's, unless learners take batches as they come.
 
     Attributes:
         losses: before the step; NaN for learners without a batch.
-        finite: whether loss and gradient are finite; on a CPU also the weights behind the step.
+        finite: whether loss and gradient are finite; on a CPU also the weights after the step.
         active: which learners had a batch.
-        metrics: what the step returned besides the loss, one value per learner.
-        taken_by: by batch, the learner that took it, where that is not the batch's own.
+        metrics: values that the step returned besides the loss, one per learner.
+        taken_by: by batch, the learner that took it; None if each learner took its own.
     """
 
     losses: Shaped[Tensor, " learners"]
@@ -147,7 +144,7 @@ class Outcome:
         return [active and finite for active, finite in zip(self.active, self.finite.tolist(), strict=True)]
 
     def take_out(self, finite: Bool[Tensor, " learners"]) -> None:
-        """Count learners as diverged that are not finite for a further reason."""
+        """Mark further learners as diverged, those that are not `finite`."""
         self.finite = self.finite & finite
         self.__dict__.pop("healthy", None)
 
@@ -158,5 +155,4 @@ class Outcome:
 
     @property
     def any_diverged(self) -> bool:
-        """Whether any did."""
         return self.healthy is not self.active and any(self.diverged)

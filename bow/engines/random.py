@@ -1,4 +1,4 @@
-"""Random numbers of learning tasks: derived from the seed, and none of the user's own are used up."""
+"""Random numbers of learning tasks: derived from the seed, without consuming the user's own."""
 
 import contextlib
 import functools
@@ -14,16 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bow.seeds import derive_seed
 
-COMPILER = "torch._dynamo"
-"""Importing it takes a second, and torch does so in places that compile nothing."""
-
-DEFAULT_GENERATOR = threading.Lock()
-"""Held while operators of learning tasks use the one default generator that all threads share."""
+COMPILER = "torch._dynamo"  # importing it takes a second, and torch does so in places that compile nothing
+DEFAULT_GENERATOR = threading.Lock()  # held while operators of learning tasks use the default generator of all threads
 
 
 @contextlib.contextmanager
 def task_random(device: torch.device) -> Iterator[torch.Generator]:
-    """Lend the default generator of a device to learning tasks and put its state back afterwards."""
+    """Yield the default generator of a device, and restore its state afterwards."""
     on_gpu = device.type == "cuda"
     generator = torch.cuda.default_generators[device.index or 0] if on_gpu else torch.default_generator
     state = generator.get_state()
@@ -34,7 +31,7 @@ def task_random(device: torch.device) -> Iterator[torch.Generator]:
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode whose operators run without torch's compiler, as long as nobody else imports it."""
+    """A dispatch mode that does not import torch's compiler."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)  # type: ignore[no-untyped-call]
@@ -51,10 +48,10 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class OwnNumbers(DispatchMode):
-    """Within it, operators draw from a generator of their own, the numbers that the default one would give.
+    """Dispatch mode in which operators draw from a separate generator, the numbers of the default one.
 
-    The default generator is one for all threads: what learners that run at the same time draw from it would depend on
-    who comes first.
+    The default generator is shared by all threads: draws of learners that run at the same time would depend on their
+    order.
     """
 
     def __init__(self, seed: int) -> None:
@@ -75,7 +72,7 @@ class OwnNumbers(DispatchMode):
         return func(*args, **{**kwargs, "generator": self._generator})
 
     def _lent(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Call an operator that takes no generator while the default one is in the state of this one."""
+        """Call an operator that takes no generator, with the default one in the state of this one."""
         default = torch.default_generator
         with DEFAULT_GENERATOR:
             state = default.get_state()
@@ -88,10 +85,10 @@ class OwnNumbers(DispatchMode):
 
 
 class NumbersOfGraph(OwnNumbers):
-    """Within it, operators draw what those of a step graph draw, which have a stream each.
+    """Dispatch mode in which operators draw the numbers of a step graph's operators, which have a stream each.
 
     Attributes:
-        num_draws: operators that have drawn so far.
+        num_draws: number of operators that have drawn so far.
     """
 
     def __init__(self, seed: int, operators: Sequence[int]) -> None:
@@ -111,10 +108,10 @@ class NumbersOfGraph(OwnNumbers):
 
 
 def uncompiled() -> contextlib.AbstractContextManager[Any]:
-    """A context in which what `torch.compile` compiled runs as it was written, in all threads.
+    """Return a context in which code compiled by `torch.compile` runs uncompiled, in all threads.
 
-    Compiled code refuses to run under `OwnNumbers` and `DrawWatch`, and what torch comes across for the first time
-    under them it never compiles any more.
+    Compiled code refuses to run under `OwnNumbers` and `DrawWatch`, and torch never compiles code that it first
+    encounters under them.
     """
     if COMPILER not in sys.modules:  # then nothing is compiled, and importing it takes seconds
         return contextlib.nullcontext()
@@ -123,14 +120,14 @@ def uncompiled() -> contextlib.AbstractContextManager[Any]:
 
 
 class DrawWatch:
-    """Sees what learning tasks draw from the CPU's default generator; one `with` block for each task.
+    """Observe draws of learning tasks from the CPU's default generator; one `with` block for each task.
 
     Attributes:
         draws: whether they draw at all.
-        entangled: whether they draw what `OwnNumbers` around a forward pass does not cover: in the backward pass, from
-            a generator of the user's, by an operator that is not declared as random, or after the state was changed
-            (activation checkpointing sets it back to draw a dropout mask for the second time); or whether they take
-            forward-mode derivatives, which only one thread at a time can.
+        entangled: whether they draw numbers that `OwnNumbers` around a forward pass does not cover: in the backward
+            pass, from a generator of the user's, by an operator that is not declared as random, or after the state was
+            changed (activation checkpointing resets it to draw a dropout mask again); or whether they take forward-mode
+            derivatives, which only one thread at a time can.
     """
 
     def __init__(self, *, operators: bool) -> None:
@@ -152,7 +149,7 @@ class DrawWatch:
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:
-        """Around a task's forward pass."""
+        """Context of a task's forward pass."""
         self._in_forward = True
         try:
             yield
@@ -160,13 +157,13 @@ class DrawWatch:
             self._in_forward = False
 
     def see(self, *, foreign: bool) -> None:
-        """An operator is going to draw, from the default generator or from a foreign one."""
+        """Called before an operator draws, from the default generator or from a `foreign` one."""
         self.draws = True
         if foreign or not self._in_forward or self._moved():
             self.entangled = True
 
     def saw(self) -> None:
-        """It has drawn."""
+        """Called after it has drawn."""
         self._left = torch.default_generator.get_state()
 
     def _moved(self) -> bool:
@@ -182,7 +179,7 @@ class _Watching(DispatchMode):
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if forward_ad._current_level >= 0:  # all threads have one level of dual numbers
+        if forward_ad._current_level >= 0:  # the level of dual numbers is shared by all threads
             self._watch.entangled = True
         if not is_random(func):
             return func(*args, **kwargs)
@@ -194,7 +191,7 @@ class _Watching(DispatchMode):
 
 
 class NoGenerators(DispatchMode):
-    """Within it, no operator takes a generator: of several learners at once, each has to draw the same from it."""
+    """Dispatch mode that refuses generators, from which one draw would serve all learners at once."""
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -207,18 +204,17 @@ class NoGenerators(DispatchMode):
 
 @functools.cache
 def is_random(operator: OpOverload) -> bool:
-    """Whether an operator draws random numbers."""
     return torch.Tag.nondeterministic_seeded in operator.tags
 
 
 def given_generator(operator: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The generator that a call names; None where it is the default one."""
+    """Return the generator that a call names; None for the default one."""
     position = _position(operator)
     return args[position] if position is not None and position < len(args) else kwargs.get("generator")
 
 
 @functools.cache
 def _position(operator: OpOverload) -> int | None:
-    """Where the generator stands among an operator's arguments; None where it takes none."""
+    """Return the index of the generator among an operator's arguments; None if it takes none."""
     names = [argument.name for argument in operator._schema.arguments]
     return names.index("generator") if "generator" in names else None

@@ -1,4 +1,4 @@
-"""Learners come and go."""
+"""Change the number of learners."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,7 @@ from bow.sync import Timing
 
 
 class Resizing:
-    """Changes how many learners a device has, between two rounds."""
+    """Change the number of learners of a device, between two rounds."""
 
     def __init__(self, context: RoundContext, catch_up: Callable[[], None], resized: Callable[[], None]) -> None:
         self._group = context.group
@@ -18,7 +18,7 @@ class Resizing:
         self._resized = resized
 
     def resize(self, learners: int) -> None:
-        """Have so many learners; all devices do this behind the same round, each with a number of its own."""
+        """Set the number of learners; all devices call this after the same round, each with a number of its own."""
         wanted = self._group.world.all_gather(learners)
         self._averaging.check(wanted)
         if any(more > now for more, now in zip(wanted, self._group.by_device, strict=True)):
@@ -39,7 +39,7 @@ class Resizing:
             self._change(self._group.remove)
         while len(self._group) < learners:
             self._change(self._add, undo=self._group.remove)
-            if self._sync.timing is Timing.BEFORE_STEP:  # equal gradients keep learners equal only from equal states
+            if self._sync.timing is Timing.BEFORE_STEP:  # learners stay equal only with equal optimizer states
                 self._group.optimizer.copy_state(source=0, target=len(self._group) - 1)
 
     def _add(self) -> None:
@@ -51,12 +51,12 @@ class Resizing:
         self._catch_up()
         followed = self._sync.follows(self._group.num_all)
         change()
-        if followed:  # z moved with the only learner: averaging starts here, at rest
+        if followed:  # z followed the only learner: averaging starts now, without momentum
             self._sync.start(self._group.matrix)
             self._context.restarts.drop.take()
         try:
             self._resized()
-        except BaseException:  # there is no stream or no memory left for it
+        except BaseException:  # no stream or no memory is left for it
             if undo is not None:
                 undo()
                 self._resized()

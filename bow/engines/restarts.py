@@ -1,4 +1,4 @@
-"""Which learners start again from the central model, and when a training is beyond help."""
+"""Restart diverged learners from the central model; detect trainings that cannot recover."""
 
 import contextlib
 import math
@@ -13,22 +13,20 @@ from bow.errors import DivergenceError
 from bow.replicas import LearnerGroup
 from bow.sync import DropRule, Synchroniser, Timing
 
-HOPELESS_ROUNDS = 10
-"""After this many rounds in a row in which every learner diverged, training ends with an error."""
-
+HOPELESS_ROUNDS = 10  # consecutive rounds in which every learner diverged, after which training ends with an error
 REMEDY = 'lower the learning rate, look for NaN in the data, or go on with on_nan="continue"'
 
 
 class Note(Protocol):
-    """Remembers an event of a round."""
+    """Record an event of a round."""
 
     def __call__(self, event: str, message: str, round_index: int | None = None) -> None:
-        """Remember it."""
+        """Record the event."""
         ...
 
 
 class Restarts:
-    """Starts learners again: those that left the finite numbers, and all of them when the learning rate drops."""
+    """Restart learners: diverged ones, and all of them when the learning rate drops."""
 
     def __init__(
         self,
@@ -49,20 +47,20 @@ class Restarts:
 
     @property
     def gives_weights(self) -> bool:
-        """Whether a learner that diverged gets new weights; where gradients are averaged, all have the same anyway."""
+        """Whether a restart replaces weights; where gradients are averaged, all weights are equal anyway."""
         return self._sync.timing is not Timing.BEFORE_STEP
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether all learners of this device have diverged round after round."""
+        """Whether all learners of this device have diverged in many consecutive rounds."""
         return self._on_nan != "continue" and self._hopeless_rounds >= HOPELESS_ROUNDS
 
     def observe_learning_rate(self) -> None:
-        """See the learning rate of the coming round."""
+        """Record the learning rate of the coming round."""
         self.drop.observe(float(self._group.optimizer.optimizer.param_groups[0]["lr"]))
 
     def after_drop(self) -> bool:
-        """Behind a synchronisation task: start all learners again if the learning rate has dropped."""
+        """After a synchronisation task, restart all learners if the learning rate has dropped; return whether."""
         before = self.drop.maximum
         if not (self._sync.restarts_on_drop and self.drop.take()):
             return False
@@ -72,14 +70,14 @@ class Restarts:
         return True
 
     def restart(self, diverged: Sequence[bool], weights: bool = True, gather: bool = True) -> None:
-        """Start learners again that have left the finite numbers."""
+        """Restart diverged learners."""
         if not self._sync.restarts_diverged:
             return
         center = self._sync.center(self._group.matrix)
         self._group.restart(diverged, center, weights=weights and self.gives_weights, gather=gather)
 
     def after_step(self, outcome: Outcome) -> None:
-        """Learners whose step led out of the finite numbers start again before others average with them."""
+        """Restart learners whose step led to non-finite weights, before others average with them."""
         finite = torch.isfinite(self._group.matrix.weights.sum(1))
         if not bool(finite.all()):
             outcome.take_out(finite)
@@ -89,13 +87,13 @@ class Restarts:
                     self._sync.restarted(self._group.matrix, learner)
 
     def count_healthy(self) -> None:
-        """Count a round in which nobody diverged."""
+        """Count a round without divergence."""
         self._hopeless_rounds = 0
 
     def count(self, outcome: Outcome, round_index: int) -> None:
-        """Tell of learners that diverged, or end the training where starting them again from `z` cannot help."""
+        """Report diverged learners; raise if restarting them from `z` cannot help."""
         if not outcome.any_diverged:
-            if any(outcome.active):  # a round that all sit out says nothing
+            if any(outcome.active):  # not a round that all sit out
                 self.count_healthy()
             return
         if not self._sync.restarts_diverged:

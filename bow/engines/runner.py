@@ -1,4 +1,4 @@
-"""What engines on a host differ in: how the learning tasks of a round are run."""
+"""Runners: the part in which engines on a host differ, how the learning tasks of a round are run."""
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
@@ -8,15 +8,15 @@ from bow.data import Indexed
 from bow.engines.context import RoundContext
 from bow.engines.outcome import Batches, Outcome, Turns
 
+# `seed_of(learner, turn)`: seed of the random numbers of a learner's next learning tasks.
 SeedOf: TypeAlias = Callable[[int, int], int]
-"""The seed of a learner's random numbers in its next learning task, and those behind it: `seed_of(learner, turn)`."""
 
+# Runs a round in parts: learning tasks, optimizer, synchronisation task.
 InParts: TypeAlias = Callable[[Batches, bool], Outcome]
-"""Runs a round in parts: learning tasks, optimizer, synchronisation task."""
 
 
 class TaskRunner(abc.ABC):
-    """Runs the learning tasks of one device's rounds: what engines on a host differ in."""
+    """Run the learning tasks of one device's rounds: the part in which engines on a host differ."""
 
     name: ClassVar[str]
 
@@ -26,12 +26,12 @@ class TaskRunner(abc.ABC):
 
     @property
     def description(self) -> str:
-        """The name of what really runs, after any fallback."""
+        """Name of the engine that actually runs, after any fallback."""
         return self.name
 
     @property
     def compile_s(self) -> float | None:
-        """Seconds that compiling the learning task may take, 0 where it was done before; None: there is no choice."""
+        """Expected seconds of compiling the learning task, 0 if the result is cached; None if there is no choice."""
         return None
 
     @abc.abstractmethod
@@ -44,54 +44,54 @@ class TaskRunner(abc.ABC):
 
     @property
     def has_written(self) -> bool:
-        """Whether this round has changed what outlives it, before learners step by the optimizer."""
+        """Whether this round has changed lasting state before the optimizer's step."""
         return False
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether learners can start on their next batch while others are still at theirs; see `AheadRunner`."""
+        """Whether learners can start their next batch while others are still busy; see `AheadRunner`."""
         return False
 
     @property
     def most_turns(self) -> int:
-        """How many learning tasks each learner can take next; see `Loop.turns`."""
+        """Number of learning tasks that each learner can run next; see `Loop.turns`."""
         return 1
 
     def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> list[Turns | None] | None:
-        """Let each learner take its batches; None: not these."""
+        """Run each learner's batches; return None if the runner cannot run these."""
         return None
 
     @property
     def state(self) -> dict[str, Any]:
-        """What has come of rounds so far that decides how later ones run, as plain values, for checkpoints."""
+        """Plain values for checkpoints that decide how later rounds run."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most depend on nothing but the round
-        """Run on as another training's runner would have."""
+        """Restore `state`."""
 
     def resized(self) -> None:  # noqa: B027 - a runner that keeps nothing per learner has nothing to do
-        """Learners were added or removed."""
+        """Called after learners were added or removed."""
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
-        """End the runner's threads, if it has some; the next round starts them again."""
+        """Stop the runner's threads, if it has any; the next round restarts them."""
 
 
 class AheadRunner(TaskRunner):
-    """A runner whose learners can take batches as they come, without a barrier behind every round."""
+    """A runner whose learners can take batches as they come, without a barrier after every round."""
 
     @property
     @abc.abstractmethod
     def runs_ahead(self) -> bool:
-        """Whether learners still can: not where they keep step after a fallback."""
+        """Whether learners still can; False if they keep step after a fallback."""
 
     @abc.abstractmethod
     def num_ahead(self, batches: Sequence[Batches]) -> int:
-        """How many of these rounds can be run as one, from the first on."""
+        """Return how many of these rounds, from the first on, can run as one."""
 
     @abc.abstractmethod
     def learn_ahead(self, batches: Sequence[Batches], due: bool) -> list[Outcome]:
-        """Run the learning tasks of several rounds, each by the learner that is free first.
+        """Run the learning tasks of several rounds, each on the learner that is free first.
 
-        Every task steps its learner with `step_alone`, except in the last round where that is `due` to synchronise:
-        there each learner has its own batch, and its gradient is left in its row of `G`.
+        Every task steps its learner with `step_alone`, except in the last round if that is `due` to synchronise: there
+        each learner has its own batch and leaves its gradient in its row of `G`.
         """
