@@ -1,4 +1,4 @@
-"""The module wrapper for those who keep a training loop of their own."""
+"""`bow.Replicas`: several learners as one module, for custom training loops."""
 
 import functools
 import warnings
@@ -51,14 +51,14 @@ DEFAULT_SYNC = SMA()
 
 @dataclass(frozen=True)
 class TimelineRecorder:
-    """Records what runs when."""
+    """Records timelines of operators, tasks or rounds."""
 
-    start: Callable[[], None]  # record from now on: with engine `graph` every operator, otherwise tasks or rounds
-    take: Callable[[], Timeline]  # what has run since `start`; nothing is recorded any more
+    start: Callable[[], None]  # start recording: operators with engine `graph`, otherwise tasks or rounds
+    take: Callable[[], Timeline]  # stop recording, and return what has run since `start`
 
 
 class Replicas(nn.Module):
-    """Several learners of one model, trained side by side and kept together by a synchroniser.
+    """Several learners of one model, trained in parallel and kept together by a synchroniser.
 
     Its one submodule is the central model: `parameters()` and `state_dict()` are the central model's, and calling
     it runs the central model. The learners are rows of the replica matrix and not submodules.
@@ -70,39 +70,37 @@ class Replicas(nn.Module):
             neither, batches are dictionaries and the loss is `model(**batch).loss`.
         optimizer: makes a `torch.optim` optimizer from an iterable of parameters; a function whose first parameter is
             called `named...` gets pairs `(name, parameter)`.
-        learners: how many learners this device trains, or `"auto"`: a rule that `bow.engines.choice` documents.
-        sync: what keeps the learners together.
-        engine: what runs them, a name or a `bow.Engine`; `"auto"` is a rule that `bow.engines.choice` documents.
+        learners: number of learners on this device, or `"auto"`: a rule that `bow.engines.choice` documents.
+        sync: the synchroniser.
+        engine: how learning tasks run, a name or a `bow.Engine`; `"auto"`: a rule that `bow.engines.choice` documents.
         device: `"auto"` (a GPU where there is one), `"cpu"`, `"cuda"` or `"cuda:N"`.
         clip_norm: the largest gradient norm of a learner; `SSGD` clips after averaging.
-        on_nan: a learner whose loss, gradient or weights are not finite starts again from z, and where all learners do
-            so round after round, the training ends (`"restart"`) or goes on (`"continue"`); or it ends the training at
-            once (`"error"`).
-        buffers: what the central model's batch-norm statistics are: the learners' `"average"`, those of the
-            `"first"` learner, or measured anew (`"recalibrate"`, by `bow.train`).
-        seed: from which the random numbers of the learning tasks derive.
-        batch_size: samples of a usual batch, if that is known: engine `graph` captures none that are shorter, so that a
-            training that goes on in front of its last batch runs as one that was never interrupted.
-        expected_rounds: how long the training will be, if that is known: `graph` compiles the learning task of a long
-            one, which takes half a minute.
-        world: the processes of the training, one for each device, from `bow.cluster.join`. All of them make their
-            `Replicas`, each with as many learners as its device is to have, run the same rounds, and start from the
-            weights of rank 0.
-        example: a batch of one learner, if one is at hand: learners that do not fit on the device with its activations
-            are refused. Without it, those are that do not fit alone.
+        on_nan: a learner whose loss, gradient or weights are not finite restarts from z; if all learners do so round
+            after round, the training ends (`"restart"`) or continues (`"continue"`). `"error"` ends it at once.
+        buffers: source of the central model's batch-norm statistics: the learners' `"average"`, the `"first"` learner,
+            or a recalibration (`"recalibrate"`, by `bow.train`).
+        seed: seed of the learning tasks' random numbers.
+        batch_size: samples of a full batch, if known: engine `graph` does not capture shorter ones, so that a training
+            resumed before its last batch runs as one that was never interrupted.
+        expected_rounds: length of the training, if known: `graph` compiles the learning task of a long one, which
+            takes half a minute.
+        world: the processes of the training, one for each device, from `bow.cluster.join`. All of them create their
+            `Replicas`, each with its own number of learners, run the same rounds, and start from the weights of rank 0.
+        example: a batch of one learner, if available: learners that do not fit on the device with its activations are
+            rejected. Without it, activations are not counted.
 
     Attributes:
-        device: what the learners compute on.
-        streams: the same where it works through streams, as GPUs do; None on a CPU.
+        device: the device of the learners.
+        streams: the same device if it works with streams, as GPUs do; None on a CPU.
         world: the processes of the training.
-        num_parameters: parameters that are trained.
-        group: rows, optimizer and buffers of the learners: how many each device has, and which are this one's.
-        loop: the engine's rounds: their order and period, events, and what the engine runs.
+        num_parameters: number of trained parameters.
+        group: rows, optimizer and buffers of the learners, and their numbers on all devices.
+        loop: the engine's round loop: period, events, and what the engine runs.
         timeline: records what runs when, see `TimelineRecorder`.
         last: losses and metrics of the last round.
 
     Raises:
-        BowError: an argument that cannot be carried out; the message names the value and the remedy.
+        BowError: an invalid argument; the message names the value and the remedy.
 
     Example:
         >>> replicas = Replicas(nn.Linear(2, 2), nn.functional.cross_entropy, learners=2, engine="eager", device="cpu")
@@ -189,7 +187,7 @@ class Replicas(nn.Module):
         )
         self.num_parameters = self.group.layout.num_parameters
         self.loop = loop = make_engine(chosen, self.group, sync, settings, streams)
-        # Other engines look at the autograd graph of their first task.
+        # Other engines check the autograd graph of their first task.
         checks_outside = chosen == "fused" or engine.compile or engine.accumulate > 1
         self.batches = RoundBatches(self.group, loop, streams, checks_outside=checks_outside)
         self.timeline = TimelineRecorder(loop.record_spans, lambda: Timeline(loop.take_spans()))
@@ -197,7 +195,7 @@ class Replicas(nn.Module):
         self._modules["central"] = self.group.central
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """Learners hold threads and compiled code: neither `copy` nor `pickle` can have them."""
+        """Refuse `copy` and `pickle`: learners hold threads and compiled code."""
         raise SettingError(
             "Replicas cannot be copied or pickled; use export() for the central model, or training_state() and "
             "load_training_state() for all learners"
@@ -210,7 +208,7 @@ class Replicas(nn.Module):
 
     @property
     def engine(self) -> str:
-        """The engine that runs, after any fallback."""
+        """The engine in use, after any fallback."""
         return self.loop.description
 
     @property
@@ -230,7 +228,7 @@ class Replicas(nn.Module):
 
     @property
     def G(self) -> Shaped[Tensor, "learners parameters"]:
-        """The gradients of the last round, in the layout of `W`; clipped where they were, averaged with `SSGD`."""
+        """The gradients of the last round, in the layout of `W`, after any clipping and the averaging of `SSGD`."""
         return self.group.matrix.gradients
 
     @property
@@ -245,7 +243,7 @@ class Replicas(nn.Module):
         return self.group.central
 
     def learner(self, index: int) -> nn.Module:
-        """One learner's module; its parameters are views of its row."""
+        """Return one learner's module, whose parameters are views of its row."""
         return self.group.learners[whole("learner", index, least=0, most=self.learners - 1)].module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -268,13 +266,13 @@ class Replicas(nn.Module):
         return outcome.losses
 
     def rounds_at_once(self, batches: Sequence[Any]) -> list[Outcome]:
-        """Run several rounds, of `loop.period` or fewer without a barrier between them.
+        """Run several rounds, up to `loop.period` of them without a barrier in between.
 
         Args:
-            batches: by round, as for `round`.
+            batches: one entry per round, as for `round`.
 
         Returns:
-            Losses and metrics of each, by batch.
+            Losses and metrics of each round, in the order of its batches.
         """
         self.group.check_flags()
         outcomes = self.loop.rounds([self.batches.prepare(each) for each in batches])
@@ -283,18 +281,18 @@ class Replicas(nn.Module):
         return outcomes
 
     def run(self, batches: Iterator[Batch], rounds: int) -> Shaped[Tensor, "rounds learners"]:
-        """Run rounds on batches from an iterator; the learners of the last round may sit out when it ends.
+        """Run rounds on batches from an iterator; if it ends, some learners may sit out of the last round.
 
-        With `dispatch="first_come"` there is no barrier but the synchronisation tasks, in engines whose learners do not
-        keep step. With `"fixed"`, and in other engines, there is one after every round on a CPU, and after every eighth
-        on a GPU.
+        With `dispatch="first_come"`, the only barriers are the synchronisation tasks, in engines whose learners run
+        independently. With `"fixed"`, and in other engines, there is a barrier after every round on a CPU, and after
+        every eighth on a GPU.
 
         Returns:
-            The losses of the rounds that were run, by batch.
+            The losses of the rounds that ran, in the order of their batches.
         """
         rounds = whole("rounds", rounds, least=0)
         losses: list[Tensor] = []
-        batches = iter(batches)  # a loader or a list would begin anew in every round
+        batches = iter(batches)  # a loader or a list would restart in every round
         while len(losses) < rounds:
             taken = self.batches.take(batches, min(self.loop.period, rounds - len(losses)))
             if not taken:
@@ -303,12 +301,12 @@ class Replicas(nn.Module):
         return torch.stack(losses) if losses else self.z.new_empty(0, self.learners)
 
     def resize(self, learners: int) -> None:
-        """Have so many learners on this device; new ones start from z, and the last ones go.
+        """Change the number of learners on this device; new ones start from z, and the last ones are removed.
 
-        Where there are several devices, all do this behind the same round, each with a number of its own.
+        With several devices, all must call this after the same round, each with its own number.
 
         Raises:
-            SettingError: averaging would be unstable with so many, or there is no row or no memory for them.
+            SettingError: averaging would be unstable with this number, or there is no row or no memory for it.
         """
         refusal: str | None = None
         try:
@@ -322,15 +320,15 @@ class Replicas(nn.Module):
         self.loop.resize(learners)
 
     def settle(self) -> None:
-        """Make the central model what the training has reached.
+        """Update the central model from the learners.
 
-        On one device only `Independent` needs it. On several, all do this behind the same round, and the central model
-        gets buffers that all their learners have a part in.
+        On one device only `Independent` needs it. With several, all must call this after the same round, which also
+        combines the buffers of all learners in the central model.
         """
         self.loop.settle()
 
     def export(self) -> nn.Module:
-        """The central model as a plain module of its own, in evaluation mode, on the CPU."""
+        """Return a copy of the central model as a plain module, in evaluation mode, on the CPU."""
         sync = self.loop.sync
         if 0 < self.rounds < sync.every:
             warnings.warn(
@@ -342,39 +340,39 @@ class Replicas(nn.Module):
         return self.group.export()
 
     def training_state(self) -> dict[str, Any] | None:
-        """Everything that is needed to go on exactly, as tensors and plain values on the CPU.
+        """Return the complete state of the training, as tensors and plain values on the CPU.
 
-        Where there are several devices, all ask for it behind the same round. Rank 0 then has it, with the learners of
-        all, and the others None.
+        With several devices, all must call this after the same round. Rank 0 gets the state of all learners, the
+        others None.
         """
         return read_state(self.group, self.loop)
 
     def load_training_state(self, state: Mapping[str, Any] | None, learners: int | None = None) -> None:
-        """Continue from `training_state()`.
+        """Restore the state that `training_state` returned.
 
-        Where there are several devices, all do this behind the same round, and what rank 0 is given counts. The state
-        may be of another number of devices.
+        With several devices, all must call this after the same round; the state given to rank 0 is used. It may be
+        of another number of devices.
 
         Args:
-            state: what `training_state` gave.
-            learners: how many this device is to have; None: as many as it had, or its part of them where the number of
-                devices is another. Those that the state does not have start from its central model, and those with the
-                highest numbers are left out where it has more.
+            state: the result of `training_state`.
+            learners: number of learners on this device; None: as many as it had, or an even share if the number of
+                devices differs. Learners without a state start from its central model, and surplus states of the
+                highest numbers are dropped.
 
         Raises:
-            CheckpointError: the state is of another model, optimizer or synchroniser, and nothing has changed by then;
-                or it is damaged.
+            CheckpointError: the state is of another model, optimizer or synchroniser, in which case nothing has
+                changed; or it is damaged.
         """
         learners = None if learners is None else whole("learners", learners)
         load_state(self.group, self.loop, state, learners)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """The central model's state, which loads into the plain model."""
+        """Return the central model's state, which the plain model can load."""
         state: dict[str, Any] = self.central.state_dict(*args, **kwargs)
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Load the central model; every learner starts from it and averaging starts at rest."""
+        """Load the central model; every learner restarts from it, and the synchroniser's state is reset."""
         self.loop.catch_up()
         result = self.central.load_state_dict(state_dict, strict=strict)
         self.group.restart_all()
@@ -384,11 +382,11 @@ class Replicas(nn.Module):
         return result
 
     def train(self, mode: bool = True) -> "Replicas":
-        """Do nothing: the central model stays in evaluation mode, and learners know when they learn."""
+        """Do nothing: the central model stays in evaluation mode, and learners in training mode."""
         return self
 
     def close(self) -> None:
-        """End the threads of the engine, if it has some; a further round starts them again."""
+        """Stop the threads of the engine, if any; a further round restarts them."""
         self.loop.close()
 
     def _apply(self, fn: Any, recurse: bool = True) -> NoReturn:
@@ -399,5 +397,5 @@ class Replicas(nn.Module):
 
 
 def remember(learners: Any, outcome: Outcome) -> None:
-    """Make this what `last` is; callbacks are told of rounds that ran as one after another."""
-    vars(learners)["last"] = outcome  # nn.Module's way takes longer than all else in a round out here
+    """Set `last`, also before the callbacks of each round of a group."""
+    vars(learners)["last"] = outcome  # nn.Module.__setattr__ takes longer than the rest of a round here

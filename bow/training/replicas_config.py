@@ -1,4 +1,4 @@
-"""What a training's learners are made of, apart from what is found by measurement: engine, number, compilation."""
+"""Settings to build `Replicas`, except those that the tuner chooses: engine, number of learners, compilation."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ from bow.training.replicas import Replicas
 
 @dataclass(frozen=True)
 class ReplicasConfig:
-    """Arguments of `Replicas`, from which several of them can be made."""
+    """Arguments of `Replicas`, common to trials and training."""
 
     model: nn.Module  # the template
     task: LearningConfig
@@ -28,9 +28,9 @@ class ReplicasConfig:
     sync: Synchroniser
     device: torch.device | StreamDevice
     buffers: BufferPolicy
-    example: Batch | None  # a batch of one learner, where memory is to be predicted from it
-    moving_average: bool = False  # whether one of the central model is kept beside them
-    is_several: bool = False  # whether there are other devices: trials go the way that the training will go
+    example: Batch | None  # a batch of one learner, to predict memory from
+    moving_average: bool = False  # whether one of the central model is kept as well
+    is_several: bool = False  # whether there are other devices: trials then use the training's code paths
 
     @functools.cached_property
     def on_cpu(self) -> bool:
@@ -50,7 +50,7 @@ class ReplicasConfig:
         world: World | None = None,
     ) -> Replicas:
         if self.moving_average:
-            self._budget(engine).check(learners)  # `Replicas` knows nothing of it
+            self._budget(engine).check(learners)  # `Replicas` does not account for the average
         settings = {
             **{name: getattr(self.task, name) for name in ("step", "clip_norm", "on_nan", "seed", "batch_size")},
             **{name: getattr(self, name) for name in ("optimizer", "sync", "device", "buffers", "example")},
@@ -67,7 +67,7 @@ class ReplicasConfig:
         return made
 
     def most_learners(self, engine: str, wanted: int) -> int:
-        """As many learners as an engine has memory for and the synchroniser is stable with, up to those wanted."""
+        """Return the most learners, up to `wanted`, that fit in memory and with which the synchroniser is stable."""
         most = self._budget(engine).most(wanted)
         return next((count for count in range(most, 0, -1) if self._is_stable(count)), 0)
 

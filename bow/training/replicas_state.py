@@ -1,4 +1,4 @@
-"""What a checkpoint holds of the learners of all devices, and how they go on from it."""
+"""Save and restore the state of the learners of all devices."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ RESUME_REMEDY = "resume from an older one, or another file of a run's checkpoint
 
 @contextlib.contextmanager
 def refusing_damage() -> Iterator[None]:
-    """Refuse a state whose parts are not of the kinds that are needed, whatever fails on them."""
+    """Raise `CheckpointError` for any error that a damaged state causes."""
     try:
         yield
     except (BowError, torch.OutOfMemoryError):
@@ -29,7 +29,7 @@ def refusing_damage() -> Iterator[None]:
 
 
 def read_state(group: LearnerGroup, loop: Loop) -> dict[str, Any] | None:
-    """Everything that is needed to go on exactly, at rank 0; None elsewhere."""
+    """Return the complete state of the learners at rank 0; None elsewhere."""
     loop.catch_up()
     restarts = int(group.world.sum_numbers([loop.num_restarts])[0])
     rows, engines = group.state(loop.sync.own_state), group.world.gather(loop.engine_state)
@@ -47,7 +47,7 @@ def read_state(group: LearnerGroup, loop: Loop) -> dict[str, Any] | None:
 
 @refusing_damage()
 def load_state(group: LearnerGroup, loop: Loop, state: Mapping[str, Any] | None, learners: int | None) -> None:
-    """Go on from what rank 0 is given, with so many learners here; None: as many as it had, or its part of them."""
+    """Restore rank 0's state, with `learners` on this device; None: as many as it had, or an even share."""
     world = group.world
     problem = None if state is None else _mismatch(state, _identity(group, loop))
     outline: dict[str, Any] = {}
@@ -68,7 +68,7 @@ def load_state(group: LearnerGroup, loop: Loop, state: Mapping[str, Any] | None,
 
 
 def _identity(group: LearnerGroup, loop: Loop) -> dict[str, Any]:
-    """What must be the same where a state is loaded; `alpha`, the learning rate and the like may differ."""
+    """Return what must match when a state is loaded; `alpha`, the learning rate and the like may differ."""
     layout = group.layout
     return {
         "version": STATE_VERSION,
@@ -80,7 +80,7 @@ def _identity(group: LearnerGroup, loop: Loop) -> dict[str, Any]:
 
 
 def _mismatch(state: Any, identity: Mapping[str, Any]) -> str | None:
-    """Why a state cannot be loaded here, in a sentence; None where it can."""
+    """Return a message why a state cannot be loaded here; None if it can."""
     if not isinstance(state, Mapping):
         return f"a state to go on from must be what training_state() gave, got {type(state).__name__}"
     if "strategy" in state:
@@ -95,7 +95,7 @@ def _mismatch(state: Any, identity: Mapping[str, Any]) -> str | None:
 
 
 def part_of(by_device: Sequence[int], world: World) -> int:
-    """How many learners of a state a device goes on with: its own, or with other devices than before an even part."""
+    """Return this device's number of learners of a state: its own, or an even share if devices differ."""
     if len(by_device) == world.size:
         return by_device[world.rank]
     each, more = divmod(sum(by_device), world.size)

@@ -1,4 +1,4 @@
-"""What a training returns, and what it leaves on disk: the model whole or not at all, and the report."""
+"""The result of a training, and its files: the model, written atomically, and the report."""
 
 import contextlib
 import os
@@ -25,27 +25,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What `bow.train` returns.
+    """Result of `bow.train`.
 
     Attributes:
         model: the central model, a plain module in evaluation mode, on the CPU.
         history: one record per epoch: losses, metrics, throughput, learners.
         throughput: training samples per second over the steady part, warm-up and evaluation left out.
-        learners: learners per device at the end; with a placed strategy those of all devices together.
+        learners: learners per device at the end; with a partition those of all devices together.
         engine: the engine that ran, after any fallback.
         time_to_target: seconds from the first round until `target` was reached; None if it was not.
-        run_dir: where config, records, report and model are.
-        model_path: the file of the model, for `safetensors.torch.load_model`: in another place where the run directory
-            could not be written, None where no place could, or where another process has written it.
-        report_path: the file of the report; None where it could not be written, or another process has written it.
-        seconds: seconds from the first round to the end, evaluation included.
-        calibration_s: seconds that trials took before the first round, to find engine and number of learners.
-        best: the model as it was at the best evaluation, by the metric of `stop=`, else the first metric of the
-            validation data, else its loss; also in `best.safetensors`, where it is not the last. None where no
-            evaluation had a value.
+        run_dir: the directory of config, records, report and model.
+        model_path: the file of the model, for `safetensors.torch.load_model`: elsewhere if the run directory could not
+            be written, None if no place could, or if another process has written it.
+        report_path: the file of the report; None if it could not be written, or another process has written it.
+        seconds: seconds from the first round to the end, including evaluation.
+        calibration_s: seconds of the trials before the first round that chose engine and number of learners.
+        best: the model at the best evaluation, by the metric of `stop=`, else the first metric of the validation data,
+            else its loss; also in `best.safetensors`, if it is not the last. None if no evaluation had a value.
         stopped: why a rule of `stop=` ended the training, such as `"patience"`; None: none did.
-        interrupted_by: the signal that the training was asked to end by, with `on_interrupt="return"`.
-        num_restarts: how often a learner diverged and started again from z.
+        interrupted_by: the signal that interrupted the training, with `on_interrupt="return"`.
+        num_restarts: number of times that a diverged learner restarted from z.
     """
 
     model: nn.Module = field(repr=False)
@@ -66,16 +65,16 @@ class Result:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The last epoch's values of the validation data, by name; what `step` returned in training as `train_...`."""
+        """The last epoch's validation values, by name; values that `step` returned in training are `train_...`."""
         from bow.observe.records import metrics
 
         return metrics(self.history[-1]) if self.history else {}
 
     def save_pretrained(self, folder: str | Path, **settings: Any) -> None:
-        """Save the model as Hugging Face's `from_pretrained(folder)` reads it, with its configuration.
+        """Save the model and its configuration for Hugging Face's `from_pretrained(folder)`.
 
         Args:
-            folder: where to.
+            folder: the target folder.
             **settings: as for `save_pretrained` of the model.
 
         Raises:
@@ -91,9 +90,9 @@ class Result:
 def save_results(
     model: nn.Module, best: nn.Module | None, directory: RunDirectory, records: RunRecords, deletes: bool
 ) -> tuple[Path | None, Path | None]:
-    """Save a training's model, the best if it is another, and report; delete checkpoints that are not to be kept."""
+    """Save the model, the best model if it differs, and the report; delete checkpoints if `deletes`."""
     if deletes:
-        delete_checkpoints(directory.checkpoints, keep=1)  # a small disk may need the room for the model
+        delete_checkpoints(directory.checkpoints, keep=1)  # a small disk may need the space for the model
     model_path = save_central(model, directory)
     if model_path != directory.model_path:
         records.event("not written", f"the model is not in the run directory, but in {model_path}")
@@ -102,14 +101,14 @@ def save_results(
     else:
         where = directory.best_path
         deletes &= records.attempt(lambda: save_whole(best, where), "best model", "the last one is there") is not None
-    if deletes and model_path == directory.model_path:  # else the newest checkpoint still has what is not there
+    if deletes and model_path == directory.model_path:  # else the newest checkpoint is the only copy
         delete_checkpoints(directory.checkpoints)
     report = records.attempt(lambda: _report(directory), "report", "bow report writes it anew")
     return model_path, report
 
 
 def _report(directory: RunDirectory) -> Path:
-    from bow.observe.report import write_report  # what is needed when all is over
+    from bow.observe.report import write_report  # needed only at the end
 
     return write_report(directory.path)
 
@@ -133,15 +132,15 @@ def save_central(model: nn.Module, directory: RunDirectory) -> Path | None:
 
 
 def save_whole(model: nn.Module, path: Path, like: Path | None = None) -> Path:
-    """Write it under another name and rename it; those who may read `like` may read it, too."""
+    """Write the model atomically, with the file permissions of `like`."""
     part = path.with_name(f"{path.name}.tmp")
     try:
         save_model(model, str(part))
-        with contextlib.suppress(OSError):  # safetensors lets nobody else read it
+        with contextlib.suppress(OSError):  # safetensors makes it readable by the owner only
             if like is not None:
                 shutil.copymode(like, part)
         with part.open("rb") as file:
-            os.fsync(file.fileno())  # some file systems only now say that they are full
+            os.fsync(file.fileno())  # some file systems report only here that they are full
         part.replace(path)
         return path
     except BaseException:

@@ -1,4 +1,4 @@
-"""One training as it goes: rounds, epochs, evaluation, checkpoints, the end."""
+"""The training loop: rounds, epochs, evaluation, checkpoints, and the end."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -31,17 +31,16 @@ from bow.training.run_records import RunRecords
 if TYPE_CHECKING:
     from bow.training.watch import Watch
 
-WARMUP_ROUNDS = 20
-"""Rounds that throughput leaves out, or a quarter of a short training: the first ones compile and allocate."""
+WARMUP_ROUNDS = 20  # excluded from throughput, at most a quarter of the training: they compile and allocate
 
 
 class TrainingLoop:
-    """A training in progress; what callbacks get to see.
+    """A training in progress, as callbacks receive it.
 
     Attributes:
         replicas: the learners.
-        position: how far the training is.
-        interrupted_by: the signal that the training ends by, if it does.
+        position: progress of the training.
+        interrupted_by: the signal that ends the training, if one does.
         stopped: why a rule of `stop` ends it, if one does.
     """
 
@@ -75,7 +74,7 @@ class TrainingLoop:
 
     @property
     def samples(self) -> int:
-        """Samples seen by all learners together."""
+        """Samples processed by all learners together."""
         return self.position.samples
 
     @property
@@ -90,12 +89,12 @@ class TrainingLoop:
 
     @property
     def run_dir(self) -> Path:
-        """Where the files of the run are."""
+        """Directory of the run's files."""
         return self._context.directory.path
 
     @property
     def asked_to_end_by(self) -> int | None:
-        """The signal that it was asked to end by from outside, even behind its last round; None: it was not."""
+        """The signal that the process received, even after its last round; None: none."""
         return self.interrupted_by if self.interrupted_by is not None else self._interruption.signal
 
     @property
@@ -103,14 +102,14 @@ class TrainingLoop:
         return self._checkpoints.way_on
 
     def stop(self) -> None:
-        """End the training after this round; with `dispatch="first_come"`, after those that ran as one with it.
+        """End the training after this round; with `dispatch="first_come"`, after its group of rounds.
 
-        Where there are several devices, one that asks is enough, and all end behind the same round, a little later.
+        With several devices, a call on one suffices, and all end after the same round, slightly later.
         """
         self._asked_to_stop = True
 
     def go(self) -> None:
-        """Train until the data or the steps are used up, the target is reached, or a callback says stop."""
+        """Train until the data or steps are used up, the target is reached, or a rule, callback or signal ends it."""
         directory, leads = self._context.directory, self._world.leads
         try:
             with self._interruption.watched():
@@ -163,7 +162,7 @@ class TrainingLoop:
         return result
 
     def state(self) -> dict[str, Any] | None:
-        """Everything that a checkpoint holds, at rank 0; all devices ask for it behind the same round."""
+        """Return a checkpoint's contents at rank 0; all devices must call this after the same round."""
         if self.round != self.replicas.rounds:
             raise SettingError(
                 f"there is no state of round {self.round}, the learners have run {self.replicas.rounds} rounds as one "
@@ -201,7 +200,7 @@ class TrainingLoop:
         return self._agreed_to_stop or self.stopped is not None or self.position.time_to_target is not None
 
     def _ask_rules(self) -> None:
-        """Ask rank 0's rules whether the training ends here, which all devices then do."""
+        """Apply rank 0's `stop` rules on all devices."""
         if self.stopped is None and self.history and (rules := self._context.config.stop):
             own = next((why for rule in rules if (why := rule.why_over(self)) is not None), None)
             self.stopped = self._world.broadcast(own)
@@ -211,13 +210,13 @@ class TrainingLoop:
                 self._records.event("stopped", f"{self.stopped}: the training ends after {self.epoch} epochs{at}")
 
     def _follow_up(self) -> None:
-        """Let learners come and go while training, if they may; those of a partition stay as many as they are."""
+        """Tune the number of learners while training, if it may change; that of a partition is fixed."""
         replicas, context = self.replicas, self._context
         if not isinstance(replicas, Replicas):
             return
         most = self._world.all_gather(context.most_learners)
         if all(most) and (self._world.is_one or context.tuner.objective == "throughput"):
-            from bow.training.watch import Watch  # which a number of learners that is given does without
+            from bow.training.watch import Watch  # not needed for a fixed number of learners
 
             self._watch = Watch(replicas, context.tuner, most, context.tuned.signals)
 
@@ -325,7 +324,7 @@ class TrainingLoop:
         self._ask_rules()
 
     def _agree(self) -> None:
-        """Hear whether the training ends behind this round, and whether a checkpoint is due."""
+        """Agree with all devices whether the training ends after this round, and whether a checkpoint is due."""
         meter, is_due = self.position.meter, self._checkpoints.is_due
         wants = self._asked_to_stop or self._interruption.signal is not None
         if self._world.is_one:

@@ -1,4 +1,4 @@
-"""Records of a training: to the loggers and the progress bar, at rank 0 with what happened on all devices."""
+"""Records of a training for loggers and the progress bar; rank 0 includes events of all devices."""
 
 import warnings
 from collections.abc import Callable
@@ -17,8 +17,7 @@ from bow.training.description import provenance
 from bow.training.metrics import mean_of
 
 RECORD_INTERVAL_S = 0.5  # seconds of training between two records of kind `rounds`
-TOLD = ("learner restarted", "engine changed")
-"""Events of which engines warn, each kind once; rank 0 warns of those of other devices."""
+TOLD = ("learner restarted", "engine changed")  # engines warn of them once; rank 0 does for other devices
 
 
 class RunRecords:
@@ -119,18 +118,18 @@ class RunRecords:
         return {**counted, "learners": self._replicas.learners, "lr": lr}
 
     def gather_events(self) -> None:
-        """Record what has happened on all devices, which do this behind the same round."""
+        """Record the events of all devices, which must call this after the same round."""
         self._own_events()
         by_device = self._world.gather(self._replicas.loop.take_events()) or []
         for device, events in enumerate(by_device):
-            for event in (each for each in events if each.event != "restart"):  # all do behind the same round
+            for event in (each for each in events if each.event != "restart"):  # the same on all devices
                 self.event(event.event, f"device {device}: {event.message}", event.round)
                 if event.event in TOLD and (device, event.event) not in self._warned_of:
                     self._warned_of.add((device, event.event))
                     warnings.warn(f"device {device}: {event.message}", stacklevel=2)
 
     def attempt(self, write: Callable[[], Path], what: str, then: str) -> Path | None:
-        """Write a file of the run; None where that fails, which must not cost the user the training."""
+        """Write a file of the run; on failure warn and return None, so that the training continues."""
         try:
             return write()
         except Exception as error:
@@ -141,6 +140,6 @@ class RunRecords:
 
     def _own_events(self) -> None:
         if not self._world.leads:
-            return  # rank 0 asks for them when all meet
+            return  # rank 0 collects them in gather_events
         for event in self._replicas.loop.take_events():
             self.event(event.event, event.message, event.round)
