@@ -22,7 +22,6 @@ class JsonCache:
     Several processes may use a folder at the same time: writes are atomic, and the last writer wins. A file that is
     missing, damaged, or of another version or key counts as absent. A key must hold everything that the value depends
     on; anything else in it only causes repeated measurements.
-    matter, and whatever a key holds needlessly makes others measure anew.
 
     Example:
         >>> cache = JsonCache(getfixture("tmp_path"))

@@ -105,7 +105,7 @@ def synthetic_images(
     """Make images with one smooth prototype per class plus noise: learnable images of any shape, without a download.
 
     An image of class y is `contrast * prototype[y] + noise`, with standard normal noise in each pixel. A prototype is a
-    4x4 standard normal picture, enlarged. The validation set has another fifth of `samples`.
+    4x4 standard normal picture, enlarged. Validation has `samples // 5` further images.
 
     Args:
         samples: training samples, at least 1.

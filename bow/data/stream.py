@@ -89,8 +89,7 @@ class BatchStream(abc.ABC):
     def deal(self, learners: int, own: range | None = None) -> Deal | None:
         """Deal the next round; return None at the end of the stream.
 
-        `own` is the range of learners whose batches are returned; None: all. The position always advances for all
-        learners.
+        `own` is the range of learners whose batches are returned; None: all. The position advances for all learners.
         """
 
     @abc.abstractmethod
