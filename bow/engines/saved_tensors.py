@@ -1,21 +1,21 @@
-"""Keeps in host memory what a backward pass needs: for models that do not fit otherwise.
+"""Keep tensors saved for the backward pass in host memory, for models that do not fit otherwise.
 
-What the forward pass saves is copied to pinned host memory on a stream of its own, and its device memory goes back.
-The backward pass meets the saved tensors in reverse: they are copied back, on another stream, one or two ahead of
-their use. Both directions run beside the computation.
+Tensors saved by the forward pass are copied to pinned host memory on a separate stream, and their device memory is
+freed. The backward pass uses them in reverse order: they are copied back, on another stream, one or two ahead of their
+use. Both directions overlap with the computation.
 
-What is saved several times (the result of a ReLU is the input of the next convolution) is copied once. A tensor that is
-only a part of its allocation (a slice; query, key and value in one) is first copied on the device, in the order of the
-computation: the other parts may still be written to, which says nothing about this one. That takes the device a few
-percent of the time that the copy to the host takes.
+A tensor saved several times (the result of a ReLU is the input of the next convolution) is copied once. A tensor that
+is only a part of its allocation (a slice; query, key and value in one) is first copied on the device, in the order of
+the computation, since the other parts may still be written to. That takes a few percent of the time of the copy to the
+host.
 
-Events order all of it, in this circle:
+Events order everything, in this cycle:
 
-    computation  --saved-->  copy to the host  --on the host-->  computation gives the memory back
+    computation  --saved-->  copy to the host  --on the host-->  computation frees the memory
     computation  --there is room-->  copy to the device  --back-->  computation uses it
 
-What the circle makes unnecessary: a copy to the device waits for the computation, which has waited for the copy to the
-host; pinned memory is written again behind a forward pass, which runs behind all that the computation has waited for.
+No other events are needed: a copy to the device waits for the computation, which has waited for the copy to the host;
+pinned memory is rewritten in a later forward pass, which runs after everything that the computation has waited for.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ from bow.errors import SettingError, reason
 
 
 class StridedView(NamedTuple):
-    """How a tensor lies in memory. A dimension of stride 0 counts as one of size 1: `expand` repeats it."""
+    """Layout of a tensor in its allocation; a dimension of stride 0, as made by `expand`, counts as size 1."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -44,7 +44,7 @@ class StridedView(NamedTuple):
 
     @property
     def compact(self) -> tuple[int, ...]:
-        """The strides in the same order without gaps."""
+        """Strides in the same order without gaps."""
         strides, step = list(self.strides), 1
         for dimension in self._from_fastest():
             strides[dimension] = step
@@ -53,7 +53,7 @@ class StridedView(NamedTuple):
 
     @property
     def span(self) -> int:
-        """Elements from the first to the last one, gaps included."""
+        """Number of elements from the first to the last one, gaps included."""
         return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
 
     @property
@@ -72,36 +72,26 @@ class StridedView(NamedTuple):
 
 
 def view_of(tensor: Tensor) -> StridedView:
-    """How a tensor lies in its allocation."""
+    """Return the layout of a tensor in its allocation."""
     shape = [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
     return StridedView(tuple(shape), tensor.stride(), int(tensor.storage_offset()))
 
 
-MIN_BYTES = 2**20
-"""What is smaller stays on the device: a copy of it costs more time than it is worth memory."""
-
-MAX_SPREAD = 8
-"""A tensor with gaps between its elements gets them again when it comes back; with more than this it stays."""
-
-LEAVING = 2
-"""So many may be on their way to the host while the computation goes on; with one more it waits for the oldest."""
-
-AHEAD = 2
-"""So many are copied back before they are needed."""
-
-MAX_COMING = 4
-"""With more than so many copied back, those go that have not been asked for the longest: nobody will."""
-
+MIN_BYTES = 2**20  # smaller tensors stay on the device: copying them costs more time than the memory is worth
+MAX_SPREAD = 8  # largest span of a tensor relative to its elements; one with more gaps stays on the device
+LEAVING = 2  # copies to the host in flight; with one more the computation waits for the oldest
+AHEAD = 2  # tensors to copy back before they are needed
+MAX_COMING = 4  # if more are copied back, the oldest unused ones are dropped: they will not be requested
+# Autograd's own message; autograd cannot check what hooks have saved.
 MODIFIED = (
     "one of the variables needed for gradient computation has been modified by an inplace operation; a step that works "
     "on a copy of it instead can be differentiated"
 )
-"""What autograd says as well; it cannot see for itself what hooks have saved."""
 
 
 @dataclass(eq=False)
 class _PinnedSlot:
-    """Pinned memory, and when it was last copied to and from."""
+    """Pinned memory, with events of the last copies to and from it."""
 
     memory: Tensor
     on_host: Event
@@ -110,18 +100,18 @@ class _PinnedSlot:
 
 @dataclass(eq=False)
 class _Parked:
-    """Elements that are, or soon will be, in pinned memory."""
+    """Elements that are in pinned memory, or on their way there."""
 
-    index: int  # counts them within a learning task
+    index: int  # within a learning task
     slot: _PinnedSlot | None  # where they are; None once the task has ended
     count: int  # how many
-    dtype: torch.dtype  # of each; those who saved them may see others
-    flat: Tensor | None = None  # they on the device, where they are there and can be used
+    dtype: torch.dtype  # tensors saved from them may have another
+    flat: Tensor | None = None  # on the device, if they can be used there
     changed: bool = False  # whether they were written to while they were being copied
 
 
 class _Leaving(NamedTuple):
-    """What is on its way to the host: its memory must not be given back before it has got there."""
+    """A copy to the host in flight: its device memory must not be freed before it has arrived."""
 
     parked: _Parked
     slot: _PinnedSlot
@@ -130,10 +120,10 @@ class _Leaving(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """What was parked last of an allocation or of a part of it.
+    """The last parked copy of an allocation or of a part of it.
 
-    The allocation is held weakly: its memory can be given back, but what is allocated next does not get its address,
-    under which this is kept.
+    The allocation is held weakly: its memory can be freed, but no later allocation gets its address, which is the key
+    of this entry.
     """
 
     allocation: StorageWeakRef
@@ -142,28 +132,28 @@ class _Known(NamedTuple):
 
 
 class _Saved(NamedTuple):
-    """What autograd holds instead of a tensor. Nothing but this keeps it on the device, or a copy of it."""
+    """Handle that autograd holds instead of a tensor; nothing else keeps the copies of the tensor alive."""
 
     parked: _Parked  # its elements, or those of its whole allocation
-    position: int  # counts what is saved within a learning task
+    position: int  # among the tensors saved within a learning task
     dtype: torch.dtype  # of the tensor
     shape: torch.Size  # of the tensor
-    view: StridedView  # where it lies among them
-    spread: bool  # whether it gets gaps between its elements that they do not have
+    view: StridedView  # layout within them
+    spread: bool  # whether to restore gaps between its elements
 
 
 class _Kept(NamedTuple):
-    """What autograd holds instead of a tensor that stays."""
+    """Handle that autograd holds instead of a tensor that stays on the device."""
 
     tensor: Tensor
     version: int
 
 
 class Offload:
-    """Offloads what one learning task at a time saves for its backward pass.
+    """Offload the tensors that one learning task at a time saves for its backward pass.
 
-    Learners that learn at the same time need one each; learners in turn on the same stream share one, and with it the
-    pinned memory.
+    Learners that run at the same time need one each; learners in turn on the same stream share one and its pinned
+    memory.
 
     Example:
         >>> from bow.testing import FakeDevice
@@ -195,12 +185,12 @@ class Offload:
 
     @property
     def pinned_bytes(self) -> int:
-        """Pinned host memory that is reserved, while no task runs; the next task uses it again."""
+        """Pinned host memory that is reserved while no task runs; the next task reuses it."""
         return sum(slot.memory.nbytes for slots in self._pool.values() for slot in slots)
 
     @contextlib.contextmanager
     def task(self, stays: Iterable[Tensor]) -> Iterator[None]:
-        """Around forward and backward pass of a learning task."""
+        """Context of the forward and backward pass of a learning task."""
         assert not self._slots, "one task at a time"
         self._stays = {_allocation_of(tensor) for tensor in stays}
         try:
@@ -216,7 +206,7 @@ class Offload:
             self._end()
 
     def close(self) -> None:
-        """Wait for the copies, and give the pinned memory back; the next task takes some anew."""
+        """Wait for the copies, and free the pinned memory; the next task reallocates it."""
         for stream in (self._to_host, self._from_host):
             stream.record(self._idle)
             self._idle.synchronize()
@@ -244,7 +234,7 @@ class Offload:
         return tensor.untyped_storage().nbytes() >= self._min_bytes and _allocation_of(tensor) not in self._stays
 
     def _pack_whole(self, tensor: Tensor, view: StridedView, count: int) -> _Saved:
-        """Save a tensor that has its allocation to itself."""
+        """Save a tensor that fills its allocation."""
         key = (_allocation_of(tensor),)
         parked = self._known_as(key, tensor)
         if parked is None:
@@ -264,12 +254,12 @@ class Offload:
         return self._in_order(parked, tensor, view._replace(offset=0), spread=compact.strides != view.strides)
 
     def _in_order(self, parked: _Parked, tensor: Tensor, view: StridedView, *, spread: bool) -> _Saved:
-        """Note that this is what the backward pass will ask for before it asks for what was saved earlier."""
+        """Record the order of saving: the backward pass requests tensors in reverse."""
         self._order.append(weakref.ref(parked))
         return _Saved(parked, len(self._order) - 1, tensor.dtype, tensor.shape, view, spread)
 
     def _known_as(self, key: Hashable, tensor: Tensor) -> _Parked | None:
-        """What was parked of the very same memory in the same state."""
+        """Return the parked copy of the same memory in the same version, if there is one."""
         known = self._known.get(key)
         return known.parked() if known is not None and known.version == tensor._version else None
 
@@ -293,9 +283,9 @@ class Offload:
         return parked
 
     def _let_go(self) -> _Leaving:
-        """Let the oldest go of what is leaving."""
-        # Its memory belongs to the computation's stream, and whoever gets it next there writes behind this wait. The
-        # host never waits, and how much memory is held does not depend on how far ahead it is.
+        """Release the oldest copy to the host in flight."""
+        # Its memory belongs to the computation's stream, where the next owner writes after this wait. The host never
+        # waits, and the memory held does not depend on how far it runs ahead.
         leaving = self._leaving.popleft()
         self._device.caller().wait(leaving.slot.on_host)
         leaving.parked.changed = leaving.flat._version != leaving.version
@@ -318,7 +308,7 @@ class Offload:
         return flat.as_strided(packed.shape, view.strides, view.offset)
 
     def _on_device(self, parked: _Parked) -> Tensor:
-        while self._leaving:  # what is still here need not be copied back
+        while self._leaving:  # still on the device: no need to copy it back
             leaving = self._let_go()
             leaving.parked.flat = leaving.flat
         if parked.changed:
@@ -335,7 +325,7 @@ class Offload:
         return parked.flat
 
     def _fetch_ahead(self, position: int) -> None:
-        """Begin to copy back what comes next, and let go what was thought to come and did not."""
+        """Begin to copy back the next tensors, and drop prefetched ones that were not requested."""
         upcoming: list[_Parked] = []
         for earlier in range(position - 1, -1, -1):
             parked = self._order[earlier]()
@@ -350,9 +340,9 @@ class Offload:
             self._give_up(next(iter(self._coming)))
 
     def _fetch(self, parked: _Parked, slot: _PinnedSlot) -> None:
-        """Copy back, into memory of the computation's stream: that is where it is used and given back."""
+        """Copy back, into memory of the computation's stream, where it is used and freed."""
         flat = torch.empty(parked.count, dtype=parked.dtype, device=self._device.torch_device)
-        self._device.caller().record(self._memory_budget)  # what used this memory before is over by then
+        self._device.caller().record(self._memory_budget)  # earlier uses of this memory have ended by then
         self._from_host.wait(self._memory_budget)
         with self._device.on(self._from_host):
             flat.copy_(_like(slot, parked.dtype, parked.count), non_blocking=True)
@@ -360,18 +350,18 @@ class Offload:
         self._coming[parked.index] = flat
 
     def _give_up(self, index: int) -> None:
-        """Let memory go that is being copied to and that nobody has waited for."""
+        """Free memory that is being copied to and that was not requested."""
         self._device.caller().wait(self._slots[index].back)
         del self._coming[index]
 
     def _end(self) -> None:
-        """The computation waits for all copies that nobody has waited for; then memory on both sides is free."""
+        """Have the computation wait for all outstanding copies; then memory on both sides is free."""
         while self._leaving:
             self._let_go()
         for index in list(self._coming):
             self._give_up(index)
         for reference in self._order:
-            if (parked := reference()) is not None:  # a graph that the step has kept
+            if (parked := reference()) is not None:  # the step has kept an autograd graph
                 parked.slot = parked.flat = None
         for slot in self._slots:
             self._pool.setdefault(slot.memory.nbytes, []).append(slot)
@@ -404,5 +394,5 @@ def _allocation_of(tensor: Tensor) -> int:
 
 
 def _like(slot: _PinnedSlot, dtype: torch.dtype, count: int) -> Tensor:
-    """Pinned memory as so many elements."""
+    """View pinned memory as this many elements."""
     return slot.memory[: count * dtype.itemsize].view(dtype)

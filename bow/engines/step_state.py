@@ -1,4 +1,4 @@
-"""What the engines need that carry out the optimizer's step and SMA themselves, in one pass over the rows."""
+"""State of engines that run the optimizer's step and SMA themselves, in one pass over the rows."""
 
 from collections.abc import Sequence
 from typing import NamedTuple, TypeAlias
@@ -11,15 +11,14 @@ from bow.engines.outcome import LearningConfig
 from bow.replicas import LearnerGroup, is_plain_adam, is_plain_sgd
 from bow.sync import SMA, Members, Synchroniser, is_plain_sma
 
-SgdStep: TypeAlias = tuple[float, float, float, bool]
-"""Learning rate, momentum, weight decay, and whether momentum is Nesterov's."""
+SgdStep: TypeAlias = tuple[float, float, float, bool]  # learning rate, momentum, weight decay, Nesterov
 
+# Learning rate, both betas, epsilon, weight decay, decoupled.
 AdamStep: TypeAlias = tuple[float, float, float, float, float, bool]
-"""Learning rate, both betas, epsilon, weight decay, and whether that is decoupled from the gradient."""
 
 
 class Numbers(NamedTuple):
-    """The numbers of a round, which may change from one to the next."""
+    """Hyperparameters of a round, which may change from one to the next."""
 
     lr: float
     momentum: float
@@ -30,24 +29,24 @@ class Numbers(NamedTuple):
 
 
 class StepState:
-    """The learners of a device whose optimizer is plain SGD, Adam or AdamW, kept together by `SMA` or by nothing."""
+    """Optimizer state of learners with plain SGD, Adam or AdamW, averaged by `SMA` or independent members."""
 
     def __init__(self, group: LearnerGroup, sync: SMA | Members) -> None:
         self._group = group
         self._sync = sync
         self._is_adam = is_plain_adam(group.optimizer.optimizer)
         self._names = ("exp_avg", "exp_avg_sq") if self._is_adam else ("momentum_buffer",)
+        # The optimizer's state of every parameter [learners, parameters], from `begin_round` on.
         self.moments = [torch.zeros_like(group.matrix.weights) for _ in self._names]
-        """What the optimizer keeps of every parameter `[learners, parameters]`, from `begin_round` on."""
         self._rows = [list(moment) for moment in self.moments]
 
     def begin_round(self) -> None:
-        """Have the optimizer keep `moments` as its own state, with the values that it has by now.
+        """Bind `moments` as the optimizer's own state, with its current values.
 
-        A buffer that is not there yet is zero: the first step of `torch.optim.SGD` sets it to the gradient.
+        A missing buffer is zero: the first step of `torch.optim.SGD` sets it to the gradient.
         """
         for optimizer in set(self._group.optimizer.by_learner):
-            # What `step()` would tell learning-rate schedulers, which warn when they are stepped before it.
+            # As `step()` does; learning-rate schedulers warn if they are stepped before it.
             optimizer._opt_called = True  # type: ignore[attr-defined]
         states = self._group.optimizer.states
         for name, rows in zip(self._names, self._rows, strict=True):
@@ -57,7 +56,7 @@ class StepState:
                     state[name] = row
 
     def bind_counts(self, counts: Sequence[Tensor]) -> None:
-        """Have Adam count the steps of each learner in a tensor of its own."""
+        """Bind these tensors as Adam's counts of steps, one per learner."""
         for state, own in zip(self._group.optimizer.states, counts, strict=True):
             if self._is_adam and state.get("step") is not own:
                 own.fill_(float(state.get("step", 0.0)))
@@ -65,7 +64,7 @@ class StepState:
 
     @property
     def counts(self) -> list[Tensor]:
-        """Of the steps that each learner has taken, which only Adam counts."""
+        """Number of steps of each learner, which only Adam counts."""
         if not self._is_adam:
             return []
         states = self._group.optimizer.states
@@ -75,7 +74,6 @@ class StepState:
         return [state["step"] for state in states]
 
     def numbers(self) -> Numbers:
-        """The numbers of the coming round."""
         return Numbers(*_sgd_step(self._group.optimizer.optimizer), *self.averaging)
 
     @property
@@ -87,14 +85,14 @@ class StepState:
 
     @property
     def steps(self) -> list[SgdStep] | list[AdamStep]:
-        """The settings of the coming step, by learner; one where it is the same for all."""
+        """Settings of the coming step by learner; a single one if they are the same for all."""
         rows, have_own = self._group.optimizer, isinstance(self._sync, Members)
         optimizers = rows.by_learner if have_own else [rows.optimizer]
         return [_adam_step(each) for each in optimizers] if self._is_adam else [_sgd_step(each) for each in optimizers]
 
 
 def _sgd_step(optimizer: Optimizer) -> SgdStep:
-    settings = optimizer.param_groups[0]  # the only one; loading a state puts another dictionary in its place
+    settings = optimizer.param_groups[0]  # the only one; loading a state replaces the dictionary
     lr, momentum, decay = float(settings["lr"]), float(settings["momentum"]), float(settings["weight_decay"])
     return lr, momentum, decay, bool(settings["nesterov"])
 
@@ -109,10 +107,10 @@ def _adam_step(optimizer: Optimizer) -> AdamStep:
 def fits(
     group: LearnerGroup, sync: Synchroniser, settings: LearningConfig, *, native: bool = False, rows: bool = False
 ) -> bool:
-    """Whether a round can step and average in one pass: one group of plain SGD without clipping, averaged by `SMA`.
+    """Return whether a round can step and average in one pass: one group of plain SGD without clipping, and `SMA`.
 
-    The native runtime also steps members, which do not average, plain Adam and AdamW, and behind the sum over devices.
-    `rows`: what steps all rows at once behind the learning tasks also knows Adam, AdamW and clipping.
+    `native`: the native runtime also steps members, which do not average, plain Adam and AdamW, and sums over devices.
+    `rows`: a step of all rows at once after the learning tasks also supports Adam, AdamW and clipping.
     """
     if not group.is_alone and (not native or (isinstance(sync, SMA) and sync.levels > 1)):
         return False

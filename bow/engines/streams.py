@@ -1,4 +1,4 @@
-"""Learners that run at the same time, each on a thread of Python with cores of its own."""
+"""Run learners in parallel, each on a Python thread with its own cores."""
 
 import contextlib
 import contextvars
@@ -31,19 +31,19 @@ IN_TURN = (
 
 
 class Streams(AheadRunner):
-    """Runs any module as `eager` does, several learners at once: for models that cannot be captured.
+    """Run any module as `eager` does, several learners at once: for models that cannot be captured.
 
-    There are as many places as learners, as far as there are cores; learners beyond that share them. A place is a
-    thread that is pinned to its cores and has its share of torch's threads. Python itself runs one thread at a time:
-    it pays where operators are large.
+    There are as many places as learners, limited by the cores; further learners share them. A place is a thread pinned
+    to its cores with its share of torch's threads. Python itself runs one thread at a time: this pays where operators
+    are large.
 
-    The first one or two rounds with batches of any new shape run in turn, on the calling thread: what the learning
-    task draws is looked at, and compiled parts of the model are compiled. Where it draws for dropout and the like,
-    every task draws from a generator of its own, the very numbers of `eager`, and compiled parts run as they were
-    written. Where it cannot, learners run in turn, with a warning.
+    The first one or two rounds with batches of any new shape run in turn, on the calling thread, to watch the learning
+    task's random draws and to compile parts of the model. If it draws for dropout and the like, every task draws from
+    its own generator, the same numbers as in `eager`, and compiled parts run uncompiled. Where that is impossible,
+    learners run in turn, with a warning.
 
-    `step` is called by several threads at once. What is a matter of the thread in torch, such as `torch.autocast`,
-    has to be done in the step and not around the round.
+    `step` is called by several threads at once. Thread-local settings of torch, such as `torch.autocast`, have to be
+    made in the step and not around the round.
     """
 
     name = "streams"
@@ -54,36 +54,35 @@ class Streams(AheadRunner):
         self._tasks = self._in_turn.tasks
         self._watched: set[Hashable] = set()
         self._known: set[Hashable] = set()
-        self._before: set[str] = set()  # what another training has looked at, in words
+        self._before: set[str] = set()  # signatures that an earlier training has watched, as text
         self._draws = False
         self._entangled = False
         self._open_pool()
 
     @property
     def description(self) -> str:
-        """`streams`, or `streams (in turn)` where the learning task's random numbers leave no choice."""
+        """`streams`, or `streams (in turn)` if the learning task's random numbers require it."""
         return f"{self.name} (in turn)" if self._entangled else self.name
 
     @property
     def runs_ahead(self) -> bool:
-        """Not where learners run in turn."""
         return not self._entangled
 
     @property
     def state(self) -> dict[str, Any]:
-        """What has been looked at, so that what was compiled by then is at once."""
+        """Plain values for checkpoints; signatures that were watched need not be watched again."""
         seen = self._before.union(map(repr, self._watched | self._known))
         return {"seen": sorted(seen), "draws": self._draws, "in turn": self._entangled, **self._in_turn.tasks.state}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Look at nothing again that another training has looked at; what it has compiled is compiled in turn."""
+        """Restore `state`; known shapes run in turn once more, to compile."""
         self._in_turn.tasks.load(state)
         self._draws, self._before = state["draws"], set(state["seen"])
         if state["in turn"] and not self._entangled:
             self._fall_back()
 
     def resized(self) -> None:
-        """Wrap the learners anew; where there are other places for them, the next round starts those."""
+        """Rewrap the learners; if the places change, the next round starts new threads."""
         self._in_turn.resized()
         if self._places() != (len(self._pool), self._pool.threads):
             self.close()
@@ -91,31 +90,30 @@ class Streams(AheadRunner):
             self._open_pool()
 
     def close(self) -> None:
-        """End the learners' threads; the next round starts them again."""
+        """Stop the learners' threads; the next round restarts them."""
         self._pool.close()
 
     def num_ahead(self, batches: Sequence[Batches]) -> int:
-        """Rounds that nothing is to be learned about first."""
+        """Return the number of leading rounds that need no watching or compiling."""
         return sum(1 for _ in itertools.takewhile(self._ready, batches))
 
     def learn(self, batches: Batches) -> Outcome:
-        """Run the learning tasks at once, or in turn where that is to be."""
+        """Run the learning tasks at once, or in turn where required."""
         self.context.before.keep()
         if not self._ready(batches):
             return self._learn_in_turn(batches)
         return self._learn_at_once([batches], ahead=0)[0]
 
     def learn_ahead(self, batches: Sequence[Batches], due: bool) -> list[Outcome]:
-        """Run the learning tasks of several rounds, each by the learner that is free first."""
         return self._learn_at_once(batches, ahead=len(batches) - due)
 
     def _learn_in_turn(self, batches: Batches) -> Outcome:
-        """Run a round on the calling thread: whatever the model compiles is compiled, and what it draws is looked at.
+        """Run a round on the calling thread, to watch draws or to compile the model.
 
-        The two exclude each other, because torch compiles nothing while somebody watches its operators: a first round
-        is watched, and where nothing is drawn a second one compiles.
+        The two exclude each other, because torch compiles nothing under a dispatch mode: a first round is watched, and
+        if nothing is drawn a second one compiles.
         """
-        with num_threads(self._pool.threads):  # as everywhere else, so that results do not depend on where it ran
+        with num_threads(self._pool.threads):  # as on the threads, so that results do not depend on where it ran
             if self._entangled:
                 return self._in_turn.learn(batches, self.context.round_index)
             signatures, compiled = self._signatures(batches), self._tasks.is_compiled
@@ -125,7 +123,7 @@ class Streams(AheadRunner):
             watch = DrawWatch(operators=not compiling)
             with contextlib.nullcontext() if compiling else uncompiled():
                 outcome = self._in_turn.learn(batches, self.context.round_index, watch)
-        if self._tasks.is_compiled == compiled:  # else it was another task that was looked at
+        if self._tasks.is_compiled == compiled:  # otherwise a different task was watched
             self._draws |= watch.draws
             seen = self._known if compiling or self._draws else self._watched
             seen |= signatures
@@ -149,18 +147,18 @@ class Streams(AheadRunner):
         return period.outcomes()
 
     def _run_task(self, period: Period, run: TaskStart, stepping: threading.Lock) -> None:
-        """Carry out one learning task on this thread, and the learner's step where it steps alone."""
+        """Run one learning task on this thread, and the learner's step if it steps alone."""
         task = run.task
         assert isinstance(task, Learn)
         index, position = period.locate(task)
         began = time.perf_counter_ns()
         seed = self.context.task_seed(position, rounds_ahead=index)
-        with torch.no_grad():  # as on the calling thread; the mode is a thread's own
+        with torch.no_grad():  # as on the calling thread; the mode is thread-local
             learned = self._tasks.run(task.learner, period.batch(task), lambda: self._numbers(seed))
             gradient = self.group.learners[task.learner].gradient
             finite = bool(torch.isfinite(learned.loss) & torch.isfinite(gradient.sum()))
             if period.steps(task):
-                with stepping:  # one optimizer for all learners: a step takes the others' gradients away from it
+                with stepping:  # the optimizer is shared: a step removes the others' gradients from it
                     finite = step_alone(self.context, task.learner, finite)
         period.take(task, FinishedTask(learned, finite))
         place, index = f"place {run.place}", self.context.round_index + index
@@ -170,7 +168,7 @@ class Streams(AheadRunner):
         return OwnNumbers(seed) if self._draws else contextlib.nullcontext()
 
     def _drew_unseen(self) -> None:
-        """The default generator moved: the task drew random numbers that it did not draw when it was looked at."""
+        """Handle draws from the default generator by a task that did not draw when it was watched."""
         if self._draws:
             self._fall_back()
             return
@@ -191,20 +189,20 @@ class Streams(AheadRunner):
         return not self._entangled and self._signatures(batches) <= self._known
 
     def _signatures(self, batches: Batches) -> set[Hashable]:
-        """What sets batches apart for the learning task, above all their shapes."""
+        """Return what distinguishes batches for the learning task, mainly their shapes."""
         other = _leaf_if_compiled if self._tasks.is_compiled else _leaf
         if isinstance(batches, Stacked):
             return {FlatBatch.of(batches.value, stacked=True, other=other).signature}
         return {FlatBatch.of(batch, other=other).signature for batch in batches if batch is not None}
 
     def _places(self) -> tuple[int, int]:
-        """How many places there are to be, and with how many threads each."""
+        """Return the number of places, and of threads in each."""
         return share_cores(len(self.group), len(available_cores()), torch.get_num_threads())
 
     def _open_pool(self) -> None:
         places, threads = self._places()
         self._pool = ThreadPool(core_sets(places, threads), threads)
-        self._forgotten = weakref.finalize(self, self._pool.dismiss)  # nobody has to remember `close`
+        self._forgotten = weakref.finalize(self, self._pool.dismiss)  # if `close` is never called
 
 
 def _leaf(leaf: object) -> Hashable:
@@ -212,4 +210,4 @@ def _leaf(leaf: object) -> Hashable:
 
 
 def _leaf_if_compiled(leaf: object) -> Hashable:
-    return repr(leaf)  # numbers are compiled in
+    return repr(leaf)  # compiled code contains numbers as constants

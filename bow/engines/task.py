@@ -16,15 +16,14 @@ from bow.replicas import ParameterLayout
 
 Metrics: TypeAlias = dict[str, Tensor]
 
+# `step(model, batch) -> loss`, or `(loss, {name: scalar})`.
 Step: TypeAlias = Callable[[nn.Module, Batch], Tensor | tuple[Tensor, Metrics]]
-"""`step(model, batch) -> loss`, or `(loss, {name: scalar})`."""
 
-Loss: TypeAlias = Callable[[Any, Any], Tensor]
-"""`loss(outputs, targets) -> scalar`."""
+Loss: TypeAlias = Callable[[Any, Any], Tensor]  # `loss(outputs, targets) -> scalar`
 
 
 def step_from_loss(loss: Loss) -> Step:
-    """The step that most models need: batches are pairs `(inputs, targets)`."""
+    """Return the step for batches that are pairs `(inputs, targets)`."""
 
     def step(model: nn.Module, batch: Batch) -> Tensor:
         inputs, targets = batch
@@ -34,12 +33,12 @@ def step_from_loss(loss: Loss) -> Step:
 
 
 def own_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The step of models that compute their loss themselves, as Hugging Face's do: `model(**batch).loss`."""
+    """Step of models that compute their own loss, as Hugging Face's do: `model(**batch).loss`."""
     return loss_of(outputs_of(model, batch))
 
 
 def outputs_of(model: nn.Module, batch: Batch) -> Any:
-    """What a model makes of a batch that is a dictionary of its arguments."""
+    """Call a model with a batch that is a dictionary of its arguments."""
     if not isinstance(batch, Mapping):
         raise SettingError(
             "give either loss= or step=, got neither, and batches that are no dictionaries for model(**batch).loss but "
@@ -49,7 +48,7 @@ def outputs_of(model: nn.Module, batch: Batch) -> Any:
 
 
 def loss_of(outputs: Any) -> Tensor:
-    """The loss that a model has computed itself."""
+    """Return the loss that a model computed itself."""
     loss: Tensor | None = getattr(outputs, "loss", None)
     if loss is None:
         raise LossError(
@@ -60,7 +59,7 @@ def loss_of(outputs: Any) -> Tensor:
 
 
 def autocast(device: torch.device, precision: str | None) -> contextlib.AbstractContextManager[Any]:
-    """The context in which forward passes run: `"bfloat16"` is autocast, `None` the model's own dtype."""
+    """Return the context of forward passes: `"bfloat16"` is autocast, `None` the model's own dtype."""
     if precision is None:
         return contextlib.nullcontext()
     return torch.autocast(device.type, dtype=torch.bfloat16)
@@ -77,7 +76,7 @@ class LearningTask(nn.Module):
         self._precision = precision
 
     def forward(self, batch: Batch) -> tuple[Tensor, Metrics]:
-        """Loss and metrics of one batch, both checked."""
+        """Return loss and metrics of one batch, both checked."""
         with autocast(self._device, self._precision):
             result = self._step(self.model, batch)
         loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
@@ -87,7 +86,7 @@ class LearningTask(nn.Module):
 
 
 def check_loss(loss: object) -> None:
-    """Refuse a loss that is not a scalar tensor."""
+    """Raise unless the loss is a scalar tensor."""
     if not isinstance(loss, Tensor):
         raise LossError(f"the loss must be a scalar tensor, got {type(loss).__name__}; return a torch.Tensor")
     if loss.dim() != 0:
@@ -95,7 +94,7 @@ def check_loss(loss: object) -> None:
 
 
 def check_metrics(metrics: object) -> None:
-    """Refuse metrics of a step that are no scalar tensors by name."""
+    """Raise unless metrics are scalar tensors by name."""
     if not isinstance(metrics, dict):
         raise LossError(
             f"a step returns loss, or (loss, {{name: scalar}}), got {type(metrics).__name__} for the latter"
@@ -109,7 +108,7 @@ def check_metrics(metrics: object) -> None:
 
 
 def out_of_range(error: Exception) -> DataError:
-    """What to raise where an index was out of range in a learning task."""
+    """Return the error to raise for an index out of range in a learning task."""
     return DataError(
         f"an index is out of range in the learning task ({reason(error)}); if it is a label or token, check it "
         "against the number of classes of the model"
@@ -117,14 +116,14 @@ def out_of_range(error: Exception) -> DataError:
 
 
 class Learned(NamedTuple):
-    """What a learning task leaves besides its gradient."""
+    """Results of a learning task besides its gradient."""
 
     loss: Tensor
     metrics: Metrics
 
 
 def collected(learned: Sequence[Learned | None], z: Tensor) -> tuple[Tensor, Metrics]:
-    """Losses and metrics of a round's tasks, each as one tensor; NaN where there was none."""
+    """Stack the losses and metrics of a round's tasks; NaN where there was none."""
     nan = torch.full((), torch.nan, dtype=z.dtype, device=z.device)
     losses = torch.stack([nan if each is None else each.loss.to(z.dtype) for each in learned])
     return losses, _stack_metrics([{} if each is None else each.metrics for each in learned])
@@ -139,18 +138,17 @@ def _stack_metrics(metrics: list[Metrics]) -> Metrics:
 
 
 class TaskResult(NamedTuple):
-    """What the pure learning task returns for one learner; with a learner dimension in front after `vmap`."""
+    """Results of the pure learning task for one learner; `vmap` adds a leading learner dimension."""
 
     gradient: Tensor
     loss: Tensor
-    finite: Tensor
-    """Whether loss and gradient are finite."""
+    finite: Tensor  # whether loss and gradient are
     metrics: Metrics
     buffers: dict[str, Tensor]
 
 
 class PureTask:
-    """The learning task as a function of tensors alone, fit for `vmap` and `torch.compile`."""
+    """The learning task as a function of tensors alone, for `vmap` and `torch.compile`."""
 
     __name__ = "learning_task"  # vmap of torch 2.11 asks for it, or for a repr that its compiler cannot trace
 
@@ -159,7 +157,7 @@ class PureTask:
         self._layout = layout
 
     def __call__(self, row: Tensor, buffers: dict[str, Tensor], batch: Batch) -> TaskResult:
-        """Differentiate the loss in the row; the buffers after the forward pass are among the results."""
+        """Differentiate the loss with respect to the row; also return the buffers after the forward pass."""
         gradient, (loss, (metrics, after)) = grad_and_value(self._forward, has_aux=True)(row, buffers, batch)
         finite = torch.isfinite(loss) & torch.isfinite(gradient.sum())
         return TaskResult(gradient, loss, finite, metrics, after)
@@ -167,7 +165,7 @@ class PureTask:
     def _forward(
         self, row: Tensor, buffers: dict[str, Tensor], batch: Batch
     ) -> tuple[Tensor, tuple[Metrics, dict[str, Tensor]]]:
-        # One dictionary, not two: into it torch writes what the model assigns to its buffers.
+        # One dictionary, not two: torch writes the model's assignments to its buffers into it.
         state = {f"model.{name}": view for name, view in self._layout.views(row).items()}
         state |= {f"model.{name}": buffer.clone() for name, buffer in buffers.items()}
         loss, metrics = functional_call(self._task, state, (batch,), tie_weights=False)
@@ -176,17 +174,17 @@ class PureTask:
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.compile` for learning tasks.
+    """Compile a learning task with `torch.compile`.
 
-    Regions are single-threaded: an index out of range inside a compiled region with several threads aborts the
-    process, with one it raises. Large operators (convolution, matrix product) keep their own threads.
+    Regions are single-threaded: an index out of range inside a compiled region with several threads aborts the process,
+    with one it raises. Large operators (convolution, matrix product) keep their own threads.
 
-    Whether what was compiled still holds is checked in every round, except for what belongs to torch, Python or bow
-    and does not change: those checks are most of them, and add a fifth to a round of a tiny model.
+    Guards on torch, Python and bow itself are dropped: those objects do not change, and checking them adds a fifth to a
+    round of a tiny model.
     """
     options: dict[str, str | int | bool | Callable[..., Any]] = {"cpp.threads": 1, "guard_filter_fn": _guards_to_keep}
-    # Code that torch keeps for other instructions than it is told to use is taken all the same, and computes nonsense
-    # (torch 2.13): the length of vectors, which is part of what it is kept under, keeps them apart.
+    # torch (2.13) reuses cached code that was compiled for other instructions, which then computes wrong results; the
+    # vector length is part of the cache key and keeps them apart.
     if bits := VECTOR_BITS.get(os.environ.get("ATEN_CPU_CAPABILITY", "")):
         options["cpp.simdlen"] = bits
     return torch.compile(_with_own_code(function), fullgraph=True, dynamic=False, options=options)
@@ -194,6 +192,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 VECTOR_BITS = {"default": 1, "avx2": 256, "avx512": 512}
 
+# Prefixes of the names of guards on torch, Python and bow itself.
 UNCHANGING = (
     "__import__('torch')",
     "__import__('collections')",
@@ -204,7 +203,6 @@ UNCHANGING = (
     "G['__builtins_",
     "G['___unnamed_scope",
 )
-"""How the names begin under which torch's compiler checks torch, Python and bow itself."""
 
 
 def _guards_to_keep(guards: Sequence[Any]) -> list[bool]:
@@ -212,14 +210,14 @@ def _guards_to_keep(guards: Sequence[Any]) -> list[bool]:
 
 
 def _of_the_layout(name: str) -> bool:
-    """Whether this is the row layout of `PureTask`, and not an attribute of that name in a user's model or step."""
+    """Return whether a guard is on `PureTask`'s row layout, and not on a user's attribute of that name."""
     return "._layout" in name and "._task" not in name
 
 
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of the function with a code object of its own."""
-    # torch.compile keeps what it compiled by code object and gives up after a few variants: without this, the
-    # trainings of one process (a sweep) would use up each other's variants.
+    """Copy a function, with its own code object."""
+    # torch.compile caches by code object and gives up after a few variants: without this, the trainings of one process
+    # (a sweep) would use up each other's variants.
     assert isinstance(function, FunctionType)
     return FunctionType(
         function.__code__.replace(),

@@ -1,12 +1,12 @@
-"""Which learner takes which batch, and where."""
+"""Assign batches to learners, and learners to places."""
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+# Whether batches go to learners in a fixed order, or to the first free learner.
 Dispatch: TypeAlias = Literal["fixed", "first_come"]
-"""Whether batches are dealt to learners in a fixed order or to the learner that is free first."""
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Learn:
 
 @dataclass(frozen=True)
 class Synchronise:
-    """The synchronisation task behind the learning tasks of a round of the period."""
+    """The synchronisation task after the learning tasks of a round of the period."""
 
     round: int
 
@@ -29,10 +29,9 @@ Task: TypeAlias = Learn | Synchronise
 
 @dataclass(frozen=True)
 class TaskStart:
-    """Run a task on a place, after some events.
+    """Run a task on a place, after other tasks.
 
-    A place runs what it is given in the order in which it was given it, so that only tasks of other places stand
-    in `after`.
+    A place runs its tasks in the order in which it gets them, so `after` holds only tasks of other places.
     """
 
     task: Task
@@ -41,17 +40,17 @@ class TaskStart:
 
 
 class TaskScheduler:
-    """Schedules one period after another: some rounds, the last of which may end with a synchronisation task.
+    """Schedule one period after another: several rounds, the last of which may end with a synchronisation task.
 
-    With `fixed`, learner j takes batch j of every round, on place `j % places`. Everything is known beforehand, and
-    `start` says all of it: a device that queues work (a CUDA stream) needs nobody to wait for events.
+    With `fixed`, learner j takes batch j of every round, on place `j % places`. The whole schedule is known beforehand
+    and returned by `start`: a device that queues work (a CUDA stream) needs no host that waits for events.
 
-    With `first_come`, a free place takes the learner that has been free for longest, and that learner the next
-    batch. Only the number of batches in a period is fixed. The round in front of a synchronisation task is kept back:
-    it has one batch for each learner, which the learner takes when there is nothing else left, so that every learner
-    has a step in the round that is averaged. Where a period is one round, every learner so takes its own batch.
+    With `first_come`, a free place takes the learner that has been free for longest, and that learner the next batch.
+    Only the number of batches in a period is fixed. The round before a synchronisation task is held back: it has one
+    batch for each learner, which the learner takes when nothing else is left, so that every learner has a step in the
+    round that is averaged. In a period of one round, every learner thus takes its own batch.
 
-    No learner and no place ever runs two tasks at once, and everything of a period comes before anything of the next.
+    No learner and no place ever runs two tasks at once, and a period ends before the next one begins.
 
     References:
         Koliousis et al., CROSSBOW: Scaling Deep Learning with Small Batch Sizes on Multi-GPU Servers, 2019, section 4.
@@ -66,8 +65,8 @@ class TaskScheduler:
         self._running: dict[Task, int] = {}  # by task: its place
         self._idle_learners = deque(range(learners))
         self._idle_places = deque(range(places))
-        self._shared: deque[int] = deque()  # batches for whoever is free
-        self._kept: dict[int, int] = {}  # by learner: the batch that is kept back for it
+        self._shared: deque[int] = deque()  # batches for any free learner
+        self._kept: dict[int, int] = {}  # by learner: the batch that is held back for it
         self._synchronise: Synchronise | None = None
 
     @property
@@ -76,7 +75,7 @@ class TaskScheduler:
         return not (self._running or self._shared or self._kept or self._synchronise)
 
     def start(self, rounds: Sequence[Sequence[bool]], synchronise: bool) -> list[TaskStart]:
-        """Begin a period."""
+        """Begin a period; return the tasks that can run."""
         assert self.done
         assert all(len(batches) == self.learners for batches in rounds)
         if not rounds:
@@ -85,7 +84,7 @@ class TaskScheduler:
         return self._all_in_order(rounds) if self.dispatch == "fixed" else self._first(rounds)
 
     def finished(self, task: Task) -> list[TaskStart]:
-        """Hear that a task has finished, and say what can be run now."""
+        """Report that a task has finished; return the tasks that can run now."""
         place = self._running.pop(task)
         if self.dispatch == "fixed":
             return []
@@ -122,7 +121,7 @@ class TaskScheduler:
         return self._take()
 
     def _take(self) -> list[TaskStart]:
-        """Give free places to free learners; when all have finished, synchronise."""
+        """Assign free places to free learners; when all have finished, synchronise."""
         runs = []
         while self._idle_places and (task := self._next()) is not None:
             runs.append(TaskStart(task, self._idle_places.popleft()))
@@ -134,7 +133,7 @@ class TaskScheduler:
         return runs
 
     def _next(self) -> Learn | None:
-        """The next task of the learner that has been free for longest and has one."""
+        """Return the next task of the learner that has been free for longest and has one."""
         for learner in self._idle_learners:
             if self._shared or learner in self._kept:
                 self._idle_learners.remove(learner)

@@ -1,4 +1,4 @@
-"""A pool of threads of Python, each pinned to cores of its own, that runs what a task scheduler says."""
+"""A pool of Python threads, each pinned to its own cores, that runs the tasks of a task scheduler."""
 
 import contextlib
 import functools
@@ -17,12 +17,12 @@ Job: TypeAlias = Callable[[], None]
 
 
 class Worker:
-    """One thread, pinned to some cores, that runs jobs in the order in which it gets them."""
+    """One thread, pinned to some cores, that runs jobs in order."""
 
     def __init__(self, name: str, cores: Collection[int], threads: int) -> None:
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         ready = threading.Event()
-        # A daemon, so that a training that nobody closed does not keep the process from ending.
+        # A daemon: a training that was never closed does not keep the process alive.
         self._thread = threading.Thread(target=_serve, args=(self._jobs, cores, threads, ready), name=name, daemon=True)
         try:
             self._thread.start()
@@ -32,32 +32,31 @@ class Worker:
             raise
 
     def put(self, job: Job) -> None:
-        """Run a job behind those that are there."""
+        """Queue a job."""
         self._jobs.put(job)
 
     def dismiss(self) -> None:
-        """End the thread behind the jobs that are there, without waiting for it."""
+        """End the thread after its queued jobs, without waiting for it."""
         self._jobs.put(None)
 
     def join(self) -> None:
-        """Wait until the thread has ended."""
         self._thread.join()
 
 
 def _serve(jobs: "queue.SimpleQueue[Job | None]", cores: Collection[int], threads: int, ready: threading.Event) -> None:
     if hasattr(os, "sched_setaffinity"):
-        with contextlib.suppress(OSError):  # it is a matter of speed alone
+        with contextlib.suppress(OSError):  # it affects speed only
             os.sched_setaffinity(0, cores)
-    torch.get_num_threads()  # before torch has set itself up in a thread, it forgets what it is told
+    torch.get_num_threads()  # initialises torch in this thread, or the setting is lost
     torch.set_num_threads(threads)
     ready.set()
     while (job := jobs.get()) is not None:
         job()
-        del job  # what it holds must not live until the next one comes
+        del job  # so that its references do not live until the next job
 
 
 class ThreadPool:
-    """Threads that run the learning tasks of a period; they start with the first one and after every `close`."""
+    """Threads that run the learning tasks of a period; started by the first `run`, and again after `close`."""
 
     def __init__(self, core_sets: Sequence[Collection[int]], threads: int) -> None:
         self.core_sets = core_sets  # by thread
@@ -68,18 +67,18 @@ class ThreadPool:
         return len(self.core_sets)
 
     def run(self, scheduler: TaskScheduler, runs: Sequence[TaskStart], execute: Callable[[TaskStart], None]) -> None:
-        """Have the learning tasks of a period run; the synchronisation task is the caller's, behind this."""
+        """Run the learning tasks of a period; the caller runs the synchronisation task afterwards."""
         self._open()
         _PeriodRun(self._workers, scheduler, execute).work(runs)
 
     def dismiss(self) -> None:
-        """End all threads without waiting for them: the caller may be one of them, where it collects garbage."""
+        """End all threads without waiting: garbage collection may call this on one of them."""
         places, self._workers = self._workers, []
         for place in places:
             place.dismiss()
 
     def close(self) -> None:
-        """End all threads."""
+        """End all threads, and wait for them."""
         places = self._workers
         self.dismiss()
         for place in places:
@@ -98,12 +97,12 @@ class ThreadPool:
                 place.dismiss()
             raise
         finally:
-            torch.set_num_threads(threads)  # what the places set would be what threads of the user's begin with
+            torch.set_num_threads(threads)  # otherwise the user's new threads would inherit the workers' setting
         self._workers = places
 
 
 class _PeriodRun:
-    """One period: which tasks are not finished yet, and what went wrong."""
+    """State of one period: unfinished tasks and failures."""
 
     def __init__(
         self, places: Sequence[Worker], scheduler: TaskScheduler, execute: Callable[[TaskStart], None]
@@ -112,10 +111,10 @@ class _PeriodRun:
         self._scheduler = scheduler
         self._execute = execute
         self._lock = threading.Lock()
-        self._unfinished = 1  # the caller counts as well, until it has given everything out
+        self._unfinished = 1  # the caller counts as well, until everything is queued
         self._all_finished = threading.Event()
         self._failures: list[tuple[int, BaseException]] = []
-        self._stop_at = math.inf  # no task of this batch or a later one begins any more
+        self._stop_at = math.inf  # tasks of this batch and later ones no longer start
 
     def work(self, runs: Sequence[TaskStart]) -> None:
         try:
@@ -123,7 +122,7 @@ class _PeriodRun:
                 self._give(runs)
             finally:
                 self._finish()
-            self._all_finished.wait()  # behind it, the caller sees everything that the tasks wrote
+            self._all_finished.wait()  # then the caller sees everything that the tasks wrote
         except BaseException:
             self._stop_at = -1
             self._all_finished.wait()
@@ -157,7 +156,7 @@ class _PeriodRun:
         if not self._failures:
             return
         error = min(self._failures, key=lambda failure: failure[0])[1]
-        self._failures.clear()  # an error knows its frames, and they this object: a circle would outlive the round
+        self._failures.clear()  # error -> frames -> self is a cycle that would outlive the round
         try:
             raise error
         finally:
@@ -172,7 +171,7 @@ class _PeriodRun:
 
 @contextlib.contextmanager
 def num_threads(threads: int) -> Iterator[None]:
-    """The calling thread with that many threads of torch's."""
+    """Set torch's number of threads for the calling thread, and restore it."""
     before = torch.get_num_threads()
     if threads == before:
         yield

@@ -11,20 +11,20 @@ from bow.engines.random import NoGenerators
 from bow.engines.task import Batch, LearningTask, Metrics, PureTask, TaskResult
 from bow.replicas import LearnerGroup, buffer_slots
 
+# `(rows, buffers, batch) -> TaskResult`, each with a leading learner dimension.
 Vectorised: TypeAlias = Callable[[Tensor, dict[str, Tensor], Batch], TaskResult]
-"""`(rows, buffers, batch) -> TaskResult`, each with the learners first."""
 
+# `(rows, gradients, buffers, batch) -> (loss, finite, metrics)` of all learners at once.
 TogetherTask: TypeAlias = Callable[..., tuple[Tensor, Tensor, Metrics]]
-"""`(rows, gradients, buffers, batch) -> (loss, finite, metrics)` of all learners at once."""
 
 
 def vectorised(group: LearnerGroup, settings: LearningConfig) -> Vectorised:
-    """The learning task of all learners at once, as a function of tensors alone."""
+    """Return the learning task of all learners at once, as a function of tensors alone."""
     task = LearningTask(group.learners[0].module, settings.task_step, group.device, settings.precision)
     function: Vectorised = torch.vmap(PureTask(task, group.layout), randomness="different")
 
     def run(rows: Tensor, buffers: dict[str, Tensor], batch: Batch) -> TaskResult:
-        if torch.compiler.is_compiling():  # torch compiles nothing that takes a generator
+        if torch.compiler.is_compiling():  # torch compiles no operator that takes a generator
             return function(rows, buffers, batch)
         with NoGenerators():  # type: ignore[no-untyped-call]
             return function(rows, buffers, batch)
@@ -33,7 +33,7 @@ def vectorised(group: LearnerGroup, settings: LearningConfig) -> Vectorised:
 
 
 def writing_results(together: Vectorised) -> TogetherTask:
-    """The same with gradients and buffers written to where they belong."""
+    """Wrap a vectorised task so that it writes gradients and buffers in place."""
 
     def run(
         rows: Tensor, gradients: Tensor, buffers: dict[str, Tensor], batch: Batch
@@ -48,7 +48,7 @@ def writing_results(together: Vectorised) -> TogetherTask:
 
 
 class StackedBuffers:
-    """The learners' buffers as one tensor each, of which every learner's module sees its row."""
+    """The learners' buffers, stacked by name; every learner's module has its row."""
 
     def __init__(self, group: LearnerGroup) -> None:
         self._group = group
@@ -56,11 +56,11 @@ class StackedBuffers:
         self._valid = False
 
     def moved(self) -> None:
-        """Somebody may have put other tensors in the place of the learners' buffers."""
+        """Called when the learners' buffers may have been replaced by other tensors."""
         self._valid = False
 
     def tensors(self) -> dict[str, Tensor]:
-        """The stacked buffers by name; those of the learners become their rows."""
+        """Return the stacked buffers by name, after binding those of the learners to their rows."""
         if self._valid:
             return self._tensors
         slots = [dict(buffer_slots(learner.module)) for learner in self._group.learners]
