@@ -1,4 +1,4 @@
-"""Training: `bow.train`, `bow.Replicas`, and what a training consists of."""
+"""Training: `bow.train`, `bow.Replicas`, and their parts."""
 
 from bow.training.callbacks import Callback as Callback
 from bow.training.callbacks import TraceRounds as TraceRounds

@@ -56,7 +56,7 @@ def _parsed(path: str | Path, text: str) -> Schedule:
 def engine_with(
     schedule: Schedule | Literal["auto"] | None, engine: Engine, device: torch.device | StreamDevice
 ) -> str:
-    """What carries a schedule out, on every device engine `graph`; what was asked for where there is none."""
+    """Return the engine for a schedule, which is `graph` on every device; without one, the requested engine."""
     if schedule is None:
         return engine.runner
     check_schedule(schedule, engine, is_cpu(device), ("auto", "graph"))
@@ -70,14 +70,14 @@ def decide(
     say: Callable[[str], None],
     learners: int = 1,
 ) -> Schedule | None:
-    """The schedule of a training: the one that was given, or the best that measuring finds if it clearly wins."""
+    """Return the given schedule, or for `"auto"` the best measured one if it clearly wins."""
     if schedule != AUTO:
         return schedule
     cores = len(available_cores()) // learners
     if is_cpu(replicas_config.device) and learners > 1 and cores < 2:
         say(f"schedule: none, because {learners} learners leave no two cores to one of them")
         return None
-    from bow.training.schedule_search import compared  # the profiler, which trainings do not need otherwise
+    from bow.training.schedule_search import compared  # the profiler, not needed otherwise
 
     began = time.perf_counter()
     try:

@@ -1,4 +1,4 @@
-"""The fastest schedule of a training, found by timing policies where it will run."""
+"""Find the fastest schedule of a training, by timing policies where it will run."""
 
 import contextlib
 import dataclasses
@@ -21,11 +21,11 @@ from bow.training.replicas_config import ReplicasConfig
 from bow.training.trials import stand_still, without_a_trace
 
 TURNS = 10
-WINDOW_S = 0.05  # rounds by a policy last so long in each of its turns
+WINDOW_S = 0.05  # seconds of rounds in each turn of a policy
 
 
 def compared(replicas_config: ReplicasConfig, batch: Batch, cores: int) -> Comparison:
-    """Policies that a training can use, timed where it will run: on as many cores as a learner has."""
+    """Time the policies that a training can use where it will run: on as many cores as a learner has."""
     place = replicas_config.device
     if not is_cpu(place):
         return compare_on(place if isinstance(place, StreamDevice) else cuda_device(place), replicas_config, batch)
@@ -37,7 +37,7 @@ def compared(replicas_config: ReplicasConfig, batch: Batch, cores: int) -> Compa
 
 
 class Rounds:
-    """Rounds of one learner in engine `graph`, to be timed."""
+    """Rounds of one learner in engine `graph`, for timing."""
 
     def __init__(self, replicas_config: ReplicasConfig, batch: Batch, schedule: Schedule | None) -> None:
         self._batch = batch
@@ -53,19 +53,19 @@ class Rounds:
             raise
 
     def run(self) -> None:
-        """As many rounds as are issued at once; the device has ended them when this returns."""
+        """Run one group of rounds, and wait for the device."""
         self._replicas.rounds_at_once([[self._batch]] * self._replicas.loop.period)
         self._replicas.loop.catch_up()
 
     def rest(self) -> None:
-        """Nothing of it is at work."""
+        """Do nothing: nothing runs between turns."""
 
     def close(self) -> None:
         self._replicas.close()
 
 
 def compare_on(device: StreamDevice, replicas_config: ReplicasConfig, batch: Batch) -> Comparison:
-    """Profile a learning task on a device, and time critical path first on several streams against one stream."""
+    """Profile a learning task on a device; time critical-path-first on several streams against one stream."""
     with without_a_trace(device):
         step = with_autocast(replicas_config.task.task_step, device.torch_device, replicas_config.task.precision)
         bound = bind_on(device, replicas_config.model, batch, step)
@@ -73,12 +73,12 @@ def compare_on(device: StreamDevice, replicas_config: ReplicasConfig, batch: Bat
         policies = device_policies(bound, profile)
         path = critical_path(bound.dependencies, profile.nanoseconds(1))
         own = bound.batch
-        del bound  # its weights are memory that learners may need
+        del bound  # frees its weights for the learners
         return timed(replicas_config, own, policies, path)
 
 
 def timed(replicas_config: ReplicasConfig, batch: Batch, policies: Sequence[Policy], path: CriticalPath) -> Comparison:
-    """Time rounds by each policy in turns, and again the best and that on one stream; what cannot run is left out."""
+    """Time rounds by each policy in turns, then the best and the best on one stream again; skip what cannot run."""
     with contextlib.ExitStack() as stack:
         cases: dict[str, Rounds] = {}
         for policy in policies:

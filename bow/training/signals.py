@@ -1,4 +1,4 @@
-"""What the learners show of the worth of a sample: the measurements behind `objective="goodput"`."""
+"""Measurements for `objective="goodput"`: gradient noise, and distances of the learners from `z`."""
 
 import weakref
 from collections.abc import Iterable
@@ -13,17 +13,16 @@ from bow.sync import SMA, Synchroniser, Timing
 from bow.training.replicas import Replicas
 from bow.tuner import RunningMoments, StatisticalEfficiency, repulsion
 
+# Rounds between measurements, each of which reads all weights and gradients and needs a round in separate passes.
 EVERY = 20
-"""Rounds between two looks at weights and gradients: a look is a pass over both, and a round in separate passes."""
 
-
+# Distances are stationary after this many time constants of the averaging: of the distances before a drop of the
+# learning rate to a tenth, 3% are left.
 SETTLING = 4.0
-"""Distances are those that learning rate, momentum and learners bring about behind so many times the rounds in which
-learners forget where they were: by then, what a drop of the learning rate to a tenth has left over is 3%."""
 
 
 class Signals:
-    """What a sample is worth with so many learners, from their gradients and their distances from `z`."""
+    """Statistical efficiency by number of learners, from their gradients and their distances from `z`."""
 
     def __init__(self, batch_size: int, sync: Synchroniser) -> None:
         if sync.timing is Timing.BEFORE_STEP:
@@ -45,13 +44,13 @@ class Signals:
 
     @property
     def noise_scale(self) -> float | None:
-        """Of the gradients, in samples; None before anything was seen."""
+        """Gradient noise scale, in samples; None before the first measurement."""
         found = self._gradients.noise_scale(self._batch_size)
-        return None if found is None else max(found, 0.0)  # of equal gradients, rounding leaves a little less
+        return None if found is None else max(found, 0.0)  # rounding makes it slightly negative for equal gradients
 
     @torch.no_grad()
     def observe(self, replicas: Replicas) -> None:
-        """Look at the round that has just ended, or prepare the next one for a look, if it is time for one."""
+        """Measure the round that has just ended, or prepare the next one for a measurement if one is due."""
         shown, self._shown = self._shown, None
         if shown is not None:
             prepared, hook = shown
@@ -60,8 +59,8 @@ class Signals:
             if prepared() is replicas:
                 self._look(replicas)
         elif replicas.learners > 1 and abs(replicas.rounds - self._looked_at) >= EVERY:
-            # Where the step is part of the learning tasks, gradients are not written to `G`, unless a hook wants to
-            # come between. A GPU writes them always, and would capture its graphs anew.
+            # Engines whose learning tasks include the step write gradients to `G` only if the optimizer has a hook.
+            # GPUs always write them, and a hook would make them recapture their graphs.
             hook = None if replicas.streams is not None else replicas.optimizer.register_step_post_hook(lambda *_: None)
             self._shown = weakref.ref(replicas), hook
 
@@ -81,7 +80,7 @@ class Signals:
                 self._repulsion = repulsion(distances.noise, gradients.noise, self._lr, alpha, self._momentum)
 
     def _notice_changes(self, replicas: Replicas) -> None:
-        """Forget distances that another learning rate, momentum or number of learners has brought about."""
+        """Discard distances measured with another learning rate, momentum or number of learners."""
         before = self._lr, self._momentum
         now = _sgd_settings(replicas.optimizer)
         if now == before and replicas.learners == self._learners:
@@ -108,28 +107,28 @@ class Signals:
 
     @property
     def _is_pulling(self) -> bool:
-        return isinstance(self._sync, SMA)  # EASGD is one
+        return isinstance(self._sync, SMA)  # or EASGD
 
     def _alpha(self, learners: int) -> float:
-        """How strongly so many learners are pulled together, on the average of rounds."""
+        """Return the strength of averaging with this many learners, per round."""
         alpha = self._sync.alpha if isinstance(self._sync, SMA) else None
         return (1 / learners if alpha is None else alpha) / self._sync.every
 
 
 def _add(moments: RunningMoments, rows: Iterable[Tensor]) -> None:
-    """Take in a round, row by row: learners may have left no memory for further rows of all of them."""
+    """Add a round, row by row: there may be no memory for another row per learner."""
     total, squares, count = torch.zeros(()), torch.zeros((), dtype=torch.float64), 0
     for row in rows:
         total = total.to(row) + row
         squares = squares.to(row.device) + row.dot(row)
         count += 1
     mean = total / count
-    if squares:  # rows of zeros say nothing: engine `fused` writes no gradients
+    if squares:  # ignore rows of zeros: engine `fused` writes no gradients
         moments.add(float(squares) / count, float(mean.dot(mean)), count)
 
 
 def _sgd_settings(optimizer: Optimizer) -> tuple[float, float]:
-    """Learning rate and momentum of SGD; 0 for other optimizers, for which there is no formula."""
+    """Return learning rate and momentum of SGD; 0 for other optimizers, for which there is no formula."""
     group = optimizer.param_groups[0]
     if not isinstance(optimizer, torch.optim.SGD) or not group["momentum"] < 1:
         return 0.0, 0.0

@@ -1,4 +1,4 @@
-"""When a training ends before its time: rules that are asked after every epoch."""
+"""Early stopping: rules that are evaluated after every epoch."""
 
 import copy
 import math
@@ -13,7 +13,7 @@ from bow.values import number, whole
 
 @runtime_checkable
 class StopRule(Protocol):
-    """A rule by which a training, or a member of a sweep, ends before its time.
+    """A rule that ends a training, or a member of a sweep, early.
 
     Example:
         >>> class Hopeless:
@@ -24,15 +24,15 @@ class StopRule(Protocol):
     """
 
     def why_over(self, training: Any) -> str | None:
-        """Asked after every epoch: why it ends, which its `stopped` will be; None: it goes on.
+        """Return why the training ends, which becomes its `stopped`, or None; called after every epoch.
 
-        `training.history` has a record for each epoch. Of a sweep it is the `bow.members.Member`, of `bow.train` what
-        callbacks get.
+        `training.history` has a record for each epoch. In a sweep, `training` is the `bow.members.Member`; in
+        `bow.train`, it is the `run` of callbacks.
         """
 
 
 def value_of(record: Mapping[str, Any], metric: str) -> float:
-    """A value of an epoch's record; where the validation data give none, that of training."""
+    """Return a value of an epoch's record: of the validation data, else of training."""
     value = record.get(metric, record.get(f"train_{metric}"))
     if value is None:
         raise _unknown(metric, [name for name in record if name not in ("epoch", "round", "samples", "lr", "seconds")])
@@ -45,17 +45,17 @@ def _unknown(metric: str, known: Iterable[str]) -> SettingError:
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """End a training, or a member of a sweep, that has not become better for some epochs.
+    """End a training, or a member of a sweep, that has not improved for some epochs.
 
     Args:
         metric: `"loss"` or the name of a metric of the validation data.
-        patience: epochs without a better value after which it ends.
-        least: by how much a value has to be better to count.
-        higher_is_better: which way; None: as the metric says, and of what a step returns a loss or an error the lower,
-            everything else the higher.
+        patience: epochs without improvement after which it ends.
+        least: the smallest difference that counts as an improvement.
+        higher_is_better: the direction of improvement; None: as the metric declares. Of a step's values, losses and
+            errors improve downwards, all others upwards.
 
     Raises:
-        SettingError: a value that cannot be carried out.
+        SettingError: an invalid value.
 
     Example:
         >>> EarlyStopping(patience=1).is_over([{"loss": 1.0}, {"loss": 0.5}, {"loss": 0.6}])
@@ -73,11 +73,11 @@ class EarlyStopping:
         number("least", self.least, least=0)
 
     def why_over(self, training: Any) -> str | None:
-        """`"patience"`, or None."""
+        """Return `"patience"` if the training ends, else None."""
         return "patience" if self.is_over(training.history) else None
 
     def is_over(self, history: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether a training with these epochs ends."""
+        """Return whether a training with these epochs ends."""
         sign = 1 if is_higher_better(self.metric, self.higher_is_better) else -1
         best, since = -math.inf, 0
         for record in history:
@@ -89,7 +89,7 @@ class EarlyStopping:
 
 
 def check_rules(stop: Any, kinds: Any = StopRule, known: str = "bow.EarlyStopping") -> tuple[Any, ...]:
-    """The rules by which a training ends, given alone or as several."""
+    """Validate one rule or a sequence of rules, and return them as a tuple."""
     rules = () if stop is None else tuple(stop) if isinstance(stop, Sequence) and not isinstance(stop, str) else (stop,)
     for rule in rules:
         if not isinstance(rule, kinds) or isinstance(rule, type):
@@ -98,7 +98,7 @@ def check_rules(stop: Any, kinds: Any = StopRule, known: str = "bow.EarlyStoppin
 
 
 def check_metric(metric: Any, higher_is_better: Any) -> None:
-    """Refuse what is no name, and no direction."""
+    """Reject an invalid name or direction of a metric."""
     if not isinstance(metric, str) or not metric:
         raise SettingError(
             f"metric must be 'loss' or the name of a metric, got {metric!r}; give other settings by name"
@@ -108,20 +108,20 @@ def check_metric(metric: Any, higher_is_better: Any) -> None:
 
 
 def directed(rules: Iterable[Any], metrics: Iterable[Metric], names: Sequence[str] | None) -> tuple[Any, ...]:
-    """The rules, with the way in which their metrics are better; `names` are what an epoch has, if that is known."""
+    """Return the rules with the direction of their metrics; `names` are the values of an epoch, if known."""
     ways = {metric.name: metric.higher_is_better for metric in metrics}
     found: list[Any] = []
     for rule in rules:
-        looks = hasattr(rule, "higher_is_better")  # at a metric, as EarlyStopping and Halving do
+        looks = hasattr(rule, "higher_is_better")  # EarlyStopping and Halving have a metric
         if looks and names is not None and rule.metric not in names:
             raise _unknown(rule.metric, names)
         if looks and rule.higher_is_better is None and rule.metric in ways:
             rule = copy.copy(rule)
-            object.__setattr__(rule, "higher_is_better", ways[rule.metric])  # they are frozen
+            object.__setattr__(rule, "higher_is_better", ways[rule.metric])  # a frozen dataclass
         found.append(rule)
     return tuple(found)
 
 
 def names_of_epochs(metrics: Iterable[Metric]) -> list[str]:
-    """What an epoch has by which a rule can end a training, where no step returns values of its own."""
+    """Return the names of an epoch's values that rules can use, if no step returns its own."""
     return ["loss", "train_loss", *(metric.name for metric in metrics)]

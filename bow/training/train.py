@@ -54,11 +54,11 @@ from bow.tuner import Tuner
 if TYPE_CHECKING:
     from bow.training.stopping import StopRule
 
-ENDING_S = 60.0  # seconds for a training that torchrun starts again to wait until the processes before it have gone
-REMEDY = 'go on with resume="auto"'  # what helps where another process of a training has gone
-JOB = ".torchrun"  # file of a run directory with the name of torchrun's job, if it was one
+ENDING_S = 60.0  # seconds that a training restarted by torchrun waits for the previous processes to exit
+REMEDY = 'go on with resume="auto"'  # remedy where another process of a training has exited
+JOB = ".torchrun"  # file of a run directory with the name of torchrun's job, if any
+# Called instead of `run_training`, in order to run several trainings side by side.
 INSTEAD: ContextVar[Callable[[TrainConfig], Result] | None] = ContextVar("INSTEAD", default=None)
-"""What takes trainings over that are called for, to run several side by side."""
 
 
 @refuses_moved("bow.train")
@@ -85,9 +85,9 @@ def train(
     callbacks: Sequence[object] = (),
     seed: int = 0,
 ) -> Result:
-    """Train several learners of a model side by side and return their central model.
+    """Train several learners of a model in parallel and return their central model.
 
-    The user picks the batch size that trains best; the number of learners is what fills the hardware.
+    Choose the batch size that trains best; the number of learners is chosen to fill the hardware.
 
     Args:
         model: the model, or a function of no arguments that builds it. It is read, not changed.
@@ -95,44 +95,42 @@ def train(
             `DataLoader` (keeps its own batch size and workers), or an `IterableDataset` or another library's loader of
             batches (both need `steps`).
         loss: `loss(outputs, targets) -> scalar`, a mean over samples: the central model's loss on the validation data
-            is the mean over its batches, each counted by its samples.
+            is the mean over its batches, weighted by their samples.
         step: instead of `loss`: `step(model, batch) -> loss`, or `(loss, {name: scalar})`, whose means are in the
             records of epochs as `train_...`; batch is any pytree. With neither, batches are dictionaries and the loss
             is the model's own, `model(**batch).loss`, as in Hugging Face's models.
         optimizer: makes a `torch.optim` optimizer from an iterable of parameters; a function whose first parameter is
             called `named...` gets pairs `(name, parameter)`, as in `lambda named: ...`, for groups by name.
-        scheduler: makes a `torch.optim.lr_scheduler` from the optimizer, stepped after every epoch; `bow.PerRound(...)`
-            of the same: after every round. A parameter `rounds` is given their number. `bow.WarmupCosine()` is one.
+        scheduler: makes a `torch.optim.lr_scheduler` from the optimizer, stepped after every epoch, or after every
+            round in a `bow.PerRound(...)`, such as `bow.WarmupCosine()`. A parameter `rounds` receives their number.
         batch_size: samples per learner and round; None: 16, or the `DataLoader`'s own.
         epochs: passes over the data by all learners together.
-        steps: rounds; when given, `epochs` is not looked at.
-        stop: `bow.EarlyStopping`, an object of yours with a method `why_over(training)` that is asked after every
-            epoch (`bow.members.StopRule`), or a list of them; `result.best` is what was best.
-        learners: per device; `"auto"` is found by timed trials before the training, and followed up while it goes on;
-            a `bow.Tuner` says how. With `bow.PerRound`, learners stay as many as the trials have found.
-        sync: what keeps the learners together.
-        engine: how learning tasks run on a device, a name or a `bow.Engine`; `"auto"` is found by the same trials. They
-            run model, loss or step, and optimizer on samples of the data, and leave no trace in the training, unless
-            `loss` or `step` keep a state of their own; trainings too short for trials follow the rule in
-            `bow.engines.choice`. With `dispatch="first_come"`, learning rates change, and callbacks hear of rounds,
-            behind the period between two synchronisation tasks; a training that a callback stops ends there. With
+        steps: rounds; when given, `epochs` is ignored.
+        stop: `bow.EarlyStopping`, an object with a method `why_over(training)` that is called after every epoch
+            (`bow.members.StopRule`), or a list of them; `result.best` is the best model.
+        learners: per device; `"auto"` is chosen by timed trials before the training and adjusted during it, as a
+            `bow.Tuner` specifies. With `bow.PerRound`, the number stays as the trials have chosen it.
+        sync: the synchroniser.
+        engine: how learning tasks run on a device, a name or a `bow.Engine`; `"auto"` is chosen by the same trials.
+            They run model, loss or step, and optimizer on samples of the data, without an effect on the training
+            unless `loss` or `step` keep state; trainings too short for trials follow the rule in
+            `bow.engines.choice`. With `dispatch="first_come"`, learning rates change and callbacks of rounds run after
+            each period between two synchronisation tasks; a training that a callback stops ends there. With
             `schedule="auto"`, `learners="auto"` is one learner.
-        devices: a number, a name (`"cpu"`, `"cuda"`, `"auto"`) or a `bow.Devices`. Each device is trained on by a
-            process of its own, which this one starts; processes that torchrun has started train together, each on its
-            own device. All of them call the callbacks; rank 0, which is this one, shows progress, logs and writes.
+        devices: a number, a name (`"cpu"`, `"cuda"`, `"auto"`) or a `bow.Devices`. Each device has its own process,
+            which this one starts; processes started by torchrun train together, each on its own device. All of them
+            call the callbacks; rank 0, which is this one, shows progress, logs and writes.
         clip_norm: the largest gradient norm of a learner.
-        on_nan: a learner that diverges starts again from z, and the training ends where more than half of the steps of
-            an epoch came to nothing (`"restart"`); it starts again and the training goes on (`"continue"`); or it ends
-            the training (`"error"`).
+        on_nan: a learner that diverges restarts from z, and the training ends if more than half of the steps of an
+            epoch were discarded (`"restart"`) or continues (`"continue"`); `"error"` ends it at once.
         validation: like `data`, or a `bow.Validation`; the central model is evaluated on it after every epoch.
-        run: the run directory, or a `bow.Run` that also says how to checkpoint, resume and log.
+        run: the run directory, or a `bow.Run` with settings of checkpoints, resuming and logging.
         callbacks: objects with some of the hooks of `bow.Callback`.
         seed: of shuffling, of all random numbers in learning tasks, and of a model that is given as a function; a whole
             number of at most 64 bits.
 
     Raises:
-        BowError: an argument that cannot be carried out; the message names the value and the remedy, and nothing
-            has been written by then.
+        BowError: an invalid argument; the message names the value and the remedy, and nothing has been written.
 
     Example:
         >>> import torch
@@ -147,7 +145,7 @@ def train(
     References:
         Budea, TensorBow: Supporting Small-Batch Training in TensorFlow, 2019.
     """
-    return run_training(TrainConfig(**locals()))  # which are the arguments here, and nothing else
+    return run_training(TrainConfig(**locals()))  # the arguments
 
 
 def run_training(config: TrainConfig) -> Result:
@@ -228,13 +226,13 @@ def run_training(config: TrainConfig) -> Result:
 
 @dataclasses.dataclass(frozen=True)
 class MadeLearners:
-    """The learners of a training, and how they were found."""
+    """The learners of a training, and how they were chosen."""
 
     learners: Learners
     tuned: Tuned
     tuner: Tuner
-    most_learners: int  # that may come while training; 0: their number stays
-    save: Callable[[Path], None] | None = None  # writes what was measured of them into the run directory
+    most_learners: int  # upper limit while training; 0: the number is fixed
+    save: Callable[[Path], None] | None = None  # saves a partition's measurements in the run directory
 
 
 def _made_learners(prepared: Prepared, state: dict[str, Any] | None, world: World, shown: ProgressBar) -> MadeLearners:
@@ -274,7 +272,7 @@ def _world(prepared: Prepared) -> contextlib.AbstractContextManager[World]:
 
 
 def _packed(config: TrainConfig, count: int | None) -> WorkerJob | None:
-    """What other processes are to run; None where this one starts none."""
+    """Return the job of the other processes; None if this one starts none."""
     if count in (None, 1) or is_member():
         return None
     config = config.with_run(loggers=(), progress=False)
@@ -294,7 +292,7 @@ def _packed(config: TrainConfig, count: int | None) -> WorkerJob | None:
 def _scheduler_steps(
     config: TrainConfig, stream: BatchStream, replicas: Learners, state: Mapping[str, Any]
 ) -> tuple[str, int | None]:
-    """After what the learning-rate scheduler is stepped, and how often that will be, if it is known."""
+    """Return the unit after which the scheduler is stepped, and the remaining number of steps, if known."""
     learners, per_epoch, batch = replicas.group.num_all, stream.samples_per_epoch, stream.batch_size
     rounds = stream.rounds_left(learners) if config.steps is None else config.steps - state.get("round", 0)
     if config.is_per_round:
@@ -308,7 +306,7 @@ def _scheduler_steps(
 
 
 def _is_of_job(run_dir: Path) -> bool:
-    """Whether the run there is of the same job of torchrun, which has started its processes again."""
+    """Return whether the run there is of the same torchrun job, which has restarted its processes."""
     file = run_dir / JOB
     with readable(run_dir):
         return file.exists() and file.read_text(encoding="utf-8") == job_name()
@@ -317,7 +315,7 @@ def _is_of_job(run_dir: Path) -> bool:
 def _divided(
     state: dict[str, Any] | None, world: World
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None, torch.Tensor | None]:
-    """A checkpoint's plain values, for all; the learners and their losses, which rank 0 keeps to hand them out."""
+    """Split a checkpoint into plain values, for all devices, and learners and losses, for rank 0 to distribute."""
     parts = {} if state is None else dict(state)
     learned, losses = parts.pop("replicas", None), parts.pop("epoch_losses", None)
     shared = world.broadcast(parts or None)
@@ -327,12 +325,12 @@ def _divided(
 def _made_directory(
     path: Path | None, name: str, goes_on: bool, config: TrainConfig, world: World, lock: RunLock
 ) -> tuple[RunDirectory, bool]:
-    """The run directory, made by rank 0, and whether there was nothing of a run in it."""
+    """Create the run directory on rank 0; return it, and whether it held no run."""
     made = ("", False)
     if world.leads:
         directory = RunDirectory.create(path, name, resume=goes_on)
         lock.take(directory.path)
-        directory.check(goes_on)  # another training may have come first
+        directory.check(goes_on)  # another training may have taken it first
         directory.remove_leftovers()
         made = str(directory.path), not directory.holds_run
         directory.write_config(config.as_settings())
@@ -345,7 +343,7 @@ def _made_directory(
 def _directory(
     run_dir: str | Path | None, resume: str | Path | None, checkpoints: Sequence[Path]
 ) -> tuple[Path | None, bool]:
-    """Where the run is, None for a name of its own; and whether it is the very run that is resumed."""
+    """Return the run directory (None: a generated name), and whether it is the resumed run's own."""
     own = run_of(checkpoints[-1]) if checkpoints else None
     path = own if run_dir is None else Path(run_dir)
     if path is None:
@@ -353,7 +351,7 @@ def _directory(
     if checkpoints:
         return path, own is not None and path.resolve() == own.resolve()
     directory = RunDirectory(path)
-    goes_on = resume == "auto" and directory.holds_run  # a run that ended before its first checkpoint begins again
+    goes_on = resume == "auto" and directory.holds_run  # a run without a checkpoint restarts
     if goes_on and directory.model_path.exists():
         raise RunDirectoryError(
             f"run directory {path} holds the model of a run that has ended, and no checkpoint to go on from; "

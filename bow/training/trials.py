@@ -1,4 +1,4 @@
-"""Timed trials: the rounds of a training, run for a moment on the user's own model and data, and forgotten."""
+"""Timed trials: short runs of rounds on the user's own model and data, whose results are discarded."""
 
 import contextlib
 import time
@@ -17,16 +17,14 @@ from bow.training.replicas_config import ReplicasConfig
 from bow.training.signals import Signals
 from bow.tuner import EngineSetting, Trial, TrialResult
 
-COMPILED = "+compiled"  # behind the name of an engine that is asked to compile the learning task
-MOST_HELD_BYTES = 2**28
-"""Learners of several engines are kept for further trials as long as their weights and gradients take less."""
-
-PROBE_S = 0.05  # a probe lasts so long at least, behind a first round
-WARM_UP_S = 0.02  # what comes before a measurement at least, behind a first round, which captures and allocates
+COMPILED = "+compiled"  # suffix of an engine's name: it compiles the learning task
+MOST_HELD_BYTES = 2**28  # of weights and gradients, up to which learners of several engines are kept for later trials
+PROBE_S = 0.05  # shortest probe, after a first round
+WARM_UP_S = 0.02  # shortest warm-up of a measurement, after a first round, which captures and allocates
 
 
 class Trials:
-    """Carries out the trials that a `Calibration` asks for; learners of an engine are kept for its next trial."""
+    """Runs the trials that a `Calibration` requests; learners of an engine are kept for its next trial."""
 
     def __init__(
         self,
@@ -59,9 +57,9 @@ class Trials:
                     rates.append(self._stretch(replicas, trial.seconds / trial.repeats))
         except DeviceMemoryError:
             failure, out_of_memory = "out of memory", True
-        except SettingError as error:  # refused before it ran
+        except SettingError as error:  # rejected before it ran
             failure, no_room = f"no room: {reason(error)}", True
-        except Exception as error:  # whatever an engine does not like about a model
+        except Exception as error:  # any failure of an engine on this model
             failure = reason(error)
         if failure is not None:
             rates.clear()
@@ -70,14 +68,14 @@ class Trials:
         return TrialResult(setting, rates, seconds, compile_s, failure, out_of_memory, no_room)
 
     def probe(self, setting: EngineSetting, seconds: float = PROBE_S) -> float:
-        """Samples per second, roughly: the first round is left out."""
+        """Return the approximate samples per second, without the first round."""
         with self._apart(setting.threads):
             replicas = self._replicas(setting)
             self._stretch(replicas, 0.0)
             return self._stretch(replicas, seconds)
 
     def compile_s(self, setting: EngineSetting) -> float | None:
-        """Seconds that compiling the learning task of engine `graph` may take, None: it cannot be."""
+        """Return the expected seconds to compile engine `graph`'s learning task; None if it cannot be compiled."""
         try:
             with self._apart(setting.threads):
                 replicas = self._replicas(setting)
@@ -95,7 +93,7 @@ class Trials:
         self._current = None
 
     def _first_round(self, setting: EngineSetting) -> tuple[Replicas, float, float]:
-        """Learners of a setting, the seconds that compiling took, and the samples per second of their first round."""
+        """Return the learners of a setting, the seconds of compiling, and the samples per second of the first round."""
         engine, compiles = split(setting.engine)
         is_new = _key(setting) not in self._made
         builds = is_new and engine == "graph" and self._config.on_cpu and not is_built()
@@ -105,7 +103,7 @@ class Trials:
         cold = self._stretch(replicas, 0.0)
         compile_s = self._clock() - made if (compiles and is_new) or engine == "fused" else 0.0
         compile_s += made - began if builds else 0.0
-        is_compiled = compiles and engine == "graph" and replicas.device.type == "cpu"  # which it says
+        is_compiled = compiles and engine == "graph" and replicas.device.type == "cpu"  # part of its description
         if replicas.engine != (f"{engine} (compiled)" if is_compiled else engine):
             raise BowError(f"it runs as {replicas.engine}")
         return replicas, compile_s, cold
@@ -115,8 +113,8 @@ class Trials:
         key = _key(setting)
         replicas = self._made.get(key)
         if self._current is not None and self._current is not replicas:
-            self._current.close()  # its threads would be in the way
-            held = sum(each.W.nbytes + each.G.nbytes for each in self._made.values())  # what else grows along
+            self._current.close()  # its threads would disturb the trial
+            held = sum(each.W.nbytes + each.G.nbytes for each in self._made.values())  # other memory is proportional
             if not self._config.on_cpu or held > MOST_HELD_BYTES:
                 self.close()
                 replicas = None
@@ -132,7 +130,7 @@ class Trials:
         return replicas
 
     def _stretch(self, replicas: Replicas, seconds: float) -> float:
-        """Samples per second of rounds that last so long together, at least of one."""
+        """Run rounds for at least `seconds`, and at least one; return their samples per second."""
         samples, began = 0, self._clock()
         signals = None if self._feed.stream is None else self._signals  # equal batches would show no noise
         while True:
@@ -166,7 +164,7 @@ class Trials:
 
 @contextlib.contextmanager
 def without_a_trace(place: torch.device | StreamDevice) -> Iterator[None]:
-    """Warnings are the training's to make, and all random numbers the caller's."""
+    """Suppress warnings, and restore the state of all random number generators."""
     device = place.torch_device if isinstance(place, StreamDevice) else place
     generators = [device] if device.type == "cuda" else []
     with warnings.catch_warnings(), python_random_kept(), torch.random.fork_rng(devices=generators):
@@ -175,15 +173,15 @@ def without_a_trace(place: torch.device | StreamDevice) -> Iterator[None]:
 
 
 def split(name: str) -> tuple[str, bool]:
-    """The engine of a setting, and whether it compiles the learning task."""
+    """Return the engine of a setting, and whether it compiles the learning task."""
     return name.removesuffix(COMPILED), name.endswith(COMPILED)
 
 
 def stand_still(replicas: Replicas) -> None:
-    """Set learning rates to 0, so that nothing diverges that sees samples again and again."""
+    """Set learning rates to 0, so that repeated samples cannot cause divergence."""
     for group in replicas.optimizer.param_groups:
         if "lr" in group:
-            group["lr"] = 0 * group["lr"]  # a float, or a tensor of the optimizer's
+            group["lr"] = 0 * group["lr"]  # keeps a tensor a tensor
 
 
 def _key(setting: EngineSetting) -> tuple[str, int]:

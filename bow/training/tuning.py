@@ -1,4 +1,4 @@
-"""What a training begins with where engine or number of learners are left open: the tuner, carried out."""
+"""Choose engine and number of learners before a training, where the user leaves them open."""
 
 import dataclasses
 import math
@@ -28,33 +28,31 @@ from bow.training.signals import Signals
 from bow.training.trials import COMPILED, PROBE_S, Trials, split
 from bow.tuner import CachedChoice, Calibration, ChoiceCache, EngineSetting, Tuner, balance
 
-FEWEST_ROUNDS = 100  # a training of fewer rounds is not measured at all
-LEAST_BUDGET_S = 1.0  # with less than this nothing can be compared
-PLANNED = 0.5
-"""This part of the user's share is planned for: compiling can take longer than expected, and the training less."""
-
-MOST_BUDGET_S = 120.0  # no calibration takes longer, however long the training
-UNKNOWN_BUDGET_S = 10.0  # the budget where it is unknown how long the training will be
-SPINNING_LOSS = 3.0  # where several threads take so many times as long as one, whatever turn is looked at, one is used
+FEWEST_ROUNDS = 100  # shorter trainings run no trials
+LEAST_BUDGET_S = 1.0  # smallest budget that allows a comparison
+PLANNED = 0.5  # planned part of the user's share: compiling may take longer than expected, and the training less
+MOST_BUDGET_S = 120.0  # upper limit for trainings of any length
+UNKNOWN_BUDGET_S = 10.0  # budget if the length of the training is unknown
+SPINNING_LOSS = 3.0  # use one thread if several take at least this many times as long, in every turn
 Source: TypeAlias = Literal["given", "rule", "checkpoint", "pinned", "cache", "calibration"]
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a training begins with, and why."""
+    """The initial engine and number of learners of a training, and how they were chosen."""
 
-    engine: str  # what runs the learners
+    engine: str  # that runs the learners
     learners: int  # how many
-    threads: int | None  # torch's threads; None: as many as there are
+    threads: int | None  # torch's threads; None: unchanged
     compile: bool  # whether the learning task is compiled
-    source: Source  # how it was found
-    summary: str = ""  # the same in a sentence; empty where it was given
-    # the decision table as plain values; empty where nothing was measured
+    source: Source  # how it was chosen
+    summary: str = ""  # the choice in one line; empty if the user gave it
+    # the decision table as plain values; empty if nothing was measured
     rows: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
-    seconds: float = 0.0  # what it took in all
-    # what trials have shown of gradients, with the objective `goodput`
+    seconds: float = 0.0  # of the whole choice
+    # gradient statistics of the trials, with the objective `goodput`
     signals: Signals | None = field(default=None, repr=False)
-    is_complete: bool = False  # whether everything was tried that was worth it, so that later trainings can rely on it
+    is_complete: bool = False  # whether no worthwhile trial was skipped, so that later trainings can reuse it
 
     @property
     def setting(self) -> dict[str, Any]:
@@ -71,7 +69,7 @@ class Tuned:
 def tune(
     request: Request, opened: DataSource, tuner: Tuner, *, loss: Callable[..., Any], say: Callable[[str], None]
 ) -> Tuned:
-    """Find engine and number of learners, as far as they are left open."""
+    """Choose engine and number of learners, where they are left open."""
     if not request.is_open:
         assert request.learners != "auto"
         return Tuned(request.engine, request.learners, None, request.compile, "given")
@@ -114,7 +112,7 @@ def _found(
 
 
 def _keep(cache: ChoiceCache, description: Mapping[str, Any], tuned: Tuned, tuner: Tuner) -> None:
-    """Keep a choice for later trainings; one that a short budget has cut off only if it is to be pinned."""
+    """Cache a choice for later trainings; if the budget has cut it short, only to pin it."""
     setting = EngineSetting(tuned.engine + COMPILED * tuned.compile, tuned.learners, tuned.threads or 1)
     if tuned.is_complete:
         cache.store(description, CachedChoice(setting, tuned.rows))
@@ -129,7 +127,7 @@ def _measured(
     engine, count = _probed(request), 1 if request.learners == "auto" else request.learners
     rate = trials.probe(EngineSetting(engine, count))
     setup_s = max(0.0, time.perf_counter() - began - PROBE_S)
-    if request.replicas.on_cpu:  # cores that were idle would do as much, each
+    if request.replicas.on_cpu:  # each idle core would add as much
         cores = len(available_cores())
         rate *= cores / (min(count, cores) if engine == "graph" else 1)
     expected = None if request.samples is None else request.samples / rate
@@ -164,7 +162,7 @@ def _measured(
 
 
 def _probed(request: Request) -> str:
-    """The engine whose speed tells how long the training will be: one that is cheap to begin and among the fastest."""
+    """Return the engine to estimate the training's length with: cheap to start and among the fastest."""
     if request.engine != "auto":
         return request.engine if request.engine in ("graph", "graph+round") else "eager"
     return "graph" if request.replicas.on_cpu and is_built() else "eager"
@@ -183,7 +181,7 @@ def _from_choice(found: CachedChoice) -> Tuned:
 
 
 def _fits(setting: EngineSetting, request: Request) -> bool:
-    """Whether there is room for a choice of an earlier training, now that others may be using the device."""
+    """Return whether a choice of an earlier training still fits in memory, which others may be using."""
     engine, _ = split(setting.engine)
     return request.replicas.most_learners(engine, setting.learners) == setting.learners
 
@@ -218,7 +216,7 @@ def make_request(
 
 
 def part_of_training(request: Request, devices: int) -> Request:
-    """What one of several devices that are alike has of a training."""
+    """Return the part of a training that one of several equal devices has."""
     samples = None if request.samples is None else math.ceil(request.samples / devices)
     rounds = None if request.rounds is None else math.ceil(request.rounds / devices)
     replicas = dataclasses.replace(request.replicas, is_several=True)
@@ -244,7 +242,7 @@ def check_tuner(tuner: Tuner | None, request: Request) -> Tuner:
 
 
 def tuned_before(state: Mapping[str, Any], request: Request, tuner: Tuner) -> Tuned:
-    """What a training that is resumed had begun with, where the user asks for nothing else."""
+    """Return the setting of the training to be resumed, unless the user asks for another."""
     before = {"engine": "auto", "threads": None, "compile": False, "source": "rule", **state.get("tuned", {})}
     began_elsewhere = request.replicas.on_cpu and before["engine"] not in ENGINES_CPU  # on a GPU
     if before["engine"] == "auto" or began_elsewhere:
@@ -265,7 +263,7 @@ def tuned_before(state: Mapping[str, Any], request: Request, tuner: Tuner) -> Tu
 
 
 def without_spinning(tuned: Tuned, replicas: ReplicasConfig, say: Callable[[str], None]) -> Tuned:
-    """One thread where several of torch's are slower by far, unless trials have chosen or threads do not spin."""
+    """Use one thread if several spinning ones are far slower, unless trials have chosen the number."""
     threads = torch.get_num_threads()
     waits = os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
     if tuned.threads is not None or threads == 1 or waits or not replicas.on_cpu:
@@ -278,7 +276,7 @@ def without_spinning(tuned: Tuned, replicas: ReplicasConfig, say: Callable[[str]
 
 
 def balanced(tuned: Tuned, request: Request, world: World) -> Tuned:
-    """What this device begins with: as many learners as suit the common round, where all have measured."""
+    """Balance the number of learners between devices by their round times, if all have measured."""
     batch = request.batch_size
     setting = tuned.engine + COMPILED * tuned.compile, tuned.threads or 1
     alike = [row for row in tuned.rows if (row["engine"], row["threads"]) == setting and row["samples_per_s"]]
@@ -301,7 +299,7 @@ def build(tuned: Tuned, replicas: ReplicasConfig, rounds: int | None, world: Wor
 
 
 def most_while_training(tuned: Tuned, request: Request, tuner: Tuner) -> int:
-    """As many learners as may come while training; 0 where their number is to stay."""
+    """Return the upper limit of learners while training; 0 if their number is fixed."""
     stays = request.learners != "auto" or not tuner.online or tuned.source not in ("calibration", "cache", "checkpoint")
     if stays or tuned.engine == "fused" or (tuned.engine == "eager" and request.replicas.on_cpu):
         return 0

@@ -1,4 +1,4 @@
-"""The tuner while training goes on: learners come and go by what windows of training show."""
+"""Tuning while training: add and remove learners by the throughput of measurement windows."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from bow.tuner import DeviceTuners, OnlineTuner, Tuner
 
 
 class Watch:
-    """Tells the tuners of all devices of windows of training, and does what they say; all processes hear the same."""
+    """Passes measurement windows to the tuners of all devices and applies their decisions, alike in all processes."""
 
     def __init__(self, replicas: Replicas, tuner: Tuner, most: Sequence[int], signals: Signals | None = None) -> None:
         self._replicas = replicas
@@ -25,7 +25,7 @@ class Watch:
         self._began: tuple[float, int] | None = None
 
     def round_ended(self, seconds: float, samples: int) -> str | None:
-        """Hear of rounds that have ended, which all processes do behind the same one."""
+        """Process rounds that have ended; return a message if learners changed. All processes call this together."""
         if self._signals is not None:
             self._signals.observe(self._replicas)
         learners = list(self._replicas.group.by_device)
@@ -38,12 +38,12 @@ class Watch:
         self._began = seconds, samples
         for device, decision in enumerate(self._tuners.update(samples - before, seconds - since, learners)):
             if decision.step:
-                self._began = None  # what changing takes belongs to no window
+                self._began = None  # no window includes the change itself
                 return self._change(device, decision.step, decision.why)
         return None
 
     def ran_out_of_memory(self, error: DeviceMemoryError) -> str:
-        """Take a learner away behind a round that found no memory for all; that many are never tried again."""
+        """Remove a learner after a round ran out of memory; this many are never tried again."""
         learners = self._replicas.learners
         self._replicas.resize(learners - 1)
         self._tuners.failed(0, learners)
@@ -58,7 +58,7 @@ class Watch:
         except (DeviceMemoryError, SettingError) as error:
             if step < 0:
                 raise
-            why = reason(error)  # the others see by the numbers that nothing has come of it
+            why = reason(error)  # the others see from the numbers that it failed
         after, where = replicas.group.by_device[device], "" if replicas.world.is_one else f" on device {device}"
         if after == before:
             self._tuners.failed(device, before + step)
