@@ -1,4 +1,4 @@
-"""Engines on devices that work through streams."""
+"""Engines on devices with streams."""
 
 from bow.engines.cuda.fused import CudaFused as CudaFused
 from bow.engines.cuda.graph import CudaGraphs as CudaGraphs

@@ -1,4 +1,4 @@
-"""Sees to it that what rounds on a device need is there before they are issued: graphs, and a place for results."""
+"""Prepare rounds on a device before they are issued: capture graphs, and allocate results."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +12,7 @@ from bow.errors import BowError, CaptureError, reason
 
 
 class Captures:
-    """Captures learning tasks when batches of a shape come, and forgets them when they are stale."""
+    """Capture learning tasks for new batch shapes, and drop stale captures."""
 
     def __init__(self, context: StreamContext, runner: DeviceRunner, pending: PendingRounds) -> None:
         self._context = context
@@ -21,14 +21,14 @@ class Captures:
         self._pending = pending
 
     def prepare(self, batches: Sequence[Batches]) -> None:
-        """See to what these rounds need."""
+        """Prepare captures and results for these rounds."""
         self._forget_stale()
         for index, each in enumerate(batches):
             for batch in _different(each):
                 self._get_ready(batch, self._context.round_index + index)
 
     def refuse_all(self, why: str) -> None:
-        """Replay nothing any more."""
+        """Stop replaying captures."""
         self._pending.catch_up()
         self._cache.refused = why
         self._runner.bind()
@@ -38,7 +38,7 @@ class Captures:
     def _get_ready(self, batch: FlatBatch, round_index: int) -> None:
         context, cache, shape = self._context, self._cache, batch.signature
         if not context.has_results:
-            context.fork()  # learning tasks see what the caller has done to the learners
+            context.fork()  # order learning tasks after the caller's changes to the learners
             context.make_results(context.learners[0].probe(batch, context.order.issued))
         if shape is None and cache.refused is None:
             cache.refused = "a batch holds something that is no dense tensor"
@@ -55,7 +55,7 @@ class Captures:
             if isinstance(error, BowError) and not isinstance(error, CaptureError):
                 raise
             cache.refuse(shape, error)
-            if cache.refused is None:  # others of the training are captured: it is these batches
+            if cache.refused is None:  # other shapes are captured, so this shape is the cause
                 context.log.tell(f"batches of another shape cannot be captured ({reason(error)}); they run uncaptured")
             else:
                 self._tell_uncaptured("model")
@@ -65,7 +65,7 @@ class Captures:
         self._context.log.tell(f"engine {runner.name} cannot capture this {what} ({why}); running {runner.description}")
 
     def _forget_stale(self) -> None:
-        """Drop graphs that are not those of this training any more: what steps is another, or a value in Python."""
+        """Drop graphs that are stale: the kind of step or a Python value has changed."""
         context = self._context
         if (context.stepping is not None) != context.can_step:  # a hook, a flag of the optimizer
             self._pending.catch_up()
@@ -78,7 +78,7 @@ class Captures:
 
 
 def _different(batches: Batches) -> Iterator[FlatBatch]:
-    """A round's batches as they are, one of each kind as far as that is known at no cost."""
+    """Yield a round's batches, only one of them if they are stacked."""
     if isinstance(batches, Stacked):
         yield FlatBatch.of(batches.value, stacked=True).of_learner(0)
         return

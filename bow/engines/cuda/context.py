@@ -1,4 +1,4 @@
-"""What the round loop of a device with streams, its runner and their collaborators share."""
+"""State shared by the round loop of a device with streams, its runner and their collaborators."""
 
 from collections.abc import Sequence
 from typing import Any, cast
@@ -22,17 +22,17 @@ from bow.sync import SMA, Synchroniser
 
 
 class StreamOrder:
-    """Orders rounds with what the caller issues before and behind them; only `abandon` waits for the device."""
+    """Order rounds with the caller's work before and after them; only `abandon` waits for the device."""
 
     def __init__(self, device: StreamDevice) -> None:
         self.sync_stream = device.stream("synchronisation", high_priority=True)
         self.issued = device.event("the caller has issued its work")
-        self.gate: Event | None = None  # what learners wait for before they learn; None: their own streams order it
+        self.gate: Event | None = None  # learners wait for it before they learn; None: their own streams order it
         self._device = device
         self._advanced = device.event("learners and central model have been moved")
 
     def fork(self, stepping: SgdStep | RowsStep | None) -> None:
-        """Have everything wait for what the caller has issued: batches, and whatever was done to the learners."""
+        """Have everything wait for the caller's issued work: batches and changes to the learners."""
         self._device.caller().wait(self._advanced)  # the last call may have been made from another stream
         if stepping is not None:
             stepping.begin()
@@ -41,17 +41,17 @@ class StreamOrder:
         self.gate = self.issued
 
     def join(self) -> None:
-        """Have what the caller issues next wait for the rounds; the synchronisation stream has waited for all else."""
+        """Have the caller's next work wait for the rounds; the synchronisation stream has waited for all else."""
         self.sync_stream.record(self._advanced)
         self._device.caller().wait(self._advanced)
 
     def move(self) -> None:
-        """Learners were moved on the synchronisation stream: they wait for it before they learn again."""
+        """Have learners wait for the synchronisation stream, which has changed them, before they learn again."""
         self.sync_stream.record(self._advanced)
         self.gate = self._advanced
 
     def abandon(self, streams: Sequence[Stream]) -> None:
-        """Wait for all that was issued of a call that ends in the middle: what it used is used again."""
+        """Wait for everything issued by an interrupted call: its memory is reused."""
         for stream in streams:
             over = self._device.event(f"{stream.name} was abandoned")
             stream.record(over)
@@ -61,13 +61,13 @@ class StreamOrder:
 
 
 class StreamContext(RoundContext):
-    """The learners of a device with streams, and what belongs to each of them there.
+    """The learners of a device with streams, and their state there.
 
     Args:
         group: the learners.
-        sync: what keeps them together.
-        settings: what their learning tasks have in common.
-        device: where they run.
+        sync: their synchroniser.
+        settings: settings of their learning tasks.
+        device: the device.
     """
 
     device: StreamDevice
@@ -83,33 +83,33 @@ class StreamContext(RoundContext):
         self.captures: CaptureCache[Any] = CaptureCache(settings, lambda: group.learners[0].module)
         self.live = LiveCheck(group, settings, self.captures)
         self.learners: list[StreamLearner] = []
-        self.stepping: SgdStep | RowsStep | None = None  # what steps on the device, if the optimizer is of the kind
-        self.is_whole = False  # whether a graph holds a round, and with it steps that come behind all learners
+        self.stepping: SgdStep | RowsStep | None = None  # steps on the device, if the optimizer fits
+        self.is_whole = False  # whether a graph holds a round, with steps after all learners
         self._results: Results | None = None
 
     @property
     def has_results(self) -> bool:
-        """Whether it is known what metrics the step returns."""
+        """Whether the names of the step's metrics are known."""
         return self._results is not None
 
     @property
     def results(self) -> Results:
-        """Where learning tasks put their results."""
+        """Memory for the results of learning tasks."""
         assert self._results is not None
         return self._results
 
     @property
     def can_step(self) -> bool:
-        """Whether optimizer and synchroniser are of the kind that is stepped on the device."""
+        """Whether optimizer and synchroniser can be stepped on the device."""
         return fits(self.group, self.sync, self.settings, rows=self.is_whole)
 
     def make_results(self, metrics: Sequence[str]) -> None:
-        """Have a place for results with these metrics."""
+        """Allocate results with these metrics."""
         dtype = torch.promote_types(self.group.matrix.z.dtype, torch.float32)
         self._results = Results(self.device, len(self.group), metrics, dtype)
 
     def bind(self) -> None:
-        """Make streams and steps for the learners that there are now, and forget what was captured."""
+        """Create streams and steps for the current learners, and drop all captures."""
         self.tasks.resized()
         self.live.resized()
         for learner in self.learners:
@@ -132,5 +132,5 @@ class StreamContext(RoundContext):
             self.make_results(self._results.metrics)
 
     def fork(self) -> None:
-        """Have everything wait for what the caller has issued."""
+        """Have everything wait for the caller's issued work."""
         self.order.fork(self.stepping)

@@ -1,4 +1,4 @@
-"""How batches come to the learners of a device with streams."""
+"""Copy batches to the learners of a device with streams."""
 
 import functools
 from collections.abc import Hashable, Sequence
@@ -11,14 +11,13 @@ from torch import Tensor
 from bow.devices import Event, StreamDevice
 from bow.engines.batches import Batches, FlatBatch, Stacked
 
-MOST_BUFFERS = 256
-"""Batches of many shapes would take memory for each; beyond so many a slot begins anew."""
+MOST_BUFFERS = 256  # of a slot; with more, after batches of many shapes, they are dropped
 
 _Key = tuple[Hashable, ...]
 
 
 class DeviceBatches:
-    """The batches of a round, on the device as soon as `copied` is."""
+    """The batches of a round, on the device once `copied` has happened."""
 
     def __init__(
         self, batches: FlatBatch | Sequence[FlatBatch | None], learners: int, copied: Event | None = None
@@ -30,7 +29,7 @@ class DeviceBatches:
 
     @functools.cached_property
     def by_learner(self) -> Sequence[FlatBatch | None]:
-        """By learner; a round that takes all of them as one never asks."""
+        """Batches by learner; lazy, since a round on stacked batches does not need them."""
         if isinstance(self._batches, FlatBatch):
             return [self._batches.of_learner(learner) for learner in range(len(self.active))]
         return self._batches
@@ -38,20 +37,18 @@ class DeviceBatches:
 
 @dataclass
 class _FeedSlot:
-    """Memory that a round's batches go through."""
+    """Memory for the batches of a round."""
 
     copied: Event
-    buffers: dict[_Key, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """Page-locked, and on the device."""
-    kept: Any = None
-    """Batches that lie on the device already and must live until they have been read."""
+    buffers: dict[_Key, tuple[Tensor, Tensor]] = field(default_factory=dict)  # page-locked, and on the device
+    kept: Any = None  # batches that are on the device already and must live until they have been read
 
 
 class Feed:
-    """Brings batches to a device while it computes.
+    """Copy batches to a device while it computes.
 
-    Batches of the host go through page-locked memory on a stream of their own, those that lie on the device are taken
-    from where they are. Every round has a slot; who takes a slot again has seen the round before end.
+    Batches of the host go through page-locked memory on a separate stream, batches on the device are used in place.
+    Every round has a slot, which is reused only after the host has seen the earlier round end.
     """
 
     def __init__(self, device: StreamDevice) -> None:
@@ -60,7 +57,7 @@ class Feed:
         self._slots: dict[int, _FeedSlot] = {}
 
     def put(self, slot: int, batches: Batches, learners: int) -> DeviceBatches:
-        """Bring the batches of a round; the host can go on at once."""
+        """Issue the copies of a round's batches; the host does not wait."""
         if slot not in self._slots:
             self._slots[slot] = _FeedSlot(self._device.event(f"batches of slot {slot} are there"))
         used = self._slots[slot]
@@ -80,7 +77,7 @@ class Feed:
         return slot.copied
 
     def _bring(self, slot: _FeedSlot, index: int, batch: FlatBatch) -> tuple[FlatBatch, bool]:
-        """A batch on the device, and whether it has to be copied there."""
+        """Return a batch on the device, and whether it is copied there."""
         there = [
             self._copy(slot, (index, position), leaf)
             if isinstance(leaf, Tensor) and self._device.is_host(leaf)
@@ -92,7 +89,7 @@ class Feed:
     def _copy(self, slot: _FeedSlot, place: _Key, leaf: Tensor) -> Tensor:
         key = (*place, leaf.shape, leaf.dtype)
         if key not in slot.buffers:
-            # A last batch is smaller: what it takes is made once more and kept.
+            # Another shape, such as that of a smaller last batch, gets its own buffers.
             with self._device.on(self.stream):
                 on_device = torch.empty(leaf.shape, dtype=leaf.dtype, device=self._device.torch_device)
             slot.buffers[key] = self._device.pinned(leaf.shape, leaf.dtype), on_device

@@ -16,8 +16,7 @@ from bow.engines.cuda.runner import AheadDeviceRunner, step_on_stream
 from bow.engines.first_come import Period
 from bow.engines.task_scheduler import Learn
 
-POLL_S = 20e-6
-"""Seconds between two looks at learners that are all busy."""
+POLL_S = 20e-6  # seconds between two polls of learners that are all busy
 
 
 def issue_ahead(
@@ -27,17 +26,17 @@ def issue_ahead(
     batches: Sequence[Batches],
     made: Tensor,
 ) -> list[IssuedRound]:
-    """Issue rounds in front of a synchronisation task; the host has seen all tasks end when this returns.
+    """Issue rounds before a synchronisation task; the host has seen all tasks end when this returns.
 
-    The host gives the next batch to the learner whose stream has come to its end, and steps that learner alone. Results
-    go to `made`, by round and batch.
+    The host gives the next batch to a learner whose stream has become idle, and steps that learner alone. Results go to
+    `made`, by round and batch.
     """
     order = context.order
     pending.finish_all()
     if order.gate is None:
         order.move()
     period = Period(context.group, batches, ahead=len(batches))
-    # Memory of their own for all rounds: a learner that is ahead takes batches while others still read old ones.
+    # Separate memory for every round: a learner that is ahead takes batches while others still read old ones.
     there = [context.feed.put(SLOTS + i, each, period.learners) for i, each in enumerate(batches)]
     scheduler, runs = period.start(period.learners, "first_come")
     runner.run_tasks(scheduler, runs, _issuing(context, period, there, made))
@@ -51,7 +50,7 @@ def issue_ahead(
 
 
 def first_through(busy: dict[Learn, StreamLearner]) -> Learn:
-    """Wait until the device has ended one of these tasks."""
+    """Wait until the device has finished one of these tasks."""
     while True:
         for task, learner in busy.items():
             if learner.through.query():
@@ -62,7 +61,7 @@ def first_through(busy: dict[Learn, StreamLearner]) -> Learn:
 def _issuing(
     context: StreamContext, period: Period, there: Sequence[DeviceBatches], made: Tensor
 ) -> Callable[[Learn], StreamLearner]:
-    behind = set(range(period.learners))  # learners that wait for what was there before the period
+    behind = set(range(period.learners))  # learners that have yet to wait for earlier work
 
     def issue(task: Learn) -> StreamLearner:
         learner = context.learners[task.learner]
@@ -88,7 +87,7 @@ def _issuing(
 
 
 def _finished(context: StreamContext, issued: Sequence[IssuedRound], made: Tensor) -> list[FinishedRound]:
-    """Wait for all rounds, and read what has come of them."""
+    """Wait for all rounds, and read their outcomes."""
     pinned = context.device.pinned(made.shape, made.dtype)
     over = context.device.event("a period is over")
     with context.device.on(context.order.sync_stream):

@@ -17,10 +17,10 @@ from bow.errors import BowError, reason
 
 
 class CudaFused(RoundGraphs):
-    """Runs the learning tasks of all learners as one, whose kernels they share, behind it one kernel for all the rest.
+    """Run the learning tasks of all learners as one that shares its kernels, and one kernel for all the rest after it.
 
-    The only engine whose number of kernels does not grow with that of the learners. The vectorised learning task is
-    compiled; where that is impossible it is captured as it is, and what cannot be vectorised runs on the learners'
+    The only engine whose number of kernels does not grow with the number of learners. The vectorised learning task is
+    compiled; where that is impossible it is captured uncompiled, and what cannot be vectorised runs on the learners'
     streams.
     """
 
@@ -35,30 +35,27 @@ class CudaFused(RoundGraphs):
 
     @property
     def description(self) -> str:
-        """`fused`, `fused (not compiled)`, or `fused (not captured)` where every learner runs by itself."""
+        """`fused`, `fused (not compiled)`, or `fused (not captured)` if every learner runs by itself."""
         return super().description if self._compiles or self.context.captures.refused else f"{self.name} (not compiled)"
 
     @property
     def state(self) -> dict[str, Any]:
-        """Whether compiling works, and the ways of convolutions."""
+        """Plain values for checkpoints: whether compiling works, and the algorithms of convolutions."""
         return {"compiles": self._compiles, "ways": dict(self._ways)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Compute as another training's rounds were computed."""
         self._compiles = bool(state["compiles"])
         self._ways = {what: way for what, way in state["ways"].items() if way in WAYS}
 
     def capture(self, batch: FlatBatch) -> None:
         """Stack the learners' buffers, and capture the round."""
-        # On the caller's stream, to which the memory of the single ones goes back.
-        self.device.caller().wait(
-            self.context.learners[0].through
-        )  # it was asked for metrics, and its buffers put back
+        # On the caller's stream, to which the memory of the unstacked buffers returns.
+        self.device.caller().wait(self.context.learners[0].through)  # `probe` ran there, and restored the buffers
         self._buffers.tensors()
         super().capture(batch)
 
     def warm_up(self, static: StaticRound) -> bool:
-        """Compile and run the vectorised learning task; what it does to buffers is undone."""
+        """Compile and run the vectorised learning task; its changes to buffers are undone."""
         before = state_of(self.generator)
         try:
             with (
@@ -83,13 +80,13 @@ class CudaFused(RoundGraphs):
         return state_of(self.generator) != before
 
     def issue_round(self, static: StaticRound, due: bool) -> None:
-        """The vectorised learning task, and SGD and averaging in one pass behind it."""
+        """Issue the vectorised learning task, and SGD and averaging in one pass after it."""
         finite = self._learn(static)
         if self.context.stepping is not None:
             self.context.stepping.whole(finite, due)
 
     def bind(self) -> None:
-        """Stack the buffers of the learners that there are now; the next round compiles for their number."""
+        """Stack the buffers of the current learners; the next round compiles for their number."""
         super().bind()
         self._vectorised = vectorised(self.context.group, self.context.settings)
         run = writing_results(self._vectorised)
@@ -103,7 +100,7 @@ class CudaFused(RoundGraphs):
             self._learn(static)
 
     def _learn(self, static: StaticRound) -> Tensor:
-        """Learn on the current stream, and say on the device who stayed finite."""
+        """Learn on the current stream; return which learners are finite, as a tensor on the device."""
         matrix = self.context.group.matrix
         batch = gathered(static.batch.batch, self.context.kernels)
         with torch.autograd.set_multithreading_enabled(False), of_learners(self._ways):

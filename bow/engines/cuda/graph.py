@@ -1,4 +1,4 @@
-"""Every learner's learning task as a CUDA graph on a stream of its own."""
+"""Every learner's learning task as a CUDA graph on its own stream."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -19,16 +19,16 @@ from bow.schedule import Schedule
 
 
 class CudaGraphs(AheadDeviceRunner):
-    """Replays a CUDA graph for each learner, all from one thread.
+    """Replay a CUDA graph for each learner, all from one thread.
 
     A learning task of a small model is a chain of tiny kernels: launched as one graph it costs the host a few
-    microseconds, and the chains of several learners fill the device together. Each graph has a memory pool, inputs and
-    random numbers of its own, so that graphs can run at the same time.
+    microseconds, and the chains of several learners fill the device together. Each graph has its own memory pool,
+    inputs and random numbers, so that graphs can run at the same time.
 
-    With a schedule the operators of a learning task are spread over several streams of its learner, which are branches
-    of its graph. Where that is impossible, the learning task is captured as it is without one.
+    With a schedule the operators of a learning task are spread over several streams of its learner, as branches of its
+    graph. Where that is impossible, the learning task is captured without a schedule.
 
-    What cannot be captured, and batches of shapes that are rare, run operator by operator on the learners' streams.
+    Tasks that cannot be captured, and batches of rare shapes, run operator by operator on the learners' streams.
 
     References:
         Budea, TensorBow, 2019, chapter 4 (stream groups, replicated variables, allocators by stream).
@@ -39,7 +39,7 @@ class CudaGraphs(AheadDeviceRunner):
 
     @property
     def draws_as_eager(self) -> bool:
-        """Unless operators are issued in another order."""
+        """False with a schedule, which issues operators in another order."""
         return self.context.settings.schedule is None
 
     def capture(self, batch: FlatBatch) -> None:
@@ -50,12 +50,11 @@ class CudaGraphs(AheadDeviceRunner):
         refusal = None if schedule is None else self._capture_spread(batch, schedule)
         if schedule is None or refusal is not None:
             for learner in context.learners:
-                learner.capture(batch, context.order.issued)  # an error that comes here as well is the user's
+                learner.capture(batch, context.order.issued)  # raises again if the error is the user's
         if refusal is not None:
             context.log.tell(f"the strategy does not fit ({refusal}); operators run one after another")
 
     def issue(self, slot: int, batches: DeviceBatches, due: bool) -> None:
-        """Issue every learner's part of the round."""
         context = self.context
         rows, learn = context.results.rows_of_learners(slot), functools.partial(learn_one, context)
         issue_side_by_side(context, batches, rows, due, learn)
@@ -63,18 +62,18 @@ class CudaGraphs(AheadDeviceRunner):
     def run_tasks(
         self, scheduler: TaskScheduler, runs: Sequence[TaskStart], issue: Callable[[Learn], StreamLearner]
     ) -> None:
-        """Issue each task when it is given out, and look which one the device has ended."""
+        """Issue each task when the scheduler starts it, and poll for finished ones."""
         run_tasks(scheduler, runs, lambda run, task: issue(task), first_through)
 
     def bind(self) -> None:
-        """Have streams for the learners that there are now, and forget what was captured."""
+        """Create streams for the current learners, and drop all captures."""
         super().bind()
         if self.context.settings.schedule is not None:
             for learner in self.context.learners:
                 learner.open_streams(len(self.context.settings.schedule.threads))
 
     def _capture_spread(self, batch: FlatBatch, schedule: Schedule) -> str | None:
-        """Capture every learning task on the streams of its learner; else say why that is impossible."""
+        """Capture every learning task on several streams of its learner; return why if that is impossible."""
         try:
             graph = self._traced(batch)
             for learner in self.context.learners:

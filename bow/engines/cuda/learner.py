@@ -25,10 +25,10 @@ from bow.schedule import Schedule
 
 
 class SpreadTask:
-    """One learner's learning task on batches of one shape: a step graph on streams of the learner's own.
+    """One learner's learning task on batches of one shape: a step graph on several streams of the learner.
 
-    It begins and ends on the first of them. The gradient goes to the learner's row of `G`, buffers are written where
-    they are, and random numbers are those of the device's generator, in the order of issue.
+    It begins and ends on the first stream. The gradient goes to the learner's row of `G`, buffers are written in place,
+    and random numbers are those of the device's generator, in the order of issue.
 
     References:
         Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.
@@ -52,12 +52,12 @@ class SpreadTask:
         self._changed = changed_buffers(graph)
 
     def run(self, batch: Batch) -> Learned:
-        """Issue it, up to the gradient; the first stream is the current one."""
+        """Issue the task up to the gradient; the first stream is the current one."""
         buffers = dict(self._module.named_buffers())
         try:
             made = self._runtime.run(self._parameters, buffers, batch)
         except GraphError as error:
-            # Others know what to say of memory; and what must never be is no matter of the operator.
+            # The caller explains out-of-memory errors, and failed assertions do not concern the operator.
             if isinstance(error.__cause__, (torch.OutOfMemoryError, AssertionError)):
                 raise error.__cause__ from None
             raise
@@ -67,17 +67,16 @@ class SpreadTask:
         return Learned(made.loss, made.metrics)
 
     def close(self) -> None:
-        """Let go of the memory that it left, before a capture or behind one."""
+        """Free the memory of the last run, before or after a capture."""
         self._runtime.close()
 
 
-WARM_UP = 3
-"""Learning tasks that run before one is captured: libraries choose their algorithms and take their workspaces."""
+WARM_UP = 3  # learning tasks to run before a capture: libraries choose algorithms and allocate workspaces
 
 
 @dataclass
 class IssuedTask:
-    """What a learning task leaves on the device."""
+    """Results of a learning task, on the device."""
 
     results: Tensor  # [loss, finite, metrics...]; the sum of the gradient is second where `Kernels.sgd_row` steps
     metrics: list[str]  # names
@@ -91,11 +90,11 @@ class LearnerGraph:
     inputs: FlatBatch  # the batch that it reads, always at the same addresses
     task: IssuedTask
     draws: bool  # whether it draws random numbers
-    spread: SpreadTask | None  # what was captured, if operators are spread over streams; the graph reads tensors of it
+    spread: SpreadTask | None  # the captured task if spread over streams: the graph reads its tensors
 
 
 class StreamLearner:
-    """A learner that learns on a stream of its own, and on further ones where its operators are spread over several."""
+    """A learner on its own stream, and on further ones if its operators are spread over several."""
 
     def __init__(
         self,
@@ -108,29 +107,26 @@ class StreamLearner:
     ) -> None:
         self.index = index
         self.stream = device.stream(f"learner {index}")
-        self.streams = [self.stream]
-        """All of its own. What is issued on the others is joined on the first one."""
+        self.streams = [self.stream]  # all of its own; work on the others is joined on the first one
         self.through = device.event(f"learner {index} is through")
-        self.drawless: set[Hashable] = set()
-        """Shapes of batches whose learning tasks, where they are not captured, draw no random numbers."""
+        self.drawless: set[Hashable] = set()  # batch shapes whose uncaptured learning tasks draw no random numbers
         self._device = device
         self._kernels = kernels
         self._group = group
         self._tasks = tasks
-        self._steps = steps  # whether `Kernels.sgd_row` comes behind its learning tasks
+        self._steps = steps  # whether `Kernels.sgd_row` follows its learning tasks
         self._generator = device.generator()
         self._captured: dict[Hashable, LearnerGraph] = {}
 
     @property
     def module(self) -> nn.Module:
-        """The learner's model."""
         return self._group.learners[self.index].module
 
     def __contains__(self, shape: Hashable) -> bool:
         return shape in self._captured
 
     def learn(self, batch: FlatBatch, seed: Callable[[], int]) -> IssuedTask:
-        """Issue the learning task on the current stream, up to the gradient in the learner's row of `G`."""
+        """Issue the learning task on the current stream; its gradient goes to the learner's row of `G`."""
         captured = self._captured.get(batch.signature)
         if captured is None:
             with contextlib.nullcontext() if batch.signature in self.drawless else self._drawing(seed()):
@@ -143,7 +139,7 @@ class StreamLearner:
         return captured.task
 
     def open_streams(self, count: int) -> None:
-        """Have so many streams."""
+        """Create streams up to this number."""
         more = range(len(self.streams), count)
         self.streams += [self._device.stream(f"{self.stream.name}, stream {number}") for number in more]
 
@@ -151,30 +147,30 @@ class StreamLearner:
         """Capture the learning task for batches of this shape."""
         with self._trying(behind, capturing=True):
             inputs = self.inputs_like(batch)
-            with _closing(spread):  # a capture must not wait for what ran outside of it
+            with _closing(spread):  # a capture must not wait for work outside of it
                 draws = self.warm_up(inputs, spread=spread)
             try:
                 with _closing(spread), self._device.capture(self.stream, self._generator) as graph:
                     task = self.run(inputs, spread)
             except BaseException:
-                self._generator = self._device.generator()  # the other one takes part in a capture that has not ended
+                self._generator = self._device.generator()  # the old one belongs to the unfinished capture
                 raise
         self._captured[batch.signature] = LearnerGraph(graph, inputs, task, draws, spread)
 
     def trace(self, batch: FlatBatch, behind: Event, step: Step) -> StepGraph:
-        """The learning task for batches of this shape as a step graph; nothing is computed."""
+        """Trace the learning task for batches of this shape as a step graph; nothing is computed."""
         with self._trying(behind):
             inputs = gathered(self.inputs_like(batch).batch, self._kernels)
-            with _disable_current_modes():  # a device that watches operators must not take tracing for work
+            with _disable_current_modes():  # a device that watches operators must not see tracing
                 return capture_step(self.module, inputs, step=step)
 
     def try_out(self, batch: FlatBatch, behind: Event, *, strictly: bool) -> bool:
-        """Run the learning task a few times, undo it, and say whether it draws random numbers."""
+        """Run the learning task a few times, undo it, and return whether it draws random numbers."""
         with self._trying(behind, capturing=strictly):
             return self.warm_up(self.inputs_like(batch), strictly=strictly)
 
     def probe(self, batch: FlatBatch, behind: Event) -> list[str]:
-        """Run the learning task once, undo it, and say what metrics the step returns."""
+        """Run the learning task once, undo it, and return the names of the step's metrics."""
         with self._trying(behind), self._device.drawing_from(self._generator):
             return self.run(self.inputs_like(batch)).metrics
 
@@ -196,7 +192,7 @@ class StreamLearner:
         return expected
 
     def inputs_like(self, batch: FlatBatch) -> FlatBatch:
-        """Tensors of the current stream, at addresses that stay, with a batch in them."""
+        """Copy a batch into new tensors of the current stream, at addresses that stay."""
         device = self._device.torch_device
         leaves = [
             torch.empty(leaf.shape, dtype=leaf.dtype, device=device).copy_(leaf) if isinstance(leaf, Tensor) else leaf
@@ -205,7 +201,7 @@ class StreamLearner:
         return batch.with_leaves(leaves)
 
     def warm_up(self, batch: FlatBatch, *, strictly: bool = True, spread: SpreadTask | None = None) -> bool:
-        """Run the learning task a few times on the current stream, and say whether it draws random numbers."""
+        """Run the learning task a few times on the current stream; return whether it draws random numbers."""
         before = state_of(self._generator)
         with self._device.drawing_from(self._generator):
             for _ in range(WARM_UP):
@@ -222,7 +218,7 @@ class StreamLearner:
 
     @contextlib.contextmanager
     def _trying(self, behind: Event, *, capturing: bool = False) -> Iterator[None]:
-        """Around learning tasks that are none of the training's: what they do to buffers and numbers is undone."""
+        """Context of learning tasks outside of the training: changes to buffers and Python values are undone."""
         self.stream.wait(behind)
         with self._device.on(self.stream):
             before = buffer_state(self.module)
@@ -237,7 +233,7 @@ class StreamLearner:
                 self.stream.record(self.through)
 
     def forget(self) -> None:
-        """Give the graphs back; none of them is running."""
+        """Free the graphs, none of which is running."""
         for captured in self._captured.values():
             captured.graph.reset()
         self._captured.clear()
@@ -245,7 +241,7 @@ class StreamLearner:
     def run(self, batch: FlatBatch, spread: SpreadTask | None = None) -> IssuedTask:
         """Issue every operator of the learning task, from the current stream on and back to it."""
         bound = [(owner, key, owner._buffers[key]) for _, (owner, key) in buffer_slots(self.module)]
-        # Backward on this thread: torch's own thread for the device is one for all learners.
+        # Backward on this thread: torch's own thread for the device is shared by all learners.
         with torch.autograd.set_multithreading_enabled(False):
             inputs = gathered(batch.batch, self._kernels)
             if spread is not None:
@@ -258,12 +254,12 @@ class StreamLearner:
             if assigned is not buffer and buffer is not None and assigned is not None:
                 if (assigned.shape, assigned.dtype) != (buffer.shape, buffer.dtype):
                     continue
-                buffer.copy_(assigned)  # a graph goes on reading where it read
+                buffer.copy_(assigned)  # a graph keeps reading the same address
                 owner._buffers[key] = buffer
         row = self._group.learners[self.index].gradient
         told = row.sum()
         if not self._steps:
-            # Infinite minus infinite is no number: one value tells of all.
+            # Infinite minus infinite is NaN: one value covers loss and gradient.
             told = told + learned.loss
             told = (told - told) == 0
         values = [learned.loss, told, *learned.metrics.values()]
@@ -274,7 +270,7 @@ class StreamLearner:
 
 @contextlib.contextmanager
 def same_in_python(model: nn.Module, *, strictly: bool) -> Iterator[None]:
-    """Around learning tasks that are none of the training's: numbers and the like that modules hold are put back."""
+    """Restore plain values of modules after tasks outside of the training; `strictly` raises if they changed."""
     plain = (bool, int, float, str, type(None))
     held = [
         (vars(module), name, value)
@@ -293,19 +289,19 @@ def same_in_python(model: nn.Module, *, strictly: bool) -> Iterator[None]:
 
 
 class _Calls:
-    """Counts what a batch norm adds to its number of batches."""
+    """Count what a batch norm adds to its number of batches."""
 
     def __init__(self) -> None:
         self.count = 0
 
     def add_(self, count: int) -> None:
-        """As of a tensor."""
+        """Mimic `Tensor.add_`."""
         self.count += count
 
 
 @contextlib.contextmanager
 def counting_together(model: nn.Module) -> Iterator[None]:
-    """Have batch norms count their batches by one operator behind the learning task, and not by one each."""
+    """Count the batches of all batch norms by one operator after the learning task, not by one each."""
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     norms = [module for module in model.modules() if type(module) in kinds and module.momentum is not None]
     found = [(norm, norm._buffers["num_batches_tracked"], _Calls()) for norm in norms]
@@ -322,15 +318,15 @@ def counting_together(model: nn.Module) -> Iterator[None]:
 
 
 def _closing(task: SpreadTask | None) -> contextlib.AbstractContextManager[object]:
-    """Behind it, the task lets go of the memory that it left."""
+    """Close the task afterwards, if there is one."""
     return contextlib.nullcontext() if task is None else contextlib.closing(task)
 
 
 def gathered(batch: Batch, kernels: Kernels) -> Batch:
-    """The batch itself, gathered on the current stream where it is known by the numbers of its samples."""
+    """Gather an indexed batch on the current stream; return other batches as they are."""
     return batch.gather(kernels.gather) if isinstance(batch, Indexed) else batch
 
 
 def state_of(generator: torch.Generator) -> bytes:
-    """How far a generator is."""
+    """Return a generator's state as bytes."""
     return bytes(generator.get_state().numpy())

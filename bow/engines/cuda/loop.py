@@ -24,8 +24,7 @@ from bow.interruption import Uninterrupted
 from bow.replicas import LearnerGroup
 from bow.sync import Synchroniser, Timing
 
-ROUNDS_TOGETHER = 8
-"""Rounds that are issued without a barrier between them, where nobody looks at the learners in between."""
+ROUNDS_TOGETHER = 8  # rounds to issue without a barrier between them
 
 
 @final
@@ -34,13 +33,12 @@ class DeviceRoundLoop(Loop):
 
     Events alone order the streams:
 
-    * A call begins behind what the caller's stream has been given, and what the caller issues next runs behind
-      the call (`StreamOrder`). Rounds within a call have no barrier of all streams between them.
-    * Learner j's stream: its batch is there; learning task; step.
-    * The synchronisation stream has a high priority. What a synchronisation task needs from before the step is
-      computed there while the learners learn; behind their steps it moves the central model.
-    * The host sees a round's results `SLOTS` rounds later, and learners that diverged then start again
-      (`PendingRounds`).
+    * A call begins after the caller's earlier work, and the caller's later work runs after the call (`StreamOrder`).
+      Rounds within a call have no barrier between them.
+    * Learner j's stream: its batch arrives; learning task; step.
+    * The synchronisation stream has a high priority. It computes what a synchronisation task needs from before the step
+      while the learners learn; after their steps it moves the central model.
+    * The host sees a round's results `SLOTS` rounds later, and then restarts learners that diverged (`PendingRounds`).
     """
 
     brings_batches = True
@@ -67,12 +65,11 @@ class DeviceRoundLoop(Loop):
 
     @property
     def description(self) -> str:
-        """The name of what really runs, after any fallback."""
         return self.runner.description
 
     @property
     def period(self) -> int:
-        """Rounds that can be issued at once."""
+        """Number of rounds that can be issued at once."""
         if self.settings.dispatch == "fixed":
             return ROUNDS_TOGETHER
         if not isinstance(self.runner, AheadDeviceRunner) or len(self.group) == 1:
@@ -85,7 +82,7 @@ class DeviceRoundLoop(Loop):
 
     @torch.no_grad()
     def rounds(self, batches: Sequence[Batches]) -> list[Outcome]:
-        """Issue some rounds without a barrier between them; the host does not wait for them."""
+        """Issue several rounds without a barrier between them; the host does not wait for them."""
         if not batches:
             return []
         context, order = self.context, self.context.order
@@ -97,7 +94,7 @@ class DeviceRoundLoop(Loop):
                 made = results.empty(len(batches))
                 context.fork()
                 issued = self._issue_call(batches, made)
-            except BaseException:  # a learner that diverged, the user's mistake, Ctrl-C: not all may have been joined
+            except BaseException:  # divergence, a user's error, Ctrl-C: some streams may not be joined
                 order.abandon(self.runner.streams())
                 raise
             finally:
@@ -105,11 +102,10 @@ class DeviceRoundLoop(Loop):
             return results.outcomes(made, [each.active for each in issued], [each.taken_by for each in issued])
 
     def catch_up(self) -> None:
-        """Wait for all rounds, and act on what has come of them."""
         self._pending.catch_up()
 
     def close(self) -> None:
-        """Wait for the device, give pinned memory back, and end threads."""
+        """Wait for the device, free pinned memory, and stop the threads."""
         try:
             self.catch_up()
         finally:
@@ -121,12 +117,10 @@ class DeviceRoundLoop(Loop):
 
     @property
     def engine_state(self) -> dict[str, Any]:
-        """What is captured, and why nothing is any more."""
         captures = self.context.captures
         return {f"{self.runner.name} on a device": {**self.runner.state, "failed": captures.refused, **captures.state}}
 
     def load_engine(self, state: Mapping[str, Any]) -> None:
-        """Capture what another training would have captured."""
         if own := state.get(f"{self.runner.name} on a device"):
             self.runner.load(own)
             self.runner.bind()
@@ -139,7 +133,7 @@ class DeviceRoundLoop(Loop):
         self.runner.bind()
 
     def _issue_call(self, batches: Sequence[Batches], made: Tensor) -> list[IssuedRound]:
-        """Issue the rounds of a call, some of them perhaps without an order of learners."""
+        """Issue the rounds of a call, some perhaps without an order of learners."""
         issued: list[IssuedRound] = []
         while (done := len(issued)) < len(batches):
             ahead = self._num_ahead(len(batches) - done)
@@ -154,14 +148,14 @@ class DeviceRoundLoop(Loop):
         return issued
 
     def _num_ahead(self, rounds: int) -> int:
-        """How many of the coming rounds need no order of learners: those in front of a synchronisation task."""
+        """Return how many coming rounds, before a synchronisation task, need no order of learners."""
         if self.settings.dispatch == "fixed" or len(self.group) == 1 or self._check_is_due():
             return 0
         together = min(self.period, rounds)
         return together - self.context.averaging.due(self.context.round_index + together - 1)
 
     def _unrolls(self, runner: RoundGraphs, batches: Sequence[Batches]) -> bool:
-        """Whether these rounds go as one graph: always the same ones of a training, as far as nobody looks at any."""
+        """Return whether these rounds run as one graph; always the same ones, unless one must be observed."""
         context = self.context
         if context.round_index % UNROLLED or context.log.spans is not None or not runner.unrolls(batches):
             return False
@@ -188,7 +182,6 @@ class DeviceRoundLoop(Loop):
         return [IssuedRound(each.active) for each in there]
 
     def _issue(self, batches: Batches, made: Tensor) -> IssuedRound:
-        """Issue one round."""
         context, order = self.context, self.context.order
         slot = self._pending.make_room()
         due = context.averaging.due(context.round_index)
@@ -200,7 +193,7 @@ class DeviceRoundLoop(Loop):
         if in_parts:
             with context.device.on(order.sync_stream):
                 context.averaging.begin(due)
-        with Uninterrupted():  # what has been issued cannot be taken back
+        with Uninterrupted():  # issued work cannot be undone
             self.runner.issue(slot, there, due)
             order.gate = None
             if self.runner.steps_last:
@@ -223,30 +216,27 @@ class DeviceRoundLoop(Loop):
         return IssuedRound(there.active)
 
     def _step(self, slot: int, active: list[bool], due: bool) -> None:
-        """Optimizer and synchroniser in PyTorch, for all learners behind all of them.
-
-        Weights are not looked at behind the step, for which the host would wait: infinite ones show in the next loss,
-        or in the central model.
-        """
+        """Run optimizer and synchroniser in PyTorch, for all learners after all learning tasks."""
         context, results = self.context, self.context.results
         outcome = results.outcome(results.rows(slot), active)
-        # Who diverged, only the device knows by now: no step can be left out, but one without a gradient is harmless.
+        # Only the device knows who diverged: no step can be skipped, but one with a zero gradient is harmless.
         self.group.matrix.gradients.masked_fill_(~outcome.finite.unsqueeze(1), 0)
         if self.sync.timing is not Timing.BEFORE_STEP:
-            outcome.healthy = active  # else the host waits: a mean of gradients is that of the finite ones
+            outcome.healthy = active  # else the host waits, as a mean of gradients must leave out diverged learners
+        # Checking weights would synchronise host and device; infinite ones show in the next loss, or in z.
         step_learners(context, outcome, due)
         if due:
             context.averaging.after_step(context.round_index)
         context.order.move()
 
-    # The captured task beside the step itself
+    # Live check
 
     def _check_is_due(self) -> bool:
-        """Whether the coming round is to be held against the step, should it be replayed."""
+        """Return whether the coming round needs a live check, if it is replayed."""
         return self.runner.replays and self.context.live.is_due(self.context.round_index)
 
     def _expected(self, batches: Batches) -> Expected | None:
-        """What the user's own step makes of one learner's batch; the host waits for all rounds first."""
+        """Run the user's own step on one learner's batch, after waiting for all rounds."""
         context, learners = self.context, range(len(self.group))
         if isinstance(batches, Stacked):
             whole = FlatBatch.of(batches.value, stacked=True)
@@ -262,11 +252,11 @@ class DeviceRoundLoop(Loop):
         context.fork()
         learner, seed = context.learners[index], context.task_seed(index)
         expected = learner.expect(context.live, batch, context.order.issued, seed, self.runner.draws_as_eager)
-        learner.through.synchronize()  # what comes next is issued behind it
+        learner.through.synchronize()  # later work is issued after it
         return expected
 
     def _difference(self, expected: Expected, slot: int) -> str | None:
-        """How a round that has been issued differs from the step; the host waits for its learning tasks."""
+        """Return how an issued round differs from the step; waits for its learning tasks."""
         live, results = self.context.live, self.context.results
         row = results.rows_of_learners(slot)[expected.learner].clone()
         metrics = {name: row[METRICS + index] for index, name in enumerate(results.metrics)}

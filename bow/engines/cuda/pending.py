@@ -1,4 +1,4 @@
-"""Rounds that were issued: under way on the device, and what the host does when it sees one end."""
+"""Issued rounds that are pending on the device, and how the host handles those that have ended."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ class IssuedRound:
 
 @dataclass
 class PendingRound:
-    """A round that the device has yet to end, as far as the host knows."""
+    """A round that the host has not seen end."""
 
     round: int
     slot: int
     active: list[bool]
-    restarted: bool  # whether weights of learners that diverged were set back on the device
+    restarted: bool  # whether the device itself restored weights of learners that diverged
 
 
 @dataclass
@@ -43,14 +43,14 @@ class FinishedRound:
     def of(
         cls, values: Sequence[Sequence[float]], issued: IssuedRound, round_index: int, restarted: bool
     ) -> "FinishedRound":
-        """Look which learners diverged."""
+        """Find the learners that diverged in a round."""
         pairs = enumerate(zip(issued.active, values, strict=True))
         bad = [batch for batch, (there, row) in pairs if there and row[FINITE] == 0]
         taken_by = issued.taken_by or range(len(issued.active))
         return cls(values, issued, round_index, restarted, {taken_by[batch] for batch in bad})
 
     def outcome(self, results: Results) -> Outcome:
-        """What the round has left, by name."""
+        """Return the round's outcome."""
         outcome = results.outcome(torch.tensor(self.values), self.issued.active)
         outcome.taken_by = self.issued.taken_by
         pairs = zip(self.issued.active, self.values, strict=True)
@@ -61,8 +61,8 @@ class FinishedRound:
 class PendingRounds:
     """The rounds that the host has not seen end, at most `SLOTS`.
 
-    Learners that diverged start again when the host sees it, always the same number of rounds later, so that a training
-    is repeated exactly. Plain SGD with `SMA` sets weights back on the device at once.
+    Diverged learners restart when the host sees it, always the same number of rounds later, so that trainings repeat
+    exactly. With plain SGD and `SMA` the device restores weights at once.
     """
 
     def __init__(self, context: StreamContext) -> None:
@@ -71,24 +71,24 @@ class PendingRounds:
         self._over = [context.device.event(f"round of slot {slot} is over") for slot in range(SLOTS)]
 
     def make_room(self, rounds: int = 1) -> int:
-        """The slot of the coming round, or of the first of several; waits for the rounds that have theirs."""
+        """Return the slot of the coming round, or of the first of several; waits for rounds that occupy them."""
         while len(self._rounds) > SLOTS - rounds:
             self._finish_oldest()
         return self._context.round_index % SLOTS
 
     def add(self, slot: int, active: list[bool]) -> None:
-        """A round has been issued, and the synchronisation stream comes to its end."""
+        """Record a round that was issued, up to the current end of the synchronisation stream."""
         self._context.order.sync_stream.record(self._over[slot])
         restarted = self._context.stepping is not None
         self._rounds.append(PendingRound(self._context.round_index, slot, active, restarted))
 
     def finish_all(self) -> None:
-        """Wait for all rounds, and act on what has come of them."""
+        """Wait for all rounds, and handle their outcomes."""
         while self._rounds:
             self._finish_oldest()
 
     def catch_up(self) -> None:
-        """The same outside of a call."""
+        """Call `finish_all` outside of a call."""
         if not self._rounds:
             return
         with torch.no_grad(), self._context.device.issuing():
@@ -96,14 +96,14 @@ class PendingRounds:
             self._context.order.join()
 
     def act_on(self, rounds: Sequence[FinishedRound]) -> None:
-        """Start learners again that diverged in any of these rounds, each once."""
+        """Restart learners that diverged in any of these rounds, each once."""
         context = self._context
         diverged: set[int] = set()
         restarted = all(each.restarted for each in rounds)
         for each in rounds:
             bad = each.diverged - diverged
             if not each.diverged:
-                if any(each.issued.active):  # a round that all sit out says nothing
+                if any(each.issued.active):  # not a round that all sit out
                     context.restarts.count_healthy()
             elif bad or each.restarted:
                 context.restarts.count(each.outcome(context.results), each.round)
@@ -117,7 +117,7 @@ class PendingRounds:
     def _finish_oldest(self) -> None:
         rounds = [self._finished()]
         if rounds[0].diverged:
-            # Learners that have diverged since must not be taken for healthy, and none is started again twice for one.
+            # Learners that have diverged since must not count as healthy, and none must restart twice.
             rounds += [self._finished() for _ in range(len(self._rounds))]
         self.act_on(rounds)
 

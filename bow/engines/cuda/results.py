@@ -1,4 +1,4 @@
-"""What learning tasks leave besides gradients, on its way from the device to whoever wants to know."""
+"""Results of learning tasks besides gradients, and their copies to the host."""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,8 @@ from bow.devices import StreamDevice
 from bow.engines.outcome import Outcome
 from bow.errors import LossError
 
-SLOTS = 8
-"""Rounds that may be under way at once: so far the host runs ahead of the device, and so late it hears of a learner
-that diverged."""
-
-LOSS, FINITE, METRICS = 0, 1, 2
-"""Where what stands in a learner's row of results; metrics come last."""
+SLOTS = 8  # rounds in flight: how far the host runs ahead of the device, and how late it sees that a learner diverged
+LOSS, FINITE, METRICS = 0, 1, 2  # columns of a learner's row of results; metrics come last
 
 
 class Results:
@@ -32,20 +28,20 @@ class Results:
         self._pinned = [device.pinned(shape, dtype) for _ in range(SLOTS)]
 
     def rows(self, slot: int) -> Float[Tensor, "learners values"]:
-        """Where the learners of a round put their results."""
+        """Return the rows that the learners of a round write."""
         return self._by_slot[slot]
 
     def rows_of_learners(self, slot: int) -> list[Tensor]:
-        """The same by learner."""
+        """Return the same by learner."""
         return self._by_learner[slot]
 
     def empty(self, rounds: int) -> Float[Tensor, "rounds learners values"]:
-        """Memory of the caller's stream for the results of some rounds; a batch that is not there keeps its NaN."""
+        """Allocate the caller's results of several rounds, filled with NaN for missing batches."""
         shape = (rounds, *self._rows.shape[1:])
         return torch.full(shape, torch.nan, dtype=self._rows.dtype, device=self._rows.device)
 
     def check(self, metrics: Sequence[str]) -> None:
-        """Refuse a step that returns other metrics than it did at first."""
+        """Raise if a step returns other metrics than it did at first."""
         if metrics != self.metrics:
             raise LossError(
                 f"the step returns metrics {', '.join(metrics) or 'none'} and returned "
@@ -53,12 +49,12 @@ class Results:
             )
 
     def collect(self, slot: int, into: Float[Tensor, "learners values"]) -> None:
-        """On the current stream: give the caller what a round has left, and bring it to the host as well."""
+        """Copy a round's results to the caller's memory and to the host, on the current stream."""
         into.copy_(self.rows(slot))
         self._pinned[slot].copy_(self.rows(slot), non_blocking=True)
 
     def on_host(self, slot: int) -> list[list[float]]:
-        """What the host finds of a round that is over."""
+        """Return the results of a round that has ended."""
         return self._device.read_host(self._pinned[slot])
 
     def outcomes(
@@ -67,7 +63,7 @@ class Results:
         active: Sequence[list[bool]],
         taken_by: Sequence[Sequence[int] | None],
     ) -> list[Outcome]:
-        """The results of a call by name, by round."""
+        """Return the outcomes of a call's rounds."""
         losses, finite = made[..., LOSS].unbind(), (made[..., FINITE] != 0).unbind()
         metrics = {name: made[..., METRICS + i].to(torch.float32).unbind() for i, name in enumerate(self.metrics)}
         return [
@@ -76,5 +72,4 @@ class Results:
         ]
 
     def outcome(self, rows: Float[Tensor, "learners values"], active: list[bool]) -> Outcome:
-        """A round's results by name."""
         return self.outcomes(rows.unsqueeze(0), [active], [None])[0]

@@ -1,4 +1,4 @@
-"""What engines on devices with streams differ in, and what most of them do: learners side by side on their streams."""
+"""Runners on devices with streams, and the round that most of them share: learners in parallel on their streams."""
 
 import abc
 import threading
@@ -20,11 +20,10 @@ from bow.engines.task_scheduler import Learn, TaskScheduler, TaskStart
 
 
 class DeviceRunner(abc.ABC):
-    """Issues the learning tasks of one device's rounds."""
+    """Issue the learning tasks of one device's rounds."""
 
     name: ClassVar[str]
-    replays: ClassVar[bool] = True
-    """Whether what is captured runs without Python, so that it has to be held against the step now and then."""
+    replays: ClassVar[bool] = True  # whether captures replay without Python, so that live checks are needed
 
     def __init__(self, context: StreamContext) -> None:
         self.context = context
@@ -32,73 +31,71 @@ class DeviceRunner(abc.ABC):
 
     @property
     def description(self) -> str:
-        """Its name, and whether learning tasks cannot be captured."""
+        """Name of the engine, and whether learning tasks cannot be captured."""
         return self.name if self.context.captures.refused is None else f"{self.name} (not captured)"
 
     @property
     def draws_as_eager(self) -> bool:
-        """Whether a learner's captured task draws the random numbers that it draws uncaptured."""
+        """Whether a learner's captured task draws the same random numbers as its uncaptured one."""
         return False
 
     @property
     def state(self) -> dict[str, Any]:
-        """What decides how later rounds run, besides what is captured, as plain values for checkpoints."""
+        """Plain values for checkpoints that decide how later rounds run, besides captures."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most depend on nothing else
-        """Run on as another training's runner would have."""
+        """Restore `state`."""
 
     @abc.abstractmethod
     def capture(self, batch: FlatBatch) -> None:
-        """Capture what there is to capture for batches of this shape; the host may wait."""
+        """Capture everything that batches of this shape need; the host may wait."""
 
     @abc.abstractmethod
     def issue(self, slot: int, batches: DeviceBatches, due: bool) -> None:
-        """Issue the learning tasks of a round, and all the rest of it where `context.stepping` steps and averages.
+        """Issue the learning tasks of a round, and the rest of it if `context.stepping` steps and averages.
 
         Afterwards the synchronisation stream waits for all of it, and the results are in their slot.
         """
 
     def streams(self) -> list[Stream]:
-        """The streams that the synchronisation stream waits for."""
+        """Return the streams that the synchronisation stream waits for."""
         return [self.context.feed.stream, *(learner.stream for learner in self.context.learners)]
 
     @property
     def steps_last(self) -> bool:
-        """Whether the last round's steps came behind all learners, outside of a graph."""
+        """Whether the last round's steps were issued after all learners, outside of a graph."""
         return False
 
     def followed(self) -> None:
-        """The central model was made of the only learner's weights, which must not be written before that."""
+        """Called after z was copied from the only learner's weights, which must not be written before that."""
         if isinstance(self.context.stepping, SgdStep):
             self.context.stepping.moved()
 
     def bind(self) -> None:
-        """Follow the learners that there are now, and forget what was captured."""
+        """Bind the current learners, and drop all captures."""
         self.context.bind()
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
-        """End threads; the next round starts them again."""
+        """Stop the threads; the next round restarts them."""
 
 
 class AheadDeviceRunner(DeviceRunner):
-    """A runner whose learners can take batches as they come, without a barrier behind every round."""
+    """A runner whose learners can take batches as they come, without a barrier after every round."""
 
     @abc.abstractmethod
     def run_tasks(
         self, scheduler: TaskScheduler, runs: Sequence[TaskStart], issue: Callable[[Learn], StreamLearner]
     ) -> None:
-        """Issue the tasks of a scheduler, each when it is given out, and tell it of those that the device has ended."""
+        """Issue a scheduler's tasks as it starts them, and report those that the device has finished."""
 
 
-IssueTask: TypeAlias = Callable[[StreamLearner, FlatBatch], IssuedTask]
-"""Issues a learning task on the current stream."""
+IssueTask: TypeAlias = Callable[[StreamLearner, FlatBatch], IssuedTask]  # issues a learning task on the current stream
 
+# Issues something for each learner, completely before it returns.
 ForEach: TypeAlias = Callable[[Callable[[StreamLearner], None]], None]
-"""Issues something for each learner; when it returns, everything has been issued."""
 
-ONE_OPTIMIZER = threading.Lock()
-"""Held while one learner steps with the optimizer of all."""
+ONE_OPTIMIZER = threading.Lock()  # held while one learner steps with the shared optimizer
 
 
 def issue_side_by_side(
@@ -109,7 +106,7 @@ def issue_side_by_side(
     learn: IssueTask,
     for_each: ForEach | None = None,
 ) -> None:
-    """Issue a round; the synchronisation stream comes last. Results go to `rows`, by learner."""
+    """Issue a round, which ends on the synchronisation stream; results go to `rows`, by learner."""
     stepping, sync_stream, learners = context.stepping, context.order.sync_stream, context.learners
     by_row = stepping if isinstance(stepping, SgdStep) else None
     tasks: list[IssuedTask | None] = [None] * len(learners)
@@ -122,7 +119,7 @@ def issue_side_by_side(
             issue(learner)
     else:
         for_each(issue)
-    # Nothing moves before all learners have issued their learning tasks: one that fails leaves all as it was.
+    # No step before all learning tasks are issued: one that fails leaves everything unchanged.
     waits = by_row is not None and by_row.center(sync_stream, due)
     for learner, task in zip(learners, tasks, strict=True):
         if by_row is not None:
@@ -148,7 +145,7 @@ def step_on_stream(context: StreamContext, learner: StreamLearner, task: IssuedT
     kept.copy_(task.results)
     gradient = context.group.matrix.gradients[learner.index : learner.index + 1]
     gradient.masked_fill_(kept[FINITE] == 0, 0)
-    with ONE_OPTIMIZER:  # a step takes the others' gradients away from the optimizer
+    with ONE_OPTIMIZER:  # a step removes the others' gradients from the optimizer
         step_row(context, learner.index)
 
 

@@ -11,12 +11,12 @@ from bow.sync import SMA
 
 
 class SgdStep:
-    """Steps and averages the learners of a device whose optimizer is plain SGD and whose synchroniser is SMA.
+    """Step and average learners whose optimizer is plain SGD and whose synchroniser is SMA.
 
-    The next central model needs only what was there before the step, so that it is made while the learners learn:
+    The next central model depends only on values from before the step, so it is computed while the learners learn:
 
         center:  z_prev, z = z, z + sum_j alpha (w_j - z) + mu (z - z_prev)   on the synchronisation stream
-        row:     w_j = w_j - (SGD's step) - alpha (w_j - z_prev)              on learner j's stream, behind its gradient
+        row:     w_j = w_j - (SGD's step) - alpha (w_j - z_prev)              on learner j's stream, after its gradient
     """
 
     def __init__(self, device: StreamDevice, group: LearnerGroup, sync: SMA, kernels: Kernels) -> None:
@@ -31,10 +31,10 @@ class SgdStep:
         self._numbers = torch.zeros(len(Numbers._fields), dtype=torch.float64, device=matrix.z.device)
         self._values: Numbers | None = None
         self.centered = device.event("the next central model is there")
-        self._has_moved = False  # the central model, otherwise than in a round, since learners have waited for it
+        self._has_moved = False  # whether z moved outside of `center` since learners last waited
 
     def begin(self) -> None:
-        """On the caller's stream, before the rounds: momenta and numbers as the optimizer has them by now."""
+        """On the caller's stream, before the rounds: update momenta and numbers from the optimizer."""
         self._has_moved = False
         self._state.begin_round()
         values = self._state.numbers()
@@ -43,9 +43,10 @@ class SgdStep:
             self._values = values
 
     def center(self, stream: Stream, due: bool) -> bool:
-        """Move the central model by the weights before the step, if a round is due.
+        """Move the central model by the weights before the step, if `due`.
 
-        Whether learners have to wait for `centered` before they step: they read what it was, or start again from it.
+        Returns whether learners have to wait for `centered` before they step: they read the old z, or restart from the
+        new one.
         """
         if due:
             matrix = self._group.matrix
@@ -57,11 +58,11 @@ class SgdStep:
         return waits
 
     def moved(self) -> None:
-        """The central model has moved on the synchronisation stream, for learners to wait for."""
+        """Called after the central model moved on the synchronisation stream: learners wait for it."""
         self._has_moved = True
 
     def row(self, learner: int, results: Tensor, kept: Tensor, synchronise: bool) -> None:
-        """Step one learner and keep its results; where they are not finite, it starts again from the central model."""
+        """Step one learner and keep its results; if they are not finite, it restarts from the central model."""
         matrix = self._group.matrix
         rows = *self._rows[learner], matrix.z, matrix.state["z_prev"]
         self._kernels.sgd_row(*rows, results, kept, self._numbers, synchronise)
@@ -73,7 +74,7 @@ class SgdStep:
         weights.sub_((weights - before) * self._numbers[Numbers._fields.index("alpha")])
 
     def whole(self, finite: Tensor, synchronise: bool) -> None:
-        """Everything for all learners in one pass over the rows, behind all of them."""
+        """Step and average all learners in one pass over the rows, after all learning tasks."""
         matrix = self._group.matrix
         self._kernels.sgd_round(
             matrix.weights,
@@ -88,11 +89,11 @@ class SgdStep:
 
 
 class RowsStep:
-    """Steps and averages all learners at once behind their learning tasks, by a kernel that a round's graph holds.
+    """Step and average all learners after their learning tasks, by a kernel that a round's graph holds.
 
-    Plain SGD, Adam and AdamW, gradients clipped where that is asked for, kept together by SMA. Nothing is looked at on
-    the host: numbers that may change from round to round lie on the device, Adam's counts of steps as well. As in
-    `SgdStep`, a learner that is not finite starts again from the central model with an optimizer that has seen nothing.
+    Supports plain SGD, Adam and AdamW, optional clipping, and SMA. The host reads nothing: numbers that may change from
+    round to round are stored on the device, as are Adam's counts of steps. As in `SgdStep`, a learner that is not
+    finite restarts from the central model, with fresh optimizer state.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class RowsStep:
         self._numbers = torch.zeros(len(self._values()), dtype=torch.float64, device=z.device)
 
     def begin(self) -> None:
-        """On the caller's stream, before the rounds: moments, counts and numbers as the optimizer has them by now."""
+        """On the caller's stream, before the rounds: update moments, counts and numbers from the optimizer."""
         self._state.bind_counts(self._count_of)
         self._state.begin_round()
         values = self._values()
@@ -119,10 +120,10 @@ class RowsStep:
             self._told = values
 
     def whole(self, finite: Tensor, synchronise: bool) -> None:
-        """Step and average all learners; of each, `finite` is 1, 0 where it diverged, and NaN where it has no batch."""
+        """Step and average all learners; `finite` is 1, 0 for one that diverged, and NaN for one without a batch."""
         matrix, moments = self._group.matrix, self._state.moments
         gradients = matrix.gradients
-        if self._clip_norm is not None:  # in other memory: the live check looks at the gradient as it was
+        if self._clip_norm is not None:  # in other memory: the live check reads the unclipped gradient
             wide = gradients.to(self._counts.dtype)
             gradients = (wide * clip_factors(wide, self._clip_norm)).to(gradients.dtype)
         centers = matrix.z, matrix.state["z_prev"]

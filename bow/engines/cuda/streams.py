@@ -16,13 +16,13 @@ from bow.engines.thread_pool import ThreadPool, num_threads
 
 
 class CudaStreams(AheadDeviceRunner):
-    """Issues every learner's operators from a thread of its own: for models that cannot be captured.
+    """Issue every learner's operators from its own thread: for models that cannot be captured.
 
-    A thread has library handles of its own (cuDNN's and cuBLAS's belong to the thread that uses them), what it
-    allocates belongs to its learner's stream, and backward runs on it and not on torch's one thread for the device.
-    Where the learning task draws random numbers, tasks are issued one at a time, so that each draws its own.
+    A thread has its own library handles (cuDNN's and cuBLAS's are per thread), its allocations belong to its learner's
+    stream, and backward runs on it and not on torch's one thread for the device. Where the learning task draws random
+    numbers, tasks are issued one at a time, so that each draws its own.
 
-    Python issues one operator at a time, whatever the number of threads: small models want engine `graph`.
+    Python issues one operator at a time, whatever the number of threads: use engine `graph` for small models.
 
     References:
         Budea, TensorBow, 2019, sections 4.1 to 4.3 and 5.4.
@@ -39,7 +39,7 @@ class CudaStreams(AheadDeviceRunner):
         """Find out whether learning tasks draw random numbers."""
         context = self.context
         context.fork()
-        with num_threads(1):  # as on the learners' threads: what is compiled is compiled for a number of threads
+        with num_threads(1):  # as on the learners' threads: code is compiled for a number of threads
             draws = context.learners[0].try_out(batch, context.order.issued, strictly=False)
         if not draws:
             for learner in context.learners:
@@ -54,7 +54,7 @@ class CudaStreams(AheadDeviceRunner):
     def run_tasks(
         self, scheduler: TaskScheduler, runs: Sequence[TaskStart], issue: Callable[[Learn], StreamLearner]
     ) -> None:
-        """Issue each task from the thread of its place, which waits until the device has ended it."""
+        """Issue each task from the thread of its place, which waits until the device has finished it."""
 
         def execute(run: TaskStart) -> None:
             assert isinstance(run.task, Learn)
@@ -63,7 +63,7 @@ class CudaStreams(AheadDeviceRunner):
         self._threads().run(scheduler, runs, execute)
 
     def bind(self) -> None:
-        """Have streams and threads for the learners that there are now."""
+        """Create streams and threads for the current learners."""
         super().bind()
         if self._pool is not None and len(self._pool) != len(self.context.learners):
             self._pool.close()
@@ -71,12 +71,11 @@ class CudaStreams(AheadDeviceRunner):
             self._pool = None
 
     def close(self) -> None:
-        """End the threads; the next round starts them again."""
         if self._pool is not None:
             self._pool.close()
 
     def _for_each(self, issue: Callable[[StreamLearner], None]) -> None:
-        """Issue something for each learner on its thread; when it returns, everything has been issued."""
+        """Issue something for each learner on its thread, completely before this returns."""
         learners = self.context.learners
 
         def execute(run: TaskStart) -> None:
@@ -91,5 +90,5 @@ class CudaStreams(AheadDeviceRunner):
     def _threads(self) -> ThreadPool:
         if self._pool is None:
             self._pool = ThreadPool([self.device.cores()] * len(self.context.learners), threads=1)
-            self._forgotten = weakref.finalize(self, self._pool.dismiss)  # nobody has to remember `close`
+            self._forgotten = weakref.finalize(self, self._pool.dismiss)  # if `close` is never called
         return self._pool

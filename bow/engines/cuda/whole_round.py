@@ -17,8 +17,7 @@ from bow.engines.cuda.learner import IssuedTask, StreamLearner
 from bow.engines.cuda.runner import DeviceRunner, issue_side_by_side, learn_one
 from bow.engines.cuda.step import RowsStep
 
-UNROLLED = 4
-"""Rounds that one graph holds where the samples lie on the device: two such graphs may be under way."""
+UNROLLED = 4  # rounds in one graph if samples are stored on the device; two such graphs may be in flight
 
 
 @dataclass
@@ -26,10 +25,9 @@ class StaticRound:
     """Memory that a round's graphs read and write."""
 
     batch: FlatBatch  # of all learners
-    rows: Tensor  # where results go, by learner
+    rows: Tensor  # results, by learner
 
     def by_learner(self) -> DeviceBatches:
-        """The batches by learner."""
         return DeviceBatches(self.batch, len(self.rows))
 
     def take(self, batches: DeviceBatches) -> None:
@@ -46,10 +44,10 @@ class StaticRound:
 
 @dataclass
 class UnrolledRounds:
-    """Some rounds as one graph."""
+    """Several rounds as one graph."""
 
     static: list[StaticRound]
-    leaves: list[Tensor]  # of the batches, those of all rounds in one tensor
+    leaves: list[Tensor]  # of the batches, all rounds stacked
     graph: CapturedGraph
 
 
@@ -64,7 +62,7 @@ class CapturedRound:
 
 
 class RoundGraphs(DeviceRunner):
-    """What runners have in common that replay one graph a round.
+    """Base of runners that replay one graph per round.
 
     Rounds in which a learner has no batch, or one of a rare shape, run on the learners' streams.
     """
@@ -82,11 +80,11 @@ class RoundGraphs(DeviceRunner):
 
     @abc.abstractmethod
     def warm_up(self, static: StaticRound) -> bool:
-        """Run what will be captured a few times, and say whether it draws random numbers; the host waits."""
+        """Run the work to be captured a few times; return whether it draws random numbers. The host waits."""
 
     @abc.abstractmethod
     def issue_round(self, static: StaticRound, due: bool) -> None:
-        """Issue a round, from its stream on and back to it: learning, and all the rest if there is `stepping`."""
+        """Issue a round, from its stream on and back to it: learning, and the rest if there is `stepping`."""
 
     def capture(self, batch: FlatBatch) -> None:
         """Capture the round for batches of this shape, with and without a synchronisation task."""
@@ -127,7 +125,7 @@ class RoundGraphs(DeviceRunner):
                     if len(rounds) > 1 and follows:
                         matrix.z.copy_(matrix.weights[0])
         except BaseException:
-            self.generator = self.device.generator()  # the other one takes part in a capture that has not ended
+            self.generator = self.device.generator()  # the old one belongs to the unfinished capture
             raise
         return graph
 
@@ -136,7 +134,7 @@ class RoundGraphs(DeviceRunner):
         context, order = self.context, self.context.order
         captured = self._captured_for(batches)
         if (captured is not None) != self._last_replayed and order.gate is None:
-            # The other streams have the learners now. All they did, the synchronisation stream has waited for.
+            # The learners change streams; the synchronisation stream has waited for all work on the old ones.
             order.move()
         self._last_replayed = captured is not None
         if captured is None:
@@ -151,7 +149,7 @@ class RoundGraphs(DeviceRunner):
             context.results.rows(slot).copy_(captured.static.rows)
 
     def unrolls(self, batches: Sequence[Batches]) -> bool:
-        """Whether one graph holds these rounds, of which nobody looks at any."""
+        """Return whether one graph holds these rounds, which are not observed in between."""
         values = [each.value if isinstance(each, Stacked) else None for each in batches]
         shapes = {each.indices.shape if isinstance(each, Indexed) else None for each in values}
         if len(values) != UNROLLED or len(shapes) > 1 or None in shapes:
@@ -160,7 +158,7 @@ class RoundGraphs(DeviceRunner):
         return captured is not None and captured.unrolled is not None
 
     def issue_unrolled(self, slot: int, batches: Sequence[DeviceBatches]) -> None:
-        """Replay the graph of these rounds, whose slots begin with this one."""
+        """Replay the graph of these rounds, whose slots begin at `slot`."""
         first = batches[0].stacked
         assert first is not None
         unrolled = self._rounds[first.signature].unrolled
@@ -177,7 +175,7 @@ class RoundGraphs(DeviceRunner):
 
     @contextlib.contextmanager
     def _on_stream(self, copied: Event | None) -> Iterator[None]:
-        """On the stream of the rounds' graphs, behind all that they wait for and before what waits for them."""
+        """Run on the graphs' stream, after everything it waits for and before everything that waits for it."""
         order = self.context.order
         for event in (order.gate, copied):
             if event is not None:
@@ -189,20 +187,18 @@ class RoundGraphs(DeviceRunner):
 
     @property
     def steps_last(self) -> bool:
-        """Whether the last round's steps came behind all learners, outside of a graph."""
         return isinstance(self.context.stepping, RowsStep) and not self._last_replayed
 
     def streams(self) -> list[Stream]:
-        """The streams that the synchronisation stream waits for."""
         return [*super().streams(), self.stream]
 
     def followed(self) -> None:
-        """The next graph steps without waiting for any other stream."""
+        """Also order the next graph, which steps without waiting for any other stream."""
         super().followed()
         self.context.order.move()
 
     def bind(self) -> None:
-        """Give the graphs back, and follow the learners that there are now."""
+        """Free the graphs, and bind the current learners."""
         for captured in self._rounds.values():
             for graph in captured.graphs.values():
                 graph.reset()
@@ -212,7 +208,7 @@ class RoundGraphs(DeviceRunner):
         super().bind()
 
     def _kinds_of_rounds(self) -> list[bool]:
-        """Whether there are rounds with a synchronisation task, and without."""
+        """Return the values of `due` that rounds can have."""
         context = self.context
         if context.sync.every > 1 and not context.sync.follows(context.group.num_all):
             return [False, True]
@@ -226,10 +222,10 @@ class RoundGraphs(DeviceRunner):
 
 
 class WholeRound(RoundGraphs):
-    """Replays one CUDA graph a round: the learning tasks as parallel branches, with steps and averaging.
+    """Replay one CUDA graph per round: the learning tasks as parallel branches, with steps and averaging.
 
-    One launch a round costs the host least, and nothing but the graph's own edges orders the learners. In exchange they
-    keep step. The synchronisation task is a branch of its own beside the learning tasks, as it is in engine `graph`.
+    One launch per round costs the host least, and only the graph's edges order the learners, which therefore keep step.
+    The synchronisation task is a branch parallel to the learning tasks, as in engine `graph`.
 
     References:
         Budea, TensorBow, 2019, chapter 4.
@@ -238,7 +234,7 @@ class WholeRound(RoundGraphs):
     name = "graph+round"
 
     def warm_up(self, static: StaticRound) -> bool:
-        """Run every learner's task on its own stream, as it is going to be captured."""
+        """Run every learner's task on its own stream, as it will be captured."""
         draws = False
         for learner, batch in zip(self.context.learners, static.by_learner().by_learner, strict=True):
             assert batch is not None
@@ -271,7 +267,7 @@ def _repeated(leaf: Tensor, learners: int, device: torch.device) -> Tensor:
 
 @contextlib.contextmanager
 def unchanged(tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Around work that is none of the training's, on the current stream: what it does to these is undone."""
+    """Restore these tensors after work outside of the training, on the current stream."""
     before = {name: tensor.clone() for name, tensor in tensors.items()}
     try:
         yield
