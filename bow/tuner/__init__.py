@@ -1,4 +1,4 @@
-"""How many learners, and which engine: measurements in, decisions out. Nothing here runs or times anything."""
+"""Choice of engine and number of learners: decisions from measurements, which are taken elsewhere."""
 
 from bow.tuner.cache import CachedChoice as CachedChoice
 from bow.tuner.cache import ChoiceCache as ChoiceCache

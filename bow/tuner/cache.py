@@ -1,4 +1,4 @@
-"""Choices of earlier trainings on disk: one file for each model, shapes, hardware and versions."""
+"""On-disk cache of choices: one file per combination of model, shapes, hardware and versions."""
 
 import dataclasses
 import warnings
@@ -14,15 +14,15 @@ from bow.tuner.trial import EngineSetting
 
 @dataclass(frozen=True)
 class CachedChoice:
-    """What was chosen for a description."""
+    """A choice of an earlier training."""
 
     setting: EngineSetting
-    rows: Sequence[Mapping[str, Any]] = ()  # of its decision table, as plain values; none where it was pinned by hand
-    pinned: bool = False  # it is fixed: nothing is measured, and no later choice replaces it
+    rows: Sequence[Mapping[str, Any]] = ()  # of its decision table, as plain values; empty if pinned by hand
+    pinned: bool = False  # fixed: nothing is measured, and no later choice replaces it
 
 
 class ChoiceCache:
-    """Keeps choices in a folder, by what they depend on; pins are files of their own, which no choice can undo."""
+    """Stores choices in a folder by description; pins are separate files, which choices do not overwrite."""
 
     def __init__(self, folder: str | Path) -> None:
         self._cache = JsonCache(folder)
@@ -37,7 +37,7 @@ class ChoiceCache:
         )
 
     def store(self, description: Mapping[str, Any], choice: CachedChoice) -> bool:
-        """Keep a choice for later trainings; a folder that cannot be written is a warning, no error."""
+        """Store a choice for later trainings; a folder that cannot be written is a warning, not an error."""
         value = {"setting": dataclasses.asdict(choice.setting), "rows": list(choice.rows)}
         try:
             self._cache.store(description, value)

@@ -1,4 +1,4 @@
-"""Which engine and how many learners a training begins with: one timed trial after another, within a budget."""
+"""Calibration: choose the initial engine and number of learners by timed trials, within a budget."""
 
 import statistics
 from collections.abc import Callable, Sequence
@@ -14,20 +14,20 @@ Status: TypeAlias = Literal["chosen", "measured", "failed", "not tried"]
 
 @dataclass(frozen=True)
 class DecisionRow:
-    """One setting."""
+    """A setting in the decision table."""
 
     engine: str
     learners: int
     threads: int  # of each learning task
     status: Status
     why: str
-    samples_per_s: float | None = None  # median over the repeats; None where it did not run
+    samples_per_s: float | None = None  # median over the repeats; None if it did not run
     low: float | None = None  # the slowest repeat
     high: float | None = None  # the fastest repeat
     repeats: int = 0
-    efficiency: float = 1.0  # what a sample is worth with so many learners, 1 for the objective `throughput`
-    seconds: float = 0.0  # what its trials took, compilation apart
-    compile_s: float = 0.0  # what compilation took
+    efficiency: float = 1.0  # statistical efficiency, 1 for the objective `throughput`
+    seconds: float = 0.0  # of its trials, without compilation
+    compile_s: float = 0.0  # of compilation
 
 
 def _tried(record: TrialRecord, setting: EngineSetting, choice: EngineSetting | None, what: str) -> DecisionRow:
@@ -67,7 +67,7 @@ def _relation(ratio: float, to: str) -> str:
 
 
 class Calibration:
-    """Asks for trials, takes in their results, and ends with a choice; docs/design.md describes the search."""
+    """Requests trials, processes their results, and ends with a choice; docs/design.md describes the search."""
 
     def __init__(
         self,
@@ -90,17 +90,17 @@ class Calibration:
 
     @property
     def budget_s(self) -> float:
-        """Seconds that may be spent in all, as far as is known by now."""
+        """Current estimate of the total budget in seconds."""
         return self._budget.total_s
 
     @property
     def spent_s(self) -> float:
-        """What was spent so far: before the first trial, in trials, and in compilation."""
+        """Seconds spent so far: before the first trial, in trials, and in compilation."""
         return self._record.spent_s
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has ended, and no trial was left out for want of time but compilation."""
+        """Whether it has ended without skipping a trial for lack of time, other than compilations."""
         return self._started and self._pending is None and not self._budget.cut_short
 
     @property
@@ -109,7 +109,7 @@ class Calibration:
 
     @property
     def rows(self) -> tuple[DecisionRow, ...]:
-        """The decision table of what is known by now, in the order of the first trials; then what was not tried."""
+        """The current decision table, in the order of first trials; then the settings that were not tried."""
         record, choice = self._record, self.choice
         worth = {setting: record.efficiency(setting.learners) for setting in (*record.trials, *record.refused)}
         what = "throughput" if all(value == 1 for value in worth.values()) else "goodput"
@@ -121,14 +121,14 @@ class Calibration:
 
     @property
     def summary(self) -> str:
-        """The choice and what it cost, short enough for a line."""
+        """The choice and its cost in one line."""
         expected = self._budget.training_s
         of_training = f", {self.spent_s / expected:.1%} of training" if expected else ""
         found = "nothing ran" if self.choice is None else f"{self.choice}"
         return f"{found}; {len(self._record.trials)} tried in {self.spent_s:.1f} s{of_training}"
 
     def next_trial(self) -> Trial | None:
-        """What to measure now, the same until it is reported; None when the calibration has ended."""
+        """Return the trial to run now, the same until it is reported; None when the calibration has ended."""
         if not self._started:
             self._started = True
             self._advance(lambda: next(self._search))

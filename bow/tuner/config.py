@@ -1,4 +1,4 @@
-"""What a user can set about tuning."""
+"""User settings of the tuner."""
 
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal, TypeAlias, get_args
@@ -7,27 +7,27 @@ from bow.errors import SettingError
 from bow.tuner.trial import EngineSetting
 from bow.values import number, whole
 
-# What is to be high: samples per second, or samples per second times what a sample is worth
+# What to maximise: samples per second, or samples per second times statistical efficiency
 Objective: TypeAlias = Literal["throughput", "goodput"]
 
 
 @dataclass(frozen=True)
 class Tuner:
-    """How the number of learners and the engine are found where they are `"auto"`: `bow.train(learners=Tuner(...))`.
+    """Settings of the search for number of learners and engine where they are `"auto"`: `learners=Tuner(...)`.
 
     Args:
-        learners: a number of learners of each device, where only the engine is to be found; `"auto"`: both are.
+        learners: number of learners per device, if only the engine is to be chosen; `"auto"`: both are.
         objective: `"throughput"`: samples per second; `"goodput"`: samples per second times statistical efficiency, so
-            that learners are not added where they would not help learning; engine `fused` on a CPU shows nothing of
-            that, so that both are the same there.
-        threshold: what more learners have to bring, as a part of the objective.
+            that learners are added only where they help learning; the same with engine `fused` on a CPU, which does
+            not expose gradients.
+        threshold: relative gain of the objective that more learners must bring.
         share: the largest part of the expected training time that trials before the training may take.
-        window_s: seconds of training that are measured together while training.
-        online: whether learners may come and go while training.
-        cache: whether choices are kept on disk for later trainings of the same model on the same machine.
+        window_s: length of a measurement window while training, in seconds.
+        online: whether the number of learners may change while training.
+        cache: whether choices are stored on disk for later trainings of the same model on the same machine.
         pin: fix the choice of this training for all later ones of the same model, data and machine: they measure
-            nothing, and learners stay as many.
-        pinned: a choice that is fixed: nothing is measured, and learners stay as many.
+            nothing, and their number of learners stays.
+        pinned: a fixed choice: nothing is measured, and the number of learners stays.
 
     Raises:
         SettingError: a value outside its range.

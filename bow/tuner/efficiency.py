@@ -1,4 +1,4 @@
-"""Statistical efficiency: what a sample is worth with k learners, 1 with one; docs/design.md derives it."""
+"""Statistical efficiency: the value of a sample with k learners, relative to one; docs/design.md derives it."""
 
 import math
 from dataclasses import dataclass
@@ -6,30 +6,30 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Moments:
-    """What random vectors of the same distribution have in common and what they have not."""
+    """Signal and noise of random vectors of the same distribution."""
 
     signal: float  # squared norm of their mean, `|E v|^2`; estimates can be below 0
     noise: float  # trace of their covariance, `E |v - E v|^2`
 
 
 def moments(mean_square: float, square_of_mean: float, vectors: int) -> Moments:
-    """Unbiased estimates from k independent vectors: gradients of the learners, or their distances from z."""
+    """Return unbiased estimates from k independent vectors: gradients of learners, or their distances from z."""
     noise = (mean_square - square_of_mean) * vectors / (vectors - 1)
     return Moments(signal=square_of_mean - noise / vectors, noise=noise)
 
 
 class RunningMoments:
-    """Moments averaged over rounds, the newest counting most, and each by its degrees of freedom."""
+    """Exponential moving average of moments over rounds, weighted by their degrees of freedom."""
 
     def __init__(self, memory: float = 100.0) -> None:
         self._decay = math.exp(-1 / memory)
         self._weight = self._signal = self._noise = 0.0
 
     def add(self, mean_square: float, square_of_mean: float, vectors: int) -> None:
-        """Take in a round, as in `moments`; one with values that are not finite, or with one learner, says nothing."""
+        """Add a round, as in `moments`; rounds with one learner or values that are not finite are ignored."""
         if vectors < 2 or not (math.isfinite(mean_square) and math.isfinite(square_of_mean)):
             return
-        # Numerator and denominator of the noise scale apart: a mean of ratios is biased, and far too noisy.
+        # Numerator and denominator of the noise scale separately: a mean of ratios is biased, and far too noisy.
         found, weight = moments(mean_square, square_of_mean, vectors), vectors - 1
         self._weight = self._decay * self._weight + weight
         self._signal = self._decay * self._signal + weight * found.signal
@@ -40,7 +40,7 @@ class RunningMoments:
         return Moments(self._signal / self._weight, self._noise / self._weight) if self._weight else None
 
     def noise_scale(self, batch_size: int) -> float | None:
-        """`tr(Sigma) / |G|^2` in samples, where the vectors are gradients of batches of so many."""
+        """Return `tr(Sigma) / |G|^2` in samples, if the vectors are gradients of batches of this size."""
         found = self.value
         if found is None:
             return None
@@ -48,14 +48,14 @@ class RunningMoments:
 
 
 def noise_efficiency(noise_scale: float, batch_size: int, learners: int) -> float:
-    """What a sample is worth with so many learners, as far as gradient noise goes."""
+    """Return the efficiency with this many learners due to gradient noise alone."""
     if math.isinf(noise_scale):
         return 1.0
     return (noise_scale + batch_size) / (noise_scale + learners * batch_size)
 
 
 def spread_factor(root: float, momentum: float) -> float:
-    """V of docs/design.md: by how much gradient noise accumulates between learners; infinity from root 1 on."""
+    """V of docs/design.md: accumulation of gradient noise in the learners' distances; infinite for root >= 1."""
     if root >= 1:
         return math.inf
     both = root * momentum
@@ -63,7 +63,7 @@ def spread_factor(root: float, momentum: float) -> float:
 
 
 def repulsion(spread: float, noise: float, lr: float, alpha: float, momentum: float = 0.0) -> float:
-    """Lambda of docs/design.md: by what part learners move apart in a round; below 0 they approach each other."""
+    """Lambda of docs/design.md: relative growth of the learners' distances per round; negative if they shrink."""
     if not noise > 0 or not lr > 0:
         return 0.0
     wanted = spread / (lr**2 * noise)
@@ -75,7 +75,7 @@ def repulsion(spread: float, noise: float, lr: float, alpha: float, momentum: fl
 
 
 def coherence(repulsion: float, alpha: float, momentum: float = 0.0) -> float:
-    """What part of the spread is gradient noise, which averaging takes out."""
+    """Return the part of the spread that is gradient noise, which averaging removes."""
     if repulsion <= 0:
         return 1.0
     return spread_factor(1 - alpha, momentum) / spread_factor(1 - alpha + repulsion, momentum)
@@ -83,7 +83,7 @@ def coherence(repulsion: float, alpha: float, momentum: float = 0.0) -> float:
 
 @dataclass(frozen=True)
 class StatisticalEfficiency:
-    """What a sample is worth, by learners: call it with a number of learners of this device."""
+    """Statistical efficiency, as a function of the number of learners of this device."""
 
     noise_scale: float | None
     batch_size: int

@@ -1,4 +1,4 @@
-"""How many learners a device goes on with: watched while it trains, one learner more or less at a time."""
+"""Online tuning: adjust a device's number of learners while it trains, one at a time."""
 
 import math
 from collections import deque
@@ -25,34 +25,34 @@ DOWN: Step = -1
 
 @dataclass(frozen=True)
 class MeasurementWindow:
-    """A measurement window: what a device did in a stretch of training time, such as a second."""
+    """Samples of a device in a stretch of training time, such as a second."""
 
-    samples: float  # that its learners saw
-    seconds: float  # training time, evaluation and checkpoints left out
-    learners: int  # how many there were, all the time
+    samples: float  # processed by its learners
+    seconds: float  # training time, without evaluation and checkpoints
+    learners: int  # constant throughout
 
 
 @dataclass(frozen=True)
 class TunerDecision:
-    """What to do now."""
+    """A decision on the number of learners."""
 
     step: Literal[-1, 0, 1] = 0  # 1 adds a learner, -1 removes one, 0 leaves them as they are
-    why: str = ""  # for logs; empty where nothing changes
+    why: str = ""  # for logs; empty if nothing changes
 
 
 @dataclass(frozen=True)
 class LearnerChange:
     """A decision that changed the number of learners."""
 
-    window: int  # windows seen by then
-    learners: int  # how many there were from then on
+    window: int  # windows processed by then
+    learners: int  # new number
     why: str
 
 
 STAY = TunerDecision()  # nothing changes
 
 
-FIRST_BACK_OFF = 64  # windows until what failed is tried again; twice as many after each further failure
+FIRST_BACK_OFF = 64  # windows until a failed attempt is repeated; doubles with each further failure
 LONGEST_BACK_OFF = 1024
 
 
@@ -71,7 +71,7 @@ class BackOff:
         self._next = min(2 * self._next, LONGEST_BACK_OFF)
 
     def relax(self, now: int) -> None:
-        """Reset, if the last back-off has been over for as long as it took."""
+        """Reset if the last back-off has been over for its own duration."""
         if now - self._until >= self._until - self._began:
             self.reset()
 
@@ -79,7 +79,7 @@ class BackOff:
         return now >= self._until
 
 
-KEPT_STEPS = 64  # differences between neighbouring windows from which their noise is known
+KEPT_STEPS = 64  # differences between neighbouring windows from which noise is estimated
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Probe:
         return Probe(self.learners, self.rates[-count:])
 
     def after(self, earlier: "Probe", most: int) -> "Probe":
-        """This one and an earlier one together, the newest windows of both."""
+        """Return the newest windows of an earlier probe followed by this one."""
         return Probe(self.learners, (earlier.rates + self.rates)[-most:])
 
 
@@ -104,7 +104,7 @@ class ProbeScores:
         self._efficiency = efficiency
         self._steps: deque[float] = deque(maxlen=KEPT_STEPS)
         self._noise = noise_from(self._steps)
-        self.best = -math.inf  # Logarithm of the highest score, as far as it is known of the machine as it is now
+        self.best = -math.inf  # logarithm of the highest score on the machine in its current state
 
     def add(self, probe: Probe, rate: float) -> None:
         self._steps.extend(steps_of([*probe.rates[-1:], rate]))
@@ -118,7 +118,7 @@ class ProbeScores:
         self.best = -math.inf
 
     def shift(self, newest: Probe, before: Probe) -> None:
-        """Scale the best by how the machine changed between two probes of the same number of learners."""
+        """Scale the best score by the drift between two probes of the same number of learners."""
         self.best += self.gain(newest, before).log
 
     def score(self, probe: Probe) -> LogEstimate:
@@ -129,40 +129,40 @@ class ProbeScores:
         return self.score(probe).over(self.score(over))
 
     def most_gain(self, more: int, over: int) -> float:
-        """The logarithm of what more learners can bring at most, all of them bringing their full share."""
+        """Return the logarithm of the largest possible gain of more learners, with linear scaling."""
         return math.log(more / over) + self.log_efficiency(more) - self.log_efficiency(over)
 
     def log_efficiency(self, learners: int) -> float:
         return log_efficiency(self._efficiency, learners)
 
 
-WARM_UP = 1  # windows that do not count behind a change: allocation, capture, caches
+WARM_UP = 1  # windows ignored after a change: allocation, capture, caches
 
-# Windows of a probe to a number of learners, at least: three slow ones among them do not move their median far
+# Fewest windows of a probe of a number of learners: three slow ones among them hardly move the median
 FEWEST = 7
-MOST = 48  # and at most, where it is too close to call: a number that is nearly as good is no bad place to stay
-HYSTERESIS = 1 / 3  # a learner is removed if that costs at most this part of what adding one has to bring
-PRECISION = 1 / 4  # a gain is known well enough when its standard error is this part of the threshold
-DRIFT = 0.08  # throughput that stays this part away from what it was asks for attempts in both directions
+MOST = 48  # most windows, if it is too close to call: either of two nearly equal numbers will do
+HYSTERESIS = 1 / 3  # a learner is removed if that costs at most this part of the threshold
+PRECISION = 1 / 4  # a gain is precise enough if its standard error is this part of the threshold
+DRIFT = 0.08  # lasting relative change of throughput that triggers attempts in both directions
 
-# So many standard errors make a drift: every window is looked at, so that chance has many occasions
+# Standard errors of a drift, high because testing every window allows many false alarms
 DRIFT_SURENESS = 3.0
 
-# The part of the learners that one attempt adds besides the first, where one alone is too little to be seen
+# Part of the learners that one attempt may add after the first, if the effect of one is too small to measure
 REACH = 1 / 4
-RECENT = 15  # windows whose median tells of a drift: half of them have to be slow at once before it seems to be one
-MOST_CHANGES = 10  # behind so many changes in `SPAN` windows no further attempt begins; one that has begun is finished
+RECENT = 15  # windows whose median detects a drift, so that half of them have to be slow
+MOST_CHANGES = 10  # no attempt begins after this many changes in `SPAN` windows; a running one is finished
 SPAN = 60
 
 _Result = TypeVar("_Result")
 
 
-# A part of the rule: it is sent windows and answers each with a decision
+# Generator of a part of the rule: receives windows and yields decisions
 _Rule: TypeAlias = Generator[TunerDecision, MeasurementWindow, _Result]
 
 
 class OnlineTuner:
-    """CROSSBOW's rule, made robust: docs/design.md describes it. Nothing here has a clock: back-offs count windows."""
+    """CROSSBOW's rule, made robust, as docs/design.md describes; it has no clock: back-offs count windows."""
 
     def __init__(
         self,
@@ -183,12 +183,12 @@ class OnlineTuner:
         self._scores = ProbeScores(efficiency or full_efficiency)
         self.restart()
         if calibrated:
-            for back_off in self._back_offs.values():  # neighbours were measured just now
+            for back_off in self._back_offs.values():  # calibration has just measured the neighbours
                 back_off.begin(now=0)
 
     @property
     def settled(self) -> bool:
-        """Whether both directions were tried, or need not be, and the present number of learners is kept."""
+        """Whether no attempt is running or pending, so that the number of learners is kept."""
         return self._watching and not any(self._is_pending(direction) for direction in (UP, DOWN))
 
     def update(self, window: MeasurementWindow) -> TunerDecision:
@@ -201,14 +201,14 @@ class OnlineTuner:
         return self._rule.send(window)
 
     def failed(self, learners: int) -> None:
-        """So many learners ran out of memory, at once or later, and there is one fewer by now."""
+        """Record that this many learners ran out of memory, at once or later, and that there is now one fewer."""
         self.wall = learners if self.wall is None else min(self.wall, learners)
         if self.learners >= learners > 1:
             self._note(learners - 1, f"{learners} learners ran out of memory")
         self.restart()
 
     def restart(self) -> None:
-        """Forget what was measured and what was tried, as after a change from outside; the wall stays."""
+        """Discard measurements and attempts, as after an external change; the memory limit `wall` stays."""
         self._back_offs: dict[Step, BackOff] = {UP: BackOff(), DOWN: BackOff()}
         self._drift_back_off = BackOff()
         self._scores.forget()
@@ -217,7 +217,7 @@ class OnlineTuner:
         next(self._rule)
 
     def _tune(self) -> _Rule[None]:
-        """The rule, for as long as there are windows; the first of them arrives at the first `yield`."""
+        """Run the rule for as long as there are windows; the first of them arrives at the first `yield`."""
         for _ in range(WARM_UP):
             yield STAY
         here = yield from self._probe(FEWEST)
@@ -230,7 +230,7 @@ class OnlineTuner:
                 here = yield from self._watch(here)
 
     def _go_up(self, here: Probe) -> _Rule[Probe]:
-        """Add learners until they pay or will not; the probe to the number that is kept."""
+        """Add learners until they pay off or cannot; return the probe of the number that is kept."""
         base = here.learners
         while True:
             yield from self._change(UP, f"whether {self.learners + 1} pay more than {base}")
@@ -239,7 +239,7 @@ class OnlineTuner:
             if gain.log > math.log1p(self.threshold):
                 self._back_offs[UP].reset()
                 most = self._scores.most_gain(there.learners, base) + SURENESS * gain.error
-                if there.learners == base + 1 and gain.log <= most:  # else it was not the learner that brought it
+                if there.learners == base + 1 and gain.log <= most:  # else the gain has another cause
                     self._back_offs[DOWN].reset()
                     self._back_offs[DOWN].begin(self.num_windows)
                 return there
@@ -252,7 +252,7 @@ class OnlineTuner:
         return (yield from self._return_to(here, failed=UP))
 
     def _go_down(self, here: Probe) -> _Rule[Probe]:
-        """Remove a learner; the probe to the number that is kept."""
+        """Remove a learner; return the probe of the number that is kept."""
         bar = -HYSTERESIS * self.threshold
         yield from self._change(DOWN, f"whether {here.learners - 1} do as well as {here.learners}")
         there = yield from self._probe(FEWEST, over=here, bar=bar)
@@ -266,13 +266,13 @@ class OnlineTuner:
         return (yield from self._return_to(here, failed=DOWN))
 
     def _return_to(self, before: Probe, failed: Step) -> _Rule[Probe]:
-        """Probe again the number where an attempt began: on a machine that changed meanwhile it proved nothing."""
+        """Probe the initial number again: if the machine has changed, the attempt was inconclusive."""
         self._back_offs[failed].begin(self.num_windows)
         here = yield from self._probe(FEWEST)
         return here if self._notices_drift(here, before) else here.after(before, MOST)
 
     def _watch(self, here: Probe) -> _Rule[Probe]:
-        """Wait for a drift or for the next attempt; a probe of the newest windows."""
+        """Wait for a drift or for the next attempt; return a probe of the newest windows."""
         self._watching = True
         newest = Probe(here.learners)
         drifted = False
@@ -289,7 +289,7 @@ class OnlineTuner:
         return newest
 
     def _probe(self, fewest: int, over: Probe | None = None, bar: float = 0.0) -> _Rule[Probe]:
-        """Collect windows until it is clear whether this exceeds another probe by a bar, within limits."""
+        """Collect windows until it is clear whether this probe exceeds `over` by a bar, within limits."""
         probe = Probe(self.learners)
         while len(probe.rates) < fewest or (over is not None and self._is_open(probe, over, bar)):
             yield from self._collect(probe)
@@ -306,14 +306,14 @@ class OnlineTuner:
         self._scores.add(probe, window.samples / window.seconds)
 
     def _change(self, step: Step, why: str) -> _Rule[None]:
-        """Change the number of learners, and let the windows pass that do not count."""
+        """Change the number of learners, and skip the warm-up windows."""
         self._note(self.learners + step, why)
         yield TunerDecision(step, why)
         for _ in range(WARM_UP - 1):
             yield STAY
 
     def _notices_drift(self, newest: Probe, before: Probe) -> bool:
-        """Whether throughput has left what it was; then everything may be tried again."""
+        """Return whether throughput has drifted; if so, reset the back-offs."""
         gap = self._scores.gain(newest, over=before)
         if abs(gap.log) <= max(math.log1p(DRIFT), DRIFT_SURENESS * gap.error):
             return False
@@ -334,7 +334,7 @@ class OnlineTuner:
         return recent < MOST_CHANGES
 
     def _is_pending(self, direction: Step) -> bool:
-        """Whether there is an attempt to be made, now or when it may begin."""
+        """Return whether an attempt is due, regardless of the limit on recent changes."""
         if not self._back_offs[direction].is_over(self.num_windows) or not self._is_allowed(self.learners + direction):
             return False
         if direction == DOWN:
@@ -347,7 +347,7 @@ class OnlineTuner:
 
     @property
     def _reach(self) -> int:
-        """How many learners are added before giving up, where a single one cannot be seen."""
+        """Learners to add before giving up, if the effect of a single one is too small to measure."""
         return 1 + int(REACH * self.learners)
 
     def _note(self, learners: int, why: str) -> None:

@@ -1,4 +1,4 @@
-"""What a calibration knows: measurements, how far they can be trusted, failures, and what was not tried."""
+"""Results of a calibration: measurements and their uncertainty, failures, and refused settings."""
 
 import functools
 import itertools
@@ -11,9 +11,9 @@ from typing import TypeAlias
 from bow.observe.text import learners_text
 from bow.tuner.trial import Candidate, EngineSetting, ThroughputCurve, TrialResult
 
-# Noise of one result is taken to be at least this: a handful of measurements can agree by chance
+# Lower limit of the noise of one result: a handful of measurements can agree by chance
 NOISE_FLOOR = 0.005
-SURENESS = 2.0  # so many standard errors have to lie between an estimate and a bar
+SURENESS = 2.0  # standard errors required between an estimate and a bar
 
 # Standard error of the median of n normal values, in units of their deviation / sqrt(n), for large n
 _MEDIAN_ERROR = math.sqrt(math.pi / 2)
@@ -24,7 +24,7 @@ _DIFFERENCE = 1 / (math.sqrt(2) * statistics.NormalDist().inv_cdf(0.75))
 
 @dataclass(frozen=True)
 class LogEstimate:
-    """The logarithm of a throughput, or of the ratio of two."""
+    """The logarithm of a throughput, or of the ratio of two, with its standard error."""
 
     log: float
     error: float
@@ -37,41 +37,41 @@ class LogEstimate:
         return LogEstimate(self.log - other.log, math.hypot(self.error, other.error))
 
     def exceeds(self, bar: float) -> bool | None:
-        """Whether it is above a bar, a relative gain; None where that is too close to call."""
+        """Return whether it is above a bar, a relative gain; None if that is too close to call."""
         gap = self.log - math.log1p(bar)
         return None if abs(gap) <= SURENESS * self.error else gap > 0
 
 
 def estimate(rates: Sequence[float], noise: float) -> LogEstimate:
-    """The median of some measurements: one that something else disturbed does not move it."""
+    """Return the median of some measurements, which is robust to disturbed ones."""
     return LogEstimate(math.log(statistics.median(rates)), _MEDIAN_ERROR * noise / math.sqrt(len(rates)))
 
 
 def noise_of(groups: Iterable[Sequence[float]]) -> float:
-    """The standard deviation of the logarithm of one result, of which neither outliers nor a slow drift make much."""
+    """Return the standard deviation of the logarithm of one result, robust to outliers and slow drifts."""
     return noise_from([step for group in groups for step in steps_of(group)])
 
 
 def steps_of(rates: Sequence[float]) -> list[float]:
-    """By how much neighbours differ, absolutely."""
+    """Return the absolute differences of the logarithms of neighbouring rates."""
     return [abs(math.log(later / earlier)) for earlier, later in itertools.pairwise(rates)]
 
 
 def noise_from(steps: Collection[float]) -> float:
-    """The same from the differences themselves; the floor where there are none."""
+    """Return the noise from such differences; the floor if there are none."""
     return max(NOISE_FLOOR, _DIFFERENCE * statistics.median(steps)) if steps else NOISE_FLOOR
 
 
-# From a number of learners to what a sample is worth with so many, 1 being what it is worth with one
+# Maps a number of learners to the value of a sample, relative to one learner
 Efficiency: TypeAlias = Callable[[int], float]
 
-# Deviation of the logarithm from trial to trial, besides that within them: machines are slower now and then, for as
-# long as a trial takes, and repeats of one trial know nothing of that
+# Standard deviation of the logarithm between trials, in addition to that within them: slow phases of a machine may
+# last as long as a trial, so that its repeats do not show them
 BETWEEN_TRIALS = 0.05
 
 
 def full_efficiency(learners: int) -> float:
-    """The objective `throughput`: a sample is worth the same with any number of learners."""
+    """Efficiency of the objective `throughput`: 1 for any number of learners."""
     return 1.0
 
 
@@ -83,12 +83,12 @@ class TrialRecord:
         self.before_s = before_s
         self.trials: dict[EngineSetting, list[TrialResult]] = {}
         self.refused: dict[EngineSetting, str] = {}
-        # By engine: the fewest learners that there was no memory for, and why; so many are not tried again,
-        # so that it only falls
+        # By engine: the fewest learners that memory was too small for, and why; decreases only, as larger
+        # numbers are not tried again
         self.walls: dict[str, tuple[int, str]] = {}
-        self.broken: dict[str, tuple[int, str]] = {}  # By engine: from how many learners on it does not run, and why
+        self.broken: dict[str, tuple[int, str]] = {}  # By engine: the number of learners from which it fails, and why
         self.spent_s = before_s
-        self.compile_s = 0.0  # Of it, what compilation took
+        self.compile_s = 0.0  # part of it spent in compilation
         self._scores: dict[EngineSetting, LogEstimate] = {}
 
     def add(self, result: TrialResult) -> None:
@@ -98,7 +98,7 @@ class TrialRecord:
         self.compile_s += result.compile_s
         self.spent_s += result.seconds + result.compile_s
         self.refused.pop(setting, None)
-        self._scores.clear()  # every result says something about the noise of all
+        self._scores.clear()  # every result changes the common noise estimate
         self.__dict__.pop("noise", None)
         learners = learners_text(setting.learners)
         if result.out_of_memory or result.no_room:
@@ -109,7 +109,7 @@ class TrialRecord:
             self.broken[setting.engine] = since, f"{setting.engine} failed{with_}: {result.failure}"
 
     def forget_refusals(self, candidate: Candidate) -> None:
-        """Nothing of a candidate has been refused."""
+        """Delete the refusals of a candidate."""
         self.refused = {
             setting: why
             for setting, why in self.refused.items()
@@ -117,7 +117,7 @@ class TrialRecord:
         }
 
     def obstacle(self, setting: EngineSetting) -> str | None:
-        """Why a setting must not be tried, whatever it would bring."""
+        """Return why a setting must not be tried, whatever its merit; None if it may."""
         limits = [found[setting.engine] for found in (self.broken, self.walls) if setting.engine in found]
         return next((why for since, why in limits if setting.learners >= since), None)
 
@@ -142,7 +142,7 @@ class TrialRecord:
         return self._scores[setting]
 
     def rate_for(self, log_score: float, learners: int) -> float:
-        """The samples per second that so many learners need for a score, given by its logarithm."""
+        """Return the samples per second that this many learners need for a score, given by its logarithm."""
         return math.exp(log_score - self._log_efficiency(learners))
 
     def gain(self, setting: EngineSetting, over: EngineSetting) -> LogEstimate:
@@ -153,24 +153,24 @@ class TrialRecord:
         return max(settings, key=lambda setting: self.score(setting).log, default=None)
 
     def counts(self, candidate: Candidate) -> list[int]:
-        """The numbers of learners that were measured in a candidate, ascending."""
+        """Return the measured numbers of learners of a candidate, ascending."""
         own = (candidate.engine, candidate.threads)
         return sorted(setting.learners for setting in self.measured if (setting.engine, setting.threads) == own)
 
     def curve(self, candidate: Candidate) -> ThroughputCurve:
-        """What is known of a candidate of which something was measured."""
+        """Return the throughput curve of a candidate with at least one measurement."""
         noise = self.noise
         points = tuple((n, estimate(self.rates(candidate.at(n)), noise).value) for n in self.counts(candidate))
         return ThroughputCurve(points)
 
     def most_beyond(self, candidate: Candidate) -> float:
-        """The logarithm of the highest score that a candidate can reach with more learners than were measured."""
+        """Return the logarithm of the highest score that a candidate can reach with more learners than measured."""
         curve, (*_, last) = self.curve(candidate), self.counts(candidate)
         scores = [self._log_score(curve.beyond(n), n) for n in candidate.counts if n > last]
         return max(scores, default=-math.inf)
 
     def most_between(self, candidate: Candidate, learners: int) -> float:
-        """The logarithm of the highest score that a number of learners amid those that were measured can have."""
+        """Return the logarithm of the highest score that an unmeasured number of learners can reach."""
         curve = self.curve(candidate)
         inside = learners < curve.points[-1][0]
         return self._log_score(curve.between(learners) if inside else curve.beyond(learners), learners)
@@ -187,5 +187,5 @@ class TrialRecord:
 
 
 def log_efficiency(efficiency: Efficiency, learners: int) -> float:
-    """Its logarithm; samples that are worth nothing are worth almost nothing."""
+    """Return the logarithm of an efficiency, which is at least 1e-12."""
     return math.log(max(efficiency(learners), 1e-12))

@@ -1,4 +1,4 @@
-"""In which order settings are tried, within which budget, and when enough is known of them."""
+"""Order of trials, their time budget, and the end of the search."""
 
 import dataclasses
 import math
@@ -9,14 +9,14 @@ from typing import TypeAlias, TypeVar
 from bow.tuner.record import TrialRecord
 from bow.tuner.trial import Candidate, EngineSetting, Trial, TrialResult
 
-TRIAL_SHARE = 1 / 60  # a trial measures for this part of the budget, within the two limits below
+TRIAL_SHARE = 1 / 60  # measuring time of a trial as a part of the budget, within the two limits below
 SHORTEST_TRIAL_S = 0.1
 LONGEST_TRIAL_S = 2.0
-COMPILING_SHARE = 2 / 3  # compilation may take up to this part of the budget; the rest is for measuring
+COMPILING_SHARE = 2 / 3  # largest part of the budget for compilation; the rest is for measuring
 
 
 class TrialBudget:
-    """Seconds for all trials together, compilation included."""
+    """Time budget of all trials together, including compilation."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class TrialBudget:
 
     @property
     def total_s(self) -> float:
-        """The budget, as far as is known by now: it falls as faster settings are found, but not below what is spent."""
+        """Current budget, which shrinks as faster settings are found, but not below the time spent."""
         expected = self.training_s
         if self._share is None or expected is None:
             return self._most_s
@@ -45,12 +45,12 @@ class TrialBudget:
 
     @property
     def cut_short(self) -> bool:
-        """Whether there is a setting that was refused for want of time and not measured at all."""
+        """Whether a setting was refused for lack of time and never measured."""
         return any(setting not in self._record.trials for setting in self._refused)
 
     @property
     def training_s(self) -> float | None:
-        """How long the training would take with the best throughput so far; None where that is unknown."""
+        """Expected duration of the training with the best throughput so far; None if unknown."""
         best = None if self._samples is None else self._record.best()
         if self._samples is None or best is None:
             return None
@@ -61,7 +61,7 @@ class TrialBudget:
         return min(max(TRIAL_SHARE * self._measuring_s, SHORTEST_TRIAL_S), LONGEST_TRIAL_S)
 
     def note(self, result: TrialResult, trial: Trial) -> None:
-        """Learn from a trial what the next one of its engine will cost."""
+        """Update the expected cost of the engine's next trial."""
         setting = result.setting
         self._compiled |= {setting.engine, setting}
         self._refused.discard(setting)
@@ -74,7 +74,7 @@ class TrialBudget:
         return min(max(each - most_setup_s, self.trial_s), LONGEST_TRIAL_S)
 
     def refusal(self, candidate: Candidate, learners: int, reserve: float, seconds: float | None = None) -> str | None:
-        """Why a trial must not begin, if it is expected to exceed the budget."""
+        """Return why a trial must not begin, if it is expected to exceed the budget."""
         left = self.total_s - self._record.spent_s
         longer_s = 0.0 if seconds is None else seconds - self.trial_s
         cost = self.cost_s(candidate, learners) + longer_s
@@ -88,7 +88,7 @@ class TrialBudget:
         return self.trial_s + self._setup_s[candidate.engine] + self.compile_s(candidate, learners)
 
     def most_s(self, candidate: Candidate, seconds: float) -> float:
-        """What a trial that measures for so long may take, compilation apart: twice what is expected of it."""
+        """Return the upper limit of a trial's time, without compilation: twice the expected one."""
         return 2 * (seconds + self._setup_s[candidate.engine])
 
     def compile_s(self, candidate: Candidate, learners: int) -> float:
@@ -96,11 +96,11 @@ class TrialBudget:
         return 0.0 if was_compiled else candidate.compile_s
 
     def saved_s(self, candidate: Candidate) -> float:
-        """What a candidate is expected to save of the training; any time where the length of that is unknown."""
+        """Return the training time that a candidate is expected to save; infinite if the length is unknown."""
         return math.inf if self.training_s is None else self.training_s * (1 - 1 / candidate.expected_gain)
 
     def not_worth_compiling(self, candidate: Candidate, learners: int) -> str | None:
-        """Why a candidate is not compiled for so many learners; None where nothing speaks against it."""
+        """Return why a candidate is not compiled for this many learners; None if it may be."""
         compiling, saved = self.compile_s(candidate, learners), self.saved_s(candidate)
         if not compiling:
             return None
@@ -113,33 +113,33 @@ class TrialBudget:
         return None if saved > cost else f"compiling takes {cost:.1f} s to save {max(saved, 0.0):.1f} s"
 
     def plan(self, seconds: Sequence[float]) -> None:
-        """Set time aside for compilation, instead of what was planned before."""
+        """Reserve time for compilation, replacing the previous reservation."""
         self._set_aside_s = sum(seconds)
 
     @property
     def _measuring_s(self) -> float:
-        """The part of the budget that compilation and what came before leave, whether it is over or not."""
+        """Part of the budget for measuring, used or not: without compilation and what precedes the first trial."""
         return max(0.0, self.total_s - self._record.before_s - self._set_aside_s - self._record.compile_s)
 
 
-REPEATS = 5  # repeats of a trial: their median stays where it is when two of them are disturbed
-RESERVE = 0.2  # this part of the budget is left for the last comparison of the best two
+REPEATS = 5  # repeats of a trial: their median tolerates two disturbed ones
+RESERVE = 0.2  # part of the budget reserved for the last comparison of the best two
 
-# This part is left for climbing when candidates are first measured: most often more learners pay more than an engine
+# Part reserved for climbing when candidates are first measured: usually learners gain more than another engine
 CLIMBING = 0.6
 
-# A trial ends after its first repeats where the score stays below this part of the best: time is better spent
+# A trial ends after its first repeats if the score stays below this part of the best
 HOPELESS = 1 / 4
-FINEST = 1 / 8  # numbers of learners that differ by less than this part are not told apart
-REMATCHES = 6
-MOST_RIVALS = 3  # so often at most the best and so many others are measured again in the end
+FINEST = 1 / 8  # smallest relative difference of numbers of learners to refine
+REMATCHES = 6  # most repetitions of the final comparison
+MOST_RIVALS = 3  # most settings compared with the best in it
 
-# A candidate is left when so many numbers of learners in a row did not pay. One is not enough: averaging begins with
-# the second learner, and a number that does not divide the work evenly can be slower than the next
+# A candidate is left after this many numbers of learners in a row that did not pay. One is not enough: averaging
+# starts with the second learner, and a number that does not divide the work evenly can be slower than the next
 PATIENCE = 2
 
 _Result = TypeVar("_Result")
-# part of the search: it yields trials and is sent their results
+# Generator of a part of the search: yields trials and receives their results
 _Search: TypeAlias = Generator[Trial, TrialResult, _Result]
 
 
@@ -166,7 +166,7 @@ class Search:
         runs = [candidate for candidate in direct if self._record.counts(candidate)]
         for candidate in sorted(runs, key=self._best_of, reverse=True):
             yield from self._climb(candidate, candidate.counts[0])
-        for candidate in direct:  # those that there was no time for before
+        for candidate in direct:  # those refused before for lack of time
             fewest = candidate.counts[0]
             if candidate not in runs and (
                 yield from self._try(candidate, fewest, "whether another engine does better")
@@ -179,14 +179,14 @@ class Search:
         yield from self._rematch()
 
     def _plan_compilation(self) -> list[Candidate]:
-        """The candidates still to compile, those that save most time first; their time is set aside."""
-        # Before every trial anew: the budget shrinks as faster settings are found.
+        """Return the candidates still to compile, those that save most time first, and reserve their time."""
+        # Repeated before every trial: the budget shrinks as faster settings are found.
         planned: list[Candidate] = []
         costs: list[float] = []
         self._budget.plan(costs)
         for candidate in sorted(self._to_compile, key=lambda each: (-self._budget.saved_s(each), each.compile_s)):
             start = self._start_of(candidate)
-            self._record.forget_refusals(candidate)  # of another number of learners
+            self._record.forget_refusals(candidate)  # those of another number of learners
             refusal = self._budget.not_worth_compiling(candidate, start)
             if refusal is not None:
                 self._record.refused[candidate.at(start)] = refusal
@@ -200,10 +200,10 @@ class Search:
     def _try(
         self, candidate: Candidate, learners: int, why: str, reserve: float = RESERVE, seconds: float | None = None
     ) -> _Search[bool]:
-        """Measure a setting once more, for so long if that is given, or note why not; whether it ran."""
+        """Measure a setting once more, or record why not; return whether it ran."""
         setting = candidate.at(learners)
         if self._budget.compile_s(candidate, learners):
-            self._budget.plan([])  # what is left goes to this one; others have what it leaves
+            self._budget.plan([])  # this one may use all that is left
         else:
             self._plan_compilation()
         refusal = self._record.obstacle(setting) or self._budget.refusal(candidate, learners, reserve, seconds)
@@ -225,7 +225,7 @@ class Search:
         return max(self._record.score(candidate.at(count)).log for count in self._record.counts(candidate))
 
     def _climb(self, candidate: Candidate, start: int) -> _Search[None]:
-        """Add learners while that pays, beginning with a number that was measured; if it never does, remove some."""
+        """Add learners while that pays, starting at a measured number; if it never does, remove some."""
         best, misses = start, 0
         for count in (count for count in candidate.counts if count > start):
             if not self._can_lead(candidate):
@@ -255,7 +255,7 @@ class Search:
             best = count
 
     def _can_lead(self, candidate: Candidate) -> bool:
-        """Whether more learners can bring a candidate above the best so far, as returns diminish."""
+        """Return whether more learners can bring a candidate above the best so far, given diminishing returns."""
         best = self._record.best()
         if best is None or not self._record.counts(candidate):
             return False
@@ -264,27 +264,27 @@ class Search:
 
     def _compile(self, candidate: Candidate) -> _Search[None]:
         start = self._start_of(candidate)
-        if candidate.compiles_each:  # all others would have to be compiled as well
+        if candidate.compiles_each:  # others would have to be compiled as well
             candidate = dataclasses.replace(candidate, counts=(start,))
         if (yield from self._try(candidate, start, "whether compiling pays")):
             yield from self._climb(candidate, start)
 
     def _start_of(self, candidate: Candidate) -> int:
-        """The number of learners that a candidate is first compiled for: the closest to the best so far."""
+        """Return the number of learners to compile a candidate for: the closest to the best so far."""
         best = self._record.best()
         wanted = (candidate.start or candidate.counts[0]) if best is None else best.learners
         return min(candidate.counts, key=lambda count: (abs(math.log(count / wanted)), count))
 
     def _refine(self) -> _Search[None]:
-        """Look between the numbers of learners around the best, where there may be more."""
+        """Try numbers of learners between the measured ones next to the best."""
         while (found := self._best_between()) is not None:
             candidate, count = found
             ran = yield from self._try(candidate, count, "between those that were measured")
             if not ran and self._record.obstacle(candidate.at(count)) is None:
-                return  # the budget is used up; where memory is, there may be room below
+                return  # the budget is used up; after a memory limit, fewer learners may fit
 
     def _best_between(self) -> tuple[Candidate, int] | None:
-        """The number beside the best that may bring most, if one may bring more than the threshold."""
+        """Return the most promising number next to the best, if it may gain more than the threshold."""
         best = self._record.best()
         if best is None:
             return None
@@ -303,14 +303,14 @@ class Search:
         return (candidate, max(promising, key=most.__getitem__)) if promising else None
 
     def _ends_above(self, candidate: Candidate, at: int) -> list[int]:
-        """Numbers of learners above one that were measured, or that there is no memory for."""
+        """Return numbers of learners above `at` that were measured or do not fit in memory."""
         measured = [count for count in self._record.counts(candidate) if count > at]
         asked = {*candidate.counts, *(setting.learners for setting in (*self._record.refused, *self._record.trials))}
         unfit = [count for count in asked if count > at and self._record.obstacle(candidate.at(count)) is not None]
         return measured + unfit
 
     def _rematch(self) -> _Search[None]:
-        """Measure again, in turn, what may be the best, while it is not clear what is and by how much."""
+        """Remeasure in turn the settings that may be best, while their order is unclear."""
         for left in range(REMATCHES, 0, -1):
             ran = False
             rivals = self._rivals()
@@ -322,7 +322,7 @@ class Search:
                 return
 
     def _rivals(self) -> list[EngineSetting]:
-        """The best, and those too close to it to call; none where the order is clear."""
+        """Return the best and those too close to it to call; empty if the order is clear."""
         best = self._record.best()
         if best is None:
             return []
@@ -331,14 +331,14 @@ class Search:
         return [*open_[:MOST_RIVALS], best] if open_ else []
 
     def _is_open(self, best: EngineSetting, other: EngineSetting) -> bool:
-        """Whether it is too close to call if another setting is within the threshold of the best."""
+        """Return whether it is too close to call if another setting is within the threshold of the best."""
         gain = self._record.gain(best, over=other)
         matters = gain.log > math.log1p(self._threshold) / 2  # otherwise either of the two will do
         return matters and gain.exceeds(self._threshold) is None
 
 
 def choose(record: TrialRecord, threshold: float) -> EngineSetting | None:
-    """The fewest learners, then threads, among the settings whose score is within a threshold of the highest."""
+    """Return the setting with the fewest learners, then threads, whose score is within a threshold of the highest."""
     best = record.best()
     if best is None:
         return None

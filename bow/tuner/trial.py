@@ -1,4 +1,4 @@
-"""What the tuner can try: settings, candidates of settings, trials and their results."""
+"""Settings, candidates, trials and results of the tuner."""
 
 import itertools
 import math
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from bow.observe.text import learners_text
 from bow.values import whole
 
-ENOUGH_TO_GIVE_UP = 2  # so many repeats are made even where there is no hope
+ENOUGH_TO_GIVE_UP = 2  # repeats of a trial before it is given up as hopeless
 
 
 @dataclass(frozen=True)
 class EngineSetting:
     """One way of running a training on a device."""
 
-    engine: str  # a name that the caller understands, such as `graph` or `graph+compiled`
-    learners: int = 1  # how many the device trains
+    engine: str  # as named by the caller, such as `graph` or `graph+compiled`
+    learners: int = 1  # on the device
     threads: int = 1  # of each learning task
 
     def __post_init__(self) -> None:
@@ -32,19 +32,18 @@ class EngineSetting:
 class Trial:
     """A setting to measure, and for how long."""
 
-    setting: EngineSetting  # what is to be measured, warm
-    # how long to measure in all, warm-up and whatever comes before apart; a repeat that a single round exceeds
-    # takes that round
+    setting: EngineSetting  # measured after a warm-up
+    # total measuring time, without warm-up and setup; a repeat takes at least one round
     seconds: float
-    repeats: int  # into how many measurements the seconds are divided
+    repeats: int  # number of measurements that the seconds are divided into
     why: str
-    # samples per second that leave the setting no hope; a trial whose first repeats stay below it ends
+    # samples per second with which the setting cannot win: a trial whose first repeats stay below ends
     hopeless: float = 0.0
-    # what it may take in all, compilation apart: one whose rounds take longer than expected ends with what it has
+    # upper limit of the total time, without compilation: an over-long trial ends with the repeats it has
     most_s: float = math.inf
 
     def is_over(self, rates: Sequence[float], seconds: float = 0.0) -> bool:
-        """Whether no further repeat is needed behind these, the trial having taken so long by now."""
+        """Return whether no further repeat is needed, given these rates and the seconds elapsed."""
         no_hope = len(rates) == ENOUGH_TO_GIVE_UP and max(rates) < self.hopeless
         is_late = bool(rates) and seconds >= self.most_s
         return no_hope or is_late or len(rates) >= self.repeats
@@ -59,37 +58,35 @@ class TrialResult:
 
     setting: EngineSetting
     rates: Sequence[float] = ()  # samples per second in each repeat
-    # everything that the trial took, making the engine and warming it up included, compilation apart
+    # total time, including construction and warm-up of the engine, without compilation
     seconds: float = 0.0
-    compile_s: float = 0.0  # what compilation took besides
-    failure: str | None = None  # why nothing was measured, in a few words; None where something was
-    out_of_memory: bool = False  # whether that is the reason: a wall for more learners, and for nothing else
-    no_room: bool = False  # whether it was refused before it ran, for want of room: a wall as well
+    compile_s: float = 0.0  # time of compilation
+    failure: str | None = None  # short reason why nothing was measured; None if something was
+    out_of_memory: bool = False  # whether that is the reason: it limits only the number of learners
+    no_room: bool = False  # whether it was rejected before it ran, for lack of memory: such a limit too
 
 
 def doubling(most: int) -> tuple[int, ...]:
-    """1, 2, 4, ... and the largest number itself."""
+    """Return 1, 2, 4, ... below `most`, and `most` itself."""
     powers = itertools.takewhile(lambda count: count < most, (2**exponent for exponent in itertools.count()))
     return (*powers, most)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """An engine with a number of threads, and the numbers of learners to climb through."""
+    """An engine with a number of threads, and the numbers of learners to try."""
 
     engine: str
     threads: int = 1
-    # numbers of learners, ascending; between two of them the calibration may refine
+    # numbers of learners, ascending; the calibration may try others in between
     counts: tuple[int, ...] = doubling(64)
-    setup_s: float = 0.0  # seconds that a trial is expected to take besides measuring; what trials take replaces it
-    # seconds that compilation is expected to take; 0 where there is none or its result is in a cache
+    setup_s: float = 0.0  # expected overhead of a trial, until trials have measured it
+    # expected time of compilation; 0 if there is none or its result is cached
     compile_s: float = 0.0
-    compiles_each: bool = False  # every number of learners is compiled for itself, as in the fused engine
-    # the number of learners that it is compiled for where nothing is measured yet, or the closest of `counts`;
-    # None: the fewest
+    compiles_each: bool = False  # whether each number of learners is compiled separately, as in engine `fused`
+    # number of learners to compile for while nothing is measured, or the closest of `counts`; None: the fewest
     start: int | None = None
-    # how many times the best throughput of the candidates without compilation this one is expected to have, until it
-    # is measured: whether compiling is tried depends on it
+    # expected speed-up over the best candidate without compilation, until measured; decides whether to compile
     expected_gain: float = 1.2
 
     def at(self, learners: int) -> EngineSetting:
@@ -98,22 +95,22 @@ class Candidate:
 
 @dataclass(frozen=True)
 class ThroughputCurve:
-    """Throughput of a candidate by learners, as far as it is measured; diminishing returns bound what is not."""
+    """Measured throughput of a candidate by learners, and bounds for unmeasured numbers by diminishing returns."""
 
     points: tuple[tuple[int, float], ...]  # (learners, throughput), ascending, at least one
 
     def beyond(self, learners: int) -> float:
-        """At most so much is to be had with up to so many learners, more than were measured."""
+        """Return an upper bound for up to this many learners, more than were measured."""
         last, rate = self.points[-1]
         if learners <= last:
             return rate
         exponent = 1.0
-        if len(self.points) > 1 and (before := self.points[-2])[0] > 1:  # with the second averaging begins, at a cost
+        if len(self.points) > 1 and (before := self.points[-2])[0] > 1:  # averaging starts with the second, at a cost
             exponent = min(max(_log_slope(before, (last, rate)), 0.0), 1.0)
         return rate * math.exp(exponent * math.log(learners / last))
 
     def between(self, learners: int) -> float:
-        """At most so much is to be had with a number of learners between two that were measured."""
+        """Return an upper bound for a number of learners between two that were measured."""
         below = [point for point in self.points if point[0] < learners]
         above = [point for point in self.points if point[0] > learners]
         secants = [pair for pair in (below[-2:], above[1::-1]) if len(pair) == 2]
@@ -126,6 +123,6 @@ def _log_slope(first: tuple[int, float], second: tuple[int, float]) -> float:
 
 
 def _extended(first: tuple[int, float], second: tuple[int, float], learners: int) -> float:
-    """A secant, read behind its second point."""
+    """Extrapolate a secant beyond its second point."""
     slope = (second[1] - first[1]) / (second[0] - first[0])
     return second[1] + slope * (learners - second[0])
