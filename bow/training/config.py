@@ -165,7 +165,7 @@ class TrainConfig:
     callbacks: Sequence[object] = ()
     seed: int = 0
     partition: "Partition | None" = None  # from found.train: splits operators among devices
-    check_partition: bool = True  # time it first, and reject one slower than data parallelism
+    check_partition: bool = True  # time it first, and reject one slower than data parallelism or one device
     source: Mapping[str, Any] | None = None  # command-line settings that it was built from
 
     def __post_init__(self) -> None:

@@ -3,7 +3,7 @@
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ import torch
 from bow.cluster import World, is_member
 from bow.data.tensors import TensorStream
 from bow.devices import StreamDevice, available_cores
+from bow.devices.memory import free_bytes
 from bow.engines import Batch
 from bow.engines.config import DEFAULT_ENGINE
 from bow.errors import SettingError, disk_reason
-from bow.planning.problem.partition import Partition
+from bow.planning.problem.partition import Partition, everything_on
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
 from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime
@@ -35,24 +36,26 @@ from bow.values import processes
 
 WARM_UP = 2
 TURNS = 7
-STEPS = 2  # per turn; the two partitions take TURNS turns each
-MARGIN = 1.05  # largest accepted time relative to data parallelism: runs differ by as much
+STEPS = 2  # per turn; each partition takes TURNS turns
+MARGIN = 1.05  # largest accepted time relative to the fastest alternative: runs differ by as much
+COPIES = 5  # of all tensors of a step, weights among them, that one device needs for the comparison, at most
 
 FILE = "partition_timeline.json"
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A partition timed against data parallelism."""
+    """A partition timed against the alternatives that need no search."""
 
     batch_s: float  # seconds per batch of one learner
-    data_s: float  # seconds per batch by data parallelism on all devices
+    others_s: Mapping[str, float]  # seconds per batch by alternative
     predicted: Timeline  # simulated timeline of a step
     measured: Timeline  # timeline of a step on the devices of the first learner
 
     @property
     def summary(self) -> str:
-        return f"{1e3 * self.batch_s:.1f} ms a batch, data parallelism {1e3 * self.data_s:.1f} ms"
+        others = (f"{name} {1e3 * seconds:.1f} ms" for name, seconds in self.others_s.items())
+        return ", ".join([f"{1e3 * self.batch_s:.1f} ms a batch", *others])
 
     def save(self, folder: Path) -> None:
         try:
@@ -62,24 +65,33 @@ class Checked:
 
 
 def check_speed(replicas_config: ReplicasConfig, placed: Placed, group: ProcessGroup, world: World) -> Checked | None:
-    """Time a partition against data parallelism on copies; None if it is the same. A collective call."""
-    captured, strategy = placed.captured, placed.strategy
-    data = Partition(captured.graph.hash, data_parallel(captured.graph, RULES, world.size))
-    if world.size == 1 or strategy == data:
+    """Time a partition against data parallelism and one device, on copies; None on one device. A collective call."""
+    if world.size == 1:
         return None
+    captured, strategy = placed.captured, placed.strategy
+    graph = captured.graph
+    splits = {"data parallelism": data_parallel(graph, RULES, world.size)}
+    needed_bytes = COPIES * sum(tensor.num_bytes for tensor in graph.tensors.values())
+    if min(group.all_gather(free_bytes(group.device))) >= needed_bytes:
+        splits["one device"] = everything_on(graph)
+    others = {name: Partition(graph.hash, each) for name, each in splits.items()}
+    others = {name: other for name, other in others.items() if other != strategy}
     batch = world.broadcast(placed.example)  # the same in all processes
     all_devices = group if strategy.learners == 1 else ProcessGroup(group.device)
     own = _runtime(captured, strategy, replicas_config, group)
-    other = _runtime(captured, data, replicas_config, all_devices)
-    own_s, data_s = _take_turns(own, other, batch, all_devices)
+    runtimes = {name: _runtime(captured, other, replicas_config, all_devices) for name, other in others.items()}
+    own_s, *others_s = _take_turns([own, *runtimes.values()], batch, all_devices)
     own.record()
     own.step(batch, 0)
     own.record(False)
-    predicted = predicted_timeline(captured.graph, strategy, all_devices, type(own.optimizer).__name__)
-    checked = world.broadcast(Checked(own_s / strategy.learners, data_s, predicted, own.timeline()))
-    if checked.batch_s > MARGIN * checked.data_s:
+    predicted = predicted_timeline(graph, strategy, all_devices, type(own.optimizer).__name__)
+    seconds = dict(zip(others, others_s, strict=True))
+    checked = world.broadcast(Checked(own_s / strategy.learners, seconds, predicted, own.timeline()))
+    fastest = min(checked.others_s, key=checked.others_s.__getitem__)
+    if checked.batch_s > MARGIN * checked.others_s[fastest]:
+        remedy = "train without a partition" if fastest == "one device" else "plan again"
         raise SettingError(
-            f"the strategy is slower than data parallelism here: {checked.summary}; plan again, or "
+            f"the partition is slower than {fastest} here: {checked.summary}; {remedy}, or "
             "train by it all the same with check=False"
         )
     return checked
@@ -94,18 +106,18 @@ def _runtime(
     )
 
 
-def _take_turns(own: TileRuntime, other: TileRuntime, batch: Batch, group: ProcessGroup) -> tuple[float, float]:
+def _take_turns(runtimes: Sequence[TileRuntime], batch: Batch, group: ProcessGroup) -> list[float]:
     """Return the median seconds per step of each, on the slowest device."""
-    seconds: dict[TileRuntime, list[float]] = {own: [], other: []}
-    for runtime in seconds:
-        _stint(runtime, batch, WARM_UP, group)
-    for _ in range(TURNS):
-        for runtime, taken in seconds.items():
-            taken.append(max(group.all_gather(_stint(runtime, batch, STEPS, group))) / STEPS)
-    return statistics.median(seconds[own]), statistics.median(seconds[other])
+    for runtime in runtimes:
+        _step_seconds(runtime, batch, WARM_UP, group)
+    turns = [
+        [max(group.all_gather(_step_seconds(runtime, batch, STEPS, group))) / STEPS for runtime in runtimes]
+        for _ in range(TURNS)
+    ]
+    return [statistics.median(seconds) for seconds in zip(*turns, strict=True)]
 
 
-def _stint(runtime: TileRuntime, batch: Batch, steps: int, group: ProcessGroup) -> float:
+def _step_seconds(runtime: TileRuntime, batch: Batch, steps: int, group: ProcessGroup) -> float:
     """Return the seconds of some steps on this device, after a barrier."""
     group.all_gather(None)
     start = time.perf_counter()

@@ -143,8 +143,14 @@ def trainings(world: World, folder: Path) -> dict[str, Any]:
     measurement_cache.cache_folder = lambda: folder
     predicting.cached_busy_links = functools.partial(link_benchmark.cached_busy_links, shapes=SHAPES[:2], turns=1)
     train("checked", one, check=True)
-    placed_module.MARGIN, placed_module._take_turns = margin, lambda *_: (0.03, 0.02)
+    placed_module.MARGIN, placed_module._take_turns = margin, lambda *_: (0.03, 0.02, 0.04)
     found["slow"] = refused(lambda: train("slow", one, check=True))
+    placed_module._take_turns = lambda *_: (0.03, 0.04, 0.02)
+    found["slower than one"] = refused(lambda: train("slow", one, check=True))
+    by_samples = Partition(one.graph_hash, data_parallel(captured(), RULES, 2))
+    placed_module._take_turns = lambda *_: (0.03, 0.02)
+    found["slow data parallelism"] = refused(lambda: train("slow", by_samples, check=True))
+    placed_module._take_turns = lambda *_: (0.03, 0.02, 0.02)
     found["slow for two"] = Outcome.of(train("slow for two", two, check=True))
     return found
 
@@ -210,9 +216,17 @@ def test_a_checkpoint_of_another_strategy_is_refused(found: dict[str, Any]) -> N
 
 
 def test_a_strategy_slower_than_data_parallelism_is_refused(found: dict[str, Any], folder: Path) -> None:
-    assert "slower than data parallelism here: 30.0 ms a batch, data parallelism 20.0 ms" in found["slow"]
+    expected = "slower than data parallelism here: 30.0 ms a batch, data parallelism 20.0 ms, one device 40.0 ms"
+    assert expected in found["slow"]
     assert "check=False" in found["slow"]
     assert not (folder / "slow").exists()
+
+
+def test_a_partition_slower_than_one_device_is_refused(found: dict[str, Any]) -> None:
+    """Data parallelism is no exception."""
+    assert "slower than one device here: 30.0 ms a batch, data parallelism 40.0 ms" in found["slower than one"]
+    assert "train without a partition" in found["slower than one"]
+    assert "slower than one device here: 30.0 ms a batch, one device 20.0 ms" in found["slow data parallelism"]
 
 
 def test_a_step_of_two_learners_is_two_batches(found: dict[str, Any]) -> None:
@@ -228,7 +242,9 @@ def test_what_was_predicted_and_what_was_measured_are_in_one_file(found: dict[st
         assert {event["cat"] for event in ran} >= {"forward", "backward", "update"}
     records = [json.loads(line) for line in (folder / "checked" / "metrics.jsonl").read_text().splitlines()]
     (event,) = [record for record in records if record.get("event") == "partition"]
-    assert re.fullmatch(r"partition: [\d.]+ ms a batch, data parallelism [\d.]+ ms", event["message"])
+    assert re.fullmatch(
+        r"partition: [\d.]+ ms a batch, data parallelism [\d.]+ ms, one device [\d.]+ ms", event["message"]
+    )
 
 
 @pytest.mark.usefixtures("found")
