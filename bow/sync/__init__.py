@@ -1,4 +1,4 @@
-"""Synchronisers: how learners are kept together. One file each, arithmetic only."""
+"""Synchronisers: the arithmetic that keeps learners together, one file each."""
 
 from bow.sync.asgd import ASGD as ASGD
 from bow.sync.base import Rows as Rows

@@ -1,4 +1,4 @@
-"""Asynchronous SGD, dealt out in a fixed order."""
+"""Asynchronous SGD in a fixed order."""
 
 import torch
 
@@ -6,11 +6,11 @@ from bow.sync.base import Rows, Synchroniser, Timing
 
 
 class ASGD(Synchroniser):
-    """Learners apply their steps to z one after another and go on from what they find there.
+    """Learners apply their steps to z one after another, and continue from the result.
 
     In every round, in the order of the learners, `z = z + (w_j after its step - w_j before)` and `w_j = z`.
-    A learner's gradient so is k - 1 updates old when it is applied, as in asynchronous SGD whose learners are
-    equally fast; the fixed order makes it deterministic. Each learner keeps optimizer state of its own.
+    A learner's gradient is therefore k - 1 updates old when it is applied, as in asynchronous SGD with equally
+    fast learners; the fixed order makes it deterministic. Each learner has its own optimizer state.
 
     Example:
         >>> ASGD()
@@ -28,20 +28,20 @@ class ASGD(Synchroniser):
         super().__init__(every=1)
 
     def prepare(self, rows: Rows) -> None:
-        """Remember the weights before the step."""
+        """Save the weights before the step."""
         rows.corrections.copy_(rows.weights)
 
     def restarted(self, rows: Rows, learner: int) -> None:
-        """A learner that starts again has made no step."""
+        """Discard the step of a restarted learner."""
         rows.corrections[learner].copy_(rows.weights[learner])
 
     def contribute(self, rows: Rows, learners: int, contributors: int) -> None:
-        """The sum of the steps; the steps themselves stay in `rows.corrections`."""
+        """Sum the steps; the steps themselves stay in `rows.corrections`."""
         torch.sub(rows.weights, rows.corrections, out=rows.corrections)
         torch.sum(rows.corrections, 0, out=rows.total)
 
     def apply(self, rows: Rows, learners: int, contributors: int) -> None:
-        """Learner j finds z with the steps of learners 0 to j in it."""
+        """Set learner j to z plus the steps of learners 0 to j, and add all steps to z."""
         torch.cumsum(rows.corrections, 0, out=rows.weights)
         rows.weights.add_(rows.z if rows.before is None else rows.z + rows.before)
         rows.z.add_(rows.total)

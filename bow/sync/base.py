@@ -1,4 +1,4 @@
-"""What a synchroniser is: pure arithmetic on the rows of a device, and when its sum must be there."""
+"""Base class of synchronisers: pure arithmetic on the rows of a device, and the timing of its sum."""
 
 import abc
 import enum
@@ -14,7 +14,7 @@ from bow.values import whole
 class Timing(enum.Enum):
     """When the sum over all learners must have arrived.
 
-    Only `WITH_STEP` lets the AllReduce between devices hide behind the learning tasks of the same round: the
+    Only `WITH_STEP` lets the AllReduce between devices overlap the learning tasks of the same round: the
     contribution is computed from the weights before the step and applied together with the step.
     """
 
@@ -31,23 +31,23 @@ class Rows(Protocol):
     gradients: Float[Tensor, "learners parameters"]
     z: Float[Tensor, " parameters"]
     total: Float[Tensor, " parameters"]
-    """Where the device's contribution is put, and then the sum over all devices."""
+    """The device's contribution, and later the sum over all devices."""
     before: Float[Tensor, " parameters"] | None
-    """For a synchroniser that is `in_order`: the sum over the devices in front of this one; None: there are none."""
+    """For a synchroniser that is `in_order`: the sum over the devices before this one; None: there are none."""
     state: dict[str, Tensor]
     """The synchroniser's own tensors (such as `z_prev`), made by `Synchroniser.start`."""
 
     by_device: Sequence[int]
-    """How many learners each device has; of one device alone it may be empty."""
+    """Number of learners of each device; may be empty for a single device."""
 
     @property
     def corrections(self) -> Float[Tensor, "learners parameters"]:
-        """Scratch rows."""
+        """Scratch rows for the synchroniser."""
         ...
 
 
 class Synchroniser(abc.ABC):
-    """Keeps learners together. It never communicates and holds no tensors: both belong to its caller.
+    """Keeps learners together. It neither communicates nor holds tensors: both belong to its caller.
 
     Args:
         every: rounds between two synchronisation tasks; round t (from 0) synchronises when
@@ -59,67 +59,67 @@ class Synchroniser(abc.ABC):
 
     timing: ClassVar[Timing]
     in_order: ClassVar[bool] = False
-    """Whether what learners contribute counts in their order, over all devices."""
+    """Whether contributions depend on the order of the learners over all devices."""
     restarts_diverged: ClassVar[bool] = True
-    """Whether a learner that leaves the finite numbers starts again from `center`."""
+    """Whether a learner with weights that are not finite restarts from `center`."""
 
     def __init__(self, every: int = 1) -> None:
         self.every = whole("every", every)
 
     @property
     def kind(self) -> str:
-        """What must be the same where a state is loaded."""
+        """Identifies the synchroniser when a state is loaded, which must be of the same kind."""
         return type(self).__name__
 
     @property
     def restarts_on_drop(self) -> bool:
-        """Whether learners are set to z when the learning rate drops."""
+        """Whether learners restart from `center` when the learning rate drops."""
         return False
 
     def due(self, round_index: int, learners: int) -> bool:
-        """Whether a round of this many learners (over all devices) has a synchronisation task."""
+        """Return whether a round of this many learners (over all devices) has a synchronisation task."""
         return (round_index + 1) % self.every == 0
 
     own_state: ClassVar[frozenset[str]] = frozenset()
-    """Names in `rows.state` that differ from device to device."""
+    """Names in `rows.state` whose tensors differ between devices."""
 
     def check(self, learners: int, by_device: Sequence[int] = ()) -> None:  # noqa: B027 - most work with any number
-        """Refuse a number of learners with which averaging would be unstable.
+        """Reject a number of learners with which averaging would be unstable.
 
         Args:
             learners: over all devices.
-            by_device: how many each device has, where there are several.
+            by_device: number on each device, if there are several.
 
         Raises:
             SettingError: with the limit in the message.
         """
 
     def follows(self, learners: int) -> bool:
-        """Whether z simply is the weights of the first learner, after every round."""
+        """Return whether z equals the weights of the first learner after every round."""
         return False
 
     def start(self, rows: Rows) -> None:  # noqa: B027 - most synchronisers keep nothing
-        """Make the synchroniser's tensors in `rows.state`, at the start of the training."""
+        """Create or reset the synchroniser's tensors in `rows.state`."""
 
     def start_own(self, rows: Rows) -> None:  # noqa: B027 - most keep nothing of a device's own
-        """Make what differs from device to device anew, for devices that are others than before."""
+        """Reset the tensors named in `own_state`, when a state of other devices is loaded."""
 
     def center(self, rows: Rows) -> Float[Tensor, " parameters"]:
-        """Where a learner starts that is new, or starts again: z, for most."""
+        """Return the weights from which new and restarted learners start: z, for most synchronisers."""
         return rows.z
 
     def restart_all(self, rows: Rows) -> None:
-        """Have all learners start again, weights only."""
+        """Restart all learners, weights only."""
         rows.weights.copy_(self.center(rows).expand_as(rows.weights))
 
     def grow(self, rows: Rows, learners: int) -> None:  # noqa: B027 - most keep nothing of a device's own
-        """Learners are about to come, to so many that average in every round."""
+        """Called before learners are added; `learners` is the number that averages in every round until then."""
 
     def prepare(self, rows: Rows) -> None:  # noqa: B027 - only some need it
-        """Look at the rows before the learning tasks of a synchronising round."""
+        """Called before the learning tasks of a synchronising round."""
 
     def restarted(self, rows: Rows, learner: int) -> None:  # noqa: B027 - most look at what the weights are
-        """A learner whose step led out of the finite numbers has been set to `center`; it contributes from there."""
+        """Called after a learner whose step was not finite was set to `center`, from where it contributes."""
 
     @abc.abstractmethod
     def contribute(self, rows: Rows, learners: int, contributors: int) -> None:
@@ -133,7 +133,7 @@ class Synchroniser(abc.ABC):
 
     @abc.abstractmethod
     def apply(self, rows: Rows, learners: int, contributors: int) -> None:
-        """Use `rows.total`, by now summed over all devices. Arguments as for `contribute`."""
+        """Apply `rows.total`, now summed over all devices. Arguments as for `contribute`."""
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{k}={v!r}" for k, v in vars(self).items() if not k.startswith("_"))

@@ -32,5 +32,5 @@ class EASGD(SMA):
 
 
 def is_plain_sma(sync: Synchroniser) -> TypeGuard[SMA]:
-    """Whether a synchroniser's arithmetic is that of `SMA`; a subclass may have its own."""
+    """Return whether a synchroniser's arithmetic is that of `SMA`; subclasses may differ."""
     return type(sync) in (SMA, EASGD)

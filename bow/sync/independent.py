@@ -1,4 +1,4 @@
-"""Learners that are never averaged while they train: `Independent`, and `Members` for `bow.sweep`."""
+"""Synchronisers that never average during training: `Independent`, and `Members` for `bow.sweep`."""
 
 import torch
 
@@ -6,11 +6,11 @@ from bow.sync.base import Rows, Synchroniser, Timing
 
 
 class Independent(Synchroniser):
-    """Learners never meet; z is their mean as of the last `Replicas.settle()`.
+    """Learners are never synchronised; z is their mean as of the last `Replicas.settle()`.
 
     `bow.train` settles before every evaluation and at the end.
 
-    What synchronisation costs is what another synchroniser loses against this one.
+    The cost of synchronisation is the difference in speed between another synchroniser and this one.
 
     Example:
         >>> Independent().due(0, learners=4)
@@ -23,19 +23,19 @@ class Independent(Synchroniser):
         super().__init__(every=1)
 
     def due(self, round_index: int, learners: int) -> bool:
-        """Never."""
+        """Return False."""
         return False
 
     def contribute(self, rows: Rows, learners: int, contributors: int) -> None:
-        """The sum of the weights."""
+        """Sum the weights."""
         torch.sum(rows.weights, 0, out=rows.total)
 
     def apply(self, rows: Rows, learners: int, contributors: int) -> None:
-        """Set z to the mean; the learners stay as they are."""
+        """Set z to the mean; the learners do not change."""
         torch.div(rows.total, learners, out=rows.z)
 
 
 class Members(Independent):
-    """Rows that are models of their own: one that leaves the finite numbers is left as it is, for its owner to end."""
+    """Rows that are independent models: the caller handles those whose weights are not finite."""
 
     restarts_diverged = False

@@ -1,4 +1,4 @@
-"""Model averaging in two levels: learners follow a reference model of their device, and z averages the references."""
+"""Two-level model averaging: learners follow their device's reference model, and z averages the reference models."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ REFERENCE, MOVE = "reference", "reference_move"
 
 
 def share(count: int) -> float:
-    """The default alpha of a level with so many members.
+    """Return the default alpha of a level with `count` members.
 
     `1/count`, as in one level, is unstable for two devices with two learners each: the spectral radius of the averaging
     is 1.07 with mu = 0.5. With one more in the denominator it is stable for every number of devices and learners.
@@ -21,7 +21,7 @@ def share(count: int) -> float:
 
 
 def start(rows: Rows) -> None:
-    """The reference model starts at z."""
+    """Set the reference model to z."""
     for name in (REFERENCE, MOVE):
         if name not in rows.state:
             rows.state[name] = torch.empty_like(rows.z)
@@ -29,9 +29,9 @@ def start(rows: Rows) -> None:
 
 
 def contribute(rows: Rows, alpha: float | None) -> None:
-    """`alpha (r - z)` for the device's reference model r; a device's only learner is its reference model itself.
+    """Compute `alpha (r - z)` for the device's reference model r; a device's only learner is its reference model.
 
-    What learners and reference model are to be moved by stays in `rows.corrections` and in the state until `apply`.
+    The movements of learners and reference model stay in `rows.corrections` and in the state until `apply`.
     """
     learners, devices = len(rows.weights), len(rows.by_device)
     outer = share(devices) if alpha is None else alpha
@@ -50,18 +50,18 @@ def contribute(rows: Rows, alpha: float | None) -> None:
 
 
 def apply(rows: Rows) -> None:
-    """Move learners and reference model; z moves as in one level."""
+    """Move learners and reference model; z moves as with one level."""
     rows.weights.sub_(rows.corrections)
     rows.state[REFERENCE].add_(rows.state[MOVE])
 
 
 def restart(rows: Rows) -> None:
-    """Learners were set to z, and so is their reference model."""
+    """Set the reference model to z, as its learners were."""
     rows.state[REFERENCE].copy_(rows.z)
 
 
 def check(by_device: Sequence[int], alpha: float | None, mu: float) -> None:
-    """Refuse an alpha with which the averaging would not calm down by itself.
+    """Reject an alpha with which the averaging is unstable.
 
     Raises:
         SettingError: without gradients, some deviation from a common point would grow.
@@ -76,10 +76,10 @@ def check(by_device: Sequence[int], alpha: float | None, mu: float) -> None:
 
 
 def spectral_radius(by_device: Sequence[int], alpha: float | None, mu: float) -> float:
-    """How much the slowest deviation from a common point changes in a round without gradients.
+    """Return the factor per round, without gradients, of the slowest decay to a common point.
 
-    The state is, of every device, the mean of its learners and its reference model, and z and z_prev; that all of them
-    lie at one point does not change, and is left out.
+    The state has the mean of the learners and the reference model of every device, z and z_prev; the eigenvalue 1 of
+    the common point itself is excluded.
     """
     devices = len(by_device)
     z, z_prev = 2 * devices, 2 * devices + 1

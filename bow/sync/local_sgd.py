@@ -1,4 +1,4 @@
-"""Local SGD: learners on their own for some rounds, then their plain mean."""
+"""Local SGD: learners train alone for some rounds and are then averaged."""
 
 import torch
 
@@ -8,7 +8,7 @@ from bow.sync.base import Rows, Synchroniser, Timing
 class LocalSGD(Synchroniser):
     """After the steps of a synchronising round, `z = mean_j w_j` and every `w_j = z`.
 
-    Optimizer states stay with their learners. Between two synchronisation tasks z does not move.
+    Optimizer states are not averaged. Between two synchronisation tasks z does not move.
 
     Args:
         every: rounds between two synchronisation tasks.
@@ -27,7 +27,7 @@ class LocalSGD(Synchroniser):
         super().__init__(every)
 
     def contribute(self, rows: Rows, learners: int, contributors: int) -> None:
-        """The sum of the weights."""
+        """Sum the weights."""
         torch.sum(rows.weights, 0, out=rows.total)
 
     def apply(self, rows: Rows, learners: int, contributors: int) -> None:

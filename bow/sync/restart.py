@@ -1,12 +1,9 @@
-"""When learners restart from the central model: the learning rate has dropped."""
+"""Restart of the learners from the central model when the learning rate has dropped."""
 
 from dataclasses import dataclass
 
-DROP = 0.5
-"""A restart is due when the learning rate is at most this share of its maximum since the last restart."""
-
-NEGLIGIBLE = 0.01
-"""Learning rates below this share of the peak are ignored: annealing to zero is not a drop."""
+DROP = 0.5  # restart when the learning rate is at most this share of its maximum since the last restart
+NEGLIGIBLE = 0.01  # learning rates below this share of the peak are ignored: annealing to zero is not a drop
 
 
 @dataclass
@@ -23,7 +20,7 @@ class DropRule:
     pending: bool = False
 
     def observe(self, lr: float) -> None:
-        """See the learning rate of a round; a drop makes a restart pending."""
+        """Record the learning rate of a round; a drop makes a restart pending."""
         self.current = lr
         self.peak = max(self.peak, lr)
         self.maximum = max(self.maximum, lr)
@@ -31,7 +28,7 @@ class DropRule:
             self.pending = True
 
     def take(self) -> bool:
-        """Whether a restart is pending; it is carried out now, and the maximum starts anew."""
+        """Return whether a restart is pending, and mark it as done: the maximum restarts from the current rate."""
         pending, self.pending = self.pending, False
         if pending:
             self.maximum = self.current

@@ -1,4 +1,4 @@
-"""Synchronous model averaging, the synchroniser that bow is about."""
+"""Synchronous model averaging (SMA), the default synchroniser."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -20,19 +20,19 @@ class SMA(Synchroniser):
         w_j  = w_j - (optimizer's step) - c_j
         z'   = z + sum_j c_j + mu * (z - z_prev);   z_prev = z;   z = z'
 
-    Only `sum_j c_j` travels between devices, and it needs nothing that the learning tasks of the round
-    produce: the AllReduce hides behind them, exactly, without staleness.
+    Only `sum_j c_j` is communicated between devices, and it does not depend on the learning tasks of the round:
+    the AllReduce overlaps them, without staleness.
 
     Args:
-        alpha: how strongly learners are pulled together; `None` is 1/k and follows k when learners come and go.
-            With one learner in all and `None`, z is the learner's weights and bow equals plain PyTorch.
+        alpha: how strongly learners are pulled together; `None` is 1/k and follows k when learners are added or
+            removed. With one learner in all and `None`, z is the learner's weights and bow equals plain PyTorch.
         mu: momentum of the central model, at least 0 and below 1.
         every: rounds between two synchronisation tasks.
         restart: `"drop"`: after the learning rate fell to half of its maximum since the last restart or lower,
-            z is copied into every learner behind the next synchronisation task (CROSSBOW's code); `None`: never.
+            z is copied into every learner after the next synchronisation task (CROSSBOW's code); `None`: never.
         levels: 1: all learners follow z. 2: those of a device follow a reference model of their device, and z averages
-            the reference models; alpha then is 1/(learners of the device + 1) in the device and 1/(devices + 1) between
-            them by default. With one device there is one level.
+            the reference models; alpha defaults to 1/(learners of the device + 1) within a device and 1/(devices + 1)
+            between devices. With one device there is one level.
 
     Raises:
         SettingError: a value outside its range, or (from `check`) an `alpha` that is unstable for the number of
@@ -79,11 +79,11 @@ class SMA(Synchroniser):
         return self.restart == "drop"
 
     def stability_limit(self, learners: int) -> float:
-        """The value below which `alpha` must lie for this many learners."""
+        """Return the value that `alpha` must be below with this many learners."""
         return 2 * (1 + self.mu) / (1 + learners + self.mu)
 
     def check(self, learners: int, by_device: Sequence[int] = ()) -> None:
-        """Refuse an `alpha` at or above the stability limit."""
+        """Reject an `alpha` at or above the stability limit."""
         if self.levels == 2 and len(by_device) > 1:
             two_levels.check(by_device, self.alpha, self.mu)
             return
@@ -95,39 +95,39 @@ class SMA(Synchroniser):
             )
 
     def due(self, round_index: int, learners: int) -> bool:
-        """Every `every` rounds, unless there is nothing to average."""
+        """Return True in every `every`-th round, unless there is nothing to average."""
         return not self.follows(learners) and super().due(round_index, learners)
 
     def follows(self, learners: int) -> bool:
-        """One learner and the default alpha: there is nothing to average."""
+        """Return True for one learner with the default alpha: there is nothing to average."""
         return learners == 1 and self.alpha is None
 
     def start(self, rows: Rows) -> None:
-        """`z_prev = z`: the central model starts at rest."""
+        """Set `z_prev = z`: the central model starts without momentum."""
         if "z_prev" in rows.state:
-            rows.state["z_prev"].copy_(rows.z)  # in place: a captured graph goes on reading it there
+            rows.state["z_prev"].copy_(rows.z)  # in place: a captured graph reads it there
         else:
             rows.state["z_prev"] = rows.z.clone()
         if self.is_in_levels(rows):
             two_levels.start(rows)
 
     def is_in_levels(self, rows: Rows) -> bool:
-        """Whether learners follow the reference model of their device."""
+        """Return whether learners follow the reference model of their device."""
         return self.levels == 2 and len(rows.by_device) > 1
 
     def start_own(self, rows: Rows) -> None:
-        """The reference model starts at z."""
+        """Set the reference model to z."""
         if self.is_in_levels(rows):
             two_levels.restart(rows)
 
     def restart_all(self, rows: Rows) -> None:
-        """All learners start again from z, and so do reference models."""
+        """Restart all learners, and reference models, from z."""
         super().restart_all(rows)
         if self.is_in_levels(rows):
             two_levels.restart(rows)
 
     def contribute(self, rows: Rows, learners: int, contributors: int) -> None:
-        """`sum_j alpha (w_j - z)`; the corrections stay in `rows.corrections` until `apply`."""
+        """Compute `sum_j alpha (w_j - z)`; the corrections stay in `rows.corrections` until `apply`."""
         if self.is_in_levels(rows):
             two_levels.contribute(rows, self.alpha)
             return
@@ -138,7 +138,7 @@ class SMA(Synchroniser):
         torch.sum(corrections, 0, out=rows.total)
 
     def apply(self, rows: Rows, learners: int, contributors: int) -> None:
-        """Pull the learners, move z."""
+        """Pull the learners together, and move z."""
         if self.is_in_levels(rows):
             two_levels.apply(rows)
         else:

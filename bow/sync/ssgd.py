@@ -24,13 +24,13 @@ class SSGD(Synchroniser):
         super().__init__(every=1)
 
     def contribute(self, rows: Rows, learners: int, contributors: int) -> None:
-        """The sum of the gradients; learners without a batch have a gradient of zero."""
+        """Sum the gradients; learners without a batch have a gradient of zero."""
         torch.sum(rows.gradients, 0, out=rows.total)
 
     def apply(self, rows: Rows, learners: int, contributors: int) -> None:
-        """Give every learner the mean gradient."""
+        """Set every learner's gradient to the mean."""
         rows.gradients.copy_((rows.total / max(contributors, 1)).expand_as(rows.gradients))
 
     def follows(self, learners: int) -> bool:
-        """Learners start equal and take equal steps: z is the weights of any of them."""
+        """Return True: learners start equal and take equal steps, so that z is the weights of any of them."""
         return True

@@ -1,4 +1,4 @@
-"""Two synchronisers: one for the learners of a node, in every round, and one between nodes, now and then."""
+"""Two synchronisers: one within a node, in every round, and one between nodes, every few rounds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ INNER, OUTER = "inner_", "outer_"
 
 @dataclass
 class RowsView:
-    """Some rows as another synchroniser sees them."""
+    """Rows as one of the two synchronisers sees them."""
 
     weights: Tensor
     gradients: Tensor
@@ -29,16 +29,16 @@ class RowsView:
 class TwoLevel(Synchroniser):
     """Averages the learners of a node with one synchroniser, and the nodes with another, over slower links.
 
-    Within a node, `inner` keeps a central model of the node. Every `outer.every` rounds, behind the steps, `outer`
-    takes that model for the weights of a learner, of which there are as many as nodes, and moves z, which does not move
-    in between. The node's learners, its central model and what `inner` remembers of it are then shifted together by
-    what `outer` has moved the node's model by, so that they go on as they stand to each other.
+    Within a node, `inner` maintains a central model of the node. Every `outer.every` rounds, after the steps, `outer`
+    treats each node's central model as the weights of one learner, and moves z, which is constant in between. The
+    node's learners, its central model and `inner`'s state are then shifted by the movement of the node's central
+    model, so that their relative positions do not change.
 
-    With one learner a node, `TwoLevel(SMA(), outer)` is `outer` alone.
+    With one learner per node, `TwoLevel(SMA(), outer)` is `outer` alone.
 
     Args:
         inner: within a node, such as `SMA()`.
-        outer: between nodes: one that averages behind the steps, `DiLoCo()` or `LocalSGD()`.
+        outer: between nodes: one that averages after the steps, `DiLoCo()` or `LocalSGD()`.
 
     Raises:
         SettingError: `inner` averages gradients or nothing at all, or `outer` needs every round.
@@ -66,49 +66,49 @@ class TwoLevel(Synchroniser):
             )
         if outer.timing is not Timing.AFTER_STEP or outer.in_order:
             raise SettingError(f"outer must average behind the steps, got {outer!r}; use bow.DiLoCo(every=32)")
-        super().__init__(every=outer.every)  # z does not move more often
+        super().__init__(every=outer.every)  # z moves only then
         self.inner = inner
         self.outer = outer
 
     @property
     def kind(self) -> str:
-        """Both kinds."""
+        """The kinds of both synchronisers."""
         return f"TwoLevel({self.inner.kind}, {self.outer.kind})"
 
     @property
     def restarts_on_drop(self) -> bool:
-        """As for `inner`: learners start again from the central model of their node."""
+        """As for `inner`: learners restart from the central model of their node."""
         return self.inner.restarts_on_drop
 
     def start_own(self, rows: Rows) -> None:
-        """The node's central model starts at z."""
+        """Set the node's central model to z."""
         rows.state[CENTER].copy_(rows.z)
         self.inner.start(self._near(rows))
 
     def center(self, rows: Rows) -> Tensor:
-        """The node's central model."""
+        """Return the node's central model."""
         return rows.state[CENTER]
 
     def grow(self, rows: Rows, learners: int) -> None:
-        """The node's central model has moved with its only learner: averaging starts there, at rest."""
+        """Start averaging at the weights of a node's only learner, without momentum."""
         if self.inner.follows(learners):
             rows.state[CENTER].copy_(rows.weights[0])
             self.inner.start(self._near(rows))
 
     def check(self, learners: int, by_device: Sequence[int] = ()) -> None:
-        """What `inner` has to say on the learners of a node."""
+        """Reject a number of learners of the node that `inner` rejects."""
         self.inner.check(learners)
 
     def due(self, round_index: int, learners: int) -> bool:
-        """When `inner` is due, for the learners of the node, or `outer`."""
+        """Return whether `inner`, for the learners of the node, or `outer` is due."""
         return self.inner.due(round_index, learners) or self.outer_due(round_index)
 
     def outer_due(self, round_index: int) -> bool:
-        """Whether nodes average behind this round."""
+        """Return whether nodes average after this round."""
         return (round_index + 1) % self.outer.every == 0
 
     def start(self, rows: Rows) -> None:
-        """The node's central model starts at z."""
+        """Set the node's central model to z, and start both synchronisers."""
         if CENTER not in rows.state:
             rows.state[CENTER] = rows.z.clone()
         rows.state[CENTER].copy_(rows.z)
@@ -117,11 +117,11 @@ class TwoLevel(Synchroniser):
             rows.state.update({prefix + name: tensor for name, tensor in view.state.items()})
 
     def prepare(self, rows: Rows) -> None:
-        """As `inner` does."""
+        """Prepare `inner`."""
         self.inner.prepare(self._near(rows))
 
     def contribute(self, rows: Rows, learners: int, contributors: int) -> None:
-        """What `inner` sums over the learners of the node."""
+        """Compute `inner`'s contribution from the learners of the node."""
         if self.inner.follows(learners):
             rows.total.zero_()
             return
@@ -134,12 +134,12 @@ class TwoLevel(Synchroniser):
         self.inner.apply(self._near(rows), learners, contributors)
 
     def contribute_outer(self, rows: Rows, learners: int, speaks: bool) -> None:
-        """What `outer` sums over the nodes.
+        """Compute `outer`'s contribution from this node.
 
         Args:
             rows: the learners of this device.
-            learners: of this node.
-            speaks: whether this device is the one of its node that counts.
+            learners: number of learners of this node.
+            speaks: whether this device contributes for its node; the others contribute zeros.
         """
         if self.inner.follows(learners):
             rows.state[CENTER].copy_(rows.weights[0])
@@ -148,7 +148,7 @@ class TwoLevel(Synchroniser):
             rows.total.zero_()
 
     def apply_outer(self, rows: Rows, nodes: int) -> None:
-        """Move z, and shift all that belongs to the node."""
+        """Move z, and shift the learners and `inner`'s state with the node's central model."""
         center = rows.state[CENTER]
         before = center.clone()
         self.outer.apply(self._far(rows), nodes, nodes)
@@ -159,13 +159,13 @@ class TwoLevel(Synchroniser):
             z_prev.add_(shift)
 
     def _near(self, rows: Rows) -> RowsView:
-        """The learners around the node's central model."""
+        """View the learners around the node's central model."""
         state = _part(rows.state, INNER)
         center = rows.state[CENTER]
         return RowsView(rows.weights, rows.gradients, center, rows.total, rows.corrections, state, rows.before)
 
     def _far(self, rows: Rows) -> RowsView:
-        """The node's central model as the only learner around z."""
+        """View the node's central model as the only learner around z."""
         center = rows.state[CENTER].unsqueeze(0)
         return RowsView(center, center, rows.z, rows.total, rows.corrections, _part(rows.state, OUTER))
 
