@@ -1,4 +1,4 @@
-"""The replica matrix: learners as rows of one tensor, their modules, optimizer and central model."""
+"""The replica matrix: learners as rows of one tensor, with their modules, optimizer and central model."""
 
 from bow.replicas.buffers import BufferPolicy as BufferPolicy
 from bow.replicas.buffers import buffer_slots as buffer_slots

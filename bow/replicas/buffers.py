@@ -1,4 +1,4 @@
-"""What the central model's buffers are: batch-norm statistics averaged, everything else from learner 0."""
+"""The central model's buffers: batch-norm statistics are averaged, all others are learner 0's."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
@@ -37,7 +37,7 @@ def gather_buffers(central: nn.Module, learners: Sequence[nn.Module], policy: Bu
 
 @torch.no_grad()
 def recalibrate(central: nn.Module, forwards: Iterator[None]) -> None:
-    """Measure batch-norm statistics anew: reset them and average over the forward passes of `forwards`."""
+    """Recalibrate batch-norm statistics: reset them and average over the forward passes of `forwards`."""
     norms: list[Any] = [m for m in central.modules() if _tracks_statistics(m)]
     if not norms:
         return
@@ -55,7 +55,7 @@ def recalibrate(central: nn.Module, forwards: Iterator[None]) -> None:
 
 
 def split_buffers(central: nn.Module, policy: BufferPolicy) -> tuple[list[Tensor], list[Tensor]]:
-    """The central model's buffers that are means over the learners, and those that follow the first one."""
+    """Return the central model's buffers that are means over learners, and those that are the first learner's."""
     averaged = _statistics(central, ("running_mean", "running_var")) if policy == "average" else set()
     kept = _statistics(central, NORM_BUFFERS) if policy == "recalibrate" else set()
     there = [(name, owner._buffers[key]) for name, (owner, key) in buffer_slots(central) if name not in kept]
@@ -64,12 +64,12 @@ def split_buffers(central: nn.Module, policy: BufferPolicy) -> tuple[list[Tensor
 
 
 def copy_buffers(source: nn.Module, target: nn.Module) -> None:
-    """Give `target` the buffers of `source`, a module of the same structure."""
+    """Copy the buffers of `source` to `target`, a module of the same structure."""
     gather_buffers(target, [source], "first")
 
 
 def buffer_state(module: nn.Module) -> dict[str, Tensor]:
-    """Copies of all buffers by name, those included that `state_dict` leaves out."""
+    """Return copies of all buffers by name, including those that `state_dict` omits."""
     return {
         name: buffer.clone()
         for name, (owner, key) in buffer_slots(module)
@@ -93,7 +93,7 @@ def _statistics(model: nn.Module, keys: Sequence[str]) -> set[str]:
 
 
 def buffer_slots(model: nn.Module) -> Iterator[tuple[str, tuple[nn.Module, str]]]:
-    """Every buffer of a module tree: its full name, the module that owns it, and the name there."""
+    """Yield every buffer of a module tree: its full name, the module that owns it, and the name there."""
     for prefix, module in model.named_modules():
         for key in module._buffers:
             yield f"{prefix}.{key}".lstrip("."), (module, key)
@@ -101,7 +101,7 @@ def buffer_slots(model: nn.Module) -> Iterator[tuple[str, tuple[nn.Module, str]]
 
 def _mean(values: list[Tensor]) -> Tensor:
     stacked = torch.stack(values)
-    # The mean of equal numbers may differ from them. Decided where they are: on a GPU, the host would have to wait.
+    # The mean of equal numbers may differ from them. Selected on the device, without synchronising it with the host.
     return torch.where((stacked == stacked[0]).all(), stacked[0], stacked.mean(dim=0))
 
 

@@ -1,4 +1,4 @@
-"""The learners of one device: rows, modules, optimizer and central model, kept in step with each other."""
+"""The learners of one device: rows, modules, optimizer and central model."""
 
 import copy
 import itertools
@@ -27,19 +27,18 @@ from bow.replicas.optimizer import OptimizerFactory, OptimizerRows, make_optimiz
 from bow.seeds import derive_seed
 from bow.values import whole
 
+# Rows to reserve on a CPU, within this many bytes: reserved memory costs nothing before it is written. Elsewhere, and
+# beyond that, rows for twice the learners are reserved, or as many as there is memory for.
 SPARE_ROWS = 64
 SPARE_BYTES = 2**30
-"""On a CPU, where reserved memory costs nothing before it is written, so many rows are reserved for learners that
-may come, within so many bytes. Elsewhere, and beyond that, there is room for twice the learners, or for as many as
-there is memory for."""
 
 _REQUIRES_GRAD = operator.attrgetter("requires_grad")
 
-ROWS_PER_SPARE = 3  # weights, gradient, and the correction for which a synchroniser may ask
+ROWS_PER_SPARE = 3  # weights, gradient, and the correction that a synchroniser may need
 
 
 class Learner:
-    """One replica: its module on its row, and the leaf on which its gradient is taken."""
+    """One replica: its module with parameters in its row, and the leaf whose gradient is computed."""
 
     def __init__(self, module: nn.Module, row: Tensor, gradient: Tensor) -> None:
         self.module = module
@@ -89,7 +88,7 @@ class LearnerGroup:
         if not world.is_one:
             begins = sorted({slot.offset for slots in self.layout.group_slots for slot in slots})
             world.variables = [end - at for at, end in zip(begins, [*begins[1:], self.layout.row_length], strict=True)]
-        if not world.is_one:  # a model that was built with other values than rank 0's counts not
+        if not world.is_one:  # all start from rank 0's values
             frozen = [parameter.data for parameter in self._frozen.values()]
             world.broadcast_tensors([self.matrix.z, *frozen, *self._central.buffers()])
         self.learners: list[Learner] = []
@@ -110,11 +109,11 @@ class LearnerGroup:
         return len(self) if self.is_alone else sum(self.by_device)
 
     def task_seed(self, seed: int, round_index: int, position: int) -> int:
-        """Of the random numbers of the learning task on the batch at this position of a round."""
+        """Return the seed of the learning task on the batch at this position of a round."""
         return derive_seed(seed, round_index, self.first + position)
 
     def check_flags(self) -> None:
-        """Refuse parameters that were frozen or unfrozen by now: what a row holds is trained, and nothing else."""
+        """Raise if a parameter was frozen or unfrozen since the start: exactly the parameters in a row are trained."""
         if all(map(_REQUIRES_GRAD, self._trained)) and not any(map(_REQUIRES_GRAD, self._untrained)):
             return
         wrong = {id(each) for each in self._untrained if each.requires_grad}
@@ -130,7 +129,7 @@ class LearnerGroup:
 
     @property
     def own(self) -> range:
-        """The numbers of this device's learners among those of all devices."""
+        """Global numbers of this device's learners."""
         return range(self.first, self.first + len(self))
 
     @property
@@ -138,14 +137,14 @@ class LearnerGroup:
         return self.world.is_one
 
     def by_node(self, learners: Sequence[int]) -> dict[int, int]:
-        """How many learners each machine has where the devices have so many."""
+        """Return the number of learners of each machine, given those of the devices."""
         totals: dict[int, int] = {}
         for count, node in zip(learners, self.nodes, strict=True):
             totals[node] = totals.get(node, 0) + count
         return totals
 
     def count(self) -> None:
-        """Learn how many learners each device has; all devices do so behind the same round."""
+        """Exchange the numbers of learners; all devices call this after the same round."""
         counted = self.world.all_gather((len(self), self.world.node))
         self.by_device = self.matrix.by_device = [learners for learners, _ in counted]
         self.nodes = [node for _, node in counted]
@@ -153,7 +152,7 @@ class LearnerGroup:
 
     @property
     def held_bytes(self) -> int:
-        """What learners and central model take by now, measured; rows that are only reserved are left out."""
+        """Measured memory of learners and central model, without rows that are only reserved."""
         matrix = self.matrix
         rows = [matrix.weights, matrix.gradients, matrix.z, matrix.total, *matrix.state.values()]
         rows += [matrix.corrections] if matrix.has_corrections else []
@@ -164,7 +163,7 @@ class LearnerGroup:
 
     @property
     def central(self) -> nn.Module:
-        """The central model on `z`, its buffers brought up to date; with several devices, as of `share_buffers`."""
+        """The central model on `z` with updated buffers; with several devices, as of the last `share_buffers`."""
         if self.is_alone:
             self.gather_buffers()
         return self._central
@@ -175,12 +174,12 @@ class LearnerGroup:
 
     @torch.no_grad()
     def share_buffers(self) -> None:
-        """Bring the central model's buffers up to date over all devices, which do so behind the same round."""
+        """Update the central model's buffers from all devices, which call this after the same round."""
         self.gather_buffers()
         if self.is_alone:
             return
         averaged, others = split_buffers(self._central, self.buffer_policy)
-        if averaged:  # the leader's values and the mean distance from them: equal values stay what they are
+        if averaged:  # rank 0's values plus the mean distance from them: equal values stay exact
             origin = torch.cat([buffer.flatten() for buffer in averaged])
             mean = origin.clone()
             self.world.broadcast_tensors([origin])
@@ -214,7 +213,7 @@ class LearnerGroup:
     def restart(
         self, diverged: Sequence[bool], center: Tensor | None = None, *, weights: bool = True, gather: bool = True
     ) -> None:
-        """Set learners that have left the finite numbers back to the central model."""
+        """Restart diverged learners from the central model, or from `center`."""
         healthy = [learner.module for learner, bad in zip(self.learners, diverged, strict=True) if not bad]
         if healthy and gather:
             gather_buffers(self._central, healthy, self.buffer_policy)
@@ -230,7 +229,7 @@ class LearnerGroup:
         self.matrix.weights.copy_(self.matrix.z.expand_as(self.matrix.weights))
 
     def export(self) -> nn.Module:
-        """The central model as a plain module: storage of its own, evaluation mode, on the CPU."""
+        """Return the central model as a plain module with its own storage, in evaluation mode, on the CPU."""
         return self._exported(self.central)
 
     def _exported(self, model: nn.Module) -> nn.Module:
@@ -242,7 +241,7 @@ class LearnerGroup:
         return exported.eval()
 
     def state(self, own: Collection[str] = ()) -> dict[str, Any] | None:
-        """What the learners of all devices are, on the CPU, at rank 0; all devices ask behind the same round."""
+        """Return the state of all learners, on the CPU, at rank 0; all devices call this after the same round."""
         learners = [self._state_of(index) for index in range(len(self))]
         kept = {name: on_cpu(tensor) for name, tensor in self.matrix.state.items() if name in own}
         gathered = self.world.gather((learners, kept))
@@ -262,7 +261,7 @@ class LearnerGroup:
 
     @torch.no_grad()
     def load_state(self, state: dict[str, Any] | None, alike: bool = False) -> bool:
-        """Continue from `state()`, which rank 0 is given; learners that it does not have start from its `z`."""
+        """Restore the state that `state` returned, given to rank 0; learners without a state start from its `z`."""
         parts = None
         if state is not None:
             left_out = ("learners", "devices")
@@ -287,7 +286,7 @@ class LearnerGroup:
             load_buffers(self.learners[index].module, first["buffers"] if saved is None else saved["buffers"])
             if saved is None:
                 self.optimizer.reset(index)
-        states = [  # tensors are taken over as they are: each learner needs its own
+        states = [  # tensors are used without a copy: each learner needs its own
             copy.deepcopy(first["optimizer"]) if saved is None else saved["optimizer"]
             for saved in (*learners, *missing)
         ]

@@ -1,4 +1,4 @@
-"""Where each parameter of the model lies in a row of the replica matrix."""
+"""Layout of the model's parameters in a row of the replica matrix."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ ALIGNMENT = 16  # rows are padded to a multiple of this many elements, so that e
 class Slot:
     """One parameter's place in a row."""
 
-    names: tuple[str, ...]  # several where it is tied
+    names: tuple[str, ...]  # several if it is tied
     offset: int
     shape: torch.Size
     order: tuple[int, ...]  # its dimensions from the slowest to the fastest in memory, as in channels_last
@@ -37,7 +37,7 @@ class Slot:
 
 
 class ParameterLayout:
-    """Maps parameter names to `(offset, shape)` in a flat row, in which every group of the optimizer is one slice.
+    """Maps parameter names to `(offset, shape)` in a flat row; every group of the optimizer is one slice of it.
 
     The padding at the end belongs to the last group; it starts at zero and its gradient is zero.
     """
@@ -70,7 +70,7 @@ class ParameterLayout:
         self._sizes = [slot.numel for slot in self.slots] + ([self.padding] if self.padding else [])
 
     def views(self, row: Tensor) -> dict[str, Tensor]:
-        """Views of a row `[parameters]` by parameter name, tied ones under each; differentiable in the row."""
+        """Return views of a row `[parameters]` by parameter name, tied ones under each; differentiable in the row."""
         named: dict[str, Tensor] = {}
         for slot, piece in zip(self.slots, torch.split(row, self._sizes), strict=False):
             named.update(dict.fromkeys(slot.names, slot.view(piece)))
@@ -83,7 +83,7 @@ class ParameterLayout:
 
 
 def _names(model: nn.Module) -> dict[int, list[str]]:
-    """The names of each parameter by its id: several where it is tied, one where its module is used twice."""
+    """Return the names of each parameter by its id: several if it is tied, one if its module is used twice."""
     names: dict[int, list[str]] = {}
     for prefix, module in model.named_modules():
         for key, parameter in module._parameters.items():
@@ -93,7 +93,7 @@ def _names(model: nn.Module) -> dict[int, list[str]]:
 
 
 def _memory_order(parameter: Tensor) -> tuple[int, ...]:
-    """Dimensions from the slowest to the fastest; logical order where the memory has gaps or overlaps."""
+    """Return dimensions from the slowest to the fastest; logical order if the memory has gaps or overlaps."""
     strides = parameter.stride()
     order = tuple(sorted(range(parameter.dim()), key=lambda d: (-strides[d], d)))
     dense = parameter.permute(order).is_contiguous()

@@ -12,8 +12,8 @@ from bow.errors import SettingError
 class ReplicaMatrix:
     """Weights `W`, gradients `G` and corrections `C` of all learners, and the central model `z`.
 
-    `W` and `G` reserve `capacity` rows, so rows never move when learners come and go: views of a row stay
-    valid for as long as its learner lives.
+    `W` and `G` reserve `capacity` rows, so that rows never move when learners are added or removed: views of a row
+    stay valid for the lifetime of its learner.
     """
 
     def __init__(self, row_length: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -29,8 +29,8 @@ class ReplicaMatrix:
             ) from error
         self._corrections: Tensor | None = None
         self.z: Float[Tensor, " parameters"] = torch.zeros(row_length, dtype=dtype, device=device)
+        # Communicated between devices: `total`, followed by the number of contributing learners.
         self.travelling = torch.zeros(row_length + 1, dtype=dtype, device=device)
-        """What goes from device to device: `total`, and behind it how many learners have contributed to it."""
         self.total: Float[Tensor, " parameters"] = self.travelling[:-1]
         self.before: Float[Tensor, " parameters"] | None = None
         self.state: dict[str, Tensor] = {}
@@ -39,7 +39,7 @@ class ReplicaMatrix:
 
     @property
     def corrections(self) -> Float[Tensor, "learners parameters"]:
-        """Scratch rows for the synchroniser, allocated when first asked for."""
+        """Scratch rows for the synchroniser, allocated on first use."""
         if self._corrections is None:
             self._corrections = torch.empty_like(self._weights)
         return self._corrections[: self.learners]
@@ -49,7 +49,7 @@ class ReplicaMatrix:
         return self._corrections is not None
 
     def add_row(self) -> int:
-        """Put the next row into use, as a copy of `z`, and return its index."""
+        """Activate the next row, as a copy of `z`, and return its index."""
         index = self.learners
         if index >= self.capacity:
             raise SettingError(
@@ -65,7 +65,7 @@ class ReplicaMatrix:
         self._set_learners(self.learners - 1)
 
     def leaf(self, learner: int) -> Float[Tensor, " parameters"]:
-        # Not `W.detach()[j]`: all rows would share a version counter, and a step invalidate others' backward passes.
+        # Not `W.detach()[j]`: rows would share a version counter, so that a step invalidates others' backward passes.
         return self._weights.data[learner].requires_grad_()
 
     def weights_of(self, learner: int) -> Float[Tensor, " parameters"]:

@@ -1,4 +1,4 @@
-"""From a user's model to a template that can be replicated, and from the template to its replicas."""
+"""Prepare a user's model as a template, and replicate the template."""
 
 import contextlib
 import copy
@@ -21,7 +21,7 @@ PARALLEL_WRAPPERS = {"DistributedDataParallel", "DataParallel", "FullyShardedDat
 def prepare_template(model: nn.Module | Callable[[], nn.Module], seed: int) -> nn.Module:
     """Build or unwrap the user's model and check that bow can replicate it."""
     template = model if isinstance(model, nn.Module) else _build(model, seed)
-    template = getattr(template, "_orig_mod", template)  # what torch.compile wraps
+    template = getattr(template, "_orig_mod", template)  # wrapped by torch.compile
     if isinstance(template, torch.jit.ScriptModule):
         raise ModelError("the model is scripted or traced, and such modules cannot be copied; pass the module itself")
     if any(tensor.is_meta and not is_lazy(tensor) for tensor in _tensors(template)):
@@ -35,7 +35,7 @@ def prepare_template(model: nn.Module | Callable[[], nn.Module], seed: int) -> n
 
 @contextlib.contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """A model, with all of its modules, is in training or evaluation mode meanwhile."""
+    """Set a model and all its modules to training or evaluation mode within the context."""
     modes = {module: module.training for module in model.modules()}
     model.train(training)
     try:
@@ -46,7 +46,7 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
 
 
 def has_lazy_modules(model: nn.Module) -> bool:
-    """Whether a forward pass has yet to give some parameters or buffers their shapes."""
+    """Return whether some parameters or buffers get their shapes in the first forward pass."""
     return any(map(is_lazy, _tensors(model)))
 
 
@@ -59,7 +59,7 @@ def num_trainable(model: nn.Module) -> int:
 
 
 def check_trainable(parameters: list[nn.Parameter]) -> None:
-    """Refuse parameters that cannot share one row."""
+    """Reject parameters that cannot share one row."""
     if any(is_lazy(parameter) for parameter in parameters):
         raise ModelError("the model has lazy modules without shapes; run one batch through it first")
     if not parameters:
@@ -75,7 +75,7 @@ def check_trainable(parameters: list[nn.Parameter]) -> None:
 
 
 def frozen_parameters(template: nn.Module, layout: ParameterLayout, device: torch.device) -> dict[int, nn.Parameter]:
-    """One copy, for all learners, of the parameters that have no place in the row; by the id of the template's."""
+    """Return one copy, shared by all learners, of parameters outside the row, by the id of the template's."""
     return {
         id(parameter): nn.Parameter(parameter.detach().to(device, copy=True), requires_grad=parameter.requires_grad)
         for name, parameter in template.named_parameters()
@@ -90,7 +90,7 @@ def replicate(
     device: torch.device,
     frozen: Mapping[int, nn.Parameter] | None = None,
 ) -> nn.Module:
-    """A copy of the template whose trainable parameters are views of `row`."""
+    """Return a copy of the template whose trainable parameters are views of `row`."""
     named = dict(template.named_parameters(remove_duplicate=False))
     memo: dict[int, Any] = {id(named[name]): nn.Parameter(view) for name, view in layout.views(row.detach()).items()}
     memo.update(frozen or {})
@@ -128,7 +128,7 @@ def _build(builder: Any, seed: int) -> nn.Module:
 def _arguments(function: Callable[..., Any]) -> list[str]:
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some that are written in C have no signature
+    except (TypeError, ValueError):  # some functions written in C have no signature
         return []
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [each.name for each in parameters if each.default is each.empty and each.kind not in optional]

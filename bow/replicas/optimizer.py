@@ -1,6 +1,6 @@
-"""Any torch optimizer, bound to the rows of the replica matrix: its groups' parameters become slices of rows.
+"""Bind any torch optimizer to the rows of the replica matrix: its groups' parameters become slices of rows.
 
-So every learner has state of its own, can step alone or sit out, and schedulers work; docs/design.md says for which.
+Every learner then has its own state and can step alone or sit out, and schedulers work; see docs/design.md for limits.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from bow.graph.execution import call_factory, make_with_names
 from bow.replicas.layout import ParameterLayout
 from bow.replicas.matrix import ReplicaMatrix
 
+# Methods of optimizers that torch excludes from compiled code, importing its compiler to do so.
 KEPT_OUT = ("add_param_group", "load_state_dict", "state_dict")
-"""Methods of optimizers that torch keeps out of compiled code, and imports its compiler to do so."""
 
 PROBE_SHAPES = ((4, 3), (3,), (2, 2))
 PROBE_STEPS = 3
@@ -31,7 +31,7 @@ PROBE_LR = 0.01
 
 
 def make_optimizer(factory: OptimizerFactory, model: nn.Module) -> Optimizer:
-    """Call the user's factory on the parameters of a model that are trained."""
+    """Call the user's factory on the trained parameters of a model."""
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if isinstance(factory, Optimizer):
         raise OptimizerError(
@@ -58,7 +58,7 @@ def _check_finite(optimizer: Optimizer, dtype: torch.dtype) -> None:
             numbers = value if isinstance(value, (tuple, list)) and name != "params" else (value,)
             for number in numbers:
                 single = float(number) if isinstance(number, Tensor) and number.numel() == 1 else number
-                most = largest if is_known or name == "lr" else math.inf  # which may be how others say "no limit"
+                most = largest if is_known or name == "lr" else math.inf  # infinity may mean "no limit" in others
                 if isinstance(single, float) and not abs(single) <= most:
                     kind = str(dtype).removeprefix("torch.")
                     raise OptimizerError(
@@ -68,16 +68,16 @@ def _check_finite(optimizer: Optimizer, dtype: torch.dtype) -> None:
 
 @contextlib.contextmanager
 def optimizers_alone() -> Iterator[None]:
-    """Make optimizers and load their state without torch's compiler, whose import takes a second."""
+    """Create optimizers and load their state without importing torch's compiler, which takes a second."""
     methods = [getattr(getattr(Optimizer, name), "__wrapped__", None) for name in KEPT_OUT]
     apart = [method for method in methods if method is not None and "torch._dynamo" not in sys.modules]
-    for method in apart:  # where nothing can be compiled, a method that is not to be is the method itself
+    for method in apart:  # without compilation, disabling a method leaves it unchanged
         method.__dynamo_disable = method
     try:
         yield
     finally:
         for method in apart:
-            vars(method).pop("__dynamo_disable", None)  # another thread may have been at it, too
+            vars(method).pop("__dynamo_disable", None)  # another thread may have removed it
 
 
 class OptimizerRows:
@@ -139,7 +139,7 @@ class OptimizerRows:
         ]
 
     def load(self, settings: Sequence[dict[str, Any]], states: Sequence[Sequence[dict[str, Any]] | None]) -> None:
-        """Take over hyper-parameters and, by learner, what `state_of` gave; None: the learner keeps what it has."""
+        """Restore hyper-parameters and, by learner, the results of `state_of`; None: the learner keeps its state."""
         kept = self.optimizer.state
         by_tensor: dict[int, dict[str, Any]] = {}
         for bound, state in zip(self._tensors, states, strict=True):
@@ -169,7 +169,7 @@ class OptimizerRows:
 
     @property
     def states(self) -> list[dict[str, Any]]:
-        """What is kept for each learner's first tensor: its whole row, where all elements are treated alike."""
+        """State of each learner's first tensor, which is its whole row if the optimizer is elementwise."""
         state = self.optimizer.state
         return [state[bound[0][0]] for bound in self._tensors]
 
@@ -177,12 +177,12 @@ class OptimizerRows:
         """Update the rows of the learners that are `stepping` (all of them when None)."""
         wanted = [True] * len(self._tensors) if stepping is None else list(stepping)
         for together in self._alike(wanted):
-            # Set every time: zero_grad(), a habit of many loops, would otherwise detach the rows for good.
+            # Set every time: zero_grad(), usual in training loops, would otherwise detach the rows permanently.
             self._set_gradients(together)
             self.optimizer.step()
 
     def _alike(self, stepping: list[bool]) -> list[list[bool]]:
-        """Learners that can step at once: the fused SGD of PyTorch makes momentum for all of a call, or for none."""
+        """Group learners that can step together: PyTorch's fused SGD creates momentum for all of a call, or for none."""
         groups = self.optimizer.param_groups
         if not (isinstance(self.optimizer, SGD) and any(group["fused"] and group["momentum"] for group in groups)):
             return [stepping]
@@ -200,40 +200,40 @@ class OptimizerRows:
                     parameter.grad = wanted
 
     def _cuts(self, group: int) -> list[Callable[[Tensor], Tensor]]:
-        """How a row is cut for one optimizer group: whole, or parameter by parameter."""
+        """Return the functions that slice a row for one optimizer group: as a whole, or by parameter."""
         if self.elementwise:
             return [operator.itemgetter(self._layout.group_slices[group])]
         return [slot.of for slot in self._layout.group_slots[group]]
 
 
 def num_state_tensors(optimizer: OptimizerFactory) -> int:
-    """How many tensors of a parameter's size an optimizer keeps for it, seen by trying; 0 where that fails."""
+    """Return how many tensors of a parameter's size an optimizer keeps for it, by a trial; 0 if that fails."""
     for shape in ((3,), (3, 4)):  # Muon refuses vectors
         parameter = nn.Parameter(torch.ones(shape))
         try:
             with optimizers_alone():
                 tried = call_factory(optimizer, [("weight", parameter)])
             if [id(each) for group in tried.param_groups for each in group["params"]] != [id(parameter)]:
-                return 0  # it has parameters of its own, which are not to be moved
-            if is_plain_sgd(tried):  # what is known need not be tried: a step imports torch's compiler
+                return 0  # it has its own parameters, which must not change
+            if is_plain_sgd(tried):  # known optimizers need no step, which imports torch's compiler
                 return int(tried.param_groups[0]["momentum"] != 0)
             if is_plain_adam(tried):
                 return 2
             parameter.grad = torch.ones(shape)
             tried.step()
-        except Exception:  # whatever is wrong with it is said where it is made for the model
+        except Exception:  # reported when the optimizer is made for the model
             continue
         return sum(isinstance(value, Tensor) and value.shape == shape for value in tried.state[parameter].values())
     return 0
 
 
 def is_plain_sgd(optimizer: Optimizer) -> bool:
-    """Whether it is `torch.optim.SGD` with one group, momentum and weight decay, and nothing besides."""
+    """Return whether it is `torch.optim.SGD` with one group and no options but momentum and weight decay."""
     return _is_plain(optimizer, SGD) and not optimizer.param_groups[0]["dampening"]
 
 
 def is_plain_adam(optimizer: Optimizer) -> bool:
-    """Whether it is `torch.optim.Adam` or `AdamW` with one group, and nothing besides."""
+    """Return whether it is `torch.optim.Adam` or `AdamW` with one group and no further options."""
     if not _is_plain(optimizer, Adam, AdamW):
         return False
     only = optimizer.param_groups[0]
@@ -241,11 +241,11 @@ def is_plain_adam(optimizer: Optimizer) -> bool:
 
 
 def kind_of(optimizer: OptimizerFactory) -> Literal["sgd", "adam"] | None:
-    """Which plain optimizer a factory makes, seen by trying; None: another."""
+    """Return which plain optimizer a factory makes, by a trial; None: another."""
     try:
         with optimizers_alone():
             made = call_factory(optimizer, [("weight", nn.Parameter(torch.ones(3)))])
-    except Exception:  # whatever is wrong with it is said where it is made for the model
+    except Exception:  # reported when the optimizer is made for the model
         return None
     return "sgd" if is_plain_sgd(made) else "adam" if is_plain_adam(made) else None
 
@@ -260,7 +260,7 @@ def _is_plain(optimizer: Optimizer, *kinds: type[Optimizer]) -> bool:
 
 
 def is_elementwise(optimizer: Optimizer, device: torch.device) -> bool:
-    """Whether updating one flat tensor equals updating its parts, measured on small random tensors."""
+    """Return whether updating one flat tensor equals updating its parts, by a trial on small random tensors."""
     if is_plain_sgd(optimizer) or is_plain_adam(optimizer):
         return True
     generator = torch.Generator().manual_seed(0)
@@ -276,14 +276,13 @@ def is_elementwise(optimizer: Optimizer, device: torch.device) -> bool:
             if not torch.allclose(_flat(parts), flat[0], rtol=1e-9, atol=1e-12):
                 return False
     except Exception:
-        # Muon refuses vectors, SparseAdam dense gradients, a third-party optimizer may refuse anything:
-        # whatever the reason, rows are not for this one.
+        # Muon rejects vectors, SparseAdam dense gradients, and a third-party optimizer may reject anything.
         return False
     return True
 
 
 def _check_parameterwise(optimizer: Optimizer, device: torch.device) -> None:
-    """Take one step on zeros of the true shapes: an optimizer that fails here cannot be used at all."""
+    """Take one step on zeros of the true shapes; raise if the optimizer fails."""
     for index, group in enumerate(optimizer.param_groups):
         zeros = [torch.zeros_like(p, device=device) for p in group["params"]]
         try:
@@ -296,7 +295,7 @@ def _check_parameterwise(optimizer: Optimizer, device: torch.device) -> None:
 
 
 def _probe(optimizer: Optimizer, group: int, weights: list[Tensor], gradients: list[list[Tensor]]) -> list[Tensor]:
-    """Weights after stepping a copy of the optimizer's group on `weights` with the given gradients."""
+    """Return weights after stepping a copy of the optimizer's group on `weights` with the given gradients."""
     parameters = [nn.Parameter(w.clone()) for w in weights]
     template = optimizer.param_groups[group]["params"]
     probe = copy.deepcopy(optimizer, {id(p): p for g in optimizer.param_groups for p in g["params"]})
@@ -304,7 +303,7 @@ def _probe(optimizer: Optimizer, group: int, weights: list[Tensor], gradients: l
     probe.state.clear()
     probe.param_groups = [{**probe.param_groups[group], "params": parameters}]
     if isinstance(probe.param_groups[0].get("lr"), float):
-        probe.param_groups[0]["lr"] = PROBE_LR  # a warm-up may start at 0, where every optimizer looks elementwise
+        probe.param_groups[0]["lr"] = PROBE_LR  # a warm-up may start at 0, with which every optimizer looks elementwise
     for parameter in parameters if states[0] else []:
         probe.state[parameter] = {k: _like(v, parameter) for k, v in states[0].items()}
     for step in gradients:
@@ -315,7 +314,7 @@ def _probe(optimizer: Optimizer, group: int, weights: list[Tensor], gradients: l
 
 
 def _initial_states(optimizer: Optimizer, group: dict[str, Any], elementwise: bool) -> list[dict[str, Any]]:
-    """The state that the optimizer's constructor left (Adagrad makes some), by the tensors that bow will bind."""
+    """Return the state created by the optimizer's constructor (as by Adagrad), by the tensors that bow will bind."""
     states = [dict(optimizer.state.get(parameter, {})) for parameter in group["params"]]
     if not elementwise:
         return states
@@ -330,7 +329,7 @@ def _initial_states(optimizer: Optimizer, group: dict[str, Any], elementwise: bo
 
 
 def _fitted(value: Any, parameter: Tensor) -> Any:
-    """A learner's own copy of an initial state value; a row slice may be longer by the padding."""
+    """Copy an initial state value for a learner, whose row slice may be longer by the padding."""
     if not isinstance(value, Tensor):
         return copy.copy(value)
     missing = parameter.numel() - value.numel() if value.dim() == 1 else 0
