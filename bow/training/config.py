@@ -50,7 +50,7 @@ class PerRound:
 
 @dataclass(frozen=True, eq=False)
 class Validation:
-    """How the central model is evaluated.
+    """Settings of the central model's evaluation.
 
     Args:
         data: in any form of the training data; None: no evaluation.

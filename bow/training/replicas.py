@@ -68,8 +68,8 @@ class Replicas(nn.Module):
         loss: `loss(outputs, targets) -> scalar`, for batches `(inputs, targets)`.
         step: instead of `loss`: `step(model, batch) -> loss`, or `(loss, {name: scalar})`, for any pytree batch. With
             neither, batches are dictionaries and the loss is `model(**batch).loss`.
-        optimizer: makes a `torch.optim` optimizer from an iterable of parameters; a function whose first parameter is
-            called `named...` gets pairs `(name, parameter)`.
+        optimizer: function that makes a `torch.optim` optimizer from an iterable of parameters; if its first parameter
+            is called `named...`, it receives pairs `(name, parameter)`.
         learners: number of learners on this device, or `"auto"`: a rule that `bow.engines.choice` documents.
         sync: the synchroniser.
         engine: how learning tasks run, a name or a `bow.Engine`; `"auto"`: a rule that `bow.engines.choice` documents.
@@ -96,7 +96,7 @@ class Replicas(nn.Module):
         num_parameters: number of trained parameters.
         group: rows, optimizer and buffers of the learners, and their numbers on all devices.
         loop: the engine's round loop: period, events, and what the engine runs.
-        timeline: records what runs when, see `TimelineRecorder`.
+        timeline: starts and ends recording a timeline, see `TimelineRecorder`.
         last: losses and metrics of the last round.
 
     Raises:

@@ -30,7 +30,7 @@ class Result:
     Attributes:
         model: the central model, a plain module in evaluation mode, on the CPU.
         history: one record per epoch: losses, metrics, throughput, learners.
-        throughput: training samples per second over the steady part, warm-up and evaluation left out.
+        throughput: training samples per second after the warm-up, without evaluation.
         learners: learners per device at the end; with a partition those of all devices together.
         engine: the engine that ran, after any fallback.
         time_to_target: seconds from the first round until `target` was reached; None if it was not.

@@ -249,7 +249,7 @@ class TrainingLoop:
             self._end_epoch(position.epochs)
         self._seconds = position.elapsed_s
         found = self.replicas.loop.context.log.side_by_side if isinstance(self.replicas, Replicas) else None
-        if found is not None and len(found.times) > 2 and self._world.is_one:  # the first task alone is slower
+        if found is not None and len(found.times) > 2 and self._world.is_one:  # the first task is slower
             self._records.event("side by side", str(found))
         self._records.end(self._evaluations.state["best"].get("round"))
 

@@ -99,10 +99,11 @@ def train(
         step: instead of `loss`: `step(model, batch) -> loss`, or `(loss, {name: scalar})`, whose means are in the
             records of epochs as `train_...`; batch is any pytree. With neither, batches are dictionaries and the loss
             is the model's own, `model(**batch).loss`, as in Hugging Face's models.
-        optimizer: makes a `torch.optim` optimizer from an iterable of parameters; a function whose first parameter is
-            called `named...` gets pairs `(name, parameter)`, as in `lambda named: ...`, for groups by name.
-        scheduler: makes a `torch.optim.lr_scheduler` from the optimizer, stepped after every epoch, or after every
-            round in a `bow.PerRound(...)`, such as `bow.WarmupCosine()`. A parameter `rounds` receives their number.
+        optimizer: function that makes a `torch.optim` optimizer from an iterable of parameters; if its first parameter
+            is called `named...`, it receives pairs `(name, parameter)`, as in `lambda named: ...`, for groups by name.
+        scheduler: function that makes a `torch.optim.lr_scheduler` from the optimizer, stepped after every epoch, or
+            after every round in a `bow.PerRound(...)`, such as `bow.WarmupCosine()`. A parameter `rounds` receives
+            their number.
         batch_size: samples per learner and round; None: 16, or the `DataLoader`'s own.
         epochs: passes over the data by all learners together.
         steps: rounds; when given, `epochs` is ignored.
