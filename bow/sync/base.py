@@ -12,7 +12,7 @@ from bow.values import whole
 
 
 class Timing(enum.Enum):
-    """When the sum over all learners must have arrived.
+    """When the sum over all learners must be available.
 
     Only `WITH_STEP` lets the AllReduce between devices overlap the learning tasks of the same round: the
     contribution is computed from the weights before the step and applied together with the step.
@@ -118,7 +118,7 @@ class Synchroniser(abc.ABC):
     def prepare(self, rows: Rows) -> None:  # noqa: B027 - only some need it
         """Called before the learning tasks of a synchronising round."""
 
-    def restarted(self, rows: Rows, learner: int) -> None:  # noqa: B027 - most look at what the weights are
+    def restarted(self, rows: Rows, learner: int) -> None:  # noqa: B027 - most use the weights as they are
         """Called after a learner whose step was not finite was set to `center`, from where it contributes."""
 
     @abc.abstractmethod
