@@ -182,7 +182,7 @@ class OptimizerRows:
             self.optimizer.step()
 
     def _alike(self, stepping: list[bool]) -> list[list[bool]]:
-        """Group learners that can step together: PyTorch's fused SGD creates momentum for all of a call, or for none."""
+        """Group learners that can step together: PyTorch's fused SGD creates momentum for all of a call or none."""
         groups = self.optimizer.param_groups
         if not (isinstance(self.optimizer, SGD) and any(group["fused"] and group["momentum"] for group in groups)):
             return [stepping]
