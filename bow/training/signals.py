@@ -16,8 +16,8 @@ from bow.tuner import RunningMoments, StatisticalEfficiency, repulsion
 # Rounds between measurements, each of which reads all weights and gradients and needs a round in separate passes.
 EVERY = 20
 
-# Distances are stationary after this many time constants of the averaging: of the distances before a drop of the
-# learning rate to a tenth, 3% are left.
+# Distances are measured after this many time constants of averaging and momentum: after a drop of the learning rate
+# to a tenth, their squares are then 3% above the new stationary value (99 exp(-8)).
 SETTLING = 4.0
 
 
