@@ -1,5 +1,5 @@
-// One step of SGD with momentum, or of Adam, for every learner and, when it is due, the synchronisation task of SMA, in
-// one pass:
+// One step of SGD with momentum, or of Adam, for every learner and, in rounds that synchronise, the synchronisation
+// task of SMA, in one pass:
 //
 //     SGD   g   = g_j + weight_decay * w_j
 //           v_j = momentum * v_j + g               step_j = lr * (nesterov ? g + momentum * v_j : v_j)
@@ -11,12 +11,12 @@
 //     w_j = w_j - step_j - c_j
 //     z'  = z + sum_j c_j + mu * (z - z_prev);     z_prev = z;     z = z'
 //
-// Where other devices average too, the sum over all their learners is made before the learning tasks (`contribution`),
-// travels while they run, and is given.
+// With several devices, `contribution` computes a device's sum before the learning tasks; the AllReduce overlaps with
+// them, and its result is passed as `total`.
 //
-// Layout: w, v and s are rows `[learners, stride]`; a gradient is one piece of memory per parameter, as the learning task
-// left it, so that it is never copied into a row. Columns are independent of each other: executors share them out.
-// Moved per column and learner: w, v and s read and written, g read; per column z and z_prev read and written.
+// Layout: w, v and s are rows `[learners, stride]`; a gradient is one buffer per parameter, as the learning task left
+// it, and is never copied into a row. Columns are independent of each other and are divided among executors.
+// Memory traffic per column and learner: w, v, s read and written, g read; per column z, z_prev read and written.
 //
 // Budea, TensorBow: Supporting Small-Batch Training in TensorFlow, 2019, Algorithm 2.
 // Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019, Algorithm 2.
@@ -30,7 +30,7 @@
 
 namespace bow {
 
-// Numbers that may change from round to round.
+// Hyperparameters, which may change from round to round.
 struct Averaging {
   double lr = 0, momentum = 0, weight_decay = 0;
   bool nesterov = false;
@@ -38,10 +38,10 @@ struct Averaging {
   bool synchronise = false;
   bool is_adam = false;  // then `momentum` is beta1, `lr` is lr', and:
   double beta2 = 0, epsilon = 0, root = 1;
-  double shrunk = 1;  // what weights are multiplied by, before the step
+  double shrunk = 1;  // factor of the weights before the step
 };
 
-// A parameter's place in the row and its gradient.
+// A parameter's range in the row, and its gradient.
 template <typename T>
 struct Piece {
   int64_t offset;
@@ -53,14 +53,14 @@ template <typename T>
 struct LearnerRow {
   T* weights;
   T* momenta;                     // unused where momentum is 0
-  T* squares;                     // Adam's
-  const std::vector<Piece<T>>* pieces;  // by offset, without gaps up to the padding of the row
-  bool steps;                     // false: sat out or diverged, takes part in the averaging only
-  bool* overflowed;               // set where its step takes it out of the finite numbers
-  const Averaging* numbers;       // of its step: learners may have settings of their own
+  T* squares;                     // Adam only
+  const std::vector<Piece<T>>* pieces;  // sorted by offset, without gaps up to the padding of the row
+  bool steps;                     // false: no batch or diverged, takes part in the averaging only
+  bool* overflowed;               // set if the step makes a weight infinite or NaN
+  const Averaging* numbers;       // of its step: each learner may have its own settings
 };
 
-// How a number is stored: its bits, and those of them that are all set where it is infinite or not a number.
+// The bits of a floating-point type, and its exponent bits: all set if a number is infinite or NaN.
 template <typename T>
 struct Stored;
 template <>
@@ -79,17 +79,17 @@ struct Stored<uint16_t> {  // bfloat16, as bits
   static constexpr Bits kExponent = 0x7f80;
 };
 
-// 1 where a number is infinite or not a number; no branch, so that loops over it are vectorised.
+// 1 for an infinite number or NaN, else 0; free of branches, so that loops over it are vectorised.
 template <typename T>
 inline typename Stored<T>::Bits not_finite(T x) {
   using Bits = typename Stored<T>::Bits;
   return static_cast<Bits>((std::bit_cast<Bits>(x) & Stored<T>::kExponent) == Stored<T>::kExponent);
 }
 
-constexpr int64_t kBlock = 1024;  // columns whose central model and sums stay in the first-level cache
+constexpr int64_t kBlock = 1024;  // columns per block: z and the sums stay in the L1 cache
 
-// `n` columns of one learner that takes its step; `c` adds up the corrections. Without momentum or without averaging,
-// memory that is not needed is not touched. Returns whether the weights have left the finite numbers.
+// Step `n` columns of one learner; `c` accumulates the corrections. Without momentum or without averaging, the buffers
+// not needed are not accessed. Returns whether a weight became infinite or NaN.
 template <bool kMomentum, bool kAverage, typename T>
 bool step_and_correct(
     T* __restrict__ w, T* __restrict__ v, T*, const T* __restrict__ g, const T* __restrict__ z, T* __restrict__ c,
@@ -117,7 +117,7 @@ bool step_and_correct(
   return left != 0;
 }
 
-// The same by Adam.
+// The same with Adam.
 template <bool kAverage, typename T>
 bool adam_and_correct(
     T* __restrict__ w, T* __restrict__ v, T* __restrict__ s, const T* __restrict__ g, const T* __restrict__ z,
@@ -151,7 +151,7 @@ auto step_kernel(const Averaging& a) {
   return a.synchronise ? step_and_correct<false, true, T> : step_and_correct<false, false, T>;
 }
 
-// `n` columns of one learner that takes no step.
+// `n` columns of one learner that does not step.
 template <typename T>
 void correct(T* __restrict__ w, const T* __restrict__ z, T* __restrict__ c, int64_t n, T alpha) {
   for (int64_t i = 0; i < n; ++i) {
@@ -171,9 +171,9 @@ void move_central(T* __restrict__ z, T* __restrict__ z_prev, const T* __restrict
   }
 }
 
-// Columns `begin` to `end` of all learners; `a` says how they average. `z_prev` is only touched when synchronising. `total` is the sum of the
-// corrections of all devices, null where there is one. The padding at the end of a row belongs to no parameter: it is
-// zero everywhere and stays so.
+// Step and average columns `begin` to `end` of all learners; `a` holds the settings of the averaging. `z_prev` is only
+// accessed when synchronising. `total` is the sum of the corrections of all devices, null for a single device. The
+// padding at the end of a row belongs to no parameter and stays zero.
 template <typename T>
 void average_columns(
     const std::vector<LearnerRow<T>>& learners, T* z, T* z_prev, const T* total, int64_t begin, int64_t end,
@@ -202,13 +202,13 @@ void average_columns(
   }
 }
 
-// Adds up `n` columns of one learner's corrections.
+// Add up `n` columns of one learner's corrections.
 template <typename T>
 void add_correction(const T* __restrict__ w, const T* __restrict__ z, T* __restrict__ sums, int64_t n, T alpha) {
   for (int64_t i = 0; i < n; ++i) sums[i] += alpha * (w[i] - z[i]);
 }
 
-// Columns `begin` to `end` of `total`: the sum of the corrections of `learners` rows that are `stride` apart.
+// Compute columns `begin` to `end` of `total`: the sum of the corrections of `learners` rows that are `stride` apart.
 template <typename T>
 void contribution(
     const T* weights, int64_t stride, int64_t learners, const T* z, T* total, int64_t begin, int64_t end, double alpha) {

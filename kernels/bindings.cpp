@@ -1,4 +1,4 @@
-// The native runtime as Python sees it: a team of executors, and jobs, which are nodes with a schedule.
+// Python bindings of the native runtime: a team of executors, and jobs, which are nodes with a schedule.
 #include <ATen/Parallel.h>
 #include <ATen/ScalarOps.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -26,7 +26,7 @@
 
 namespace py = pybind11;
 
-// Of torch/csrc/jit/python/pybind_utils.h, which brings TorchScript along: a third of the time that compiling this takes.
+// Declared in torch/csrc/jit/python/pybind_utils.h, whose inclusion would take a third of the compile time.
 namespace torch::jit {
 TORCH_PYTHON_API c10::IValue toIValue(
     py::handle obj, const c10::TypePtr& type, std::optional<int32_t> N = std::nullopt);
@@ -35,16 +35,16 @@ TORCH_PYTHON_API c10::IValue toIValue(
 namespace bow {
 namespace {
 
-// What executors compute with: no autograd, no inference mode (its tensors could not go back to autograd).
-// Nor autocast: the caller's would reach executor 0 and no other; what was captured under it has its casts.
+// Dispatch mode of executors: no autograd, no inference mode (its tensors could not be used by autograd), and no
+// autocast: the caller's would apply to executor 0 only, and captured steps contain their casts.
 struct ComputeMode {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   at::NoGradGuard no_grad;
   c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
 };
 
-// The number of threads that operators of the calling thread use, put back at the end: for new threads as well, which
-// get the number that any thread has set last.
+// Set the number of intra-op threads of the calling thread, and restore it at the end: also for new threads, which
+// inherit the number that any thread has set last.
 class ThreadsHere {
  public:
   explicit ThreadsHere(int threads) : before_(at::get_num_threads()) {
@@ -58,8 +58,8 @@ class ThreadsHere {
 
 class TorchTeam {
  public:
-  // The caller is executor 0 if that needs no pinned helpers: the threads that operators share their work with are
-  // pinned as the thread is that starts them, and the caller may have started its own before.
+  // The caller is executor 0 if that needs no pinned helper threads: intra-op threads inherit the affinity of the
+  // thread that starts them, and the caller may have started its own before.
   TorchTeam(std::vector<std::vector<int>> cores, std::vector<int> threads)
       : threads_(std::move(threads)),
         caller_takes_part_(threads_.size() == 1 || (!threads_.empty() && threads_[0] == 1)),
@@ -67,11 +67,11 @@ class TorchTeam {
     TORCH_CHECK(static_cast<int>(threads_.size()) == team_.size(), "one number of threads per executor is needed");
   }
 
-  // Whoever deletes it holds Python's lock, which a thread that ends may need to let go of a tensor.
+  // Called with the GIL held; `close` releases it, because a thread that ends may need it to free a tensor.
   ~TorchTeam() { close(); }
 
-  // Raises what Ctrl-C raised, unless the results were being committed by then: it comes again when the caller has seen
-  // to them. What a node raised stays with the execution.
+  // Raises the exception of a signal handler (Ctrl-C), unless the commit had started: then the interrupt is set again
+  // for the caller to see after the commit. Exceptions of nodes are kept in the execution.
   void run(Execution& execution, bool record, Stage stage) {
     bool interrupted = false;
     {
@@ -80,7 +80,7 @@ class TorchTeam {
       ThreadsHere threads(caller_takes_part_ ? threads_[0] : at::get_num_threads());
       team_.run(execution, record, [&interrupted] {
         py::gil_scoped_acquire gil;
-        // What the handler raised stays with this thread until the run has ended; a second look would not see it.
+        // The handler's exception stays set in this thread until the run ends; a second check would miss it.
         interrupted = interrupted || PyErr_CheckSignals() != 0;
         return interrupted;
       }, stage);
@@ -92,7 +92,7 @@ class TorchTeam {
     }
   }
 
-  // Runs `work(0)` to `work(count - 1)`, each on the executor that is free first.
+  // Run `work(0)` to `work(count - 1)`, each on the first free executor.
   void run_each(int count, const std::function<void(int)>& work) {
     py::gil_scoped_release no_gil;
     ComputeMode mode;
@@ -106,7 +106,7 @@ class TorchTeam {
     team_.post(executor, execution, 0);
   }
 
-  // Waits until an executor of `busy` is idle and returns it.
+  // Wait until an executor of `busy` is idle and return it.
   int wait_any(const std::vector<int>& busy) {
     bool interrupted = false;
     int found = kNone;
@@ -129,7 +129,7 @@ class TorchTeam {
     return found;
   }
 
-  // Waits until all executors are idle, whatever happens.
+  // Wait until all executors are idle, ignoring interrupts.
   void drain() {
     py::gil_scoped_release no_gil;
     Patience patience;
@@ -148,9 +148,9 @@ class TorchTeam {
 
  private:
   static void enter(int threads) {
-    at::get_num_threads();  // what is set before a thread has asked for the first time is lost
+    at::get_num_threads();  // the first call in a thread resets the number
     at::set_num_threads(threads);
-    // Lives as long as the thread.
+    // One per thread, for its lifetime.
     thread_local ComputeMode mode;
     (void)&mode;
   }
@@ -160,13 +160,13 @@ class TorchTeam {
   Team team_;
 };
 
-// Of SGD: learning rate, momentum, weight decay, whether momentum is Nesterov's. Of Adam: learning rate, both betas,
-// epsilon, weight decay, whether that is decoupled.
+// SGD: learning rate, momentum, weight decay, nesterov. Adam: learning rate, both betas, epsilon, weight decay,
+// decoupled.
 using SgdSettings = std::tuple<double, double, double, bool>;
 using AdamSettings = std::tuple<double, double, double, double, double, bool>;
 using StepSettings = std::variant<SgdSettings, AdamSettings>;
 
-// The numbers of a learner's step after `count` others.
+// Hyperparameters of a learner's step after `count` others.
 void set_step(Averaging& numbers, const StepSettings& settings, double count) {
   if (const auto* sgd = std::get_if<SgdSettings>(&settings)) {
     std::tie(numbers.lr, numbers.momentum, numbers.weight_decay, numbers.nesterov) = *sgd;
@@ -183,14 +183,14 @@ void set_step(Averaging& numbers, const StepSettings& settings, double count) {
   numbers.shrunk = is_decoupled ? 1 - lr * weight_decay : 1;
 }
 
-// Marks an argument as a value.
+// Marks an argument as a slot number.
 struct SlotNumber {
   int number;
 };
 
 class Job : public Work {
  public:
-  // Slots hold the values of all learners; those that are `kept` are results.
+  // Slots hold the values of all learners; those marked as `kept` are results.
   explicit Job(int num_slots) : slots_(num_slots), kept_(num_slots, 0) {}
 
   int add_operator(
@@ -273,7 +273,7 @@ class Job : public Work {
     kept_.at(slot) = 1;
   }
 
-  // Where the tensors of a learner's batch go, and what they look like: `like` are some of that kind.
+  // Set the input slots of a learner's batch; the expected metadata is that of the examples `like`.
   void expect(int group, const std::vector<int>& slots, const std::vector<at::Tensor>& like) {
     std::vector<Expected>& own = learner(group).batch;
     own.clear();
@@ -282,8 +282,8 @@ class Job : public Work {
     }
   }
 
-  // One learner's batch, and the seed of its random numbers. Returns whether the batch is as expected; if not, nothing
-  // has changed.
+  // Set one learner's batch and the seed of its random numbers. Returns false, and changes nothing, if the batch does
+  // not have the expected metadata.
   bool feed(int group, std::vector<at::Tensor> tensors, uint64_t seed) {
     Learner& own = learner(group);
     if (tensors.size() != own.batch.size()) return false;
@@ -296,7 +296,7 @@ class Job : public Work {
     return true;
   }
 
-  // Every learner's batch, or none for a learner that sits out.
+  // Set every learner's batch; none for a learner that sits out.
   bool feed_each(
       const std::vector<std::optional<std::vector<at::Tensor>>>& batches, const std::vector<uint64_t>& seeds) {
     if (batches.size() != learners_.size()) return false;
@@ -310,7 +310,7 @@ class Job : public Work {
     return true;
   }
 
-  // Every learner's batch, out of tensors [learners, batch, ...].
+  // Set every learner's batch, from tensors [learners, batch, ...].
   bool feed_stacked(const std::vector<at::Tensor>& stacked, const std::vector<uint64_t>& seeds) {
     for (const at::Tensor& tensor : stacked) {
       if (tensor.dim() == 0 || tensor.size(0) != static_cast<int64_t>(learners_.size())) return false;
@@ -326,8 +326,8 @@ class Job : public Work {
 
   void rest(int group) { *learner(group).outcome = TaskOutcome(); }
 
-  // `after`: by node, others that it waits for though it reads nothing of theirs. `threads`: by node, how many it uses;
-  // 0: as many as the one before it; empty: as many as the executor has.
+  // `after`: by node, extra dependencies, whose results it does not read. `threads`: by node, its number of intra-op
+  // threads; 0: that of the previous node; empty: that of the executor.
   void schedule(
       std::vector<std::vector<int>> order, std::vector<int64_t> priority, int num_lanes,
       std::vector<std::vector<int>> commit, bool first_come, bool stays, const std::vector<int>& small,
@@ -360,7 +360,7 @@ class Job : public Work {
     execution_ = std::make_unique<Execution>(std::move(plan), *this);
   }
 
-  // By node: those whose results it reads.
+  // By node: the nodes whose results it reads.
   std::vector<std::vector<int>> dependencies() const {
     std::vector<int> maker(slots_.size(), kNone);
     for (size_t node = 0; node < nodes_.size(); ++node) {
@@ -387,7 +387,7 @@ class Job : public Work {
     raise_failure();
   }
 
-  // What `run` has left out.
+  // Run the commit that `run` has left out.
   void commit(TorchTeam& team, bool record) {
     TORCH_CHECK(!execution().plan().is_dynamic(), "only a plan with an order has a commit");
     team.run(execution(), record, Stage::kCommit);
@@ -399,15 +399,15 @@ class Job : public Work {
     team.post(executor, execution(), record);
   }
 
-  // What one learner does next without waiting for others: learning tasks one after another, each with its step, on the
-  // samples at `indices` [turns, batch] of `sources`. It ends early where one fails or leaves the finite numbers.
+  // Set a learner's independent turns: several learning tasks in sequence, each with its step, on the samples at
+  // `indices` [turns, batch] of `sources`. They end early if one fails or makes the learner infinite or NaN.
   void feed_turns(
       std::vector<at::Tensor> sources, at::Tensor indices, std::vector<uint64_t> seeds, std::vector<int> results) {
     TORCH_CHECK(learners_.size() == 1, "turns are of one learner");
     turns_ = Turns{std::move(sources), std::move(indices), std::move(seeds), std::move(results)};
   }
 
-  // The losses of the turns that were taken, and whether the last one stayed finite.
+  // The losses of the completed turns, and whether the last one stayed finite.
   std::tuple<at::Tensor, bool> turns_outcome(at::ScalarType dtype) const {
     at::Tensor losses = at::empty({static_cast<int64_t>(turns_.losses.size())}, at::kDouble);
     std::copy(turns_.losses.begin(), turns_.losses.end(), losses.mutable_data_ptr<double>());
@@ -454,11 +454,11 @@ class Job : public Work {
 
   int failed_node() { return execution().failed_node(); }
 
-  // Whether what outlives the last run has been written, or is being written by now.
+  // Whether the commit of the last run has started.
   bool has_committed() { return execution().has_committed(); }
 
-  // Losses [learners], which of them are finite with their gradients and weights, whether all active ones are, and
-  // metrics [names, learners].
+  // Losses [learners], which learners have finite loss, gradient and weights, whether all active ones do, and metrics
+  // [names, learners].
   std::tuple<at::Tensor, at::Tensor, bool, std::optional<at::Tensor>> outcome(at::ScalarType dtype, int num_metrics) {
     const int64_t n = static_cast<int64_t>(learners_.size());
     constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -487,7 +487,7 @@ class Job : public Work {
     return {losses, finite, all, metrics};
   }
 
-  // What the rows are stepped and averaged with in the next run.
+  // Set the rows and settings of the step and the averaging for the next run.
   void set_rows(
       at::Tensor weights, std::vector<at::Tensor> moments, at::Tensor z, std::optional<at::Tensor> z_prev,
       const std::vector<StepSettings>& steps, std::vector<at::Tensor> counts, double alpha, double mu,
@@ -518,7 +518,7 @@ class Job : public Work {
 
   at::Tensor value(int slot) const { return slots_.at(slot); }
 
-  // Lets go of results that nobody will ask for.
+  // Free results that are not read any more.
   void release(const std::vector<int>& slots) {
     for (int slot : slots) slots_.at(slot).reset();
     for (Learner& own : learners_) own.outcome->gradients.clear();
@@ -553,7 +553,7 @@ class Job : public Work {
   int num_nodes() const { return static_cast<int>(nodes_.size()); }
 
  private:
-  // What a tensor of a batch has to look like.
+  // Expected metadata of a tensor of a batch.
   struct Expected {
     int slot;
     std::vector<int64_t> sizes, strides;
@@ -571,18 +571,18 @@ class Job : public Work {
     std::vector<int64_t> offsets;
   };
 
-  // What one learner does without waiting for others, and what has come of it.
+  // The independent turns of one learner, and their outcome.
   struct Turns {
     std::vector<at::Tensor> sources;
     at::Tensor indices;  // [turns, batch]
     std::vector<uint64_t> seeds;
-    std::vector<int> results;  // slots to let go of behind each
+    std::vector<int> results;  // slots to free after each turn
     std::vector<double> losses{};
     bool finite = true;
     std::exception_ptr error{};
   };
 
-  // Adam's bias correction is of a learner's own steps, so that every learner has numbers of its own.
+  // Adam's bias correction depends on the step count of each learner, so every learner has its own numbers.
   void renew_numbers() {
     for (size_t j = 0; j < rows_->numbers.size(); ++j) {
       const double count = rows_->counts.empty() ? 0 : rows_->counts[j].item<double>();
@@ -633,8 +633,8 @@ class Job : public Work {
     return {Argument::Kind::kConstant, torch::jit::toIValue(given, type), {}};
   }
 
-  // A value goes when its last reader has run. Where one lane has them all, the last one is known beforehand;
-  // otherwise the readers count.
+  // A value is freed after its last reader. If one lane has all readers, the last one is known in advance; otherwise
+  // an atomic count decides.
   void plan_frees(const Plan& plan) {
     frees_.assign(nodes_.size(), {});
     shared_frees_.assign(nodes_.size(), {});
@@ -694,12 +694,12 @@ class Job : public Work {
   std::unique_ptr<Execution> execution_;
 };
 
-// A step frees its activations and asks for them again in the next round. By default glibc gives such memory back to the
-// system, above all that of threads other than the first, and each page of it is cleared when it comes back: 4,000 page
-// faults, a sixth of the time, in a round of two learners of ResNet-8 at batch 16.
+// A step frees its activations and allocates them again in the next round. By default glibc returns such memory to the
+// system, especially that of threads other than the first, and the kernel clears every page that it hands out again:
+// 4,000 page faults, a sixth of the time, in a round of two learners of ResNet-8 at batch 16.
 void keep_freed_memory() {
 #if defined(__GLIBC__)
-  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the most that glibc takes
+  mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the maximum of glibc
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
 #endif
 }

@@ -1,14 +1,14 @@
-// Element types of the rows, and how a thread reads and writes 16 bytes of one. No standard headers, so that NVRTC
-// compiles it without an include path. The guard, and not `#pragma once`: the text is also compiled pasted into others.
+// Element types of the rows, and 16-byte loads and stores. No standard headers, so that NVRTC compiles it without an
+// include path; an include guard instead of `#pragma once`, because the text is also pasted into other sources.
 #ifndef BOW_DTYPES_CUH
 #define BOW_DTYPES_CUH
 
-// A float without the lower half of its bits.
+// The upper half of the bits of a float.
 struct bfloat16 {
   unsigned short bits;
 };
 
-// What sums and products are computed in.
+// The type in which an element type is computed.
 template <typename T>
 struct Arithmetic {
   using type = T;
@@ -30,7 +30,7 @@ __device__ inline T narrow(typename Arithmetic<T>::type x) {
   return x;
 }
 
-// To the nearest, ties to even; what is not a number stays that, whatever its lower bits are.
+// Round to nearest, ties to even; NaN stays NaN whatever its lower bits are.
 template <>
 __device__ inline bfloat16 narrow<bfloat16>(float x) {
   unsigned int bits = __float_as_uint(x);
@@ -93,13 +93,13 @@ struct Width {
   static constexpr int value = N;
 };
 
-// Calls body(Width<N>, column) for the first of N neighbouring columns: 16 bytes where rows are `aligned`, else, and at
-// the end of a row, single columns. Every column is one thread's own.
+// Call body(Width<N>, column) for every N adjacent columns: 16 bytes where rows are `aligned`, otherwise, and at the
+// end of a row, single columns. Every column is processed by one thread.
 template <typename T, typename Body>
 __device__ inline void for_columns(long long columns, bool aligned, Body body) {
   constexpr int kWidth = 16 / sizeof(T);
   const long long packs = aligned ? columns / kWidth : 0;
-  // Most threads go round once; unrolled by the compiler, the loops take registers and bring nothing.
+  // Most threads run one iteration; unrolling would only cost registers.
 #pragma unroll 1
   for (long long i = thread_index(); i < packs; i += num_threads()) body(Width<kWidth>{}, i * kWidth);
 #pragma unroll 1

@@ -1,7 +1,7 @@
-// Executors: threads pinned to disjoint cores that run the nodes of a plan, each in the order that a schedule gave it,
-// or all of them by priority, or first come, first served. Nothing here knows of torch, so that it can be tested on its own under a thread sanitizer.
+// Executors: threads pinned to disjoint cores that run the nodes of a plan, in a given order per lane, by priority, or
+// first come, first served. Independent of torch, so that it can be tested on its own under ThreadSanitizer.
 //
-// There is no barrier but in front of a commit: a node waits for the nodes that it depends on and for nothing else.
+// The only barrier is the one before a commit: a node waits for its dependencies and for nothing else.
 //
 // Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, sections 4 and 5.
 #pragma once
@@ -42,8 +42,8 @@ inline void relax() {
 #endif
 }
 
-// Waiting for another core: a moment without leaving the processor, then in turns with whatever else wants to run, and
-// asleep where it takes long. A core that spins while another process waits for it would make that process wait.
+// Waiting for another core: spin briefly, then yield, then sleep. Spinning for long would block a process that needs
+// this core.
 class Patience {
  public:
   void pause() {
@@ -63,14 +63,14 @@ class Patience {
   int turns_ = 0;
 };
 
-// A queue between one thread that puts and one that takes. Capacity is fixed and never exceeded by its users.
+// A single-producer, single-consumer queue. Capacity is fixed and never exceeded by its users.
 template <typename T, size_t kCapacity>
 class SpscQueue {
  public:
   void push(T value) {
     const size_t tail = tail_.load(std::memory_order_relaxed);
     slots_[tail % kCapacity] = value;
-    tail_.store(tail + 1, std::memory_order_release);  // orders the value before its announcement
+    tail_.store(tail + 1, std::memory_order_release);  // publishes the value
   }
 
   bool pop(T& value) {
@@ -89,28 +89,28 @@ class SpscQueue {
   alignas(64) std::atomic<size_t> tail_{0};
 };
 
-// Nodes, what each waits for, and who runs them. A lane is what one executor runs of a plan.
+// Nodes, their dependencies, and the lanes that run them. A lane is the part of a plan that one executor runs.
 //
-// Nodes of `commit` change what outlives the run. They start when every lane has come to them, and then all of them
-// run: whatever fails or is interrupted before leaves everything as it was.
+// Nodes of `commit` change state that outlives the run. They start when every lane has reached them, and then all of
+// them run: a failure or an interrupt before that leaves the state unchanged.
 struct Plan {
   std::vector<std::vector<int>> predecessors;  // by node
-  std::vector<std::vector<int>> order;         // by lane: nodes; empty where `priority` decides
-  std::vector<std::vector<int>> commit;        // by lane: nodes behind those of `order`; empty if there are none
-  std::vector<int64_t> priority;               // by node, higher first; empty where something else decides
-  bool first_come = false;                     // nodes run as they have become ready, on whatever lane is free
-  bool stays = false;      // a node goes to the lane of its last predecessor if that lane is free
-  std::vector<char> small;  // by node: it runs where it has become ready, at once; empty: none does
+  std::vector<std::vector<int>> order;         // by lane: nodes; empty if dispatch is dynamic
+  std::vector<std::vector<int>> commit;        // by lane: nodes after those of `order`; empty if there are none
+  std::vector<int64_t> priority;               // by node, higher first; empty in the other modes
+  bool first_come = false;                     // dispatch nodes in the order in which they become ready
+  bool stays = false;      // prefer the lane of a node's last predecessor if that lane is free
+  std::vector<char> small;  // by node: run it at once on the lane where it became ready; empty: none
   int num_lanes = 1;
 
   // Derived by `prepare`.
   std::vector<std::vector<int>> successors;
-  std::vector<std::vector<int>> awaited;  // by node: predecessors that another lane runs
+  std::vector<std::vector<int>> awaited;  // by node: predecessors that run on another lane
   std::vector<char> announced;            // by node: whether another lane waits for it
-  std::vector<int> lane_of;               // by node; -1 where priority decides
+  std::vector<int> lane_of;               // by node; -1 if dispatch is dynamic
 
   int num_nodes() const { return static_cast<int>(predecessors.size()); }
-  // Whether lanes are given nodes as they become free.
+  // Whether nodes are assigned to lanes at run time.
   bool is_dynamic() const { return first_come || !priority.empty(); }
 
   void prepare() {
@@ -136,23 +136,23 @@ struct Plan {
   }
 };
 
-// What the nodes do.
+// The implementation of the nodes.
 class Work {
  public:
   virtual ~Work() = default;
   virtual void run_node(int node) = 0;
-  // Whether a node does nothing this time.
+  // Whether a node is skipped in this run.
   virtual bool skips(int node) const = 0;
 };
 
-// When a node ran, in nanoseconds of the steady clock.
+// Start and end of a node, in nanoseconds of the steady clock.
 struct Span {
   int node;
   int64_t start_ns;
   int64_t end_ns;
 };
 
-// Asks from time to time whether to go on: Ctrl-C arrives here. Only on the thread that called.
+// Polls for interrupts (Ctrl-C) at most once per period. Only for the calling thread.
 class Watch {
  public:
   explicit Watch(std::function<bool()> interrupted) : interrupted_(std::move(interrupted)), next_(now_ns() + kPeriod) {}
@@ -170,11 +170,11 @@ class Watch {
   int64_t next_;
 };
 
-// What is run of a plan: all of it, or what lies before the commit and the commit apart, for a caller who has something
-// to wait for between them.
+// The part of a plan to run: all, or separately the part before the commit and the commit, for a caller that has to
+// wait for something between them.
 enum class Stage { kAll, kOrder, kCommit };
 
-// A plan that is run again and again: what its lanes share while they run it.
+// The run-time state of a plan, shared by its lanes; reused by every run.
 class Execution {
  public:
   Execution(Plan plan, Work& work)
@@ -187,7 +187,7 @@ class Execution {
 
   const Plan& plan() const { return plan_; }
 
-  // Before the lanes run; no lane of the last run may still be running.
+  // Called before the lanes run; no lane of the last run may still be running.
   void begin(bool record, Stage stage = Stage::kAll) {
     ++epoch_;
     record_ = record;
@@ -202,7 +202,7 @@ class Execution {
     if (plan_.is_dynamic()) begin_dynamic();
   }
 
-  // All that one lane has to do. Returns early where another lane failed or the caller was interrupted.
+  // Run a lane to its end. Returns early if another lane failed or the caller was interrupted.
   void run_lane(int lane, Watch* watch) {
     if (plan_.is_dynamic()) {
       run_dynamic(lane, watch);
@@ -211,16 +211,16 @@ class Execution {
     }
   }
 
-  // Ends the run, unless its results are being committed by now.
+  // Abort the run, unless its results are already being committed.
   void stop() {
     Phase running = Phase::kRunning;
     phase_.compare_exchange_strong(running, Phase::kStopped, std::memory_order_acq_rel);
   }
   bool stopped() const { return phase_.load(std::memory_order_acquire) == Phase::kStopped; }
-  // Whether nodes of the commit have run, or run by now.
+  // Whether the commit has started.
   bool has_committed() const { return phase_.load(std::memory_order_acquire) == Phase::kCommitting; }
 
-  // After all lanes have returned.
+  // Valid after all lanes have returned.
   int failed_node() const { return failed_node_; }
   std::exception_ptr error() const { return error_; }
   const std::vector<std::vector<Span>>& spans() const { return spans_; }
@@ -229,15 +229,15 @@ class Execution {
   enum class Phase { kRunning, kCommitting, kStopped };
 
   struct alignas(64) Lane {
-    SpscQueue<int, 4> inbox;     // from whoever schedules to the lane
-    SpscQueue<int, 4> finished;  // from the lane to whoever schedules
+    SpscQueue<int, 4> inbox;     // from the scheduling lane to this one
+    SpscQueue<int, 4> finished;  // from this lane to the scheduling one
     bool busy = false;           // guarded by `scheduling_`
     std::deque<int> own;         // small nodes that became ready here; guarded by `scheduling_`
   };
 
   void run_in_order(int lane, Watch* watch) {
     if (stage_ != Stage::kCommit && !run_order(lane, watch)) return;
-    // What others have their part of by now is not given up any more.
+    // A separate commit cannot be interrupted: other parties may have committed already.
     if (stage_ == Stage::kCommit) watch = nullptr;
     if (stage_ != Stage::kOrder && !plan_.commit.empty() && all_arrived(watch)) {
       for (int node : plan_.commit[lane]) run_node(node, lane);
@@ -251,12 +251,12 @@ class Execution {
       }
       if (stopped() || (watch != nullptr && interrupted(*watch))) return false;
       if (!run_node(node, lane)) return false;
-      if (plan_.announced[node]) done_[node].store(epoch_, std::memory_order_release);  // orders its results before it
+      if (plan_.announced[node]) done_[node].store(epoch_, std::memory_order_release);  // publishes its results
     }
     return true;
   }
 
-  // Whether every lane has come to its commit: the last one decides it for all. A lane that was stopped does not come.
+  // Wait until every lane has reached its commit; the last one starts it. A stopped lane does not arrive.
   bool all_arrived(Watch* watch) {
     if (num_arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == plan_.num_lanes) {
       Phase running = Phase::kRunning;
@@ -320,7 +320,7 @@ class Execution {
     }
   }
 
-  // Whoever is free schedules for all: there is no thread that does nothing else, as it would need a core.
+  // Any idle lane schedules for all: a dedicated scheduler thread would need a core.
   void run_dynamic(int index, Watch* watch) {
     Lane& lane = lanes_[index];
     Patience patience;
@@ -338,8 +338,8 @@ class Execution {
     }
   }
 
-  // Returns whether it handed out anything. Where another lane is at it, that lane may have passed over what this one
-  // has just finished; every lane therefore keeps trying until all is done.
+  // Returns whether it dispatched a node. If another lane holds the lock, it may have missed the nodes that this lane
+  // has just finished; therefore every lane keeps trying until all nodes are done.
   bool schedule() {
     if (scheduling_.test_and_set(std::memory_order_acquire)) return false;
     int num_finished = 0;
@@ -395,7 +395,7 @@ class Execution {
     lane.busy = true;
   }
 
-  // Equal priorities: the node with the lower index first.
+  // Ties: the node with the lower index first.
   void make_ready(int node) { ready_.emplace(plan_.first_come ? -num_ready_++ : plan_.priority[node], -node); }
 
   Plan plan_;
@@ -403,9 +403,9 @@ class Execution {
   uint32_t epoch_ = 0;
   bool record_ = false;
   Stage stage_ = Stage::kAll;
-  std::vector<std::atomic<uint32_t>> done_;  // by node: the last run in which it was done
+  std::vector<std::atomic<uint32_t>> done_;  // by node: epoch of the last run that finished it
   std::atomic<Phase> phase_{Phase::kRunning};
-  std::atomic<int> num_arrived_{0};  // lanes that wait to commit
+  std::atomic<int> num_arrived_{0};  // lanes that wait for the commit
   std::mutex failing_;
   int failed_node_ = -1;
   std::exception_ptr error_;
@@ -413,8 +413,8 @@ class Execution {
   std::atomic_flag scheduling_ = ATOMIC_FLAG_INIT;
   std::vector<int> pending_;                                // guarded by `scheduling_`
   std::priority_queue<std::pair<int64_t, int>> ready_;      // guarded by `scheduling_`
-  int64_t num_ready_ = 0;                                   // so far; guarded by `scheduling_`
-  std::vector<int> last_lane_;                              // by node, of its predecessors; guarded by `scheduling_`
+  int64_t num_ready_ = 0;                                   // nodes made ready; guarded by `scheduling_`
+  std::vector<int> last_lane_;                              // by node: its last predecessor's; guarded by `scheduling_`
   std::atomic<int> remaining_{0};
   std::vector<Lane> lanes_;
   std::vector<std::vector<Span>> spans_;  // by lane
@@ -428,7 +428,7 @@ inline bool pin(const std::vector<int>& cores) {
   return sched_setaffinity(0, sizeof(set), &set) == 0;
 }
 
-// Pins the calling thread for as long as it lives.
+// Pins the calling thread for the lifetime of this object.
 class PinnedHere {
  public:
   explicit PinnedHere(const std::vector<int>& cores) {
@@ -445,8 +445,8 @@ class PinnedHere {
   bool restore_;
 };
 
-// A fixed number of executors. With `caller_takes_part` the thread that calls `run` is executor 0, which saves waking a
-// thread and being woken by it; the others have threads of their own.
+// A fixed number of executors. With `caller_takes_part` the thread that calls `run` is executor 0, which saves two
+// thread wake-ups; the others have threads of their own.
 class Team {
  public:
   // `enter` runs once in every thread of the team, with the index of its executor.
@@ -466,9 +466,9 @@ class Team {
     return static_cast<int>(std::count_if(seats_.begin(), seats_.end(), [](auto& s) { return s->thread.joinable(); }));
   }
 
-  // Ends the threads; they start again with the next run.
+  // Stop the threads; the next run restarts them.
   void close() {
-    if (pid_ != getpid()) {  // the threads stayed behind in the process that forked
+    if (pid_ != getpid()) {  // forked: the threads do not exist in this process
       for (auto& seat : seats_) {
         if (seat->thread.joinable()) seat->thread.detach();
       }
@@ -483,7 +483,7 @@ class Team {
     }
   }
 
-  // Runs all lanes and returns when they are done; lane i on executor i.
+  // Run all lanes, lane i on executor i, and return when they are done.
   void run(
       Execution& execution, bool record, const std::function<bool()>& interrupted, Stage stage = Stage::kAll) {
     const int lanes = execution.plan().num_lanes;
@@ -491,7 +491,7 @@ class Team {
     Watch watch(interrupted);
     execution.begin(record, stage);
     const int first = caller_takes_part_ ? 1 : 0;
-    for (int lane = first; lane < lanes; ++lane) ensure_thread(lane);  // before any lane runs: it may fail
+    for (int lane = first; lane < lanes; ++lane) ensure_thread(lane);  // before any lane runs, because it may fail
     for (int lane = first; lane < lanes; ++lane) post(lane, execution, lane);
     if (caller_takes_part_) {
       if (lanes > 1) {
@@ -510,12 +510,12 @@ class Team {
     }
   }
 
-  // Starts one lane on one executor, which must be idle, and returns at once.
+  // Start one lane on one executor, which must be idle, and return immediately.
   void post(int executor, Execution& execution, int lane) {
     post(executor, [&execution, lane] { execution.run_lane(lane, nullptr); });
   }
 
-  // Runs `work(0)` to `work(count - 1)`, which must not throw, each on the executor that is free first.
+  // Run `work(0)` to `work(count - 1)`, which must not throw, each on the first free executor.
   void run_each(int count, const std::function<void(int)>& work) {
     std::atomic<int> next{0};
     const auto take = [&next, &work, count] {
@@ -540,12 +540,12 @@ class Team {
   }
 
  private:
-  // One executor's place: what it is to do next is handed over by a counter that only the team increments.
+  // The mailbox of one executor: work is announced by a counter that only the team increments.
   struct Seat {
     std::thread thread;
     std::function<void()> work;
     bool closing = false;
-    uint32_t served = 0;  // only the executor's, once its thread runs
+    uint32_t served = 0;  // only accessed by the executor once its thread runs
     alignas(64) std::atomic<uint32_t> posted{0};
     alignas(64) std::atomic<uint32_t> finished{0};
   };
@@ -567,7 +567,7 @@ class Team {
   }
 
   static void announce(Seat& seat) {
-    seat.posted.fetch_add(1, std::memory_order_release);  // orders what is to be done before its announcement
+    seat.posted.fetch_add(1, std::memory_order_release);  // publishes the work
     seat.posted.notify_one();
   }
 
@@ -587,7 +587,7 @@ class Team {
     }
   }
 
-  // Rounds follow each other within a fraction of a millisecond: an executor that slept at once would be woken late.
+  // Rounds follow each other within a fraction of a millisecond, so spin for a while: waking a thread takes longer.
   static void await_work(Seat& seat) {
     const int64_t until = now_ns() + kAwakeNs;
     while (seat.posted.load(std::memory_order_acquire) == seat.served) {

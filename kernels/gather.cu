@@ -1,11 +1,11 @@
-// Rows of a data set that a batch takes, of any element type:
+// Gather the rows of a data set that a batch consists of, of any element type:
 //
 //     destination[i] = source[indices[i]]
 //
-// Layout: both are rows of `row_bytes` bytes without gaps; indices are 64-bit integers below `source_rows`. One that is
-// out of range stops the kernel, and with it the CUDA context, as in PyTorch.
-// Launch: 256 threads a block, any number of blocks; a thread copies 16 bytes at a time where both addresses and the
-// length of a row allow, else 4, else 1. Moved: every row that is taken, read and written once.
+// Layout: both are rows of `row_bytes` bytes without gaps; indices are 64-bit integers below `source_rows`. An index
+// out of range traps, which destroys the CUDA context, as in PyTorch.
+// Launch: 256 threads per block, any number of blocks; a thread copies 16 bytes at a time where both addresses and the
+// row length allow, else 4, else 1. Memory traffic: every gathered row is read and written once.
 #include "dtypes.cuh"
 
 template <typename Unit>
@@ -14,7 +14,7 @@ __device__ inline void copy_rows(
     long long units, long long rows, long long source_rows) {
   const long long total = rows * units;
   for (long long i = thread_index(); i < total; i += num_threads()) {
-    // A division of 64 bits takes longer than the copy.
+    // 64-bit division takes longer than the copy.
     const long long row =
         total <= 0xffffffffLL ? static_cast<unsigned int>(i) / static_cast<unsigned int>(units) : i / units;
     const long long index = indices[row];

@@ -1,5 +1,5 @@
-// What a node of a job does with torch: call an ATen operator, run a compiled region, finish a learning task, step and
-// average. A node reads and makes values, which lie in slots.
+// Nodes of a job that use torch: call an ATen operator, run a compiled region, finish a learning task, step and
+// average. A node reads and makes values, which are stored in slots.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -28,9 +28,9 @@ namespace bow {
 
 using Slots = std::vector<at::Tensor>;
 
-constexpr int kNone = -1;  // in the place of a slot: no tensor
+constexpr int kNone = -1;  // instead of a slot: no tensor
 
-// The seed of a stream of random numbers, as bow.seeds.derive_seed makes it.
+// The same function as bow.seeds.derive_seed.
 inline uint64_t derive_seed(std::initializer_list<uint64_t> parts) {
   uint64_t state = 0;
   for (uint64_t part : parts) {
@@ -54,7 +54,7 @@ class Node {
   virtual void run(Slots& slots) = 0;
 
   const std::vector<int> reads;
-  const std::vector<int> makes;  // kNone for a result that nobody reads
+  const std::vector<int> makes;  // kNone for an unused result
 };
 
 // An argument of an operator: a constant, or one or several slots.
@@ -65,7 +65,7 @@ struct Argument {
   std::vector<int> slots;
 };
 
-// An ATen operator, called as torch's own dispatcher calls it.
+// An ATen operator, called through torch's dispatcher.
 class Operator : public Node {
  public:
   Operator(
@@ -79,7 +79,7 @@ class Operator : public Node {
   void run(Slots& slots) override {
     if (is_view_ && view_again(slots)) return;
     thread_local torch::jit::Stack stack;
-    const Cleared cleared{stack};  // also where the operator throws: what stayed would live as long as the thread
+    const Cleared cleared{stack};  // also if the operator throws: leftovers would live as long as the thread
     for (const Argument& argument : arguments_) push(argument, slots, stack);
     handle_.callBoxed(stack);
     size_t next = 0;
@@ -138,7 +138,7 @@ class Operator : public Node {
     if (slot != kNone) slots[slot] = std::move(tensor);
   }
 
-  // A view is the same each time that its source lies the same: then making it costs a tenth of calling the operator.
+  // Reuse the sizes and strides of the last view if the source has the same layout: a tenth of the operator's cost.
   bool view_again(Slots& slots) {
     const at::Tensor& source = slots[reads[0]];
     if (!remembered_ || source.sizes() != source_sizes_ || source.strides() != source_strides_) return false;
@@ -172,7 +172,7 @@ class Operator : public Node {
   int64_t shift_ = 0;
 };
 
-// An operator that draws random numbers, from a stream of its own: (seed of the learning task, index of the operator).
+// An operator that draws random numbers from its own stream: (seed of the learning task, index of the operator).
 class RandomOperator : public Operator {
  public:
   RandomOperator(
@@ -196,7 +196,7 @@ class RandomOperator : public Operator {
       Operator::run(slots);
       return;
     }
-    // It knows torch's own generator only, which all executors share.
+    // It takes no generator: use torch's default generator, which all executors share.
     static std::mutex turns;
     std::lock_guard<std::mutex> guard(turns);
     at::Generator shared = at::detail::getDefaultCPUGenerator();
@@ -213,13 +213,13 @@ class RandomOperator : public Operator {
 
  private:
   std::shared_ptr<Randomness> randomness_;
-  at::Generator generator_ = at::make_generator<at::CPUGeneratorImpl>();  // its own: others run at the same time
+  at::Generator generator_ = at::make_generator<at::CPUGeneratorImpl>();  // not shared: executors run concurrently
   uint64_t index_;
   bool has_generator_ = false;
 };
 
-// Max pooling. torch's own looks at one element at a time where channels come first, which is a fifth of a step of LeNet.
-// The same values and indices, bit for bit: in a window the first of several largest elements, or the last NaN.
+// Max pooling for contiguous NCHW input, where torch's kernel is not vectorised and takes a fifth of a step of LeNet.
+// Bitwise the same values and indices: the first of several largest elements of a window, or its last NaN.
 class MaxPool : public Operator {
  public:
   using Operator::Operator;
@@ -237,7 +237,7 @@ class MaxPool : public Operator {
     if (!fits) return Operator::run(slots);
     const auto kernel = pair(list(1)), stride = list(2).empty() ? kernel : pair(list(2)), padding = pair(list(3));
     Axis rows{input.size(2), kernel[0], stride[0], padding[0]}, columns{input.size(3), kernel[1], stride[1], padding[1]};
-    if (rows.count() < 1 || columns.count() < 1) return Operator::run(slots);  // which says what is wrong
+    if (rows.count() < 1 || columns.count() < 1) return Operator::run(slots);  // raises torch's error
     const std::vector<int64_t> sizes = {input.size(0), input.size(1), rows.count(), columns.count()};
     at::Tensor best = at::empty(sizes, input.options()), where = at::empty(sizes, input.options().dtype(at::kLong));
     const float* from = input.const_data_ptr<float>();
@@ -262,7 +262,7 @@ class MaxPool : public Operator {
 
   static void plane(const float* from, const Axis& rows, const Axis& columns, float* best, int64_t* index, int32_t* places) {
     const int64_t wide = columns.count(), stride = columns.stride;
-    // Windows that lie within the plane in this direction.
+    // Windows completely inside the plane along this axis.
     const int64_t begin = (columns.padding + stride - 1) / stride;
     const int64_t end = std::min(wide, (columns.size + columns.padding - columns.kernel) / stride + 1);
     const bool is_square = rows.kernel == columns.kernel && begin < end;
@@ -287,7 +287,7 @@ class MaxPool : public Operator {
     }
   }
 
-  // Windows that lie within the plane, as many at a time as make a vector; the last vector may overlap the one before.
+  // Windows inside the plane, one vector at a time; the last vector may overlap the previous one.
   template <int kKernel, int kStride>
   static void inside(
       const float* from, int64_t corner, int64_t width, int64_t begin, int64_t end, float* best, int32_t* places) {
@@ -320,7 +320,7 @@ class MaxPool : public Operator {
     }
   }
 
-  // One window, which may lie partly outside.
+  // One window, possibly partly outside the plane.
   static void window(
       const float* from, const Axis& columns, int64_t first, int64_t last, int64_t i, float* best, int32_t* place) {
     const int64_t left = i * columns.stride - columns.padding;
@@ -338,7 +338,7 @@ class MaxPool : public Operator {
   }
 };
 
-// A recurrent layer of oneDNN's, which keeps what its backward pass needs only where gradients are enabled.
+// A recurrent layer of oneDNN, which keeps the state for its backward pass only if gradients are enabled.
 class RecurrentLayer : public Operator {
  public:
   using Operator::Operator;
@@ -351,7 +351,7 @@ class RecurrentLayer : public Operator {
   }
 };
 
-// A part of a step graph that torch's compiler (AOTInductor) has made one library of.
+// A part of a step graph, compiled into a library by AOTInductor.
 class Region : public Node {
  public:
   Region(const std::string& library, std::vector<int> reads, std::vector<int> makes)
@@ -371,7 +371,7 @@ class Region : public Node {
   torch::inductor::AOTIModelContainerRunnerCpu runner_;
 };
 
-// Whether all numbers are finite, by their exponents: sums would wait for one another.
+// Whether all numbers are finite, tested by their exponents: independent operations, unlike a sum.
 template <typename T>
 bool all_finite(const T* data, int64_t n) {
   typename Stored<T>::Bits found = 0;
@@ -403,23 +403,23 @@ inline void copy_into(const at::Tensor& target, const at::Tensor& source) {
   }
 }
 
-// What a learning task has come to.
+// The outcome of a learning task.
 struct TaskOutcome {
   bool active = false;  // whether the learner has a batch
   double loss = std::numeric_limits<double>::quiet_NaN();
-  bool finite = false;  // loss and gradient
+  bool finite = false;  // loss and gradient are finite
   std::vector<double> metrics;
-  std::vector<at::Tensor> gradients;  // by piece, laid out as in the row
+  std::vector<at::Tensor> gradients;  // by piece, with the layout of the row
 };
 
-// Where the gradient of one parameter goes.
+// The destination of one parameter's gradient.
 struct GradientSlot {
   int slot;
-  at::Tensor view;  // of the row of G
+  at::Tensor view;  // into the row of G
   int64_t offset;   // in the row
 };
 
-// The end of a learning task: its loss is read, its gradient checked and, where it is asked for, copied into G.
+// The end of a learning task: read its loss, check its gradient and, if requested, copy it into G.
 class Finish : public Node {
  public:
   Finish(
@@ -439,7 +439,7 @@ class Finish : public Node {
     for (const GradientSlot& piece : gradients_) {
       const at::Tensor& made = slots[piece.slot];
       finite = finite && all_finite(made);
-      // SGD reads the gradient where it was made, if it lies there as it would in the row.
+      // SGD reads the gradient in place if its layout is that of the row.
       const bool in_place = !into_row_ && made.strides() == piece.view.strides() && made.dtype() == piece.view.dtype();
       if (!in_place) copy_into(piece.view, made);
       outcome_->gradients.push_back(in_place ? made : piece.view);
@@ -459,7 +459,7 @@ class Finish : public Node {
   bool into_row_;
 };
 
-// Copies values to where they live from round to round: a learner's buffers, once no learning task can fail any more.
+// Write the values that persist between rounds (a learner's buffers), once no learning task can fail any more.
 class Commit : public Node {
  public:
   Commit(std::vector<std::pair<int, at::Tensor>> targets, std::vector<int> reads)
@@ -475,7 +475,7 @@ class Commit : public Node {
   }
 
  private:
-  // Whether a value lies in one of the targets: buffers may take each other's place.
+  // Whether a value aliases one of the targets: buffers may be swapped.
   bool is_overwritten(const at::Tensor& value) const {
     for (const auto& target : targets_) {
       if (value.is_alias_of(target.second)) return true;
@@ -486,16 +486,16 @@ class Commit : public Node {
   std::vector<std::pair<int, at::Tensor>> targets_;
 };
 
-// What steps and averages the learners of a round; shared by the executors, each of which has its columns.
+// State of the step and the averaging of a round; shared by the executors, each of which processes its own columns.
 struct RowState {
   std::vector<Averaging> numbers;          // by learner, or one for all; averaging is the same for all
   at::Tensor weights, z, z_prev;           // rows [learners, parameters]
-  std::vector<at::Tensor> moments;         // rows of what the optimizer keeps: momenta; of Adam means and squares
-  std::vector<at::Tensor> counts;          // of Adam's steps, by learner
-  at::Tensor total;                        // of the corrections of all devices; undefined where there is one
+  std::vector<at::Tensor> moments;         // rows of optimizer state: momenta; for Adam means and squares
+  std::vector<at::Tensor> counts;          // Adam's step counts, by learner
+  at::Tensor total;                        // sum of the corrections of all devices; undefined for a single device
   std::vector<std::shared_ptr<TaskOutcome>> outcomes;  // by learner
-  std::vector<std::vector<int64_t>> offsets;           // by learner: of the pieces of its gradient
-  std::vector<std::unique_ptr<bool[]>> overflowed;     // by part, by learner: its step led out of the finite numbers
+  std::vector<std::vector<int64_t>> offsets;           // by learner: offsets of the pieces of its gradient
+  std::vector<std::unique_ptr<bool[]>> overflowed;     // by part, by learner: the step made a weight infinite or NaN
 
   bool has_overflowed(size_t learner) const {
     return std::any_of(overflowed.begin(), overflowed.end(), [&](const auto& part) { return part[learner]; });
@@ -523,7 +523,7 @@ class Average : public Node {
   void run_as() {
     const RowState& state = *state_;
     const int64_t columns = state.z.numel(), stride = state.weights.stride(0);
-    // Whole blocks, so that no two executors write to one line of a cache.
+    // Whole blocks, so that no two executors write to the same cache line.
     const int64_t blocks = (columns + kBlock - 1) / kBlock;
     const int64_t begin = blocks * part_ / parts_ * kBlock;
     const int64_t end = std::min(blocks * (part_ + 1) / parts_ * kBlock, columns);
@@ -545,7 +545,7 @@ class Average : public Node {
       const Averaging& numbers = state.numbers[state.numbers.size() == 1 ? 0 : j];
       T *own_momenta = momenta + j * kept_stride, *own_squares = squares + j * kept_stride;
       rows.push_back({weights + j * stride, own_momenta, own_squares, &pieces[j], steps, &overflowed[j], &numbers});
-      if (steps && numbers.is_adam && part_ == 0) state.counts[j].add_(1);  // the numbers have been made from it
+      if (steps && numbers.is_adam && part_ == 0) state.counts[j].add_(1);  // `numbers` already include it
     }
     T* z_prev = state.z_prev.defined() ? state.z_prev.mutable_data_ptr<T>() : nullptr;
     const T* total = state.total.defined() ? state.total.const_data_ptr<T>() : nullptr;
@@ -557,9 +557,9 @@ class Average : public Node {
   int parts_;
 };
 
-// The sum of the corrections of all rows [learners, parameters], into `total`, with as many threads as operators have.
+// Write the sum of the corrections of all rows [learners, parameters] to `total`, using the threads of operators.
 inline void contribute(const at::Tensor& weights, const at::Tensor& z, const at::Tensor& total, double alpha) {
-  constexpr int64_t kGrain = 16;  // blocks that are worth a thread
+  constexpr int64_t kGrain = 16;  // smallest number of blocks per thread
   const int64_t blocks = (z.numel() + kBlock - 1) / kBlock;
   const auto run = [&]<typename T>(T) {
     const T *w = weights.const_data_ptr<T>(), *center = z.const_data_ptr<T>();

@@ -5,19 +5,19 @@
 //     z'   = z + sum_j c_j + mu * (z - z_prev);       z_prev = z;     z = z'
 //
 // Layout: W, C, M (momentum), G (gradient) are rows `[learners, columns]` with a stride in elements each; z, z_prev
-// and the total are single rows. `numbers` are six doubles on the device, so that a captured CUDA graph takes
-// other values when it is replayed: lr, momentum, weight_decay, nesterov (0 or 1), alpha, mu.
+// and the total are single rows. `numbers` are six doubles in device memory, so that replays of a captured CUDA graph
+// see new values: lr, momentum, weight_decay, nesterov (0 or 1), alpha, mu.
 //
-// Launch, for every kernel: 256 threads a block, any number of blocks, no shared memory. A thread takes 16 bytes of
-// every row at a time, or single columns where an address or a stride is no multiple of 16 bytes, and walks down the
-// learners in ascending order: no atomics, the same sums every time. P below is the bytes of a row, k the learners.
+// Launch, for every kernel: 256 threads per block, any number of blocks, no shared memory. A thread processes 16 bytes
+// of every row at a time, or single columns where an address or a stride is not a multiple of 16 bytes, and iterates
+// over the learners in ascending order: no atomics, deterministic sums. Below, P is bytes per row, k the learners.
 //
 // Koliousis et al., CROSSBOW: Scaling Deep Learning with Small Batch Sizes on Multi-GPU Servers, 2019.
 // Budea, TensorBow: Supporting Small-Batch Training in TensorFlow, 2019, Algorithm 2.
 #include "dtypes.cuh"
 
-// Learners whose rows are on their way from memory together: with few columns there are too few threads to hide the
-// latency of one load after another.
+// Learners whose rows are loaded concurrently: with few columns there are too few threads to hide the latency of
+// sequential loads.
 constexpr int kTogether = 4;
 
 template <typename A>
@@ -35,7 +35,7 @@ struct Numbers {
         mu(static_cast<A>(from[5])) {}
 };
 
-// What `torch.optim.SGD` subtracts from a weight. `m` is 0 where there is no momentum; nobody keeps it then.
+// The step of `torch.optim.SGD`, which is subtracted from a weight. Without momentum `m` is 0 and is not stored.
 template <typename A>
 __device__ inline A sgd_step(const Numbers<A>& numbers, A w, A g, A& m) {
   const A gradient = g + numbers.weight_decay * w;
@@ -52,7 +52,7 @@ __device__ inline Pack<A, N> moved_central(const Pack<A, N>& z, const Pack<A, N>
   return next;
 }
 
-// Up to kTogether rows from `from` on.
+// Load up to kTogether rows, starting at `from`.
 template <int N, typename T>
 __device__ inline void load_rows(Pack<T, N> (&to)[kTogether], const T* from, long long stride, long long rows) {
 #pragma unroll
@@ -61,8 +61,8 @@ __device__ inline void load_rows(Pack<T, N> (&to)[kTogether], const T* from, lon
   }
 }
 
-// C = alpha * (W - z);  total = sum_j C_j: what a device adds to the sum over all devices.
-// Moved: W and z read, C and total written, (2 k + 2) P.
+// C = alpha * (W - z);  total = sum_j C_j: one device's contribution to the sum over all devices.
+// Memory traffic: W and z read, C and total written, (2 k + 2) P.
 template <typename T>
 __device__ inline void sma_contribute(
     const T* weights, long long weights_stride, const T* z, T* corrections, long long corrections_stride, T* total,
@@ -96,7 +96,7 @@ __device__ inline void sma_contribute(
 }
 
 // W -= C;  z' = z + total + mu * (z - z_prev);  z_prev = z;  z = z'. `total` may be the sum over several devices.
-// Moved: W read and written, C read, z and z_prev read and written, total read, (3 k + 5) P.
+// Memory traffic: W read and written, C read, z and z_prev read and written, total read, (3 k + 5) P.
 template <typename T>
 __device__ inline void sma_apply(
     T* weights, long long weights_stride, const T* corrections, long long corrections_stride, T* z, T* z_prev,
@@ -130,9 +130,9 @@ __device__ inline void sma_apply(
   });
 }
 
-// z' = z + sum_j alpha * (w_j - z) + mu * (z - z_prev);  z_prev = z;  z = z'. Only reads the rows: it runs beside the
-// learning tasks, behind which each row is corrected in `sgd_row`.
-// Moved: W read, z and z_prev read and written, (k + 4) P.
+// z' = z + sum_j alpha * (w_j - z) + mu * (z - z_prev);  z_prev = z;  z = z'. Only reads the rows: it runs concurrently
+// with the learning tasks, after which `sgd_row` corrects each row.
+// Memory traffic: W read, z and z_prev read and written, (k + 4) P.
 template <typename T>
 __device__ inline void sma_center(
     const T* weights, long long weights_stride, T* z, T* z_prev, const double* numbers_, long long learners,
@@ -166,10 +166,10 @@ __device__ inline void sma_center(
 //     g += weight_decay * w;   m = momentum * m + g;   step = lr * (nesterov ? g + momentum * m : m)
 //     w  = w - step - (synchronise ? alpha * (w - z_prev) : 0)
 //
-// `task` holds [loss, sum of the gradient, metrics...]; the learner is finite if loss and sum are, and `kept` is given
-// [loss, 0 or 1, metrics...]. One that is not finite starts again: w = z and m = 0. z is only read then, and z_prev,
-// which is z as it was before `sma_center`, only when synchronising.
-// Moved: w, m and g read, w and m written, z_prev read when synchronising, 6 P; without momentum m is not touched, 4 P.
+// `task` holds [loss, sum of the gradient, metrics...]; the learner is finite if loss and sum are, and `kept` receives
+// [loss, 0 or 1, metrics...]. A learner that is not finite restarts: w = z and m = 0. z is read only in this case, and
+// z_prev, which is z before `sma_center`, only when synchronising.
+// Memory traffic: w, m, g read, w, m written, z_prev read when synchronising, 6 P; without momentum (m unused) 4 P.
 template <typename T>
 __device__ inline void sgd_row(
     T* weights, T* momenta, const T* gradient, const T* z, const T* z_prev, const typename Arithmetic<T>::type* task,
@@ -178,7 +178,7 @@ __device__ inline void sgd_row(
   using A = typename Arithmetic<T>::type;
   const Numbers<A> numbers(numbers_);
   const A told = task[0] + task[1];
-  const bool steps = told - told == 0;  // infinite minus infinite is no number
+  const bool steps = told - told == 0;  // inf - inf is NaN
   if (thread_index() == 0) {
     for (long long i = 0; i < width; ++i) kept[i] = i == 1 ? static_cast<A>(steps) : task[i];
   }
@@ -207,7 +207,7 @@ __device__ inline void sgd_row(
   });
 }
 
-// The end of a round: the next central model, from which those learners start again whose `finite` is 0.
+// The end of a round: compute the next central model, and restart the learners whose `finite` is 0 from it.
 template <typename T, int N>
 __device__ inline void end_round(
     T* weights, long long weights_stride, T* z, T* z_prev, const typename Arithmetic<T>::type* finite,
@@ -227,7 +227,7 @@ __device__ inline void end_round(
   }
 }
 
-// What a learner is moved by towards the central model, which is added to the sum of all.
+// Return a learner's correction towards the central model, and add it to the sum over all learners.
 template <typename A, int N>
 __device__ inline Pack<A, N> corrected(const Pack<A, N>& w, const Pack<A, N>& z, A alpha, Pack<A, N>& sum) {
   Pack<A, N> correction;
@@ -240,10 +240,10 @@ __device__ inline Pack<A, N> corrected(const Pack<A, N>& w, const Pack<A, N>& z,
 }
 
 // A whole round in one pass: the step of `sgd_row` for every learner, the sum of all corrections, and the central
-// model. `finite` is 1 for a learner that steps, 0 for one that is not finite: it takes part in the sum, because its
-// weights are finite, and starts again from z', or from z when not synchronising; and no number for one that has no
-// batch, which is only corrected. z and z_prev are only written when synchronising.
-// Moved: W and M read and written, G read, z and z_prev read and written, (5 k + 4) P; without momentum (3 k + 4) P.
+// model. `finite` is 1 for a learner that steps; 0 for one that is not finite, which is part of the sum (its weights
+// are finite) and restarts from z', or from z when not synchronising; NaN for one without a batch, which is only
+// corrected. z and z_prev are only written when synchronising.
+// Memory traffic: W, M, z, z_prev read and written, G read, (5 k + 4) P; without momentum (3 k + 4) P.
 template <typename T>
 __device__ inline void sgd_round(
     T* weights, long long weights_stride, T* momenta, long long momenta_stride, const T* gradients,
@@ -313,7 +313,7 @@ struct AdamNumbers {
         mu(static_cast<A>(from[7])) {}
 };
 
-// By squares: `pow` takes so many registers that others are spilled.
+// Exponentiation by squaring: `pow` uses so many registers that others are spilled.
 __device__ inline double power(double base, long long exponent) {
   double found = 1;
   for (; exponent; exponent >>= 1, base *= base) {
@@ -322,15 +322,15 @@ __device__ inline double power(double base, long long exponent) {
   return found;
 }
 
-// `sgd_round` with the step of `torch.optim.Adam`, or AdamW's where the decay is decoupled:
+// `sgd_round` with the step of `torch.optim.Adam`, or of AdamW if the decay is decoupled:
 //
 //     w -= decoupled ? lr * decay * w : 0;   g += decoupled ? 0 : decay * w
 //     m += (1 - first) * (g - m);   v = second * v + (1 - second) * g * g;   count += 1
 //     w -= lr / (1 - first^count) * m / (sqrt(v) / sqrt(1 - second^count) + epsilon)
 //
-// `numbers` are lr, first, second, epsilon, decay, decoupled (0 or 1), alpha, mu. A learner that starts again has
-// moments of 0 and has taken no step. Counts of steps are read by all threads, so that the next ones go elsewhere.
-// Moved: W and both moments read and written, G read, z and z_prev read and written, (7 k + 4) P.
+// `numbers` are lr, first, second, epsilon, decay, decoupled (0 or 1), alpha, mu. Restarting a learner resets its
+// moments and its step count to 0. All threads read the step counts, so the next counts are written elsewhere.
+// Memory traffic: W and both moments read and written, G read, z and z_prev read and written, (7 k + 4) P.
 // Kingma and Ba: Adam: A method for stochastic optimization, 2015, Algorithm 1.
 template <typename T>
 __device__ inline void adam_round(
@@ -362,7 +362,7 @@ __device__ inline void adam_round(
       T* const row = weights + j * weights_stride + column;
       T* const mean = means + j * means_stride + column;
       T* const square = squares + j * squares_stride + column;
-      // Together on their way from memory, of which a thread has enough with the four.
+      // Four concurrent loads: enough to hide the latency.
       const Pack<T, N> read[] = {load<N>(row), load<N>(mean), load<N>(square),
                                  load<N>(gradients + j * gradients_stride + column)};
       Values<T, N> moved = widen(read[0]), correction = zeros;
@@ -396,7 +396,7 @@ __device__ inline void adam_round(
 }
 
 // The averaging alone, for any optimizer: w_j -= c_j for every learner, and the central model.
-// Moved: W read and written, z and z_prev read and written, (2 k + 4) P.
+// Memory traffic: W read and written, z and z_prev read and written, (2 k + 4) P.
 template <typename T>
 __device__ inline void sma_round(
     T* weights, long long weights_stride, T* z, T* z_prev, const double* numbers_, long long learners,
@@ -430,8 +430,8 @@ __device__ inline void sma_round(
   });
 }
 
-// The kernels by name, one set per element type. Integers are 64 bits and scalars doubles, as Python has them: a caller
-// that packs arguments cannot mistake their size.
+// The kernels by name, one set per element type. All integers are 64 bits and all scalars doubles, as in Python, so
+// that a caller that packs arguments cannot mistake their size.
 #define BOW_KERNELS(suffix, T)                                                                                      \
   extern "C" __global__ void __launch_bounds__(256) sma_contribute_##suffix(                                        \
       const T* weights, long long weights_stride, const T* z, T* corrections, long long corrections_stride,         \

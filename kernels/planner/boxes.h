@@ -1,4 +1,4 @@
-// Boxes of tensors, and what the boxes of a maker and of a reader have in common.
+// Boxes of tensors, and the intersections of the boxes of a maker and a reader.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace bow::planner {
 
-// A number of 64 bits for some numbers. bow/planning/simulator/step_model.py has the same function: they have to agree.
+// A 64-bit hash of integers. Has to agree with the function in bow/planning/simulator/step_model.py.
 class Code {
  public:
   void add(int64_t number) {
@@ -22,7 +22,7 @@ class Code {
   uint64_t code_ = 0x243F6A8885A308D3u;
 };
 
-// By tile: a box of a tensor, or nothing.
+// By tile: a box of a tensor, or none.
 struct BoxList {
   int rank = 0;
   std::vector<int64_t> bounds;  // [tile, dimension, start and end]
@@ -32,7 +32,7 @@ struct BoxList {
   const int64_t* box(int tile) const { return bounds.data() + 2 * static_cast<size_t>(rank) * tile; }
 };
 
-// What a tile reads of what another made.
+// The part of a maker tile's box that a reader tile reads.
 struct Piece {
   int made = 0;
   int read = 0;
@@ -40,7 +40,7 @@ struct Piece {
   uint64_t code = 0;
 };
 
-// What the tiles of makers and readers have in common, remembered by pair of box lists.
+// Intersections of the tiles of makers and readers, cached by pair of box lists.
 class Pieces {
  public:
   int add(BoxList list) {
@@ -64,7 +64,7 @@ class Pieces {
   }
 
  private:
-  static constexpr size_t kMostRemembered = size_t{4} << 20;  // of 32 bytes each
+  static constexpr size_t kMostRemembered = size_t{4} << 20;  // 32 bytes each
 
   static void intersect(const BoxList& made, const BoxList& read, int slot, std::vector<Piece>& pieces) {
     for (int reader = 0; reader < read.size(); ++reader) {

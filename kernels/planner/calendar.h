@@ -1,4 +1,4 @@
-// What is to be done next, where nothing is ever added in front of what was taken last.
+// A priority queue of tasks whose pops are monotonic: nothing is pushed before the task popped last.
 #pragma once
 
 #include <algorithm>
@@ -11,15 +11,15 @@
 
 namespace bow::planner {
 
-// Tasks in the order of their turns. Time is cut into days of equal length, of which a year is kept apart: the tasks of
-// a day are sorted when it comes, and what comes later than within a year waits in a heap.
+// Tasks in the order of their turns. Time is divided into days of equal length; the days of one year have buckets. The
+// tasks of a day are sorted when the day starts, and tasks more than a year ahead wait in a heap.
 //
 // Brown: Calendar queues, a fast O(1) priority queue implementation for the simulation event set problem, 1988.
 class Calendar {
  public:
   explicit Calendar(Tasks& tasks) : tasks_(tasks), days_(kYear, kNone), is_busy_(kYear / 64) {}
 
-  // So that about `kPerDay` of `count` entries until `end` fall on a day.
+  // Choose the length of a day such that about `kPerDay` of `count` entries before `end` fall on each.
   void begin(Time end, size_t count) {
     const auto length = static_cast<uint64_t>(end) * kPerDay / (count + 1);
     shift_ = std::bit_width(length);
@@ -28,7 +28,7 @@ class Calendar {
     next_ = 0;
   }
 
-  // A task that is ready.
+  // Add a task that is ready.
   void push(Id id) {
     const Task& task = tasks_[id];
     const uint64_t day = static_cast<uint64_t>(task.ready) >> shift_;
@@ -50,14 +50,14 @@ class Calendar {
     next_ = 0;
   }
 
-  // Whether there is another one; then it is in `entry`.
+  // Move the next task to `entry`; returns false if there is none.
   bool pop(Entry& entry) {
     if (next_ == now_.size() && !turn_page()) return false;
     entry = now_[next_++];
     return true;
   }
 
-  // The next one to come soon, or none.
+  // One of the tasks of today that follow, to prefetch; or none.
   Id coming(size_t ahead) const { return next_ + ahead < now_.size() ? now_[next_ + ahead].id : kNone; }
 
  private:
@@ -72,7 +72,7 @@ class Calendar {
     is_busy_[place / 64] |= uint64_t{1} << (place % 64);
   }
 
-  // Most often it belongs at the end.
+  // Usually appended at the end.
   void insert(const Entry& entry) {
     now_.push_back(entry);
     size_t at = now_.size() - 1;
@@ -102,7 +102,7 @@ class Calendar {
     return true;
   }
 
-  // The first day from today on that has entries.
+  // The first day with entries, starting today.
   uint64_t next_busy() const {
     const uint64_t first = today_ % kYear, words = kYear / 64;
     for (uint64_t step = 0; step <= words; ++step) {
@@ -122,10 +122,10 @@ class Calendar {
   Tasks& tasks_;
   int shift_ = 0;
   uint64_t today_ = 0;
-  std::vector<Entry> now_;  // today's, in order; those before `next_` were taken
+  std::vector<Entry> now_;  // today's, sorted; those before `next_` were popped
   size_t next_ = 0;
-  std::vector<Id> days_;           // of a year from today on, by day modulo its length: the first task
-  std::vector<uint64_t> is_busy_;  // a bit for each of them
+  std::vector<Id> days_;           // of a year starting today, by day modulo its length: the first task
+  std::vector<uint64_t> is_busy_;  // a bit for each day
   std::vector<Entry> later_;       // a heap
 };
 

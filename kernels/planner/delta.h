@@ -1,4 +1,4 @@
-// When every task runs, worked out from what changed.
+// Incremental simulation: recompute the times of the tasks that a change affects.
 #pragma once
 
 #include <algorithm>
@@ -11,10 +11,10 @@
 
 namespace bow::planner {
 
-// The timeline is that of replay.h, and is worked out in the order of the turns as well, but only tasks are looked at
-// that may run at another time than before. A task whose turn is no longer right leaves its queues when its old turn
-// comes, has no time until all that it waits for have one, and comes back at its new turn. So all tasks with lower
-// turns are final, and the task that occupies a place last before a turn is known.
+// Computes the same timeline as replay.h, also in the order of the turns, but visits only tasks whose times may have
+// changed. A task whose turn has become invalid leaves its queues at its old turn, has no time until all its
+// predecessors have one, and is requeued at its new turn. Therefore all tasks with lower turns are final, and the last
+// task that occupies a place before a turn is known.
 //
 // Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, Algorithm 2.
 class Delta {
@@ -23,7 +23,7 @@ class Delta {
 
   Time makespan() const { return makespan_; }
 
-  // Takes over times that were worked out from nothing.
+  // Take over the times of a full simulation.
   void adopt(const std::vector<Entry>& sequence) {
     for (Queue& queue : queues_) queue.entries.clear();
     makespan_ = 0;
@@ -37,8 +37,8 @@ class Delta {
     }
   }
 
-  // From what `tasks` has changed. `commit` or `rollback` follows; where a task ends after `limit`, whose end is
-  // `exceeding` then, the rest is not looked at, and `rollback` follows.
+  // Simulate the changes in `tasks`. `commit` or `rollback` follows. If a task ends after `limit` (`exceeding` is its
+  // end), the simulation stops and `rollback` follows.
   bool update(Time limit) {
     makespan_before_ = makespan_;
     heap_.clear();
@@ -48,7 +48,7 @@ class Delta {
     while (!heap_.empty()) {
       now_ = pop_entry();
       Task& task = tasks_[now_.id];
-      // It may have been put in the queue again.
+      // A stale heap entry: the task was queued again.
       if (!task.has(kQueued) || tasks_.details(now_.id).queued != now_.ready) continue;
       task.unset(kQueued);
       look_at(now_.id, task);
@@ -66,13 +66,13 @@ class Delta {
 
   int64_t num_looked_at() const { return num_looked_at_; }
 
-  // Before the same of the tasks.
+  // Call before `tasks.commit`.
   void commit() {
     for (const int32_t place : touched_) merge(queues_[place]);
     end();
   }
 
-  // Before the same of the tasks.
+  // Call before `tasks.rollback`.
   void rollback() {
     for (const Logged& logged : log_) {
       Task& task = tasks_[logged.id];
@@ -88,12 +88,12 @@ class Delta {
  private:
   struct Queue {
     std::vector<Entry> entries;  // by turn: the order before the proposal
-    std::vector<Id> inserted;    // by turn: what came into it, or changed its turn
-    size_t first = 0;            // entry at which the proposal begins to matter
+    std::vector<Id> inserted;    // by turn: tasks that were added, or changed their turn
+    size_t first = 0;            // first entry that the proposal affects
     bool is_touched = false;
-    bool is_open = false;  // whether the proposal has got to it; then:
-    size_t next = 0;       // first entry whose turn has not come
-    Id last = kNone;       // the last valid one before it
+    bool is_open = false;  // whether the proposal has reached it; then:
+    size_t next = 0;       // first entry whose turn has not been reached
+    Id last = kNone;       // the last valid entry before it
   };
 
   struct Logged {
@@ -101,7 +101,7 @@ class Delta {
     Time ready, end;
   };
 
-  // Leaves no task waiting: all that wait were in the heap, or are in the journal, or wait for other tasks than before.
+  // Reset all waiting tasks: those in the heap, in the journal, and those whose predecessors changed.
   void stop() {
     for (const Entry& entry : heap_) {
       tasks_[entry.id].unset(kQueued);
@@ -129,7 +129,7 @@ class Delta {
     return entry;
   }
 
-  // Has a task looked at when the turn with this ready time comes, or earlier.
+  // Visit a task at the turn with this ready time, or earlier.
   void queue(Id id, Time ready) {
     Task& task = tasks_[id];
     Time& queued = tasks_.details(id).queued;
@@ -174,7 +174,7 @@ class Delta {
   void look_at(Id id, Task& task) {
     if (task.pending) {
       if (task.has(kPlaced)) displace(id, task);
-      return;  // it comes back when all that it waits for have a time
+      return;  // queued again when all predecessors have a time
     }
     const Time ready = ready_of(id);
     if (!task.has(kPlaced)) {
@@ -182,7 +182,7 @@ class Delta {
       if (ready > now_.ready) return queue(id, ready);
       return place(id, task, true);
     }
-    if (ready > task.ready) {  // its turn comes later; this is its old one, or even before
+    if (ready > task.ready) {  // its turn moves back; now is its old turn, or even earlier
       if (now_.ready < task.ready) return queue(id, task.ready);
       displace(id, task);
       task.ready = ready;
@@ -201,7 +201,7 @@ class Delta {
     place(id, task, moves);
   }
 
-  // Takes a task out of its queues: it has no time for now.
+  // Remove a task from its queues: it has no time for now.
   void displace(Id id, Task& task) {
     log(id, task);
     task.unset(kPlaced);
@@ -216,7 +216,7 @@ class Delta {
     }
   }
 
-  // Gives the task whose turn it is its time.
+  // Compute the times of the task whose turn it is.
   void place(Id id, Task& task, bool moves) {
     const bool had_time = task.has(kPlaced);
     Time start = task.ready;
@@ -242,7 +242,7 @@ class Delta {
     }
   }
 
-  // One of those that a task waits for has a time again.
+  // A predecessor has a time again.
   void arrive(Id id) {
     Task& task = tasks_[id];
     if (--task.pending) return;
@@ -252,14 +252,14 @@ class Delta {
     queue(id, ready);
   }
 
-  // One of those that a task waits for, which had a time, has another one.
+  // A predecessor's time changed.
   void shift(Id id, Time old_end, Time end) {
     Task& task = tasks_[id];
-    if (task.pending) return;  // it is looked at anyway
+    if (task.pending) return;  // it will be visited anyway
     if (!task.has(kPlaced)) return queue(id, ready_of(id));
     if (end > task.ready) {
       queue(id, task.ready);
-    } else if (old_end == task.ready || task.has(kQueued)) {  // it may be ready earlier than it is queued for
+    } else if (old_end == task.ready || task.has(kQueued)) {  // it may be ready earlier than queued
       queue(id, std::min(ready_of(id), task.ready));
     }
   }
@@ -277,7 +277,7 @@ class Delta {
     return static_cast<size_t>(found - queue.entries.begin());
   }
 
-  // A task that died leaves a queue, whose turn may not have come yet.
+  // Remove a dead task from a queue; its turn may not have been reached yet.
   void leave(int32_t place, const Entry& key) {
     Queue& queue = queues_[place];
     const size_t at = position(queue, 0, key);
@@ -286,7 +286,7 @@ class Delta {
     queue_from(queue, at + 1);
   }
 
-  // Goes on to the turn.
+  // Advance the queue to the current turn.
   void touch(int32_t place) {
     Queue& queue = queues_[place];
     if (std::exchange(queue.is_open, true)) {
@@ -304,14 +304,14 @@ class Delta {
     queue.last = at ? queue.entries[at - 1].id : kNone;
   }
 
-  // When a place is free for the task whose turn it is.
+  // When a place becomes free for the current task.
   Time free_at(const Queue& queue) const {
     Time free = queue.last == kNone ? 0 : tasks_[queue.last].end;
     if (!queue.inserted.empty()) free = std::max(free, tasks_[queue.inserted.back()].end);
     return free;
   }
 
-  // Has the task looked at that comes behind a turn.
+  // Visit the task that follows a turn in the queue.
   void queue_next(const Queue& queue, const Entry& key) {
     size_t at = queue.next;
     if (at < queue.entries.size() && before(queue.entries[at], key)) at = position(queue, at, key);
@@ -324,7 +324,7 @@ class Delta {
     if (at < queue.entries.size()) this->queue(queue.entries[at].id, queue.entries[at].ready);
   }
 
-  // The old order and what came into it, as one.
+  // Merge the inserted tasks into the old order.
   void merge(Queue& queue) {
     merged_.clear();
     size_t at = queue.first;
@@ -382,7 +382,7 @@ class Delta {
   Entry now_{};
   Time makespan_ = 0;
   Time makespan_before_ = 0;
-  Time exceeding_ = 0;  // the latest end that was worked out since the last commit or rollback
+  Time exceeding_ = 0;  // latest end computed since the last commit or rollback
   int64_t num_looked_at_ = 0;
   std::vector<int32_t> touched_;
   std::vector<Logged> log_;

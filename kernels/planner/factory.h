@@ -1,4 +1,4 @@
-// Makes tasks: what they are called, how long they take and what they occupy.
+// Creates tasks: their order, duration and places.
 #pragma once
 
 #include <cstdint>
@@ -19,18 +19,18 @@ class Factory {
         num_operators_(model.learners * model.num_operators()),
         num_groups_(model.learners * model.num_groups()) {}
 
-  // Rank, tile and device: bow/planning/simulator/step_model.py has the same ranks.
+  // Rank, tile and device; bow/planning/simulator/step_model.py has the same ranks.
   uint64_t order(Kind kind, int owner, int tile, int device) const {
     return rank(kind, owner) << 32 | static_cast<uint64_t>(tile) << 16 | static_cast<uint64_t>(device);
   }
 
   Id tile(Kind kind, int owner, int tile, int device, Time duration) {
     const Id id = tasks_.create(kind, order(kind, owner, tile, device), 0, duration);
-    if (duration) tasks_.occupy_device(id, device);  // what takes no time, such as a view, waits for no place
+    if (duration) tasks_.occupy_device(id, device);  // a task of no duration, such as a view, occupies no place
     return id;
   }
 
-  // A sum over devices in ascending order.
+  // A sum over devices, in ascending order.
   Id sum(Kind kind, int owner, int number, const std::vector<int32_t>& members, int64_t bytes) {
     const Collective sum = topology_.collective(members, bytes);
     Code code;
@@ -40,7 +40,7 @@ class Factory {
     return id;
   }
 
-  // A part of what a tile made to the device that is not the tile's, or its gradient back.
+  // The transfer of a part of a tile's output to another device, or of its gradient back.
   Id transfer(Kind kind, int maker, const Piece& piece, int64_t itemsize, int source, int target) {
     const int away = kind == Kind::kTransfer ? target : source;
     const int64_t bytes = piece.volume * itemsize;

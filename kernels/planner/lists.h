@@ -1,4 +1,4 @@
-// Many short lists of numbers in one block of memory, which grow and go back without asking the system.
+// Many short, growing lists of numbers in one block of memory, without system allocations.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// How much memory a partition takes on a device, and when it takes most: bow/planning/simulator/python_simulator.py says what is counted.
+// Peak memory of a partition by device; bow/planning/simulator/python_simulator.py documents which tensors count.
 #pragma once
 
 #include <algorithm>
@@ -14,10 +14,10 @@ class Memory {
  public:
   explicit Memory(TaskGraph& graph) : graph_(graph), tasks_(graph.tasks) {}
 
-  // What all results take together: at least the peak, and known without a look at the timeline.
+  // The sum of all results: an upper bound of the peak that does not need the timeline.
   int64_t bound(int device) const { return graph_.lasting_bytes(device) + tasks_.memory()[device]; }
 
-  // By device; of those that are not asked for, nothing is known.
+  // By device; 0 for devices that are not asked for.
   std::vector<int64_t> peaks(const std::vector<uint8_t>& is_asked_for) {
     std::vector<std::vector<std::pair<Time, int64_t>>> changes(is_asked_for.size());
     for (Id id = 0; id < tasks_.size(); ++id) {
@@ -39,7 +39,7 @@ class Memory {
 
  private:
   static int64_t highest(int64_t level, std::vector<std::pair<Time, int64_t>>& changes) {
-    std::sort(changes.begin(), changes.end());  // at the same time, what ends comes first
+    std::sort(changes.begin(), changes.end());  // at equal times, frees come before allocations
     int64_t peak = level;
     for (const auto& [at, change] : changes) peak = std::max(peak, level += change);
     return peak;
@@ -60,7 +60,7 @@ class Memory {
     return std::max(used_until(id), read_until(id));
   }
 
-  // When a task no longer needs what it read or made.
+  // When a task no longer needs its inputs and outputs.
   Time used_until(Id id) {
     const Id partner = tasks_.kind(id) == Kind::kForward ? tasks_.details(id).partner : kNone;
     return tasks_[partner == kNone ? id : partner].end;

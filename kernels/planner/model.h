@@ -1,4 +1,4 @@
-// What is split and placed, as plain data.
+// The model to split and place, as plain data.
 #pragma once
 
 #include <cstdint>
@@ -9,13 +9,13 @@
 
 namespace bow::planner {
 
-// An operator's tiles, wherever they are computed.
+// An operator's tiles, independent of their devices.
 struct Tiling {
   int num_tiles = 0;
   std::vector<int> outputs;  // by output: the number of a box list
   std::vector<int> inputs;   // by input
   std::vector<int64_t> output_bytes, gradient_bytes;
-  std::vector<int> sums;  // by tile; empty: nothing is summed
+  std::vector<int> sums;  // by tile; empty: no sums
   std::vector<int64_t> sum_bytes;
   std::vector<std::vector<int>> parts;  // by group of the operator, by tile
 };
@@ -26,10 +26,10 @@ struct Reader {
 };
 
 struct Tensor {
-  int maker = kNone;  // kNone: it comes with the batch
+  int maker = kNone;  // kNone: an input of the batch
   int slot = 0;
   int64_t itemsize = 0;
-  bool flows = false;  // whether a gradient goes back through it
+  bool flows = false;  // whether it has a gradient
   std::vector<Reader> readers;
 };
 
@@ -39,13 +39,13 @@ struct Operator {
   bool has_backward = false;
 };
 
-// Of one learner. Operators and groups of all learners are counted through: those of the first learner come first.
+// The model of one learner. Operators and groups of all learners are numbered consecutively, learner by learner.
 struct Model {
   std::vector<Operator> operators;
   std::vector<Tensor> tensors;
   std::vector<WeightParts> groups;
   int learners = 1;
-  double copies = 1;  // of the weights that are trained, all the time
+  double copies = 1;  // of the trained weights, permanently in memory
 
   int num_operators() const { return static_cast<int>(operators.size()); }
   int num_groups() const { return static_cast<int>(groups.size()); }
@@ -54,13 +54,13 @@ struct Model {
   int group_of(int op, int group) const { return op / num_operators() * num_groups() + group; }
 };
 
-// How an operator is split and placed, and the tasks that come of it.
+// The tiling and placement of an operator, and its tasks.
 struct Placed {
   int tiling = kNone;
   std::vector<int32_t> devices;
   std::vector<Time> forward_ns, backward_ns;
   std::vector<Id> forward, backward, sums;
-  std::vector<Id> made, gradients;  // by tile: after what its results and the gradients of its inputs may leave
+  std::vector<Id> made, gradients;  // by tile: when its results, and the gradients of its inputs, exist
 };
 
 struct Change {

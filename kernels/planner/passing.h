@@ -1,4 +1,4 @@
-// When every task runs where one that can start passes those before it that wait for another place.
+// Simulation with overtaking: a task that can start passes earlier tasks that wait for another place.
 #pragma once
 
 #include <algorithm>
@@ -12,10 +12,10 @@
 
 namespace bow::planner {
 
-// Whenever tasks end, those that are ready are looked at in the order of their turns, and each starts whose places are
-// all free. One that does not waits at the first of its places that is busy, and is looked at again when this is free.
+// Whenever tasks end, the ready tasks are visited in the order of their turns, and each whose places are all free
+// starts. Any other waits at the first of its busy places, and is visited again when that is free.
 class Passing {
-  // A queue gives the greatest first: the one with the earliest turn.
+  // std::priority_queue pops the greatest: the one with the earliest turn.
   struct Later {
     const Tasks* tasks;
     bool operator()(const Entry& one, const Entry& other) const { return tasks->is_before(other, one); }
@@ -26,7 +26,7 @@ class Passing {
   Passing(Tasks& tasks, int num_places)
       : tasks_(tasks), is_later_{&tasks}, is_busy_(num_places), waiting_(num_places, Waiting{is_later_}) {}
 
-  // As of Replay.
+  // As Replay::run.
   Time run(Time limit) {
     begin();
     Time now = 0, latest = 0;
@@ -94,7 +94,7 @@ class Passing {
     }
   }
 
-  // Whether it starts.
+  // Start a task if its places are free; returns whether it started.
   bool start(const Entry& turn, Time now, Time& latest) {
     const auto places = tasks_.places(turn.id);
     for (const int32_t place : places) {
@@ -114,13 +114,13 @@ class Passing {
 
   Tasks& tasks_;
   Later is_later_;
-  std::vector<Time> ahead_;  // by place: how long all takes that has not started
+  std::vector<Time> ahead_;  // by place: total duration of the tasks that have not started
   std::vector<uint8_t> is_busy_;
   std::vector<Waiting> waiting_;  // by place
   Waiting ready_{is_later_};
   std::priority_queue<End, std::vector<End>, std::greater<>> ends_;
   std::vector<int32_t> freed_;
-  std::vector<int32_t> pending_;  // by task: how many that it waits for have not ended
+  std::vector<int32_t> pending_;  // by task: number of predecessors that have not ended
 };
 
 }  // namespace bow::planner

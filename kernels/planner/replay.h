@@ -1,4 +1,4 @@
-// When every task runs, worked out from nothing.
+// Full simulation: compute the times of all tasks.
 #pragma once
 
 #include <algorithm>
@@ -12,23 +12,23 @@
 
 namespace bow::planner {
 
-// Every device and every channel takes tasks in the order of their turns: (ready time, rank, tile, device, code). A
-// task starts when it is ready and everything that it occupies is free. What a task waits for has a lower turn than the
-// task itself, so tasks get their times in the order of their turns: bow/planning/simulator/python_simulator.py does the same.
+// Every device and every channel processes tasks in the order of their turns: (ready time, rank, tile, device, code). A
+// task starts when it is ready and all its places are free. Predecessors have lower turns than the task itself, so
+// times are computed in the order of turns, as in bow/planning/simulator/python_simulator.py.
 //
 // Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, Algorithm 1.
 class Replay {
  public:
   Replay(Tasks& tasks, int num_places) : tasks_(tasks), calendar_(tasks), places_(num_places) {}
 
-  // When the last task is over; or, once it is clear that it is over after `limit`, a time that it takes at least.
-  // `visit` is called with each task's turn, in order; the task has its end then.
+  // Return the makespan; or, as soon as it is known to exceed `limit`, a lower bound of it.
+  // `visit` is called with each task's turn, in order, after its end was computed.
   template <typename Visit>
   Time run(Time limit, Visit visit) {
     begin();
     Time latest = 0;
     do {
-      while (!idle_.empty()) {  // they take no time and wait for no place
+      while (!idle_.empty()) {  // tasks without duration and places
         const Id id = idle_.back();
         idle_.pop_back();
         const Time ready = tasks_[id].ready;
@@ -54,7 +54,7 @@ class Replay {
     return latest;
   }
 
-  // Once the tasks' changes are undone.
+  // Call after `tasks.rollback`.
   void rollback() {
     for (const Id id : changed_) tasks_[id].pending = tasks_[id].waits;
   }
@@ -64,8 +64,8 @@ class Replay {
   static constexpr int32_t kStarted = -1;
 
   struct Place {
-    Time free = 0;   // from when on
-    Time ahead = 0;  // how long all takes that has had no turn
+    Time free = 0;   // from this time on
+    Time ahead = 0;  // total duration of the tasks whose turn has not come
   };
 
   void begin() {
@@ -98,7 +98,7 @@ class Replay {
   void finish(Id id, Time end) {
     Task& task = tasks_[id];
     task.end = end;
-    // As it has to be when the next run begins: it is not read any more in this one.
+    // Reset for the next run; not read again in this one.
     task.ready = 0;
     task.pending = task.waits;
     for (const Id later : tasks_.after(id)) {
@@ -121,10 +121,10 @@ class Replay {
 
   Tasks& tasks_;
   Calendar calendar_;
-  std::vector<Id> idle_;  // ready, and occupy nothing
+  std::vector<Id> idle_;  // ready, without places
   std::vector<Place> places_;
   std::vector<Id> changed_;
-  Time length_ = 0;  // of the last run that was not stopped
+  Time length_ = 0;  // makespan of the last completed run
   bool was_stopped_ = false;
 };
 

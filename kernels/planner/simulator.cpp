@@ -1,6 +1,6 @@
-// The simulator as C functions, which Python calls by way of ctypes: nothing here knows of Python or torch.
+// The simulator as C functions, called from Python with ctypes; independent of Python and torch.
 //
-// Arguments are checked in Python. Lists come as their elements one after another, with offsets where they are several.
+// Python checks the arguments. Lists are passed as their concatenated elements, with offsets for several lists.
 #include "simulator.h"
 
 #include <cstdint>
@@ -19,7 +19,7 @@ std::vector<std::vector<int32_t>> rows(const int32_t* numbers, const int32_t* of
   return rows;
 }
 
-// What became of a proposal: a device whose memory is too small, kFits or kTooSlow.
+// The outcome of a proposal: a device whose memory is too small, kFits or kTooSlow.
 constexpr int32_t kFits = -1, kTooSlow = -2;
 
 int32_t report(const Outcome& outcome, int64_t* needed) {
@@ -70,7 +70,7 @@ void planner_add_group(Builder* builder, int32_t num_weights, const int32_t* ran
   builder->model.groups.emplace_back(weights, trainable != 0);
 }
 
-// After all tensors and groups.
+// Call after all tensors and groups were added.
 void planner_add_operator(Builder* builder, int32_t num_inputs, const int32_t* inputs, int32_t num_outputs,
                           const int32_t* outputs, int32_t num_groups, const int32_t* groups, int32_t has_backward) {
   Model& model = builder->model;
@@ -80,7 +80,7 @@ void planner_add_operator(Builder* builder, int32_t num_inputs, const int32_t* i
       {ints(inputs, num_inputs), ints(outputs, num_outputs), ints(groups, num_groups), has_backward != 0});
 }
 
-// The builder is gone afterwards.
+// Deletes the builder.
 Simulator* planner_simulator(Builder* builder, int64_t (*update_ns)(int64_t, int32_t), int32_t algorithm) {
   Topology topology(static_cast<int>(builder->capacity.size()), builder->channels, builder->routes, builder->overlap,
                     builder->sum);
@@ -121,7 +121,7 @@ int32_t planner_add_tiling(Simulator* simulator, int32_t num_tiles, int32_t num_
   return simulator->graph.add_tiling(std::move(tiling));
 }
 
-// Several operators at once: by operator its number, that of its tiling, and how many tiles it has; then by tile.
+// Several operators: by operator its number, its tiling and its number of tiles; then, by tile, the other arrays.
 void planner_stage(Simulator* simulator, int32_t count, const int32_t* ops, const int32_t* tilings,
                    const int32_t* num_tiles, const int32_t* devices, const int64_t* forward_ns,
                    const int64_t* backward_ns) {
@@ -140,7 +140,7 @@ void planner_stage(Simulator* simulator, int32_t count, const int32_t* ops, cons
   }
 }
 
-// See `report`; `needed`: how much memory, or time.
+// Returns as `report`; `needed`: the memory, or the time.
 int32_t planner_build(Simulator* simulator, int64_t* needed) { return report(simulator->build(), needed); }
 
 int32_t planner_propose(Simulator* simulator, int64_t limit_ns, int64_t* needed) {
@@ -163,7 +163,7 @@ int32_t planner_num_tasks(Simulator* simulator) {
   return count;
 }
 
-// After `planner_num_tasks`. By task: order, code, ready, start and end; all as 64 bits.
+// Call `planner_num_tasks` first. By task: order, code, ready, start and end; all as 64 bits.
 void planner_tasks(Simulator* simulator, int64_t* table) {
   Tasks& tasks = simulator->graph.tasks;
   for (Id id = 0; id < tasks.size(); ++id) {
@@ -178,7 +178,7 @@ void planner_tasks(Simulator* simulator, int64_t* table) {
   }
 }
 
-// By device: the most memory that it needs at a time.
+// By device: its peak memory.
 void planner_peaks(Simulator* simulator, int64_t* bytes) {
   simulator->refresh();
   const std::vector<uint8_t> all(simulator->graph.topology().num_devices(), 1);

@@ -1,4 +1,4 @@
-// A partition that is simulated, and proposals to change it that are accepted or undone.
+// Simulate a partition, and proposals to change it that are accepted or undone.
 #pragma once
 
 #include <algorithm>
@@ -14,23 +14,23 @@
 
 namespace bow::planner {
 
-// What a proposal comes to.
+// The outcome of a proposal.
 struct Outcome {
   enum { kFits, kTooLarge, kTooSlow } what = kFits;
-  int device = 0;      // whose memory is too small
-  int64_t needed = 0;  // of it; or, where it is too slow, a time that it takes at least
+  int device = 0;      // the device whose memory is too small
+  int64_t needed = 0;  // the memory it needs; or, if too slow, a lower bound of the makespan
 };
 
-// How proposals are simulated. All ways give the same times.
+// Simulation algorithms; all compute the same times.
 enum class Algorithm {
-  kDelta,        // edits the tasks, and looks at those that may run at another time
-  kIncremental,  // edits the tasks, and works out all times from nothing
-  kFull          // builds all tasks and works out all times from nothing
+  kDelta,        // edits the tasks, and recomputes the times that may have changed
+  kIncremental,  // edits the tasks, and recomputes all times
+  kFull          // rebuilds all tasks and recomputes all times
 };
 
 class Simulator {
  public:
-  // Where tasks pass each other, what changed does not tell who passes whom: `kDelta` is `kIncremental` then.
+  // With overtaking, changes do not determine which times are affected: `kDelta` becomes `kIncremental`.
   Simulator(Topology topology, Model model, UpdateTime update_time, std::vector<int64_t> capacity, Algorithm algorithm,
             bool passes)
       : graph(std::move(topology), std::move(model), std::move(update_time)),
@@ -50,17 +50,17 @@ class Simulator {
   Time makespan() const { return makespan_; }
   int64_t num_looked_at() const { return num_looked_at_; }
 
-  // Says how an operator is to be split and placed by the next `build` or `propose`.
+  // Set the split and placement of an operator for the next `build` or `propose`.
   void stage(Change change) { staged_.push_back(std::move(change)); }
 
-  // With all operators staged.
+  // Call after all operators were staged.
   Outcome build() {
     rebuild(std::exchange(staged_, {}));
     return check_memory();
   }
 
-  // With other splits of what is staged. Where it fits and is not too slow, `accept` or `undo` follows; else it is
-  // undone already.
+  // Simulate the staged changes. If the proposal fits and is fast enough, `accept` or `undo` follows; otherwise it has
+  // been undone.
   Outcome propose(Time limit) {
     makespan_before_ = makespan_;
     num_looked_at_ = 0;
@@ -92,8 +92,7 @@ class Simulator {
     is_edited_ = is_updated_ = false;
   }
 
-  // Times that were worked out from nothing stay those of the proposal, and with the full algorithm all tasks, until
-  // they are asked for: see `refresh`.
+  // Recomputed times (with the full algorithm also tasks) remain those of the proposal until `refresh` is called.
   void undo() {
     if (is_updated_) delta_.rollback();
     if (is_edited_) graph.rollback();
@@ -103,7 +102,7 @@ class Simulator {
     makespan_ = makespan_before_;
   }
 
-  // Before tasks or times are read.
+  // Call before tasks or times are read.
   void refresh() {
     if (!std::exchange(is_stale_, false)) return;
     if (algorithm_ == Algorithm::kFull) {
@@ -127,7 +126,7 @@ class Simulator {
     graph.commit();
   }
 
-  // The full algorithm: all operators as they were, but those that are staged.
+  // The full algorithm: restore all operators but the staged ones.
   void refill() {
     if (!is_stale_) before_ = graph.placements();
     is_stale_ = false;
@@ -175,13 +174,13 @@ class Simulator {
   Delta delta_;
   std::vector<int64_t> capacity_;  // by device
   std::vector<Change> staged_;
-  std::vector<Placed> before_;  // of the full algorithm: the partition as it was accepted last
+  std::vector<Placed> before_;  // full algorithm: the partition that was accepted last
   Time makespan_ = 0;
   Time makespan_before_ = 0;
   int64_t num_looked_at_ = 0;
   bool is_edited_ = false;   // whether the tasks are those of a proposal
-  bool is_updated_ = false;  // whether their times were worked out from what changed
-  bool is_stale_ = false;    // whether times, or all tasks, are those of a proposal that was undone
+  bool is_updated_ = false;  // whether their times were computed by `delta_`
+  bool is_stale_ = false;    // whether times, or all tasks, are those of an undone proposal
 };
 
 }  // namespace bow::planner

@@ -1,4 +1,4 @@
-// The task graph of a partition, edited piece by piece: bow/planning/simulator/task_graph.py says what it consists of.
+// The task graph of a partition, edited incrementally; bow/planning/simulator/task_graph.py documents its structure.
 #pragma once
 
 #include <algorithm>
@@ -46,13 +46,13 @@ class TaskGraph {
     return static_cast<int>(tilings_.size()) - 1;
   }
 
-  // What stays in memory all the time.
+  // Memory in use throughout a step.
   int64_t lasting_bytes(int device) const {
     return std::llrint(model_.copies * static_cast<double>(weights_.trained_bytes(device))) +
            weights_.frozen_bytes(device);
   }
 
-  // Puts operators elsewhere. `commit` or `rollback` follows.
+  // Change the placement of operators. `commit` or `rollback` follows.
   void apply(std::vector<Change> changes) {
     for (Change& change : changes) {
       is_changing_[change.op] = 1;
@@ -90,7 +90,7 @@ class TaskGraph {
     before_.clear();
   }
 
-  // Forgets all tasks.
+  // Remove all tasks.
   void clear() {
     tasks.clear();
     weights_.clear();
@@ -133,7 +133,7 @@ class TaskGraph {
     placed.forward.clear();
     placed.backward.clear();
     placed.sums.clear();
-    // Tasks that run soon after each other lie side by side.
+    // Tasks that run in succession are adjacent in memory.
     for (int tile = 0; tile < of.num_tiles; ++tile) {
       const int device = placed.devices[tile];
       placed.forward.push_back(factory_.tile(Kind::kForward, op, tile, device, placed.forward_ns[tile]));
@@ -151,7 +151,7 @@ class TaskGraph {
     for (int sum = 0; sum < static_cast<int>(of.sum_bytes.size()); ++sum) create_sums(op, placed, of, sum);
   }
 
-  // What tiles sum in the middle of an operator: as if it followed them.
+  // Partial sums within an operator, modelled as tasks after it.
   void create_sums(int op, Placed& placed, const Tiling& of, int sum) {
     std::vector<int32_t> members;
     for (int tile = 0; tile < of.num_tiles; ++tile) {
@@ -173,8 +173,8 @@ class TaskGraph {
     if (!placed.backward.empty()) create(Kind::kBackwardSum, placed.backward, placed.gradients);
   }
 
-  // All ways of tensors of which an end changed, each once: those that begin at a changed operator, and those that lead
-  // to one from an operator that did not change.
+  // Connect all tensors with a changed end, each once: those that a changed operator makes, and those that it reads
+  // from an unchanged operator.
   void connect(int op) {
     const int first = model_.first_of_learner(op);
     const Operator& of = model_.operator_of(op);
@@ -195,7 +195,7 @@ class TaskGraph {
   void connect(const Tensor& tensor, int maker, int reader, int slot) {
     const Placed &from = placed_[maker], &to = placed_[reader];
     const int made = tiling(from).outputs[tensor.slot], read = tiling(to).inputs[slot];
-    // Where no two tiles of any device read the same, there is nothing to share.
+    // If no device has two reading tiles, no transfer can be shared.
     const bool shares = tensor.readers.size() > 1 || !are_different(to.devices);
     for (const Piece& piece : pieces.between(made, read, tensor.slot)) {
       const int source = from.devices[piece.made], target = to.devices[piece.read];
@@ -215,7 +215,7 @@ class TaskGraph {
     }
   }
 
-  // A part of a tensor to a device, and its gradient back.
+  // Transfer a part of a tensor to a device, and its gradient back.
   Id create_move(const Tensor& tensor, int maker, const Placed& from, const Piece& piece, int source, int target) {
     const Id there = factory_.transfer(Kind::kTransfer, maker, piece, tensor.itemsize, source, target);
     tasks.connect(from.made[piece.made], there);
@@ -231,7 +231,7 @@ class TaskGraph {
     tasks.details(other).partner = one;
   }
 
-  // What of a tensor is on its way already.
+  // Collect the existing transfers of a tensor.
   void remember_transfers(const Tensor& tensor, int maker) {
     transfers_.clear();
     if (tensor.readers.size() == 1) return;

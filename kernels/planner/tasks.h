@@ -1,4 +1,4 @@
-// Tasks and what they wait for, with a journal that takes all changes back.
+// Tasks and their dependencies, with a journal to undo changes.
 #pragma once
 
 #include <algorithm>
@@ -29,34 +29,34 @@ enum class Kind : uint8_t {
 };
 
 enum Flag : uint16_t {
-  kDead = 1,        // the proposal has no such task
-  kFresh = 2,       // nor had the partition before it
-  kPlaced = 4,      // has a time, and a place in its queues
-  kQueued = 8,      // waits to be looked at
-  kInserted = 16,   // has been given a new place in its queues
-  kChanged = 32,    // waits for other tasks than before
-  kLogged = 64,     // its time before the proposal is in the journal
-  kCutBefore = 128,  // lists of edges that lead to tasks that died
+  kDead = 1,        // removed by the proposal
+  kFresh = 2,       // created by the proposal
+  kPlaced = 4,      // has a time, and a position in its queues
+  kQueued = 8,      // waits to be visited
+  kInserted = 16,   // has a new position in its queues
+  kChanged = 32,    // its predecessors changed
+  kLogged = 64,     // its previous time is in the journal
+  kCutBefore = 128,  // in the list of tasks with edges to dead tasks
   kCutAfter = 256,
-  kSavedBefore = 512,  // lists of edges that are in the journal
+  kSavedBefore = 512,  // its list of edges is in the journal
   kSavedAfter = 1024,
-  kSum = 2048,     // its places are its own
-  kListed = 4096,  // is in the list of those that wait for nothing
+  kSum = 2048,     // it has its own list of places
+  kListed = 4096,  // in the list of sources
 };
 
-// What simulating looks at all the time, in one cache line.
+// The fields that the simulation accesses most, in one cache line.
 struct alignas(64) Task {
-  Time ready = 0;      // when all that it waits for is over, as far as that is known
+  Time ready = 0;      // when all predecessors have ended, if known
   Time end = 0;
   Time duration = 0;
   uint64_t order = 0;  // rank, tile, device: among tasks that are ready at the same time
-  int32_t pending = 0;  // how many that it waits for have no time yet
-  int32_t waits = 0;    // how many it waits for
-  List after;           // what waits for it
-  uint32_t at = 0;      // its places: where they begin, in the list of all routes' places or in one of its own
+  int32_t pending = 0;  // number of predecessors without a time
+  int32_t waits = 0;    // number of predecessors
+  List after;           // successors
+  uint32_t at = 0;      // start of its places, in the places of all routes or in its own list
   uint16_t num_places = 0;
   uint16_t flags = 0;
-  Id next = kNone;  // in the calendar: another one of the same day
+  Id next = kNone;  // in the calendar: the next task of the same day
 
   Time start() const { return end - duration; }
   bool has(Flag flag) const { return flags & flag; }
@@ -65,19 +65,19 @@ struct alignas(64) Task {
 };
 static_assert(sizeof(Task) == 64);
 
-// The rest.
+// The other fields.
 struct Details {
   Kind kind = Kind::kForward;
-  List before;       // what it waits for
-  List members;      // its places, where it is a sum
-  uint64_t code = 0;  // among tasks that are ready at the same time and have the same order
-  Time queued = 0;    // the time at which it waits to be looked at
-  Id partner = kNone;  // of a forward pass its backward pass, of a transfer that of the gradient, and vice versa
+  List before;       // predecessors
+  List members;      // places of a sum
+  uint64_t code = 0;  // orders tasks with the same ready time and order
+  Time queued = 0;    // the ready time with which it is queued
+  Id partner = kNone;  // forward and backward pass of a tile, or transfer and its gradient, refer to each other
   int32_t memory_device = 0;
   int64_t memory_bytes = 0;
 };
 
-// A task's turn.
+// A task's turn: its sort key.
 struct Entry {
   Time ready = 0;
   uint64_t order = 0;
@@ -111,7 +111,7 @@ class Tasks {
     return details_[one.id].code < details_[other.id].code;
   }
 
-  // All that wait for nothing; some of them twice.
+  // Visit all tasks without predecessors; some twice.
   template <typename Visit>
   void for_sources(Visit visit) {
     for (const std::vector<Id>* ids : {&sources_, &created_, &changed_}) {
@@ -121,11 +121,11 @@ class Tasks {
     }
   }
 
-  // By place: how long all its tasks take. By device: what all results that ever lie there take.
+  // By place: total duration of its tasks. By device: total size of all results that are ever stored there.
   const std::vector<Time>& load() const { return load_; }
   const std::vector<int64_t>& memory() const { return memory_; }
 
-  // No timeline is shorter.
+  // A lower bound of the makespan.
   Time least_time() const { return *std::max_element(load_.begin(), load_.end()); }
 
   const std::vector<Id>& created() const { return created_; }
@@ -199,7 +199,7 @@ class Tasks {
     memory_[details_[id].memory_device] -= details_[id].memory_bytes;
   }
 
-  // Takes what died from the lists of what lives.
+  // Remove dead tasks from the edge lists of live ones.
   void cut() {
     cut_before_.clear();
     cut_after_.clear();
@@ -221,7 +221,7 @@ class Tasks {
     }
   }
 
-  // Whatever died is gone, what was created is there.
+  // Delete dead tasks and keep created ones.
   void commit() {
     list_sources();
     for (const Id id : created_) tasks_[id].unset(kFresh);
@@ -229,7 +229,7 @@ class Tasks {
     end();
   }
 
-  // All is as it was after the last commit.
+  // Restore the state of the last commit.
   void rollback() {
     for (const Id id : created_) {
       if (!tasks_[id].has(kDead)) {
@@ -248,7 +248,7 @@ class Tasks {
       }
     }
     for (const Id id : killed_) {
-      if (!is_used_[id]) continue;  // it was created by this proposal
+      if (!is_used_[id]) continue;  // created by this proposal
       tasks_[id].unset(kDead);
       count(id, 1);
       memory_[details_[id].memory_device] += details_[id].memory_bytes;
@@ -351,7 +351,7 @@ class Tasks {
   std::vector<Details> details_;
   std::vector<uint8_t> is_used_;
   std::vector<Id> free_;
-  std::vector<Id> sources_;  // what waits for nothing, as of the last commit
+  std::vector<Id> sources_;  // tasks without predecessors, as of the last commit
   Lists before_, after_, members_;
   std::vector<Time> load_;
   std::vector<int64_t> memory_;

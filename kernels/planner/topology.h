@@ -1,4 +1,4 @@
-// Devices and channels: which places a transfer or a sum over devices occupies, and for how long.
+// Devices and channels: the places that a transfer or a sum over devices occupies, and its duration.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ using Time = int64_t;  // nanoseconds
 constexpr Time kNever = std::numeric_limits<Time>::max();
 
 struct Route {
-  uint32_t at = 0;  // in the list of all routes' places
+  uint32_t at = 0;  // start in the list of all routes' places
   uint32_t size = 0;
   Time latency = 0;
   double ns_per_byte = 0;
@@ -27,7 +27,7 @@ struct Collective {
   Time duration = 0;
 };
 
-// Devices have the first numbers of all places, channels those after them.
+// Places are numbered: first devices, then channels.
 class Topology {
  public:
   struct Channel {
@@ -35,7 +35,7 @@ class Topology {
     double ns_per_byte = 0;
   };
 
-  // `routes`: by pair of devices, the numbers of channels. `sum`: what each sum takes beside its messages.
+  // `routes`: by pair of devices, the numbers of channels. `sum`: duration of a sum in addition to its messages.
   Topology(int num_devices, std::vector<Channel> channels, const std::vector<std::vector<int32_t>>& routes,
            bool overlap, Time sum)
       : num_devices_(num_devices),
@@ -62,7 +62,7 @@ class Topology {
     return route.latency + static_cast<Time>(std::ceil(static_cast<double>(bytes) * route.ns_per_byte));
   }
 
-  // A sum over devices in ascending order, in a ring or a tree: bow/planning/simulator/step_model.py has the formulas.
+  // A ring or tree sum over devices, in ascending order; bow/planning/simulator/step_model.py has the formulas.
   Collective collective(std::span<const int32_t> members, int64_t bytes) {
     Collective sum;
     Time latency = 0;
@@ -115,7 +115,7 @@ class Topology {
   Time sum_;
   std::vector<int32_t> places_;  // each device, then each route
   std::vector<Route> routes_;
-  std::vector<int32_t> uses_;  // by channel; zero between calls
+  std::vector<int32_t> uses_;  // by channel; all zero between calls
 };
 
 }  // namespace bow::planner

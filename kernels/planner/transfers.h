@@ -1,4 +1,4 @@
-// Transfers that are there already, so that tiles of a device share them.
+// Existing transfers, shared by the tiles of a device.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 namespace bow::planner {
 
-// Transfers by what they are, in a table that is emptied without being written.
+// Transfers by order and code, in a hash table that is cleared in O(1).
 class Transfers {
  public:
   void clear() {

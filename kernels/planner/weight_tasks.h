@@ -1,4 +1,4 @@
-// What happens to gradients of weights, and between learners: gathering, reducing, updating, averaging.
+// Tasks of weight gradients and between learners: gather, reduce, update, average.
 #pragma once
 
 #include <cstdint>
@@ -37,24 +37,24 @@ class WeightTasks {
     before_.clear();
   }
 
-  // By device: of the weights that it holds.
+  // By device: size of the weights that it holds.
   int64_t trained_bytes(int device) const { return trained_bytes_[device]; }
   int64_t frozen_bytes(int device) const { return frozen_bytes_[device]; }
 
-  // Before an operator's tiles come or go.
+  // Call before tiles are added or removed.
   void begin() {
     trained_before_ = trained_bytes_;
     frozen_before_ = frozen_bytes_;
     averagings_before_ = averagings_;
   }
 
-  // An operator's tiles come (1) or go (-1).
+  // Add (1) or remove (-1) an operator's tiles.
   void count(int op, const Tiling& tiling, const std::vector<int32_t>& devices, int sign) {
     for (const int number : model_.operator_of(op).groups) touch(model_.group_of(op, number));
     recount(op, tiling, devices, sign);
   }
 
-  // Kills what is not needed any longer, once all tiles were counted.
+  // Kill obsolete tasks, once all tiles were counted.
   void kill() {
     for (Before& before : before_) kill(before);
     for (size_t device = 0; device < averagings_.size(); ++device) {
@@ -66,13 +66,13 @@ class WeightTasks {
     }
   }
 
-  // Creates what is needed instead.
+  // Create their replacements.
   void create() {
     for (const Before& before : before_) create(before.group);
     for (size_t device = 0; device < averagings_.size(); ++device) average(static_cast<int>(device));
   }
 
-  // After `create`: for the operators whose tiles came.
+  // Call after `create`, for the operators whose tiles were added.
   void connect(int op, const Placed& placed) {
     for (const int number : model_.operator_of(op).groups) {
       WeightGroup& group = groups_[model_.group_of(op, number)];
@@ -85,7 +85,7 @@ class WeightTasks {
 
   void commit() { before_.clear(); }
 
-  // After `recount` for what was counted.
+  // Call `recount` first, for everything that was counted.
   void rollback() {
     for (Before& before : before_) {
       WeightGroup& group = groups_[before.group];
@@ -99,7 +99,7 @@ class WeightTasks {
     before_.clear();
   }
 
-  // Tiles come or go, without a journal.
+  // Add or remove tiles, without a journal.
   void recount(int op, const Tiling& tiling, const std::vector<int32_t>& devices, int sign) {
     const std::vector<int>& groups = model_.operator_of(op).groups;
     for (size_t index = 0; index < groups.size(); ++index) {
@@ -142,7 +142,7 @@ class WeightTasks {
       if (of.gather != kNone && !of.tiles) tasks_.kill(std::exchange(of.gather, kNone));
       of.bytes = bytes[device];
     }
-    // Both are in ascending order.
+    // Both are sorted.
     auto set = sets.begin();
     for (const Shared& old : group.shared()) {
       while (set != sets.end() && *set < old) ++set;
@@ -184,7 +184,7 @@ class WeightTasks {
     }
   }
 
-  // A device of the first learner with those of the others that correspond to it.
+  // Average over a device of the first learner and the corresponding devices of the others.
   void average(int device) {
     Averaging& averaging = averagings_[device];
     if (averaging.task != kNone || !averaging.bytes) return;

@@ -1,4 +1,4 @@
-// Groups of weights: which devices hold which part of them, and what sets of devices have in common.
+// Groups of weights: the parts that each device holds, and the parts shared by sets of devices.
 #pragma once
 
 #include <algorithm>
@@ -24,7 +24,7 @@ inline std::vector<int32_t> members_of(const Mask& mask) {
   return members;
 }
 
-// What the weights of a group are cut into by all tilings that were ever asked for: the same for all learners.
+// The parts of a group's weights in all tilings that were used; the same for all learners.
 class WeightParts {
  public:
   struct Weight {
@@ -38,7 +38,7 @@ class WeightParts {
     for (const auto& [rank, itemsize] : ranks_and_itemsizes) weights.push_back({rank, itemsize, {}, {}});
   }
 
-  // The number of a part: a box of each weight, one after another.
+  // Return the number of a part: the concatenated boxes of its weights.
   int add(const int64_t* bounds) {
     std::vector<int> part;
     for (Weight& weight : weights) {
@@ -61,7 +61,7 @@ class WeightParts {
   std::map<std::vector<int>, int> numbers_;
 };
 
-// What a set of devices, and no other device, holds of a group.
+// The part of a group that exactly this set of devices holds.
 struct Shared {
   Mask mask;
   int64_t bytes = 0;
@@ -70,7 +70,7 @@ struct Shared {
   bool operator<(const Shared& other) const { return mask < other.mask; }
 };
 
-// A learner's weights of a group: which device holds what, and the tasks that come of it.
+// A learner's weights of a group: the parts that each device holds, and the resulting tasks.
 class WeightGroup {
  public:
   struct Device {
@@ -86,10 +86,10 @@ class WeightGroup {
   std::vector<Shared>& shared() { return shared_; }
   std::vector<Device>& devices() { return devices_; }
 
-  // Whether a device has come to hold a part, or holds one no longer, since this was last asked.
+  // Whether a device has gained or lost a part since the last call.
   bool take_changed() { return std::exchange(changed_, false); }
 
-  // A tile comes or goes.
+  // Add or remove a tile.
   void count(int part, int device, int sign) {
     if (static_cast<size_t>(part) >= holders_.size()) {
       holders_.resize(part + 1, Mask((devices_.size() + 63) / 64));
@@ -104,7 +104,7 @@ class WeightGroup {
     changed_ = true;
   }
 
-  // By set of devices, in ascending order: what they have in common.
+  // The shared parts, sorted by set of devices.
   std::vector<Shared> sets() const {
     std::vector<Shared> found;
     for (size_t weight = 0; weight < parts_->weights.size(); ++weight) collect(weight, found);
@@ -121,7 +121,7 @@ class WeightGroup {
   }
 
  private:
-  // The borders of all boxes cut a weight into cells, each of which a set of devices holds.
+  // The edges of all boxes cut a weight into cells, each held by a set of devices.
   void collect(size_t weight_number, std::vector<Shared>& found) const {
     const WeightParts::Weight& weight = parts_->weights[weight_number];
     std::map<int, Mask> held;  // by box
@@ -151,7 +151,7 @@ class WeightGroup {
     read(borders, 0, 0, weight.itemsize, words, cells, found);
   }
 
-  // Adds holders to all cells of a box.
+  // Add holders to all cells of a box.
   static void paint(const std::vector<int64_t>& box, const std::vector<std::vector<int64_t>>& borders, size_t dimension,
                     size_t cell, const Mask& mask, std::vector<uint64_t>& cells) {
     if (dimension == borders.size()) return merge(&cells[cell * mask.size()], mask);
