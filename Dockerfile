@@ -1,11 +1,11 @@
 # bow in a container: docker build -t bow . && docker run --gpus all --init --ipc=host --ulimit memlock=-1 bow train
 # docs/docker.md says what each flag is for, and what of this has been run.
 #
-# CUDA=13, 12 or none says for which CUDA torch and CuPy are installed. Without CUDA, learners run on cores, by a native
-# runtime that is compiled here, and again where the image runs on another processor: only then has the image a compiler.
-# (compile=True on a GPU needs one as well, for Triton: docker build --build-arg COMPILER=yes.)
+# CUDA=13, 12 or none selects the build of torch and CuPy. Without CUDA, learners run on CPU cores, using a native runtime
+# that is compiled in the build, and again where the image runs on another processor: only this variant has a compiler.
+# (compile=True on a GPU needs one for Triton: docker build --build-arg COMPILER=yes.)
 #
-# The base has the Python and the Debian that bow is tested with.
+# The base has the versions of Python and Debian that bow is tested with.
 ARG BASE=python:3.11-slim-bookworm
 
 FROM ${BASE} AS build
@@ -14,7 +14,7 @@ WORKDIR /src
 RUN python3 -m venv /opt/bow
 COPY constraints.txt ./
 COPY docker/install.sh docker/
-# What changes seldom first: torch is most of the image. A pip.conf may be lent as a secret, which is kept nowhere.
+# Least frequently changed first: torch is most of the image. A pip.conf may be mounted as a secret; it is not stored.
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf sh docker/install.sh torch "${CUDA}"
 COPY pyproject.toml README.md LICENSE ./
 COPY kernels kernels

@@ -1,6 +1,6 @@
 # make train    set up, then train LeNet on handwritten digits
 # make test     set up, then run the tests
-# make help     everything else
+# make help     list all targets
 #
 # Settings go in ARGS: make train ARGS="learners=2 epochs=3"; make test ARGS="tests/sync -k sma"
 
@@ -9,9 +9,9 @@ PYTHON ?= $(shell .ci/find-python)
 ARGS ?=
 BIN := $(VENV)/bin
 
-# Idle threads of OpenMP spin unless told not to, and take the other threads their cores.
+# By default, idle OpenMP threads spin and occupy cores that other threads need.
 export OMP_WAIT_POLICY ?= PASSIVE
-# Tests that start processes would compile all modules anew in each of them.
+# Without bytecode, every process that a test starts would recompile all modules.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help train quick test nightly lint types layers check stress soak killed gpu image-test docs wheel clean
@@ -19,26 +19,26 @@ unexport PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo 'make train   train LeNet on handwritten digits with several learners'
-	@echo 'make quick   the core of the tests, in less than a minute'
-	@echo 'make test    the tests, in less than five minutes'
-	@echo 'make nightly everything that takes long: all tests, fuzzing, stress, soak, killed'
+	@echo 'make quick   core tests, less than a minute'
+	@echo 'make test    all fast tests, less than five minutes'
+	@echo 'make nightly all tests, doctests, stress, soak and killed: hours'
 	@echo 'make lint    formatting and lint rules'
 	@echo 'make types   mypy, strict'
-	@echo 'make layers  which package may import which'
-	@echo 'make check   all of the above but train'
-	@echo 'make stress  the native runtime on 100,000 random graphs, under a thread sanitizer'
-	@echo 'make soak    ten minutes of training per engine while learners come and go'
-	@echo 'make killed  end trainings 200 times by signals, full disks and closed pipes, and kill one under torchrun'
-	@echo 'make gpu     tests and benchmark on a GPU with what python3 has, into OUT/gpu.tar.gz, in BUDGET seconds'
+	@echo 'make layers  import rules between packages'
+	@echo 'make check   lint, types, layers and test'
+	@echo 'make stress  run 100,000 random graphs in the native runtime, under ThreadSanitizer'
+	@echo 'make soak    train ten minutes per engine while learners are added and removed'
+	@echo 'make killed  200 trainings ended by signals, full disks and closed pipes, and trainings killed under torchrun'
+	@echo 'make gpu     GPU tests and benchmark with the packages of python3, in BUDGET seconds, into OUT/gpu.tar.gz'
 	@echo 'make image-test  build the container image without a container engine, and run bow inside it'
-	@echo 'make docs    the documentation as a site, into build/docs; fails where a link leads nowhere'
+	@echo 'make docs    build the documentation into build/docs; fails on broken links'
 	@echo 'make wheel   build the wheel into dist/'
-	@echo 'make clean   remove the virtual environment and what builds left'
+	@echo 'make clean   remove the virtual environment and build outputs'
 
 train: $(VENV)/.runtime
 	@$(BIN)/bow train $(ARGS)
 
-# Two processes, and whichever is through takes tests from the other.
+# Two processes; an idle one steals tests from the other.
 PYTEST = $(BIN)/python -m pytest -n 2 --dist worksteal
 
 quick: $(VENV)/.dev
@@ -79,8 +79,8 @@ killed: $(VENV)/.dev
 	@$(BIN)/python -m tests.endings $(or $(ARGS),200)
 	@$(BIN)/python -m tests.cluster.killed $(or $(ARGS),30)
 
-# On a machine that is lent: nothing is installed, and what is not there is done without. It ends within BUDGET seconds,
-# all that was found until then is in OUT/gpu.tar.gz, and a second call goes on with what is missing in build/gpu.
+# For a borrowed machine: installs nothing, and skips what is not available. It ends within BUDGET seconds with the
+# results so far in OUT/gpu.tar.gz; calling it again continues with the missing parts in build/gpu.
 GPU_PYTHON ?= python3
 BUDGET ?= 540
 OUT ?= build
@@ -98,13 +98,13 @@ wheel: $(VENV)/.dev
 clean:
 	rm -rf $(VENV) build dist *.egg-info
 
-# The two stamps: what training needs, and that plus the development tools. A newer pyproject.toml or
+# Stamps of the two installations: for training, and with the development tools. A newer pyproject.toml or
 # constraints.txt makes them stale.
 $(VENV)/.train: pyproject.toml constraints.txt .ci/setup
 	@.ci/setup '$(VENV)' '$(PYTHON)'
 	@touch $@
 
-# Without a compiler a sentence says so, and again the next time.
+# Without a compiler it prints a message, and tries again the next time.
 $(VENV)/.runtime: $(VENV)/.train $(wildcard kernels/*.h kernels/*.cpp)
 	@$(BIN)/python -m bow.runtime && touch $@ || true
 

@@ -1,11 +1,11 @@
 #!/bin/sh
-# What the Dockerfile installs: install.sh torch|bow|compiler CUDA
+# Installation steps of the Dockerfile: install.sh torch|bow|compiler CUDA
 set -eu
 
 pip=/opt/bow/bin/pip
 install() { "$pip" install --no-cache-dir --disable-pip-version-check --constraint constraints.txt "$@"; }
 
-# Debian keeps Python's headers in a package of their own, other Pythons have them beside the interpreter.
+# Debian packages Python's headers separately; other Pythons include them.
 has_headers() { python3 -c 'import os, sysconfig; os.stat(sysconfig.get_paths()["include"] + "/Python.h")' 2> /dev/null; }
 
 step=$1 cuda=$2 extra=""
@@ -22,7 +22,7 @@ case $step in
         case $cuda in
             # The newest torch that is built for CUDA 12.
             12) sed -i 's/^torch==.*/torch==2.10.0/' constraints.txt ;;
-            # PyPI's torch is built for CUDA. Whoever has set up an index of his own says there which one he wants.
+            # PyPI's torch is built for CUDA. A configured package index takes precedence over torch's CPU index.
             none) "$pip" config list | grep -Eq '(index-url|find-links)=' \
                 || set -- torch --extra-index-url https://download.pytorch.org/whl/cpu ;;
         esac

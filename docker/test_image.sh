@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Builds the Dockerfile without a container engine, and runs bow inside the image as the image's user.
+# Build the Dockerfile without a container engine, and run bow inside the image as the image's user.
 #
 # Needs root, buildah and debootstrap (apt install buildah debootstrap), and no GPU: CUDA=none. The base is a minimal
-# Debian with Python, or BASE_IMAGE, which is pulled. pip is configured in the build as it is here; nothing of that may
-# stay in the image. WORK=DIR keeps the base and the image, which the next run begins with; build/image by default.
+# Debian with Python, or BASE_IMAGE, which is pulled. The build uses the pip configuration of this machine, and checks
+# that none of it stays in the image. WORK=DIR caches the base and the image for the next run; default: build/image.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -37,7 +37,7 @@ if [ -z "${BASE_IMAGE:-}" ] && ! buildah inspect --type image "$base" > /dev/nul
     say "made the base in $SECONDS s"
 fi
 
-# pip's configuration comes as a secret, and what it points to is mounted on /mnt, which is empty in every Debian.
+# Pass pip's configuration as a secret, and mount the paths it refers to on /mnt, which is empty in every Debian.
 rm -rf "$work/pip"
 mkdir -p "$work/pip"
 configure() { [ -z "$2" ] || echo "$1 = $2" >> "$work/pip/pip.conf"; }

@@ -1,4 +1,4 @@
-"""LeNet on handwritten digits of 8x8 pixels: four learners, kept together by model averaging.
+"""LeNet on handwritten digits of 8x8 pixels: four learners, with model averaging.
 
     python recipes/lenet.py
 

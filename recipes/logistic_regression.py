@@ -1,4 +1,4 @@
-"""Logistic regression on handwritten digits of 8x8 pixels: eight learners, kept together by model averaging.
+"""Logistic regression on handwritten digits of 8x8 pixels: eight learners, with model averaging.
 
     python recipes/logistic_regression.py
 

@@ -1,4 +1,4 @@
-"""A character language model with two LSTM layers: two learners, kept together by model averaging.
+"""A character language model with two LSTM layers: two learners, with model averaging.
 
     python recipes/lstm.py
 

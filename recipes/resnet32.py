@@ -1,4 +1,4 @@
-"""ResNet-32 on synthetic pictures of CIFAR-10's shape: two learners, kept together by model averaging.
+"""ResNet-32 on synthetic images of CIFAR-10's shape: two learners, with model averaging.
 
     python recipes/resnet32.py
 

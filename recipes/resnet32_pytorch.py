@@ -1,4 +1,4 @@
-"""ResNet-32 on synthetic pictures of CIFAR-10's shape in plain PyTorch: one model, one loop.
+"""ResNet-32 on synthetic images of CIFAR-10's shape in plain PyTorch: one model, one loop.
 
     python recipes/resnet32_pytorch.py
 

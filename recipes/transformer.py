@@ -1,4 +1,4 @@
-"""A character language model with a small transformer: two learners, kept together by model averaging.
+"""A character language model with a small transformer: two learners, with model averaging.
 
     python recipes/transformer.py
 
