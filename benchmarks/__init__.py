@@ -1,7 +1,7 @@
-"""Benchmarks: every number that bow states about itself, and the command that makes it again.
+"""Benchmarks of bow, and the commands that reproduce its published numbers.
 
-An experiment is a short module or package here; what they share is `benchmarks.harness`. Their pages are templates in
-`pages/`, the papers' numbers are in `papers/`, and `results/` is what the commands wrote.
+Every experiment is a short module or package; `benchmarks.harness` has the shared code. The result pages are templates
+in `pages/`, the numbers of the papers are in `papers/`, and the commands write to `results/`.
 """
 
 import importlib
@@ -43,14 +43,14 @@ EXPERIMENTS: dict[str, tuple[str, float]] = {
     "tiles": ("a real training by a strategy that the planner found", 5),
     "readme": ("writes docs/results.md and the results in the README from the committed JSON", 0.02),
 }
-"""By name: what it shows in a line, and about how many minutes it takes on two cores."""
+"""By name: description, and approximate duration in minutes on two cores."""
 
 HELP = ("-h", "--help")
 ALL, DRY, RENDER = "all", "--dry-run", "render"
 
 
 def usage() -> str:
-    """The experiments, with a line each."""
+    """Return the list of experiments."""
     lines = ["usage: python -m benchmarks NAME [KEY=VALUE ...]", ""]
     lines += [f"  {name:<10} {about} ({_told(minutes)})" for name, (about, minutes) in EXPERIMENTS.items()]
     return "\n".join(
@@ -64,10 +64,10 @@ def usage() -> str:
 
 
 def main(name: str, arguments: Sequence[str]) -> int:
-    """Run an experiment; 1 where it has an aim and missed it, else 0.
+    """Run an experiment; returns 1 if it missed an aim, else 0.
 
     Raises:
-        SettingError: an unknown name or key, or a value that does not fit; the message lists the choices.
+        SettingError: an unknown name or key, or an invalid value; the message lists the choices.
     """
     if name == ALL:
         return _all(arguments)
@@ -88,7 +88,7 @@ def main(name: str, arguments: Sequence[str]) -> int:
 
 
 def carry_out(name: str, module: Any, config: Any, command: str) -> int:
-    """Measure, write JSON, page and pictures; 1 where an aim was missed."""
+    """Measure, and write JSON, page and pictures; returns 1 if an aim was missed, else 0."""
     import torch
 
     harness.prepare_output(config.out)
@@ -104,7 +104,7 @@ def carry_out(name: str, module: Any, config: Any, command: str) -> int:
 
 
 def write_page(name: str, module: Any, config: Any, values: dict[str, Any]) -> None:
-    """Page, pictures, and the tables of the document that asks for them, from the values of a result."""
+    """Write the page, the pictures, and the tables in the documentation, from the values of a result."""
     if hasattr(module, "draw"):
         module.draw(values, config.out)
     page = harness.publish(name, values, config.out, module.page(values) if hasattr(module, "page") else None)
@@ -113,10 +113,10 @@ def write_page(name: str, module: Any, config: Any, values: dict[str, Any]) -> N
 
 
 def render(name: str, module: Any, config: Any) -> None:
-    """Make the pages and pictures of an experiment again, from the JSON files in its folder.
+    """Recreate the pages and pictures of an experiment from its JSON files.
 
     Raises:
-        SettingError: there are none.
+        SettingError: there are no JSON files.
     """
     if hasattr(module, "render"):
         module.render(config)
@@ -130,7 +130,7 @@ def render(name: str, module: Any, config: Any) -> None:
 
 
 def _all(arguments: Sequence[str]) -> int:
-    """Run every experiment; those that cannot run here are said to be left out."""
+    """Run every experiment, except those that need missing hardware."""
     import torch
 
     if set(arguments) - {DRY}:
@@ -152,5 +152,5 @@ def _told(minutes: float) -> str:
 
 
 def idle_threads_sleep() -> None:
-    """Idle threads of OpenMP spin unless told not to, and take the others their cores: as the command bow does."""
+    """Stop idle OpenMP threads from spinning on the cores of others, as the bow command does."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -8,13 +8,13 @@ from bow.errors import BowError
 
 
 def run(words: list[str]) -> int:
-    """The exit status; 2 for a user's mistake."""
+    """Return the exit status; 2 for a usage error."""
     idle_threads_sleep()
     if not words or words[0] in HELP:
         print(usage())
         return 0
     try:
-        if words[0] == "gpu" and (missing := prepare()):  # machines with a GPU are often lent bare
+        if words[0] == "gpu" and (missing := prepare()):  # GPU machines often lack packages
             print(f"bow: not installed, and not needed here: {', '.join(missing)}", file=sys.stderr)
         return main(words[0], words[1:])
     except ModuleNotFoundError as error:

@@ -1,9 +1,9 @@
-"""How far LeNet gets on real images, epoch by epoch.
+"""Accuracy of LeNet on real images by epoch.
 
-The whole of `bow.train` runs, as a user would run it: four learners of batch 16 on Fashion-MNIST, averaged by `SMA` in
-every round, the central model evaluated on the 10,000 test images after every epoch. The number of epochs is fixed, and
-the accuracies of all epochs are reported. One thing was chosen by looking at test images: a cosine rather than a
-constant learning rate, after one training of each (last epoch 91.56% against 90.11%).
+Runs `bow.train` like a user: four learners with batch size 16 on Fashion-MNIST, averaged by `SMA` in every round, and
+the central model evaluated on the 10,000 test images after every epoch. The number of epochs is fixed, and all
+accuracies are reported. One choice was made on test images: cosine decay instead of a constant learning rate, after one
+training of each (last epoch 91.56% against 90.11%).
 """
 
 import functools
@@ -34,19 +34,18 @@ class Config(harness.Config):
     """Settings of the experiment."""
 
     data: str = setting("fashion_mnist", "data set", choices=tuple(DATA), quick="digits")
-    root: str = setting("", "folder of its files; empty: where they usually are")
+    root: str = setting("", "folder of its files; empty: the default locations")
     learners: int = setting(4, "learners")
     batch_size: int = setting(16, "samples per learner and round")
     epochs: int = setting(8, "epochs of each training", quick=1)
     lr: float = setting(0.02, "learning rate")
-    schedule: str = setting("cosine", "whether it falls to 0 along a cosine", choices=("cosine", "constant"))
-    target: float = setting(0.9, "accuracy to be reached, as a share")
-    seeds: int = setting(3, "trainings", quick=1)
-    threads: int = setting(1, "torch's threads")
+    schedule: str = setting("cosine", "learning rate schedule: decay to 0, or constant", choices=("cosine", "constant"))
+    target: float = setting(0.9, "target accuracy, as a fraction")
+    seeds: int = setting(3, "number of trainings with different seeds", quick=1)
+    threads: int = setting(1, "threads of torch")
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """Train every seed."""
     splits = DATA[config.data](config.root) if config.root else DATA[config.data]()
     torch.set_num_threads(config.threads)
     trainings = []
@@ -63,12 +62,12 @@ def measure(config: Config) -> dict[str, Any]:
 
 
 def missed(values: Mapping[str, Any]) -> bool:
-    """Whether the target was, with some seed."""
+    """Whether a seed missed the target."""
     return not values["target_reached"]
 
 
 def train_one(splits: DataSplits, config: Config, seed: int) -> dict[str, Any]:
-    """Train with one seed; the run directory is not kept."""
+    """Train with one seed, in a temporary run directory."""
     torch.manual_seed(seed)
     cosine = functools.partial(CosineAnnealingLR, T_max=config.epochs)
     with tempfile.TemporaryDirectory() as folder:

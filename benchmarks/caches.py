@@ -1,4 +1,4 @@
-"""Caches of compiled code that are a benchmark's own: empty when it begins."""
+"""Temporary, initially empty caches of compiled code for a benchmark."""
 
 import contextlib
 import tempfile
@@ -11,11 +11,11 @@ from bow.runtime.loading import is_available
 
 @contextlib.contextmanager
 def empty_caches() -> Iterator[dict[str, str]]:
-    """A folder for what torch, Triton and bow compile, which is deleted in the end.
+    """Redirect the caches of torch, Triton and bow to a temporary folder.
 
-    bow's native runtime is in it from the beginning: it is built once on a machine, which is part of installing bow.
+    It already includes bow's native runtime, which is built once per machine, as a part of installing bow.
     """
-    is_available()  # builds the runtime if need be
+    is_available()  # builds the runtime if necessary
     with tempfile.TemporaryDirectory(prefix="bow-caches-") as name:
         folders = {key: Path(name) / key for key in ("inductor", "triton", "bow")}
         for folder in folders.values():

@@ -1,8 +1,8 @@
-"""When batches pay that go to whoever is free first, over batches that are dealt in a fixed order.
+"""First-come, first-served dispatch of batches, compared with a fixed order.
 
-An LSTM learns from sequences of one length, or of lengths at random, so that learning tasks take unequal time; the
-cores are its own, or another process computes on one of them. Between two synchronisation tasks learners wait for
-each other in every round with `dispatch="fixed"`, and never with `"first_come"` (CROSSBOW, section 4).
+An LSTM trains on sequences of constant or random length, so that learning tasks have unequal durations, on idle cores
+or with another process on one of them. Between two synchronisation tasks, learners wait for each other in every round
+with `dispatch="fixed"`, and never with `"first_come"` (CROSSBOW, section 4).
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from bow.devices import available_cores
 FIXED, FIRST_COME = "fixed", "first_come"
 LENGTHS = {"one length": (20,), "lengths at random": (5, 10, 20, 40)}
 IDLE, BUSY = "idle", "one core busy"
-ROUNDS = 64  # that are made beforehand, and taken again and again
+ROUNDS = 64  # prepared in advance, and reused
 BURN = "import os; os.sched_setaffinity(0, {%d})\nwhile True: pass"
 
 
@@ -35,14 +35,14 @@ class Config(harness.Config):
 
     learners: tuple[int, ...] = setting((2, 4), "numbers of learners", quick=(2,))
     every: tuple[int, ...] = setting((1, 4, 16, 64), "rounds from one synchronisation task to the next", quick=(4,))
-    machines: tuple[str, ...] = setting((IDLE, BUSY), "what else runs", choices=(IDLE, BUSY), quick=(IDLE,))
-    batch_size: int = setting(16, "sequences of a batch", quick=2)
-    turns: int = setting(9, "turns of each", quick=1)
-    stint_s: float = setting(0.4, "seconds of a turn", quick=0.01)
+    machines: tuple[str, ...] = setting((IDLE, BUSY), "other load on the machine", choices=(IDLE, BUSY), quick=(IDLE,))
+    batch_size: int = setting(16, "batch size in sequences", quick=2)
+    turns: int = setting(9, "number of measurements of each variant", quick=1)
+    stint_s: float = setting(0.4, "seconds of a measurement", quick=0.01)
 
 
 class Learning:
-    """A training whose batches lie ready, round by round."""
+    """A training with prepared batches."""
 
     def __init__(self, dispatch: str, rounds: list[list[Data]], learners: int, every: int) -> None:
         workload = WORKLOADS["lstm"]
@@ -57,7 +57,7 @@ class Learning:
         )
 
     def __call__(self) -> int:
-        """The rounds up to a synchronisation task, or one; returns the samples."""
+        """Run the rounds up to a synchronisation task, or one round; returns the number of samples."""
         count = self.replicas.loop.period
         taken = [self._rounds[(self.position + index) % len(self._rounds)] for index in range(count)]
         self.position += count
@@ -66,7 +66,6 @@ class Learning:
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """All combinations."""
     rows = []
     for machine, (data, lengths), learners in itertools.product(config.machines, LENGTHS.items(), config.learners):
         with another() if machine == BUSY else contextlib.nullcontext():
@@ -79,7 +78,7 @@ def measure(config: Config) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def another() -> Iterator[None]:
-    """Another process that computes on the last core."""
+    """Run another process that computes on the last core."""
     burning = subprocess.Popen([sys.executable, "-c", BURN % available_cores()[-1]])
     try:
         yield
@@ -89,13 +88,13 @@ def another() -> Iterator[None]:
 
 
 def measure_cell(lengths: tuple[int, ...], learners: int, every: int, config: Config) -> dict[str, Any]:
-    """Samples per second of both, in turns."""
+    """Measure samples per second of both variants in turns."""
     choose = random.Random(0)
     made = {length: noise_text(config.batch_size, length=length) for length in lengths}
     rounds = [[made[choose.choice(lengths)] for _ in range(learners)] for _ in range(ROUNDS)]
     trainings = {dispatch: Learning(dispatch, rounds, learners, every) for dispatch in (FIXED, FIRST_COME)}
     for training in trainings.values():
-        while training.position < 2 * ROUNDS:  # every length is captured when it comes for the second time
+        while training.position < 2 * ROUNDS:  # the second batch of each length is captured
             training()
     turns = {name: functools.partial(rate, training, config.stint_s) for name, training in trainings.items()}
     rates = take_turns(turns, config.turns)
@@ -106,6 +105,6 @@ def measure_cell(lengths: tuple[int, ...], learners: int, every: int, config: Co
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page needs besides."""
+    """Additional values for the page template."""
     best = max(values["rows"], key=lambda row: float(row["ratio"]["median"]))
     return {"best": best}

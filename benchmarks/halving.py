@@ -1,8 +1,8 @@
 """Halving: the best of 32 learning rates by `bow.Halving`, against training all of them to the end.
 
-A loop of plain PyTorch trains every learning rate in full; `bow.sweep` does so as well, with the same initial weights
-and batches; and `bow.sweep(..., stop=bow.Halving(...))` ends the worse ones early. A contestant has a process of its
-own, and its time is all of it, from its start on. Repeats differ in their seed.
+Contestants: a loop in plain PyTorch and `bow.sweep`, which train every learning rate in full with the same initial
+weights and batches, and `bow.sweep(..., stop=bow.Halving(...))`, which stops bad ones early. Each contestant runs in
+its own process, and its time includes process start and imports. Repeats differ in their seed.
 """
 
 import functools
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from benchmarks.tabular.contestants import Task
 
 AIM = 6.0
-"""Times as fast as the loop, start included."""
+"""Target speed-up over the loop, start included."""
 
 LOOP, FULL, HALVING = "loop", "bow, all in full", "bow, halving"
 NAMES = (LOOP, FULL, HALVING)
@@ -34,26 +34,26 @@ Row = Mapping[str, Any]
 class Config(harness.Config):
     """Settings of the experiment."""
 
-    contestants: tuple[str, ...] = setting(NAMES, "who takes part", choices=NAMES)
+    contestants: tuple[str, ...] = setting(NAMES, "contestants", choices=NAMES)
     rates: int = setting(32, "learning rates", least=2, quick=6)
-    lowest: float = setting(1e-4, "learning rate")
-    highest: float = setting(0.1, "learning rate")
-    rows: int = setting(4_000, "of the data, a quarter of which is held out", least=16, quick=200)
-    batch_size: int = setting(32, "samples of a batch", quick=16)
-    epochs: int = setting(27, "of a full training", quick=3)
-    reduction: int = setting(3, "one of so many goes on", least=2)
-    repeats: int = setting(5, "with other seeds", quick=1)
-    limit_s: float = setting(300.0, "seconds after which a contestant fails")
+    lowest: float = setting(1e-4, "lowest learning rate")
+    highest: float = setting(0.1, "highest learning rate")
+    rows: int = setting(4_000, "rows of the data set, a quarter of which is held out", least=16, quick=200)
+    batch_size: int = setting(32, "batch size", quick=16)
+    epochs: int = setting(27, "epochs of a full training", quick=3)
+    reduction: int = setting(3, "reduction factor: one of this many candidates continues", least=2)
+    repeats: int = setting(5, "repeats with different seeds", quick=1)
+    limit_s: float = setting(300.0, "time limit of a contestant in seconds")
 
     @property
     def learning_rates(self) -> list[float]:
-        """Evenly on a logarithmic scale."""
+        """Learning rates, evenly spaced on a logarithmic scale."""
         ratio = self.highest / self.lowest
         return [self.lowest * ratio ** (index / (self.rates - 1)) for index in range(self.rates)]
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """Seconds of everybody, and the accuracy of every learning rate by seed."""
+    """Measure the seconds of all contestants, and the accuracy of every learning rate by seed."""
     found: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         task = task_of(config, Path(folder) / "data.pt")
@@ -83,13 +83,13 @@ def measure(config: Config) -> dict[str, Any]:
 
 
 def missed(values: Row) -> bool:
-    """Whether halving took too long, or found something worse."""
+    """Whether halving was too slow, or found a worse learning rate."""
     ratio = values["ratio"]
     return ratio is not None and (ratio["median"] < AIM or not all(each["within"] for each in values["repeats"]))
 
 
 def compared(found: Mapping[str, Sequence[Row]], rates: Sequence[float]) -> dict[str, Any]:
-    """By seed what the loop and halving have found; the loop's time over halving's."""
+    """By seed the results of the loop and of halving; the speed-up over the loop."""
     if LOOP not in found or HALVING not in found:
         return {"repeats": [], "ratio": None, "full_ratio": None, "noise": None}
     loops, own = found[LOOP], found[HALVING]
@@ -126,7 +126,7 @@ def compared(found: Mapping[str, Sequence[Row]], rates: Sequence[float]) -> dict
 
 
 def task_of(config: Config, file: Path) -> "Task":
-    """A generated table in a file, a quarter of which is held out."""
+    """Write a generated table, a quarter of which is held out, to a file."""
     import numpy as np
     import torch
     from sklearn.datasets import make_classification
@@ -143,22 +143,22 @@ def task_of(config: Config, file: Path) -> "Task":
 
 
 def _best(made: Row) -> int:
-    """The learning rate with the highest value, by its number; of equal ones the first."""
+    """Return the index of the learning rate with the highest value; the first one of ties."""
     values = made["values"]
     return max(range(len(values)), key=lambda index: (-1.0 if values[index] is None else values[index], -index))
 
 
 def _noise(loops: Sequence[Row], index: int) -> float:
-    """The standard deviation over seeds of a learning rate's value."""
+    """Standard deviation of a learning rate's value over seeds."""
     values = [each["values"][index] for each in loops]
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 
-# What follows runs in the process of a contestant.
+# The following functions run in the process of a contestant.
 
 
 def _train(name: str, task: "Task", config: Config, seed: int) -> dict[str, Any]:
-    """The value of every learning rate that was trained to the end, all epochs, and seconds without the imports."""
+    """Return the value of every learning rate trained to the end, all epochs, and seconds without imports."""
     from benchmarks.tabular.contestants import network  # imports torch
 
     if name != LOOP:
@@ -175,7 +175,7 @@ def _loop(task: "Task", config: Config, seed: int) -> tuple[list[Any], float]:
 
     from benchmarks.tabular.contestants import fit, loaded, score
 
-    torch.set_num_threads(1)  # faster than two for so small a model
+    torch.set_num_threads(1)  # faster than two threads for such a small model
     ((train, held_out),) = loaded(task.file)[2]
     found = [score(fit(task, train, seed, lr), task, held_out) for lr in config.learning_rates]
     return found, float(config.epochs * config.rates)

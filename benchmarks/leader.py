@@ -1,4 +1,4 @@
-"""The paper's way to synchronise, for comparison: variable by variable, by the learner that gets there last."""
+"""TensorBow's synchronisation, for comparison: variable by variable, by the learner that arrives last."""
 
 import functools
 
@@ -16,29 +16,28 @@ from bow.sync import SMA
 
 
 class All(PendingSum):
-    """Several sums."""
+    """Several pending sums."""
 
     def __init__(self, sums: list[PendingSum]) -> None:
         self._sums = sums
 
     def wait(self) -> None:
-        """Wait for all of them."""
         for each in self._sums:
             each.wait()
 
 
 class SummedByVariable(ModelAveraging):
-    """ModelAveraging whose sums are begun by the learners, variable by variable."""
+    """ModelAveraging whose sums are started by the learners, variable by variable."""
 
     def begin(self, due: bool) -> None:
-        """Nothing: what learners contribute, they sum themselves."""
+        """Nothing: learners sum their own contributions."""
 
 
 class ByLeader(TaskRunner):
-    """Learners one after another; the last one that has a variable's gradient averages the variable.
+    """Runs learners in turn; the last one with a variable's gradient averages the variable.
 
-    What learners contribute is there before their learning tasks; a sum that begins with a gradient begins late. The
-    order of the variables is that of the backward pass, the same on all devices.
+    Contributions are known before the learning tasks, but a sum that is triggered by a gradient starts late. The order
+    of the variables is that of the backward pass, the same on all devices.
 
     References:
         Budea, TensorBow, 2019, section 4.4.
@@ -57,19 +56,19 @@ class ByLeader(TaskRunner):
         ]
         slots = group.layout.slots
         self._sizes = [slot.numel for slot in slots] + ([group.layout.padding] if group.layout.padding else [])
-        group.matrix.corrections.zero_()  # the padding, which belongs to no variable
+        group.matrix.corrections.zero_()  # the padding, which is not a variable
         self._sums: list[PendingSum] = []
         self._missing: list[int] = []
 
     def learn(self, batches: Batches) -> Outcome:
-        """Run the learning tasks in turn; of every variable all learners are missing at first."""
+        """Run the learning tasks in turn; initially all learners are missing for every variable."""
         averaging = self.context.averaging
         due = averaging.due(self.context.round_index)
         self._sums = []
         averaging.summing = All(self._sums)
         self._missing = [len(self.group) if due else 0] * len(self.group.layout.slots)
         losses = torch.stack([self._learn(index, batch_of(batches, index)) for index in range(len(self.group))])
-        for variable, missing in enumerate(self._missing):  # what the loss does not depend on
+        for variable, missing in enumerate(self._missing):  # variables that the loss does not depend on
             if missing:
                 self._sum(variable)
         finite = torch.isfinite(losses) & torch.isfinite(self.group.matrix.gradients.sum(1))
@@ -89,7 +88,7 @@ class ByLeader(TaskRunner):
         return loss.detach()
 
     def _arrived(self, variable: int, gradient: Tensor) -> None:
-        """A learner has a variable's gradient: it says how far it is from z there, and the last one sums."""
+        """Contribute a learner's variable when its gradient arrives; the last learner starts the sum."""
         if not self._missing[variable]:
             return
         self._missing[variable] -= 1

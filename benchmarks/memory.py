@@ -1,10 +1,10 @@
-"""What an offline plan of memory could bring to a training step, at most.
+"""Upper bound of the benefit of offline memory planning for a training step.
 
-The native runtime gives a value back behind its last reader. A plan that knows the whole step beforehand could put all
-of its values into one allocation (Budea, 2.2.3.1; Tang et al., 5.1). Compared are bytes: every value on its own, what
-the runtime holds at most at a time, the size of a planned allocation, and the least that any plan needs, one with
-results in the place of arguments that end there included. And time: a step in which every operator does nothing but
-allocate its results, over the step itself. That is more than a plan could save, since it includes calling operators.
+The native runtime frees a value after its last reader. A planner that knows the whole step could put all values into
+one allocation (Budea, 2.2.3.1; Tang et al., 5.1). Bytes are compared: the sum of all values, the peak of the runtime, the
+size of a planned allocation, and the lower bound of any plan, also with results that reuse the memory of arguments. And
+time: a step whose operators only allocate their results, relative to the step itself. This overestimates the
+saving, because it includes the overhead of operator calls.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from bow.schedule.profiler.measuring import BoundStep, ScheduledStep
 from bow.timing import time_in_turns
 
 ALIGNMENT = 64
-"""Bytes: where torch begins an allocation."""
+"""Alignment of torch's allocations in bytes."""
 
 
 @dataclass(frozen=True)
@@ -34,29 +34,28 @@ class Config(harness.Config):
     """Settings of the experiment."""
 
     models: tuple[str, ...] = setting(
-        (*WORKLOADS, *NETWORKS), "that are run", choices=(*WORKLOADS, *NETWORKS), quick=("logistic_regression",)
+        (*WORKLOADS, *NETWORKS), "models", choices=(*WORKLOADS, *NETWORKS), quick=("logistic_regression",)
     )
-    batch_size: int = setting(16, "samples; the networks of the papers have their own")
-    size: str = setting("tiny", "of the networks of the papers")
-    turns: int = setting(15, "turns of each", quick=2)
-    stint_s: float = setting(0.1, "seconds of a turn", quick=0.001)
+    batch_size: int = setting(16, "batch size; networks of the papers have their own")
+    size: str = setting("tiny", "size of the networks of the papers")
+    turns: int = setting(15, "number of measurements", quick=2)
+    stint_s: float = setting(0.1, "seconds of a measurement", quick=0.001)
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """Memory that operators of a step make and read."""
+    """Memory that operators of a step write and read."""
 
-    begin: int  # the operator that makes it, by its place
-    end: int  # the last that reads it or a view of it
+    begin: int  # index of the operator that makes it
+    end: int  # index of the last operator that reads it or a view of it
     bytes: int
 
     def meets(self, other: "Allocation") -> bool:
-        """Whether both are needed at the same time."""
+        """Whether the lifetimes overlap."""
         return self.begin <= other.end and other.begin <= self.end
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """All models."""
     torch.set_num_threads(1)
     rows = []
     for name in config.models:
@@ -67,7 +66,7 @@ def measure(config: Config) -> dict[str, Any]:
 
 
 def step_of(name: str, config: Config) -> tuple[str, BoundStep]:
-    """A model's name for people, and its training step."""
+    """Return a model's display name, and its training step."""
     if name in WORKLOADS:
         workload = WORKLOADS[name]
         return workload.title, BoundStep.of(workload.model(), workload.make_data(config.batch_size), workload.loss)
@@ -77,7 +76,7 @@ def step_of(name: str, config: Config) -> tuple[str, BoundStep]:
 
 
 def bytes_of(graph: StepGraph) -> dict[str, int]:
-    """Bytes by way of giving memory to the values of a step."""
+    """Bytes by strategy for allocating the values of a step."""
     own = allocations(graph)
     places = range(len(operators_of(graph)))
     return {
@@ -90,9 +89,9 @@ def bytes_of(graph: StepGraph) -> dict[str, int]:
 
 
 def allocations(graph: StepGraph) -> list[Allocation]:
-    """What the operators of a step allocate; views belong to what they look at, results live until the end."""
+    """Allocations of a step's operators; views count as their base, results live until the end."""
     operators = operators_of(graph)
-    memory: dict[int, int] = {}  # by value: the value that was allocated
+    memory: dict[int, int] = {}  # by value: the base value
     begins: dict[int, int] = {}
     ends: dict[int, int] = {}
     for place, operator in enumerate(operators):
@@ -112,7 +111,7 @@ def allocations(graph: StepGraph) -> list[Allocation]:
 
 
 def planned(allocations: Sequence[Allocation]) -> int:
-    """Bytes of one allocation for all: the largest first, each in the smallest gap among those that it meets.
+    """Size of one allocation for all: the largest first, each in the smallest gap between those it overlaps with.
 
     References:
         Pisarchyk, Lee: Efficient memory management for deep neural net inference, 2020, algorithm 3.
@@ -134,7 +133,7 @@ def planned(allocations: Sequence[Allocation]) -> int:
 
 
 def time_of(step: BoundStep, config: Config) -> dict[str, Any]:
-    """A step on one executor, and one that only allocates."""
+    """Time a step on one executor, and one that only allocates."""
     bare = allocating(step.graph)
     cases = {
         "step": ScheduledStep(step, Schedule.sequential(step.num_operators)),
@@ -149,7 +148,7 @@ def time_of(step: BoundStep, config: Config) -> dict[str, Any]:
 
 
 def allocating(graph: StepGraph) -> StepGraph:
-    """The step with operators that do nothing but allocate what the operators of the step make."""
+    """Return the step with operators replaced by ones that only allocate their results."""
     numbers = itertools.count()
     operators = [
         Operator(
@@ -169,7 +168,7 @@ def allocating(graph: StepGraph) -> StepGraph:
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page needs besides."""
+    """Additional values for the page template."""
     rows = values["models"]
     return {
         "largest": max(rows, key=lambda row: float(row["share"]["median"])),

@@ -1,9 +1,9 @@
-"""What made both papers schedule operators, on the machine at hand.
+"""Micro-benchmarks that motivated operator scheduling in both papers, on this machine.
 
-Three parts. `threads`: how long an operator takes, by number of threads and size (Tang et al., Figure 2; Liu et al.,
-Figure 1 and Table II). `pinned`: several executors at once, each with cores of its own, or wherever the system puts
-their threads (Tang et al., Figure 3). `together`: two operators one after another, on the same cores at once, and each
-on half of the cores (Liu et al., Table III).
+Three parts. `threads`: time of an operator by number of threads and size (Tang et al., Figure 2; Liu et al., Figure 1
+and Table II). `pinned`: concurrent executors, each pinned to its own cores or not pinned (Tang et al., Figure 3).
+`together`: two operators in sequence, concurrently on the same cores, and concurrently on half of the cores each (Liu
+et al., Table III).
 """
 
 import functools
@@ -43,7 +43,7 @@ from bow.schedule.profiler.measuring import numbers_of_threads
 
 PARTS = ("threads", "pinned", "together")
 
-PAPER_HIDDEN = 512  # Units of Tang et al.'s operators
+PAPER_HIDDEN = 512  # units in Tang et al.'s operators
 
 FREE, PINNED = "free", "pinned"
 
@@ -54,15 +54,14 @@ ONE_AFTER_ANOTHER, SAME_CORES, HALF_EACH = "one after another", "on the same cor
 class Config(harness.Config):
     """Settings of the experiment."""
 
-    parts: tuple[str, ...] = setting(PARTS, "what is done", choices=PARTS)
-    hidden: tuple[int, ...] = setting((128, PAPER_HIDDEN, 1024), "units: sizes of products", quick=(16,))
+    parts: tuple[str, ...] = setting(PARTS, "parts of the experiment", choices=PARTS)
+    hidden: tuple[int, ...] = setting((128, PAPER_HIDDEN, 1024), "hidden units: sizes of matrix products", quick=(16,))
     samples: int = setting(4, "images of a convolution; the paper has 32", quick=1)
-    turns: int = setting(15, "turns of everybody", quick=2)
-    stint_s: float = setting(0.05, "seconds of each", quick=0.001)
+    turns: int = setting(15, "number of measurements", quick=2)
+    stint_s: float = setting(0.05, "seconds of a measurement", quick=0.001)
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """Do the parts."""
     cores = len(available_cores())
     parts: Mapping[str, Callable[[], Any]] = {
         "threads": lambda: by_threads(config, cores),
@@ -74,8 +73,8 @@ def measure(config: Config) -> dict[str, Any]:
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page needs besides: what the papers have of an operator, and the best of executors."""
-    figure_2 = {GEMM: "8 threads", PRODUCT: "16 threads"}  # Tang et al.: where performance no longer grows, of 64 cores
+    """Additional values for the page template: the papers' numbers, and the best of the executors."""
+    figure_2 = {GEMM: "8 threads", PRODUCT: "16 threads"}  # Tang et al.: where performance saturates, of 64 cores
     papers: dict[tuple[str, str], str] = {}
     for each in values.get("threads", ()):
         images = each["size"].strip("()").partition(",")[2]
@@ -94,13 +93,13 @@ def page(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def by_threads(config: Config, cores: int) -> list[dict[str, Any]]:
-    """Every operator with every number of threads."""
+    """Time every operator with every number of threads."""
     products: list[Make] = [functools.partial(make, hidden) for make in (gemm, product) for hidden in config.hidden]
     return [scaling(make, cores, config) for make in (*products, *convolutions(config.samples))]
 
 
 def scaling(make: Make, cores: int, config: Config) -> dict[str, Any]:
-    """How long an operator takes, by number of threads."""
+    """Time an operator by number of threads."""
     call = make()
     seats = {n: Seat(core_sets(1, n)[0], n) for n in range(1, cores + 1)}
     count = copies(make, seats[1], config.stint_s)
@@ -120,13 +119,13 @@ def scaling(make: Make, cores: int, config: Config) -> dict[str, Any]:
 
 
 def pinned(config: Config, cores: int) -> list[dict[str, Any]]:
-    """Executors side by side, pinned and not, that all run the same operator; each has tensors of its own."""
+    """Run the same operator on concurrent executors, pinned and not; each has its own tensors."""
     hidden = PAPER_HIDDEN if PAPER_HIDDEN in config.hidden else config.hidden[-1]
     return [executors_of(functools.partial(make, hidden), cores, config) for make in (gemm, product)]
 
 
 def executors_of(make: Make, cores: int, config: Config) -> dict[str, Any]:
-    """One operator on every uniform number of executors and threads; and on more threads than there are cores."""
+    """Run an operator on every uniform number of executors and threads; and on more threads than cores."""
     count = copies(make, Seat(core_sets(1, 1)[0], 1), config.stint_s)
     shapes = list(dict.fromkeys([*pairs(cores), (cores, cores)]))
     probes: dict[str, Probe] = {}
@@ -150,7 +149,7 @@ def executors_of(make: Make, cores: int, config: Config) -> dict[str, Any]:
 
 
 def _compared(rates: Mapping[str, Sequence[float]], named: str) -> dict[str, Any]:
-    """GFLOP/s of executors wherever the system puts them, and of the same with cores of their own if there are any."""
+    """GFLOP/s of unpinned executors, and of the same pinned, if measured."""
     free, own = rates[f"{FREE}, {named}"], rates.get(f"{PINNED}, {named}")
     found = {FREE: quartiles(free, 3, scale=1e-9)}
     if own is not None:
@@ -160,7 +159,7 @@ def _compared(rates: Mapping[str, Sequence[float]], named: str) -> dict[str, Any
 
 
 def together(config: Config, threads: Sequence[HardwareThread]) -> dict[str, Any]:
-    """Both backward passes of every convolution of the paper: one after another, and at once in two ways."""
+    """Run both backward passes of every convolution of the paper in sequence, and concurrently in two ways."""
 
     def one(kind: str, pixels: int, channels: int) -> Call:
         return convolution(kind, config.samples, pixels, channels)
@@ -179,7 +178,7 @@ def together(config: Config, threads: Sequence[HardwareThread]) -> dict[str, Any
 def ways(threads: Sequence[HardwareThread]) -> dict[str, list[Seat]]:
     """Executors for two operators: one for both; two on all cores; two on half of the cores each.
 
-    Where cores have a second hardware thread, the second of two executors on all cores has these.
+    With hyper-threading, the second of two executors on all cores gets the second hardware threads.
     """
     cores = sorted({thread.core for thread in threads})
     numbers = [[thread.number for thread in threads if thread.core == core] for core in cores]
@@ -195,7 +194,7 @@ def ways(threads: Sequence[HardwareThread]) -> dict[str, list[Seat]]:
 
 
 def pair_of(one: Call, other: Call, seats: Mapping[str, Sequence[Seat]], config: Config) -> dict[str, Any]:
-    """Two operators in several ways; a time is that from the first start to the last end."""
+    """Time two operators in several ways, from the first start to the last end."""
     alone = seats[ONE_AFTER_ANOTHER][0]
     count = copies(lambda: one, alone, config.stint_s / 2)
     probes = {}
@@ -221,7 +220,7 @@ def pair_of(one: Call, other: Call, seats: Mapping[str, Sequence[Seat]], config:
 
 
 def _longer(runs: Mapping[str, Sequence[Ran]], way: str) -> list[dict[str, Any]]:
-    """How many times as long each of two operators takes as by itself on all cores."""
+    """Slow-down of each of two operators relative to running alone on all cores."""
     return [
         quartiles(ratios([run.busy_s[lane] for run in runs[way]], makespans(runs[name])), 3)
         for lane, name in enumerate(("one", "other"))

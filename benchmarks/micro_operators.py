@@ -1,4 +1,4 @@
-"""The operators of `python -m benchmarks micro`, and executors that run nothing else."""
+"""The operators of `python -m benchmarks micro`, and executors that run only these."""
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -14,51 +14,50 @@ from bow.runtime.job import ALONE
 from bow.runtime.loading import NativeTeam, native
 
 GEMM, PRODUCT = "GEMM", "element-wise product"
-FORWARD, BY_FILTER, BY_INPUT = "Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput"  # As the papers call them
+FORWARD, BY_FILTER, BY_INPUT = "Conv2D", "Conv2DBackpropFilter", "Conv2DBackpropInput"  # the names in the papers
 
-ROWS = 64  # Samples of a batch in Tang et al.'s products
+ROWS = 64  # batch size of Tang et al.'s products
 
 MOST_COPIES = 1000
 
 
 @dataclass(frozen=True)
 class Call:
-    """An ATen operator on tensors of its own."""
+    """An ATen operator with its own tensors."""
 
-    kind: str  # what the papers call it
-    size: str  # of what it reads, for people
-    name: str  # such as `aten::mm`
-    overload: str  # such as `Tensor`
-    arguments: tuple[Any, ...]  # tensors and whatever else
-    makes: tuple[int, int]  # which of its results is used, and of how many
+    kind: str  # name in the papers
+    size: str  # input size, for display
+    name: str  # `aten::mm`, for example
+    overload: str  # `Tensor`, for example
+    arguments: tuple[Any, ...]  # tensors and other arguments
+    makes: tuple[int, int]  # index of the result that is used, and number of results
     flops: float  # additions and multiplications
 
     @property
     def title(self) -> str:
-        """Its name, for people."""
         return f"{self.kind} {self.size}"
 
 
-Make: TypeAlias = Callable[[], Call]  # Makes a call; every one has tensors of its own
+Make: TypeAlias = Callable[[], Call]  # creates a call with its own tensors
 
 
 def gemm(hidden: int) -> Call:
-    """The product of a batch with the weights of so many units (Tang et al., Figure 2: 512)."""
+    """The matrix product of a batch with `hidden` x `hidden` weights (Tang et al., Figure 2: 512)."""
     left, right = torch.randn(ROWS, hidden), torch.randn(hidden, hidden)
     size = f"[{ROWS}, {hidden}] x [{hidden}, {hidden}]"
     return Call(GEMM, size, "aten::mm", "", (left, right), (0, 1), 2.0 * ROWS * hidden**2)
 
 
 def product(hidden: int) -> Call:
-    """The product, element by element, of a batch of so many units with another (Tang et al., Figure 2: 512)."""
+    """The element-wise product of two batches with `hidden` units (Tang et al., Figure 2: 512)."""
     left, right = torch.randn(2, ROWS, hidden)
     return Call(PRODUCT, f"{left.numel():,}", "aten::mul", "Tensor", (left, right), (0, 1), float(left.numel()))
 
 
 def convolution(kind: str, samples: int, pixels: int, channels: int) -> Call:
-    """A line of Liu et al.'s Table II with other samples.
+    """A row of Liu et al.'s Table II with another number of samples.
 
-    The paper does not name the filters: here 1x1, with as many maps as channels, as in `evidence`.
+    The paper does not specify the filters: here 1x1, with as many maps as channels, as in `evidence`.
     """
     images = torch.randn(samples, channels, pixels, pixels)
     filters = torch.randn(channels, channels, 1, 1)
@@ -75,7 +74,7 @@ def convolution(kind: str, samples: int, pixels: int, channels: int) -> Call:
 
 
 def convolutions(samples: int) -> list[Make]:
-    """The nine lines of Table II."""
+    """The nine rows of Table II."""
     return [functools.partial(convolution, row.kind, samples, row.size, row.channels) for row in TABLE_II]
 
 
@@ -83,20 +82,20 @@ def convolutions(samples: int) -> list[Make]:
 class Seat:
     """An executor."""
 
-    cores: tuple[int, ...]  # those that its threads keep to; none: wherever the system puts them
-    threads: int  # of each of its operators
+    cores: tuple[int, ...]  # cores of its threads; empty: not pinned
+    threads: int  # threads per operator
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What executors have done."""
+    """Timings of a run."""
 
-    makespan_s: float  # seconds from the first start to the last end
-    busy_s: tuple[float, ...]  # by executor: seconds in operators
+    makespan_s: float  # from the first start to the last end
+    busy_s: tuple[float, ...]  # by executor: time in operators
 
 
 class Probe:
-    """Executors that each run some operators one after another, all at once."""
+    """Concurrent executors that each run a sequence of operators."""
 
     def __init__(self, lanes: Sequence[Sequence[Call]], seats: Sequence[Seat]) -> None:
         self._tensors: list[Tensor] = []
@@ -109,7 +108,6 @@ class Probe:
         self._team: NativeTeam = native().Team([list(seat.cores) for seat in seats], [seat.threads for seat in seats])
 
     def run(self) -> Ran:
-        """Run all operators once."""
         self._job.run(self._team, True)
         spans = self._job.spans()
         starts, ends = [start for _, _, start, _ in spans], [end for _, _, _, end in spans]
@@ -119,7 +117,7 @@ class Probe:
         return Ran((max(ends) - min(starts)) / 1e9, tuple(nanoseconds / 1e9 for nanoseconds in busy))
 
     def close(self) -> None:
-        """End the executors' threads; the next run starts them again."""
+        """Stop the executors' threads; the next run restarts them."""
         self._team.close()
 
     def _add(self, call: Call) -> int:
@@ -140,7 +138,7 @@ class Probe:
 
 
 def sample(probes: Mapping[str, Probe], turns: int) -> dict[str, list[Ran]]:
-    """Let probes take turns, every other time in reverse order, each behind a run that does not count."""
+    """Measure probes in turns, every other turn in reverse order, each after a warm-up run."""
 
     def turn(probe: Probe) -> Ran:
         probe.run()
@@ -152,7 +150,7 @@ def sample(probes: Mapping[str, Probe], turns: int) -> dict[str, list[Ran]]:
 
 
 def copies(make: Make, seat: Seat, stint_s: float) -> int:
-    """How many of an operator fill a time on an executor."""
+    """How many calls of an operator take `stint_s` seconds on an executor."""
     probe = Probe([[make()] * 3], [seat])
     probe.run()
     once_s = probe.run().makespan_s / 3
@@ -161,12 +159,12 @@ def copies(make: Make, seat: Seat, stint_s: float) -> int:
 
 
 def makespans(runs: Sequence[Ran]) -> list[float]:
-    """Seconds, run by run."""
+    """Makespan of each run in seconds."""
     return [run.makespan_s for run in runs]
 
 
 def quartiles_us(seconds: Sequence[float], each: int = 1) -> dict[str, Any]:
-    """Microseconds of one of several."""
+    """Quartiles in microseconds per call."""
     return quartiles(seconds, 2, scale=1e6 / each)
 
 

@@ -1,8 +1,8 @@
-"""Learners, splits and batch in one search, by the time to an accuracy, against a search of each alone; simulated.
+"""Joint search of learners, splits and batch size by time to accuracy, compared with searching each alone; simulated.
 
-A step with B samples is worth B / (1 + B / noise) samples one by one: batches cannot grow with the devices for ever,
-and splits of a small batch keep few devices busy. All searches have the same time and the same sizes of batch to choose
-from: `splits` has one learner on all devices, `learners` has each on one device, and `both` chooses.
+A step with B samples is worth B / (1 + B / noise) samples one by one: batches cannot grow with the number of devices
+forever, and splits of a small batch use few devices. All searches have the same time and the same batch sizes: `splits`
+has one learner on all devices, `learners` one learner per device, and `both` chooses.
 """
 
 import itertools
@@ -27,15 +27,14 @@ class Config(harness.Config):
     networks: tuple[str, ...] = setting(
         ("alexnet", "inception", "nmt"), "networks", choices=tuple(TITLES), quick=("alexnet",)
     )
-    size: str = setting("paper", "of the networks", quick="tiny")
-    devices: int = setting(16, "P100, four to a machine", quick=4)
-    batch_sizes: tuple[int, ...] = setting((16, 32, 64, 128), "of a learner, to choose from", quick=(2, 4))
-    noise_scales: tuple[float, ...] = setting((300.0, 3000.0), "of the gradients, in samples", quick=(9.0,))
-    budget_s: float = setting(60.0, "seconds of each search", quick=0.5)
+    size: str = setting("paper", "size of the networks", quick="tiny")
+    devices: int = setting(16, "number of P100 GPUs, four per machine", quick=4)
+    batch_sizes: tuple[int, ...] = setting((16, 32, 64, 128), "candidate batch sizes of a learner", quick=(2, 4))
+    noise_scales: tuple[float, ...] = setting((300.0, 3000.0), "gradient noise scales, in samples", quick=(9.0,))
+    budget_s: float = setting(60.0, "time of each search in seconds", quick=0.5)
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """All networks with all noise scales."""
     topology = cluster("P100", config.devices)
     rows = []
     for network in config.networks:
@@ -57,13 +56,13 @@ def measure(config: Config) -> dict[str, Any]:
 
 
 def searched(problem: Problem, settings: SearchSettings, learners: tuple[int, ...]) -> dict[str, Any]:
-    """The best of some numbers of learners, each split as is best."""
+    """Return the best of several numbers of learners, each with its best splits."""
     found = search(problem, SearchSettings(**{**vars(settings), "learners": learners}))
     return told(problem, settings, found.partition.learners, found.makespan_ns)
 
 
 def whole(problem: Problem, settings: SearchSettings, learners: int) -> dict[str, Any]:
-    """So many learners, each on one device; infinitely slow where it has no room for one."""
+    """Learners on one device each; infinitely slow if a device is too small."""
     try:
         result = problem.simulate(baseline(problem.of_one_learner(learners), "single"), learners)
     except BowError:
@@ -73,7 +72,7 @@ def whole(problem: Problem, settings: SearchSettings, learners: int) -> dict[str
 
 
 def told(problem: Problem, settings: SearchSettings, learners: int, makespan_ns: float) -> dict[str, Any]:
-    """What the page has of a partition."""
+    """Values of a partition for the page."""
     return {
         "learners": learners,
         "batch_size": problem.batch_size,
@@ -83,7 +82,7 @@ def told(problem: Problem, settings: SearchSettings, learners: int, makespan_ns:
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page needs besides."""
+    """Additional values for the page template."""
     gains = [
         min(row["splits"]["sample_us"], row["learners"]["sample_us"]) / row["both"]["sample_us"]
         for row in values["rows"]

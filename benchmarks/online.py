@@ -1,8 +1,8 @@
-"""The tuner while a training runs and the load of its machine changes, beside numbers of learners that stay.
+"""The online tuner under varying load, compared with fixed numbers of learners.
 
-Each training of LeNet has the same three phases: the machine is its own, another process takes one of the cores, the
-machine is its own again. The tuner begins with as many learners as cores, and adds and removes them by windows of
-training; what its attempts cost is in its samples per second.
+Each training of LeNet has three phases: idle machine, another process on one of the cores, idle machine. The
+tuner starts with one learner per core, and adds and removes learners after windows of training; its samples per second
+include the cost of its trials.
 """
 
 import contextlib
@@ -32,17 +32,17 @@ class Config(harness.Config):
     """Settings of the experiment."""
 
     model: str = setting("lenet", "model to train", choices=tuple(WORKLOADS), quick="logistic_regression")
-    batch_size: int = setting(16, "samples of a batch")
-    learners: tuple[int, ...] = setting((1, 2, 4), "numbers of learners that stay", quick=(2,))
-    most: int = setting(8, "learners that the tuner may come to")
-    window_s: float = setting(0.25, "seconds of a window of the tuner", quick=0.001)
-    phase_s: float = setting(20.0, "seconds of a phase", quick=0.05)
-    turns: int = setting(2, "turns of each", quick=1)
-    samples: int = setting(16384, "samples in memory", quick=1024)
+    batch_size: int = setting(16, "batch size")
+    learners: tuple[int, ...] = setting((1, 2, 4), "fixed numbers of learners", quick=(2,))
+    most: int = setting(8, "maximum number of learners of the tuner")
+    window_s: float = setting(0.25, "measurement window of the tuner in seconds", quick=0.001)
+    phase_s: float = setting(20.0, "duration of a phase in seconds", quick=0.05)
+    turns: int = setting(2, "number of trainings of each", quick=1)
+    samples: int = setting(16384, "size of the data set", quick=1024)
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """All contestants, in turn: samples per second by phase."""
+    """Measure samples per second by phase of all contestants in turns."""
     cases = {str(count): functools.partial(train, config, count) for count in config.learners}
     found = take_turns({**cases, ONLINE: functools.partial(train, config, None)}, config.turns)
     rows = []
@@ -61,7 +61,7 @@ def measure(config: Config) -> dict[str, Any]:
 
 
 def train(config: Config, learners: int | None) -> list[dict[str, Any]]:
-    """A training of three phases with so many learners, or as many as the tuner finds right."""
+    """Run a training of three phases with a fixed number of learners, or with the tuner."""
     workload = WORKLOADS[config.model]
     stream = open_stream(workload.make_data(config.samples), batch_size=config.batch_size, steps=ENDLESS)
     training = BowTraining(workload.model, workload.loss, stream, learners or len(available_cores()))
@@ -83,5 +83,5 @@ def train(config: Config, learners: int | None) -> list[dict[str, Any]]:
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page needs besides."""
+    """Additional values for the page template."""
     return {"fixed": values["settings"]["learners"]}
