@@ -1,13 +1,12 @@
-"""Learned device placement against all that it was compared with.
+"""Learned device placement, compared with the baselines of the paper.
 
-`part=simulated`: RNNLM, NMT and Inception-v3 in the paper's sizes (section 4.1), and the large RNNLM and NMT that fit
-no GPU (section 4.3), on a processor and 2 or 4 K80 GPUs: what a step takes with each method's placement, all searches
-with the same budget, beside the paper's Table 2. Besides: what each device is busy with, towers (4.4, 4.5), pictures.
-Once with links as the data sheets have them, and once with copies so slow that an LSTM layer for each GPU is as far
-behind one GPU as in the paper.
+`part=simulated`: RNNLM, NMT and Inception-v3 in the paper's sizes (section 4.1), and the large RNNLM and NMT that
+exceed one GPU (section 4.3), on a processor and 2 or 4 K80 GPUs: time of a step by method, all searches with the same
+budget, next to the paper's Table 2. Also: the load of each device, towers (4.4, 4.5), pictures. Once with links as in the
+data sheets, and once with copies so slow that one LSTM layer per GPU is as much slower than a single GPU as in the paper.
 
-`part=real`: a small RNNLM on two devices of a core each of this machine, placed by several methods with measured costs,
-and by a policy that learns from real steps; then run, and its steps timed.
+`part=real`: a small RNNLM on two one-core devices of this machine, placed by several methods with measured costs, and
+by a policy that learns from real steps; then its steps are timed.
 """
 
 import functools
@@ -32,46 +31,45 @@ SIZES = ("paper", "large")
 
 LINKS = (DATA_SHEET, SLOW)
 
-# With it the RNNLM with a layer for each of two GPUs takes 2.4 times as long as on one, as in the paper's Table 2
+# With this factor the RNNLM with a layer on each of two GPUs takes 2.4 times as long as on one, as in Table 2
 COPIES = 280.0
 
-BEHIND = 1.05  # what is learned is to take at most so many times what the best baseline takes
-BASELINES = ("cpu", "gpu", "scotch", "mincut", "metis", "expert")  # methods that look at no placement
+BEHIND = 1.05  # largest ratio of the learned placement's time to that of the best baseline
+BASELINES = ("cpu", "gpu", "scotch", "mincut", "metis", "expert")  # methods that do not evaluate placements
 
 
 @dataclass(frozen=True)
 class Config(harness.Documented):
     """Settings of the experiment."""
 
-    part: str = setting(PARTS[0], "simulated, or real: on this machine", choices=PARTS)
-    networks: tuple[str, ...] = setting(tuple(PLACED), "that are placed", choices=tuple(PLACED))
+    part: str = setting(PARTS[0], "simulated, or real (on this machine)", choices=PARTS)
+    networks: tuple[str, ...] = setting(tuple(PLACED), "networks to place", choices=tuple(PLACED))
     sizes: tuple[str, ...] = setting(
-        SIZES, "of the networks: the paper's, and those that fit no GPU", choices=(*SIZES, "tiny"), quick=("tiny",)
+        SIZES, "sizes: the paper's, and those larger than a GPU", choices=(*SIZES, "tiny"), quick=("tiny",)
     )
     gpus: tuple[int, ...] = setting((2, 4), "numbers of GPUs", quick=(2,))
     links: tuple[str, ...] = setting(
-        LINKS, "as in data sheets, or slow; large networks: the first", choices=LINKS, quick=LINKS[:1]
+        LINKS, "links as in data sheets, or slow; large networks use the first", choices=LINKS, quick=LINKS[:1]
     )
-    copies: float = setting(COPIES, "over slow links copies take so many times as long as by the data sheets")
-    methods: tuple[str, ...] = setting(tuple(METHODS), "that place", choices=tuple(METHODS))
-    budget_s: float = setting(100.0, "seconds of each search", quick=2.0)
+    copies: float = setting(COPIES, "factor on the time of copies over slow links, relative to the data sheets")
+    methods: tuple[str, ...] = setting(tuple(METHODS), "placement methods", choices=tuple(METHODS))
+    budget_s: float = setting(100.0, "time of each search in seconds", quick=2.0)
     placements: int = setting(
-        0, "each search looks at no more placements; 0: as many as it can in its time", quick=48, least=0
+        0, "maximum number of placements of each search; 0: limited by time only", quick=48, least=0
     )
-    workers: int = setting(2, "processes that share the networks; 1: this one", quick=1)
-    turns: int = setting(30, "real: in which every placement is run once", quick=2)
+    workers: int = setting(2, "number of processes; 1: only this one", quick=1)
+    turns: int = setting(30, "real: number of measurements of every placement", quick=2)
     updates: int = setting(
-        40, "real: of the policy that learns from real steps, each with 4 placements of 10 steps", quick=2
+        40, "real: updates of the policy that learns from real steps, each with 4 placements of 10 steps", quick=2
     )
-    seed: int = setting(0, "of all random numbers", least=0)
+    seed: int = setting(0, "random seed", least=0)
 
     @property
     def budget(self) -> SearchBudget:
-        """Of each search."""
         return SearchBudget(self.budget_s, self.placements or None)
 
     def cells(self) -> Iterator[Cell]:
-        """What is placed; slow links are for the paper's sizes alone."""
+        """Return all cells; slow links are combined with the paper's sizes only."""
         for name in self.networks:
             for size in (each for each in PLACED[name].sizes if each in self.sizes):
                 for links in self.links if size == "paper" else self.links[:1]:
@@ -81,7 +79,7 @@ class Config(harness.Documented):
 
 
 def run(config: Config, command: str) -> int:
-    """Carry out a part, and write what is found; 1 where an aim is missed, else 0."""
+    """Run a part, and write its results; returns 1 if an aim was missed, else 0."""
     harness.prepare_output(config.out)
     began, name = time.perf_counter(), STEMS[PARTS.index(config.part)]
     if config.part == "real":
@@ -107,7 +105,7 @@ def _simulated(config: Config) -> dict[str, Any]:
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page needs besides."""
+    """Additional values for the page template."""
     if "cases" not in values:
         return {}
     told = harness.paper("placement")
@@ -132,18 +130,18 @@ def page(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def row_of(case: Mapping[str, Any], method: str) -> Mapping[str, Any]:
-    """What a method found; empty where it was not asked."""
+    """Return the row of a method; empty if it was not run."""
     return next((row for row in case["rows"] if row["method"] == method), {})
 
 
 def best_baseline(case: Mapping[str, Any]) -> tuple[str, float] | None:
-    """The fastest method that looks at no placement, and its seconds; None: none fits."""
+    """Return the fastest method that does not evaluate placements, and its seconds; None if none fits."""
     known = [(row["method"], row["seconds"]) for row in case["rows"] if row["method"] in BASELINES and row["seconds"]]
     return min(known, key=lambda each: each[1], default=None)
 
 
 def misses(case: Mapping[str, Any]) -> bool:
-    """Whether what is learned takes longer than the best baseline: by 5 %, or for NMT at all."""
+    """Whether the learned placement is slower than the best baseline: by 5 %, or for NMT at all."""
     learned, best = row_of(case, "learned"), best_baseline(case)
     if not learned or best is None:
         return False

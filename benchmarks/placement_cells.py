@@ -1,4 +1,4 @@
-"""A network in a size on a machine: placed by every method, and what devices are busy with then."""
+"""A network of a size on a machine: placed by every method, and the resulting load of the devices."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from bow.planning.simulator.costs import RooflineCosts
 
 DATA_SHEET, SLOW = "data_sheet", "slow"
 
-SHOWN = ("learned", "mcmc", "expert")  # Methods whose devices' loads are listed
+SHOWN = ("learned", "mcmc", "expert")  # methods whose device loads are listed
 
-# Network, size, GPUs, links and method of what is drawn
+# Network, size, GPUs, links and method of each picture
 PICTURED = (
     ("rnnlm", "paper", 2, DATA_SHEET, "learned"),
     ("rnnlm", "paper", 2, SLOW, "learned"),
@@ -38,33 +38,31 @@ PICTURED = (
 
 @dataclass(frozen=True)
 class Cell:
-    """What is placed, and on what."""
+    """A placement problem and the methods that solve it."""
 
     network: str  # its name among `PLACED`
     size: str  # of the network
-    gpus: int  # how many, beside a processor
+    gpus: int  # number of GPUs, in addition to a processor
     links: str  # `data_sheet` or `slow`
-    copies: float  # between devices take so many times as long as by the data sheets
-    methods: tuple[str, ...]  # that place
-    budget: SearchBudget  # of each search
-    seed: int  # of all random numbers
+    copies: float  # factor on the time of copies between devices, relative to the data sheets
+    methods: tuple[str, ...]  # placement methods
+    budget: SearchBudget  # of each search method
+    seed: int  # random seed
 
     @property
     def title(self) -> str:
-        """For people."""
         return f"{PLACED[self.network].title}, {self.size}, {self.gpus} GPUs, links {self.links}"
 
 
 @dataclass(frozen=True)
 class Found:
-    """What came of a cell."""
+    """The results of a cell."""
 
-    case: dict[str, Any]  # all of it, as plain values
-    pictures: dict[str, str]  # by name of a file: what is to be written into it
+    case: dict[str, Any]  # everything, as plain values
+    pictures: dict[str, str]  # by file name: contents
 
 
 def place_cell(cell: Cell) -> Found:
-    """Place by all methods."""
     network = PLACED[cell.network]
     groups = _groups(cell.network, cell.size)
     memory_gib = network.memory(cell.size)
@@ -87,21 +85,21 @@ def place_cell(cell: Cell) -> Found:
 
 
 def statistics_of(groups: Groups) -> dict[str, Any]:
-    """What a graph's groups amount to."""
+    """Statistics of a graph's groups."""
     return {
         "operators": len(groups.graph.operators),  # forward ones, each with its backward pass and update
         "groups": len(groups),
         "kinds": dict(sorted(Counter(group.kind for group in groups.groups).items())),
-        "flows": len(groups.flows),  # pairs of groups of which one reads what the other makes
-        "flow_bytes": sum(flow.num_bytes for flow in groups.flows),  # in a step, if each had a device of its own
-        "largest": max((len(group.operators) for group in groups.groups), default=0),  # operators of the largest group
+        "flows": len(groups.flows),  # pairs of groups of which one reads an output of the other
+        "flow_bytes": sum(flow.num_bytes for flow in groups.flows),  # per step, if each group had its own device
+        "largest": max((len(group.operators) for group in groups.groups), default=0),  # operators in the largest group
     }
 
 
 def evaluator_of(
     groups: Groups, gpus: int, memory_gib: float, copies: float, *, optimizer: float
 ) -> SimulatedEvaluator:
-    """Placements of a network's groups on a machine of the paper."""
+    """Evaluator of a network's placements on a machine of the paper."""
     machine = k80_machine(gpus, memory_gib, copies)
     costs = RooflineCosts(groups.graph, RULES, machine)
     problem = Problem(groups.graph, RULES, machine, costs, optimizer_bytes_per_weight_byte=optimizer)
@@ -110,7 +108,7 @@ def evaluator_of(
 
 @functools.cache
 def _groups(network: str, size: str) -> Groups:
-    """A process captures each network once."""
+    """Return a network's groups; cached, so that a process captures each network once."""
     placed = PLACED[network]
     return module_groups(placed.graph(placed.sizes[size]))
 

@@ -1,4 +1,4 @@
-"""All methods on one problem, side by side."""
+"""Compare all placement methods on one problem."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +15,8 @@ from bow.planning.search.search import search
 
 
 def _planned(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say) -> PlacementResult:
-    """The planner's search: all splits, not placements alone."""
-    of_walk = budget.part(len(SearchSettings().starts))  # seconds are of all walks together, proposals of each
+    """The planner's search: includes splits, not only placements."""
+    of_walk = budget.part(len(SearchSettings().starts))  # seconds are divided among the walks; proposals are per walk
     settings = SearchSettings(
         budget_s=budget.seconds,
         proposals=of_walk.placements,
@@ -34,16 +34,16 @@ METHODS: Mapping[str, Method] = {**PLACING, "soap": _planned}
 
 @dataclass(frozen=True)
 class Row:
-    """What a method came to.
+    """The result of a method.
 
     Attributes:
         method: its name.
-        seconds: of a step; None: nothing that can be carried out.
-        why_not: the reason then: what does not fit, or what is not installed.
-        devices: by group; None: there is nothing, or operators are split.
-        splits: by operator; empty: there is nothing.
-        greedy_s: of a step with what the policy decodes greedily; None: it does not fit, or there is no policy.
-        spent_s: how long the method took.
+        seconds: time of a step; None: no feasible placement.
+        why_not: the reason: does not fit, or not installed.
+        devices: by group; None: no placement, or operators are split.
+        splits: by operator; empty: no placement.
+        greedy_s: time of a step with the policy's greedy placement; None: does not fit, or no policy.
+        spent_s: time that the method took.
     """
 
     method: str
@@ -64,12 +64,12 @@ def compare(
     say: Say = lambda message: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Row]:
-    """Place by every method, each with the same budget; what a method cannot do is said in its row."""
+    """Place by every method, each with the same budget; the row of a method that fails has the reason."""
     return [_row(method, evaluator, budget, seed, say, clock) for method in methods]
 
 
 def table(rows: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Rows as text: headings, and a line for each method.
+    """Format rows as text: headings, and a line for each method.
 
     Example:
         >>> headings, lines = table([Row("cpu", 2.0), Row("gpu", None, "gpu0 is too small"), Row("expert", 1.0)])

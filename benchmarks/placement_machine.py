@@ -1,4 +1,4 @@
-"""The machine that operators are placed on, and what its devices are busy with."""
+"""The machine of the placement benchmark, and the load of its devices."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,33 +10,33 @@ from bow.planning.simulator.python_simulator import SimulationResult
 from bow.planning.simulator.step_model import Task, TaskKind
 
 PROCESSOR = 0
-"""The number of the processor."""
+"""Device number of the processor."""
 
 HASWELL = DeviceKind("haswell", memory_gib=50.0, tflops=0.93, gb_per_s=48.0, overhead_us=5.0, half_outputs=1152)
-"""18 cores at 2.3 GHz: 70 % of 1.32 TFLOP/s (two products and sums of eight numbers a cycle and core) and of 68 GB/s.
+"""18 cores at 2.3 GHz: 70 % of 1.32 TFLOP/s (two 8-wide fused multiply-adds per cycle and core) and of 68 GB/s.
 
-The paper allows 50 GB of memory. Four results for each arithmetic unit reach half the speed, as in the topologies that
-come with bow; a call of an operator costs half of what starting a kernel does.
+The paper allows 50 GB of memory. Four results per arithmetic unit reach half the speed, as in the topologies of
+bow; calling an operator costs half as much as launching a kernel.
 """
 
 K80 = DeviceKind("k80", memory_gib=11.17, tflops=3.0, gb_per_s=168.0, overhead_us=10.0, half_outputs=9984)
-"""One of the two GPUs of a board, as in the topologies that come with bow; 11.17 of its 12 GB are left to programs."""
+"""One of the two GPUs of a board, as in the topologies of bow; 11.17 of its 12 GB are usable."""
 
 PCIE_GB_PER_S, PCIE_LATENCY_US = 12.0, 4.0
 """PCIe 3.0 x16, between GPUs."""
 
 HOST_GB_PER_S, HOST_LATENCY_US = 6.0, 8.0
-"""Between processor and GPUs: a copy goes through memory that the GPU reaches first, and all GPUs share the way.
+"""Between processor and GPUs: copies are staged in pinned memory, and all GPUs share the link.
 
 Mirhoseini et al., 2017, section 4.5: copies between a GPU and a CPU are in general slower than between GPUs.
 """
 
 BOARDS = 2
-"""GPUs of one board share its way to the processor."""
+"""GPUs per board, which share its link to the processor."""
 
 
 def k80_machine(gpus: int, memory_gib: float = K80.memory_gib, copies: float = 1.0) -> DeviceTopology:
-    """A processor, device 0, and K80 GPUs, two to a board.
+    """A processor, device 0, and K80 GPUs, two per board.
 
     Example:
         >>> machine = k80_machine(4)
@@ -71,16 +71,16 @@ def k80_machine(gpus: int, memory_gib: float = K80.memory_gib, copies: float = 1
 
 @dataclass(frozen=True)
 class DeviceLoad:
-    """What a device is busy with in a step, in nanoseconds.
+    """Busy time of a device in a step, in nanoseconds.
 
     Attributes:
         device: its name.
-        forward_ns: of forward passes.
-        backward_ns: of backward passes.
-        update_ns: of updates.
-        copied_from_processor_ns: of copies that come from a processor.
-        copied_from_accelerator_ns: of those that come from another device.
-        summed_ns: of sums over several devices in which it takes part.
+        forward_ns: forward passes.
+        backward_ns: backward passes.
+        update_ns: updates.
+        copied_from_processor_ns: copies from a processor.
+        copied_from_accelerator_ns: copies from another device.
+        summed_ns: sums over several devices that include it.
     """
 
     device: str
@@ -93,16 +93,16 @@ class DeviceLoad:
 
     @property
     def computing_ns(self) -> int:
-        """Of all that it computes."""
+        """Time of all computations."""
         return self.forward_ns + self.backward_ns + self.update_ns
 
     @property
     def copying_ns(self) -> int:
-        """Of all copies that come to it, and of sums."""
+        """Time of all incoming copies and of sums."""
         return self.copied_from_processor_ns + self.copied_from_accelerator_ns + self.summed_ns
 
     def plus(self, **ns: int) -> "DeviceLoad":
-        """The same with more of something."""
+        """Return a copy with durations added."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return DeviceLoad(**{**values, **{name: values[name] + more for name, more in ns.items()}})
 
@@ -111,9 +111,9 @@ _COMPUTING = {TaskKind.FORWARD: "forward_ns", TaskKind.BACKWARD: "backward_ns", 
 
 
 def device_loads(result: SimulationResult, processors: Sequence[int] = ()) -> tuple[DeviceLoad, ...]:
-    """What every device is busy with.
+    """Return the load of every device.
 
-    Copies are counted where they arrive. Those of weights' gradients are sums over the devices that have a copy of the
+    Copies are counted at their destination. Those of weight gradients are sums over the devices that have a copy of the
     weights, and count for each of them.
 
     References:
@@ -140,7 +140,7 @@ def device_loads(result: SimulationResult, processors: Sequence[int] = ()) -> tu
 
 
 def imbalance(loads: Sequence[DeviceLoad]) -> float:
-    """How much more the busiest device computes than all do on average; 1: all the same.
+    """Ratio of the largest to the mean computing time of devices; 1: balanced.
 
     Example:
         >>> imbalance([DeviceLoad("a", forward_ns=3), DeviceLoad("b", forward_ns=1)])
@@ -151,5 +151,5 @@ def imbalance(loads: Sequence[DeviceLoad]) -> float:
 
 
 def _ends(task: Task, home: int) -> tuple[int, int]:
-    """From where and to where: a gradient goes back to the device of the tile that made the tensor."""
+    """Source and destination: a gradient goes to the device of the tile that made the tensor."""
     return (home, task.device) if task.kind is TaskKind.TRANSFER else (task.device, home)

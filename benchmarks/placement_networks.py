@@ -1,4 +1,4 @@
-"""The networks that device placement was learned for, in the paper's sizes, with a loss at every step."""
+"""The networks of the device placement paper, in its sizes, with a loss at every step."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,34 +15,34 @@ from bow.models.recurrent import RNNLanguageModel, Translator
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.tiles.capture import capture_operators
 
-ADAM, RMSPROP = 2.0, 1.0  # Bytes that the optimizer keeps for each byte of a weight
+ADAM, RMSPROP = 2.0, 1.0  # bytes of optimizer state for each byte of a weight
 
 
 @dataclass(frozen=True)
 class PlacedNetwork:
-    """A network to be placed."""
+    """A network to place."""
 
-    title: str  # its name in reports
-    network: str  # its name among `bow.models.NETWORKS`, which has its model and its batches
+    title: str  # display name
+    network: str  # key in `bow.models.NETWORKS`, which has its model and its batches
     step: Callable[[Any, Any], Tensor]  # `step(model, batch) -> loss`
-    paper: Size  # its size in the paper, section 4.1
-    large: Size | None  # its size in section 4.3, which fits into no device; None: it has none
+    paper: Size  # size in the paper, section 4.1
+    large: Size | None  # size in section 4.3, larger than a device; None: there is none
     tiny: Size  # a size for tests
-    optimizer_bytes_per_weight_byte: float  # of the optimizer that the paper trains it with
+    optimizer_bytes_per_weight_byte: float  # of the optimizer in the paper
     memory_gib: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def sizes(self) -> Mapping[str, Size]:
-        """By name."""
+        """Sizes by name."""
         known = {"paper": self.paper, "large": self.large, "tiny": self.tiny}
         return {name: size for name, size in known.items() if size is not None}
 
     def memory(self, size: str) -> float:
-        """GiB of each GPU."""
+        """Memory of each GPU in GiB."""
         return self.memory_gib.get(size, K80.memory_gib)
 
     def graph(self, size: Size) -> OperatorGraph:
-        """Its step as operators; nothing is computed, and no memory taken for weights."""
+        """Capture its step as operators; computes nothing, and allocates no weights."""
         network = NETWORKS[self.network]
         with torch.device("meta"):
             model = network.model(**size.arguments)
@@ -51,7 +51,7 @@ class PlacedNetwork:
 
 
 def language_model_step(model: RNNLanguageModel, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """A lookup, the cells, a prediction and its loss at each step, as the graphs of the paper's time have them."""
+    """A lookup, the cells, a prediction and its loss at each step, like graphs of the paper's time."""
     tokens, targets = batch
     outputs, _ = model.lstm(_looked_up(model.embedding, tokens))
     return _mean_loss([model.output(output) for output in outputs], targets)
@@ -96,7 +96,7 @@ def _images(batch: int, pixels: int = 299, width: float = 1.0, classes: int = 10
     return Size({"classes": classes, "channels": 3, "width": width, "dropout": 0.2}, (3, pixels, pixels), batch)
 
 
-# By the name that the command line has for a network
+# By name on the command line
 PLACED: Mapping[str, PlacedNetwork] = {
     "rnnlm": PlacedNetwork(
         "RNNLM",

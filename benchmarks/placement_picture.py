@@ -1,4 +1,4 @@
-"""Placements as pictures."""
+"""Pictures of placements."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from bow.planning.placement.groups import Groups
 from bow.schedule.picture import WIDTH, svg
 
 COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2", "#edc948", "#9c755f")
-"""Of devices, in turn."""
+"""Colours of devices, cyclic."""
 
 LEFT, TOP, GAP = 190, 56, 2
 ROW = 18
@@ -18,7 +18,7 @@ TRANSPARENT = "none"
 
 
 def legend(names: Sequence[str], colours: Sequence[str], left: float) -> Iterator[str]:
-    """Names side by side beneath the title, each with its colour."""
+    """Names in a row below the title, each with its colour."""
     for number, (name, colour) in enumerate(zip(names, colours, strict=True)):
         x = left + 110 * number
         yield f'<rect x="{x}" y="28" width="14" height="14" fill="{colour}" stroke="#777"/>'
@@ -33,11 +33,11 @@ def placement_svg(
     processors: Sequence[int] = (),
     title: str = "",
 ) -> str:
-    """A placement as SVG: a row for each layer, in it a box for each group, from left to right in the order of running.
+    """Draw a placement as SVG: a row for each layer, with a box for each group, in execution order.
 
-    Every accelerator has a colour, and processors have none, as in the paper. A box tells its group and its device when
-    pointed at. The steps of an unrolled network are columns: a group stands beneath those of the same number in the
-    other layers.
+    Every accelerator has a colour, and processors have none, as in the paper. Tooltips of boxes name the group and its
+    device. The steps of an unrolled network are columns: a group is drawn below those of the same step in the other
+    layers.
 
     Example:
         >>> from bow.planning.placement.groups import Group
@@ -71,7 +71,7 @@ def placement_svg(
 
 
 def _rows(groups: Groups) -> Mapping[str, list[int]]:
-    """By row: its groups. Layers with one group each share a row with their neighbours in the model's module."""
+    """By row: its groups. Layers with one group each share a row with the other layers of the model's module."""
     layers = defaultdict[str, list[int]](list)
     for number, group in enumerate(groups.groups):
         layers[group.layer or group.name].append(number)
@@ -84,7 +84,7 @@ def _rows(groups: Groups) -> Mapping[str, list[int]]:
 
 
 def _module(name: str) -> str:
-    """Of `modules35.0.1` the module `modules35.0`; of `stem.0.conv` all of `stem`."""
+    """Return the module of a name: `modules35.0` for `modules35.0.1`, and `stem` for `stem.0.conv`."""
     parts = name.partition("@")[0].split(".")
     if parts[-1].isdigit() and len(parts) > 1:
         return ".".join(parts[:-1])

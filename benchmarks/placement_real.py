@@ -40,21 +40,20 @@ DEVICES = 2
 
 NETWORK = "rnnlm"
 
-# Cells of some hundred microseconds: longer than what a message takes, or nothing would be gained by two devices
+# Cells of some hundred microseconds: longer than a message, or two devices would not pay off
 SIZE = Size({"vocabulary": 1000, "hidden": 256, "layers": 2}, (8,), 32)
 
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.01)
 
-# By name in the table: of `bow.planning.placement.methods`
+# By name in the table: the name in `bow.planning.placement.methods`
 METHODS: Mapping[str, str] = {"single": "gpu", "expert": "expert", "mcmc": "mcmc", "learned": "learned"}
 
 REAL = "learned from real steps"
 
-FEW = LearningSettings(samples=4, elites=4)  # Real steps are slow: each update has few of them
+FEW = LearningSettings(samples=4, elites=4)  # samples per update: real steps are slow
 
 
 def measure(budget: SearchBudget, turns: int, updates: int, seed: int) -> dict[str, Any]:
-    """Place the network by each method and run it."""
     known = read_devices("cpu", DEVICES)
     in_all = functools.partial(_measured, known=known, budget=budget, turns=turns, updates=updates, seed=seed)
     return together(DEVICES, in_all)
@@ -63,7 +62,7 @@ def measure(budget: SearchBudget, turns: int, updates: int, seed: int) -> dict[s
 def _measured(
     world: World, known: DeviceTopology, budget: SearchBudget, turns: int, updates: int, seed: int
 ) -> dict[str, Any]:
-    """In every process; what the first one finds is what counts."""
+    """Run in every process; the result of the first one is used."""
     group = ProcessGroup(CPU)
     with all_on([available_cores()[world.local_rank % len(available_cores())]]):
         topology = topology_in_use(group, known)
@@ -95,7 +94,7 @@ def _measured(
 
 
 def _captured() -> tuple[CapturedOperators, nn.Module, Any]:
-    """The same in all processes."""
+    """Capture the network; the same in all processes."""
     torch.manual_seed(0)
     network = NETWORKS[NETWORK]
     model = network.model(**SIZE.arguments)

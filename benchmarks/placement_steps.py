@@ -1,4 +1,4 @@
-"""The time of real steps with a placement: the reward of the paper, measured on the devices themselves."""
+"""Time real steps with a placement: the reward of the paper, measured on the devices."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime
 from bow.replicas import OptimizerFactory
 
 STEPS = 10
-"""So many steps are run with a placement; the first one, which takes longer, does not count."""
+"""Steps per placement; the first one, which takes longer, is not counted."""
 
 
 class RealSteps:
-    """Runs steps with placements on the devices of a group, one process each, and times them.
+    """Runs and times steps with placements on the devices of a process group.
 
-    The first process asks for placements by calling this; all others `serve` until it is closed there. What does not
-    fit the devices' memory by the simulation, or is not allowed, is not run.
+    The first process requests placements by calling this object; all others `serve` until it is closed. Placements that
+    exceed the devices' memory in the simulation, or are not allowed, are not run.
 
     References:
         Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 3.4.
@@ -51,17 +51,17 @@ class RealSteps:
         self._optimizer, self._group, self._steps = optimizer, group, steps
 
     def __call__(self, placements: Sequence[Devices]) -> list[float | None]:
-        """Seconds of a step with each placement; None: it does not fit, or is not allowed."""
+        """Return the seconds of a step with each placement; None: it does not fit, or is not allowed."""
         return [self._asked(tuple(each)) for each in placements]
 
     def serve(self) -> None:
-        """Take part in what the first process asks for, until it is closed there."""
+        """Take part in the requests of the first process, until it closes this object."""
         nothing: Devices | None = None
         while (placement := self._group.all_gather(nothing)[0]) is not None:
             self._run(placement)
 
     def close(self) -> None:
-        """Let the other processes go on."""
+        """Let the other processes continue."""
         self._group.all_gather(None)
 
     def _asked(self, placement: Devices) -> float | None:
@@ -76,7 +76,7 @@ class RealSteps:
         runtime = TileRuntime(self._captured, partition, self._model, self._optimizer, self._group)
         times = []
         for step in range(self._steps):
-            self._group.sum_all([torch.zeros(1)])  # all begin together
+            self._group.sum_all([torch.zeros(1)])  # barrier
             began = time.perf_counter()
             runtime.step(self._batch, step)
             times.append(time.perf_counter() - began)

@@ -1,8 +1,8 @@
-"""What the planner predicts that a step takes, against what it takes on this machine.
+"""Step times that the planner predicts, compared with measured ones on this machine.
 
-Two processes, each with one core, train small forms of networks under strategies of every sort: on one device, data and
-model parallel, designed by experts, found by search, and drawn at random. What tiles and messages take was measured
-beforehand, none of it on these strategies; then every strategy is run in turns, and its step timed.
+Two processes, each with one core, train small networks with all kinds of strategies: single device, data and model
+parallelism, expert designs, found by search, and random. Tile and message times are measured separately, none of them
+from these strategies; then every strategy is run in turns, and its step timed.
 """
 
 import functools
@@ -39,55 +39,55 @@ CPU = torch.device("cpu")
 
 DEVICES = 2
 
-# Relative errors: no prediction is to be off by more than the first, half of them by no more than the second
+# Aims for relative errors: the maximum and the median
 LARGEST, TYPICAL = 0.30, 0.15
 
-# Two strategies of a network whose measured times differ by more than this are to be put into the right order
+# Two strategies of a network whose measured times differ by more than this should be ordered correctly
 APART = 0.15
 
-RIGHT = 0.95  # Of such pairs
+RIGHT = 0.95  # fraction of such pairs
 
 
 @dataclass(frozen=True)
 class Config(harness.Config):
     """Settings of the experiment."""
 
-    networks: tuple[str, ...] = setting(tuple(PAPERS), "that are trained", choices=tuple(NETWORKS), quick=("rnnlm",))
-    random: int = setting(4, "strategies drawn at random", quick=1, least=0)
-    mixed: int = setting(8, "strategies of which a part of the operators is drawn at random", quick=0, least=0)
-    proposals: int = setting(300, "that the search looks at", quick=10)
-    turns: int = setting(11, "in which every strategy is run once", quick=2)
-    seed: int = setting(0, "of what is drawn")
+    networks: tuple[str, ...] = setting(tuple(PAPERS), "networks to train", choices=tuple(NETWORKS), quick=("rnnlm",))
+    random: int = setting(4, "number of random strategies", quick=1, least=0)
+    mixed: int = setting(8, "number of strategies with random splits of some operators", quick=0, least=0)
+    proposals: int = setting(300, "proposals of the search", quick=10)
+    turns: int = setting(11, "number of measurements of every strategy", quick=2)
+    seed: int = setting(0, "random seed")
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """Predict and measure."""
+    """Predict and measure all networks."""
     found = harness.together(DEVICES, functools.partial(measure_all, config=config, known=read_devices("cpu", DEVICES)))
     return {**found, "verdict": judge(found["networks"])}
 
 
 def missed(values: Mapping[str, Any]) -> bool:
-    """Whether an aim is."""
+    """Whether an aim was missed."""
     return not values["verdict"]["is_met"]
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page needs besides."""
+    """Additional values for the page template."""
     return {"verdict_told": told(values)}
 
 
 def measure_all(world: World, config: Config, known: DeviceTopology) -> dict[str, Any]:
-    """All networks, in every process; what rank 0 finds is what counts."""
+    """Measure all networks in every process; the result of rank 0 is used."""
     group = ProcessGroup(CPU)
     with all_on([available_cores()[world.local_rank % len(available_cores())]]):
         return {"networks": {name: measure_network(group, config, name, known) for name in config.networks}}
 
 
 def measure_network(group: ProcessGroup, config: Config, name: str, known: DeviceTopology) -> dict[str, Any]:
-    """What steps of a network take under each strategy, predicted and measured.
+    """Return the step times of a network with each strategy, predicted and measured.
 
-    A machine that others share is not as fast at one time as at another. So what tiles and messages take is measured in
-    the turns in which the strategies run, and of all the median counts.
+    The speed of a shared machine varies over time. Therefore tile and message times are measured in the same turns
+    as the strategies, and medians are used for all.
     """
     began, network = time.perf_counter(), NETWORKS[name]
     captured, model, batch = network.captured()
@@ -158,7 +158,7 @@ def judge(networks: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _pairs(rows: Sequence[Mapping[str, Any]]) -> Iterator[bool]:
-    """Of two strategies that differ enough: whether the faster one is predicted to be faster."""
+    """For two strategies that differ enough: whether the predicted order is right."""
     for one, other in itertools.combinations(rows, 2):
         fast, slow = sorted((one, other), key=lambda row: float(row["measured_ms"]["median"]))
         if slow["measured_ms"]["median"] > (1 + APART) * fast["measured_ms"]["median"]:
@@ -166,7 +166,7 @@ def _pairs(rows: Sequence[Mapping[str, Any]]) -> Iterator[bool]:
 
 
 def told(values: Mapping[str, Any]) -> str:
-    """The verdict in a sentence."""
+    """Return the verdict as a sentence."""
     verdict = values["verdict"]
     outcome = "All aims are met" if verdict["is_met"] else "Not all aims are met"
     return (
@@ -178,7 +178,7 @@ def told(values: Mapping[str, Any]) -> str:
 
 
 def draw(values: Mapping[str, Any], folder: Path) -> None:
-    """A point for each strategy, after Figure 11; between the dashed lines the error is no larger than it may be."""
+    """Plot a point for each strategy, after Figure 11; dashed lines mark the largest permitted error."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     with picture(folder / "predicted.png", 5.2, 5.0) as figure:

@@ -1,4 +1,4 @@
-"""The networks, strategies and steps whose times are predicted and measured."""
+"""Networks, strategies and steps of the predicted benchmark."""
 
 import functools
 import random
@@ -30,10 +30,10 @@ from bow.seeds import derive_seed
 
 @dataclass(frozen=True)
 class PredictedNetwork:
-    """A network in its small form."""
+    """A small network."""
 
-    name: str  # of the network, as the command line has it
-    samples: int  # of a batch: several times the small form's, so that operators take longer than their messages
+    name: str  # name on the command line
+    samples: int  # batch size: several times that of the tiny size, so that operators take longer than their messages
 
     @property
     def _network(self) -> Network:
@@ -41,23 +41,23 @@ class PredictedNetwork:
 
     @property
     def title(self) -> str:
-        """For people."""
+        """Display name."""
         return self._network.title
 
     @property
     def optimizer(self) -> OptimizerFactory:
-        """What trains it."""
+        """Optimizer of the network."""
         return functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9)
 
     def captured(self) -> tuple[CapturedOperators, nn.Module, Any]:
-        """Its step, the model and a batch."""
+        """Return its captured step, the model and a batch."""
         network = self._network
         torch.manual_seed(0)
         model, batch = network.build("tiny"), network.batch("tiny", samples=self.samples)
         return capture_operators(model, batch, step=step_from_loss(network.loss)), model, batch
 
 
-PAPERS = {"alexnet": 64, "inception": 16, "rnnlm": 128, "nmt": 96}  # samples of a batch
+PAPERS = {"alexnet": 64, "inception": 16, "rnnlm": 128, "nmt": 96}  # batch sizes
 
 # By name
 NETWORKS: Mapping[str, PredictedNetwork] = {
@@ -67,15 +67,15 @@ NETWORKS: Mapping[str, PredictedNetwork] = {
 
 Strategy: TypeAlias = tuple[Split, ...]
 
-SHARES = (0.05, 0.15, 0.4)  # Of the operators of a mixed strategy: so many are drawn at random, in turn
+SHARES = (0.05, 0.15, 0.4)  # fractions of the operators of a mixed strategy that have random splits, cyclic
 
-BASES = ("data", "single", "model")  # The rest of a mixed strategy is one of these, in turn
+BASES = ("data", "single", "model")  # splits of the other operators of a mixed strategy, cyclic
 
 
 def draw_strategies(
     problem: Problem, num_random: int, num_mixed: int, proposals: int, seed: int
 ) -> dict[str, Strategy]:
-    """Strategies by name, each once."""
+    """Return distinct strategies by name."""
     found: dict[Strategy, str] = {}
     for name, splits in _all(problem, num_random, num_mixed, proposals, seed):
         found.setdefault(splits, name)
@@ -88,7 +88,7 @@ def _all(
     for name in BASELINES:
         try:
             yield name, baseline(problem, name)
-        except BowError:  # not every one is for every network
+        except BowError:  # not every strategy is applicable to every network
             continue
     settings = SearchSettings(budget_s=None, proposals=proposals, patience=None, descend=False, seed=seed)
     yield "search", search(problem, settings).partition.splits
@@ -102,7 +102,7 @@ def _all(
 
 
 def mixed(splits: Sequence[Split], space: SplitSpace, share: float, source: random.Random) -> Strategy:
-    """A strategy with some operators' splits drawn at random."""
+    """Return a strategy with random splits of some operators."""
     changed = list(splits)
     for operator in source.sample(range(len(changed)), max(1, round(share * len(changed)))):
         changed[operator] = space.draw(operator, source)
@@ -114,9 +114,9 @@ WARM_UP = 1
 
 @dataclass(frozen=True)
 class Timed:
-    """How long steps took under a strategy."""
+    """Step times of a strategy."""
 
-    seconds: tuple[float, ...]  # of every step, from when all began to when the last was ready
+    seconds: tuple[float, ...]  # of every step, from a common start to the last device's end
     spans_ms: dict[str, dict[str, float]]
 
 
@@ -130,7 +130,7 @@ def time_strategies(
     turns: int,
     between: Callable[[bool], None] = lambda is_timed: None,
 ) -> dict[str, Timed]:
-    """Run all strategies in turns, every other turn in reverse order; of two steps in a row the second is timed.
+    """Run all strategies in turns, every other turn in reverse order; the second of two successive steps is timed.
 
     All processes of the group call this.
     """
@@ -141,9 +141,9 @@ def time_strategies(
     own: dict[str, list[float]] = defaultdict(list)
     for turn in range(WARM_UP + turns):
         for name in list(runtimes) if turn % 2 else reversed(runtimes):
-            # The first step finds in the caches what other strategies have left, which no training does.
+            # The first step finds cold caches after another strategy, unlike in a training.
             for is_timed in (False, True):
-                group.sum_all([torch.zeros(1)])  # all begin together
+                group.sum_all([torch.zeros(1)])  # barrier
                 began = time.perf_counter()
                 runtimes[name].step(batch, turn)
                 if is_timed and turn >= WARM_UP:
@@ -160,7 +160,7 @@ def time_strategies(
 
 
 def spans_ms(spans: Iterable[Span]) -> dict[str, dict[str, float]]:
-    """By place and category: how many milliseconds in all."""
+    """Total milliseconds by place and category."""
     found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for span in spans:
         found[span.place][span.category] += span.duration_ns / 1e6

@@ -1,4 +1,4 @@
-"""Networks of random structure: none that anybody has tuned anything to."""
+"""Random networks, for which nothing has been tuned."""
 
 import random
 from collections.abc import Callable, Mapping
@@ -19,11 +19,11 @@ KINDS: tuple[Callable[[int], nn.Module], ...] = (
     lambda width: nn.MaxPool2d(3, stride=1, padding=1),
     lambda width: nn.AvgPool2d(3, stride=1, padding=1),
 )
-"""What nodes do, by the number of channels."""
+"""Operations of nodes, by the number of channels."""
 
 
 class RandomNetwork(nn.Module):
-    """A stem, nodes that each take the sum of one to three earlier ones, and a classifier of what nobody took."""
+    """A stem, nodes that each take the sum of one to three earlier ones, and a classifier of the unused outputs."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class RandomNetwork(nn.Module):
         self.output = nn.Linear(width, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits `[batch, classes]`."""
+        """Return logits `[batch, classes]`."""
         made = [self.stem(images)]
         for node, taken in zip(self.nodes, self.taken, strict=True):
             made.append(node(_sum(made, taken).relu()))
@@ -68,4 +68,4 @@ def _random(seed: int) -> Network:
 
 
 RANDOM: Mapping[str, Network] = {f"random{seed}": _random(seed) for seed in range(NUMBER)}
-"""By name; the number is the seed."""
+"""By name, which includes the seed."""

@@ -1,6 +1,6 @@
-"""docs/results.md and its summary in the README, written from the committed JSON.
+"""Write docs/results.md and its summary in the README from the committed JSON.
 
-A test fails where either says something else than the files under `benchmarks/results`.
+A test fails if either disagrees with the files under `benchmarks/results`.
 """
 
 import json
@@ -32,9 +32,9 @@ OPTIONAL = (
     "schedule",
     "planner",
     "predicted",
-)  # left out where there are no results yet
+)  # omitted if there are no results yet
 
-# Figures that are quoted, and what of them
+# Figures to quote, and their captions
 HEADLINES = (
     ("5.8", "throughput of 2 learners over 1"),
     ("5.4", "time of bow, 3 learners and small batch, over plain with the best batch size"),
@@ -58,7 +58,7 @@ def run(config: Config, command: str) -> int:
 
 
 def replaced(text: str, block: str) -> str:
-    """The text with another block between the two marks."""
+    """Replace the block between the two marks in a text."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -67,7 +67,7 @@ def replaced(text: str, block: str) -> str:
 
 
 def results_block(folder: Path) -> str:
-    """Markdown about the results in a folder."""
+    """Return the results in a folder as Markdown."""
     found = {name: _read(folder / f"{name}.json", name in OPTIONAL) for name in (*NEEDED, *OPTIONAL)}
     figures = {name: _read(folder / "figures" / f"{stem(name)}.json", True) for name, _ in HEADLINES}
     quotes = [quote for name, what in HEADLINES if (values := figures[name]) for quote in _quoted(name, what, values)]
@@ -91,7 +91,7 @@ def results_block(folder: Path) -> str:
 
 
 def summary_block(folder: Path) -> str:
-    """A small table: throughput at one batch size, and time to accuracy."""
+    """Return a small table: throughput at one batch size, and time to accuracy."""
     engines, peers, members = (
         _read(folder / f"{name}.json", name == "members") for name in ("engines", "peers", "members")
     )
@@ -117,7 +117,7 @@ def _quoted(name: str, what: str, values: Mapping[str, Any]) -> list[str]:
 
 
 def _over(strategies: Mapping[str, Any]) -> str:
-    """How much faster what was found is than the faster of data parallelism and the expert's strategy."""
+    """Speed-up of the strategy found over the faster of data parallelism and the expert's strategy."""
     known = [strategies[name]["step_ms"] for name in ("data", "expert") if "step_ms" in strategies[name]]
     return f"{min(known) / strategies['found']['step_ms']:.2f}" if known else "none"
 

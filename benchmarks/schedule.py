@@ -1,10 +1,10 @@
-"""A training step of the papers' networks, by every policy, against one operator after another.
+"""A training step of the papers' networks under every scheduling policy, against sequential execution.
 
-For each network all take turns within one process: plain PyTorch and the native runtime with one executor, by number
-of threads; first come, first served, in every uniform number of executors and threads; critical path first and its
-variants; strategies 1 to 3, and 3 with types apart that disturb each other. The best of them then race again. Beside
-them is timed what `bow schedule compare` chose from measurements of its own. Apart from that: what scheduling itself
-costs.
+For each network, all take turns within one process: plain PyTorch and the native runtime with one executor, by number
+of threads; first come, first served, with every uniform number of executors and threads; critical path first and its
+variants; strategies 1 to 3, and 3 with operator types separated that interfere. The best of them race again, together
+with the choice of `bow schedule compare` from its own measurements. Also measured: the overhead of scheduling
+itself.
 """
 
 import contextlib
@@ -37,31 +37,29 @@ from bow.timing import time_in_turns
 GRAPHI = ("lstm", "phased_lstm", "pathnet", "googlenet")
 LIU = ("resnet50", "dcgan", "inception", "alexnet")
 
-# The best policy is to be so many times as fast as the best that is sequential, on so many networks
+# Aim: the best policy is at least this many times as fast as the best sequential case, on this many networks
 FASTER, FASTER_ON = 1.08, 3
 
-NOT_SLOWER = 0.98  # What bow chooses is to be so many times as fast on all networks, at least
+NOT_SLOWER = 0.98  # aim: speed of bow's choice relative to the best sequential case, on all networks
 
-MOST_NS = 1000.0  # What finding the order may cost, for each operator
+MOST_NS = 1000.0  # aim: most time to find the order, per operator
 
 
 @dataclass(frozen=True)
 class Config(harness.Config):
     """Settings of the experiment."""
 
-    networks: tuple[str, ...] = setting((*GRAPHI, *LIU), "that are run", choices=tuple(NETWORKS), quick=("alexnet",))
-    size: str = setting("tiny", "of the networks")
-    turns: int = setting(12, "turns of everybody; the best have twice as many more", quick=3)
-    stint_s: float = setting(0.05, "seconds of each", quick=0.002)
-    repeats: int = setting(
-        measuring.REPEATS, "steps in which operators are measured, for each number of threads", quick=2
-    )
-    operators: int = setting(2048, "operators that do nothing, for the cost of scheduling", quick=64)
-    widths: tuple[int, ...] = setting((1, 8, 512), "how many of them are ready at once", quick=(4,))
+    networks: tuple[str, ...] = setting((*GRAPHI, *LIU), "networks", choices=tuple(NETWORKS), quick=("alexnet",))
+    size: str = setting("tiny", "size of the networks")
+    turns: int = setting(12, "number of measurements; the best are measured twice as often again", quick=3)
+    stint_s: float = setting(0.05, "seconds of a measurement", quick=0.002)
+    repeats: int = setting(measuring.REPEATS, "steps to measure operators in, for each number of threads", quick=2)
+    operators: int = setting(2048, "number of trivial operators, for the cost of scheduling", quick=64)
+    widths: tuple[int, ...] = setting((1, 8, 512), "numbers of parallel chains of them", quick=(4,))
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """Measure all networks, and what scheduling costs by itself."""
+    """Measure all networks, and the overhead of scheduling."""
     cores = len(available_cores())
     if cores < 2:
         raise SettingError("operators run side by side on 2 cores or more, got 1; run this where there are more")
@@ -85,12 +83,12 @@ def measure(config: Config) -> dict[str, Any]:
 
 
 def missed(values: Mapping[str, Any]) -> bool:
-    """Whether an aim is."""
+    """Whether an aim was missed."""
     return not all(aim["is_met"] for aim in values["aims"].values())
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page needs besides."""
+    """Additional values for the page template."""
     networks = list(values["networks"].values())
 
     def fastest(found: Mapping[str, Any]) -> str:
@@ -106,7 +104,7 @@ def page(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measure_network(name: str, config: Config, cores: int) -> dict[str, Any]:
-    """All about one network."""
+    """Measure one network."""
     began = time.perf_counter()
     network = NETWORKS[name]
     torch.manual_seed(0)
@@ -143,7 +141,7 @@ def measure_network(name: str, config: Config, cores: int) -> dict[str, Any]:
 
 
 def race(entries: list[Entry], choice: str, config: Config) -> Races:
-    """Let everybody take turns, and then the best, still warm, among themselves."""
+    """Race all entries, and then the best ones among themselves, without a pause."""
     contestants = {entry.name: entry.contestant for entry in entries}
     first = Races(
         time_in_turns(contestants, turns=config.turns, window_s=config.stint_s),
@@ -157,7 +155,7 @@ def race(entries: list[Entry], choice: str, config: Config) -> Races:
 
 
 def aims(networks: Mapping[str, Mapping[str, Any]], costs: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What the benchmark is to show, what it shows, and whether that is enough."""
+    """Aims of the benchmark: target, result, and whether it was reached."""
     best = {name: found["policies"]["best"]["speed_up"]["median"] for name, found in networks.items()}
     chosen = {name: found["policies"]["choice"]["speed_up"]["median"] for name, found in networks.items()}
     faster = [name for name, speed_up in best.items() if speed_up >= FASTER]
