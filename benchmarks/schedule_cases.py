@@ -1,4 +1,4 @@
-"""Who takes part in `python -m benchmarks schedule`: the ways of running one training step of a network."""
+"""Contestants of `python -m benchmarks schedule`: ways to run one training step of a network."""
 
 import copy
 import itertools
@@ -18,26 +18,26 @@ from bow.schedule.profiler import BoundStep, Policy
 from bow.schedule.profiler.measuring import ScheduledStep, numbers_of_threads
 from bow.timing import TimedCase
 
-PYTORCH = "PyTorch"  # What the names of plain PyTorch begin with
+PYTORCH = "PyTorch"  # prefix of the names of plain PyTorch
 
-MOST_THREADS = 2  # Uniform pairs are tried with up to so many threads for each core
+MOST_THREADS = 2  # maximum number of threads per core of uniform pairs
 
 CROWDED = f"they have more than {MOST_THREADS} threads for each core"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One who takes part."""
+    """A contestant."""
 
-    name: str  # for people; of a policy, the policy's
-    contestant: TimedCase  # what runs the step
-    is_sequential: bool = False  # operators run one after another in the order of capture: what policies are to beat
-    is_side_by_side: bool = False  # operators may run side by side
+    name: str  # display name; for a policy, its name
+    contestant: TimedCase  # runs the step
+    is_sequential: bool = False  # sequential execution in the order of capture: the baseline of policies
+    is_side_by_side: bool = False  # operators may run concurrently
     is_uniform: bool = False
 
 
 class PlainStep:
-    """Forward and backward pass as anybody writes them in PyTorch."""
+    """Forward and backward pass in plain PyTorch."""
 
     def __init__(self, model: nn.Module, batch: tuple[Any, Tensor], loss: Loss, threads: int) -> None:
         self.model = copy.deepcopy(model)
@@ -46,7 +46,7 @@ class PlainStep:
         self._threads = threads
 
     def run(self) -> Tensor:
-        """The loss; the gradients are the model's."""
+        """Return the loss; gradients are stored in the model."""
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         self.model.zero_grad(set_to_none=True)
@@ -55,15 +55,15 @@ class PlainStep:
         return loss
 
     def rest(self) -> None:
-        """Back to one thread, which is what executors expect of the thread that calls them."""
+        """Restore a single thread, which executors expect of the calling thread."""
         torch.set_num_threads(1)
 
 
 class SpinningStep:
-    """Forward and backward pass in a process whose OpenMP threads wait for work by spinning.
+    """Forward and backward pass in a process whose OpenMP threads spin while they wait for work.
 
-    With several threads that is PyTorch's best case: between operators nobody has to be woken. Outside of its turns the
-    process is stopped, as its threads would go on spinning on everybody's cores.
+    With several threads this is PyTorch's best case, because no thread has to be woken up. The process is stopped
+    outside of its turns, because its threads would spin on the others' cores.
     """
 
     def __init__(self, network: str, size: str, threads: int) -> None:
@@ -72,19 +72,18 @@ class SpinningStep:
         self.rest()
 
     def run(self) -> None:
-        """One step."""
         self._host.call(_step)
 
     def rest(self) -> None:
-        """Stop the process until its next turn."""
+        """Suspend the process until its next turn."""
         self._host.stop()
 
     def close(self) -> None:
-        """End the process."""
+        """Terminate the process."""
         self._host.close()
 
 
-_prepared: PlainStep | None = None  # in the process of a host
+_prepared: PlainStep | None = None  # in the host process
 
 
 def _prepare(name: str, size: str, threads: int) -> None:
@@ -99,7 +98,7 @@ def _step() -> None:
 
 
 def plain(model: nn.Module, batch: tuple[Any, Tensor], loss: Loss, threads: Sequence[int]) -> list[Entry]:
-    """PyTorch, with each number of threads."""
+    """Entries of PyTorch with each number of threads."""
     return [
         Entry(f"{PYTORCH}, {counted(n, 'thread')}", PlainStep(model, batch, loss, n), is_sequential=True)
         for n in threads
@@ -107,7 +106,7 @@ def plain(model: nn.Module, batch: tuple[Any, Tensor], loss: Loss, threads: Sequ
 
 
 def scheduled(subject: BoundStep, policies: Sequence[Policy], cores: int) -> list[Entry]:
-    """The policies on native executors, and what they lack of the uniform ones."""
+    """Entries of the policies on native executors, and missing uniform ones."""
     made = [
         Entry(
             policy.name,
@@ -124,13 +123,13 @@ def scheduled(subject: BoundStep, policies: Sequence[Policy], cores: int) -> lis
         if schedule.threads not in known:
             name = f"first come, {shape(executors, threads)}"
             several, enough = executors > 1, executors * threads <= cores
-            shared = None if enough else [available_cores()] * executors  # as threads that nobody pins
+            shared = None if enough else [available_cores()] * executors  # as unpinned threads
             made.append(Entry(name, ScheduledStep(subject, schedule, shared), is_side_by_side=several, is_uniform=True))
     return made
 
 
 def pairs(cores: int) -> list[tuple[int, int]]:
-    """Every uniform number of executors and of threads, in powers of two, with two threads for each core at most.
+    """Return all uniform numbers of executors and threads, in powers of two, with at most two threads per core.
 
     Example:
         >>> pairs(2)
@@ -140,13 +139,13 @@ def pairs(cores: int) -> list[tuple[int, int]]:
 
 
 def left_out(cores: int) -> dict[str, str]:
-    """The uniform pairs that are left out, and why."""
+    """Return the uniform pairs that are left out, and why."""
     named = [shape(*pair) for pair in _all_pairs(cores) if pair not in pairs(cores)]
     return dict.fromkeys(named, CROWDED)
 
 
 def shape(executors: int, threads: int) -> str:
-    """How policies name a number of executors and of threads."""
+    """Format a number of executors and threads as policies do."""
     return f"{counted(executors, 'executor')} of {counted(threads, 'thread')}"
 
 

@@ -1,4 +1,4 @@
-"""What scheduling costs by itself: many operators that do next to nothing."""
+"""Overhead of scheduling: many trivial operators."""
 
 import time
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ IN_ORDER, BY_PRIORITY, FIRST_COME, AT_ONCE = "in order", "by priority", "first c
 
 
 class Chains(nn.Module):
-    """Chains of additions of one number to another that do not depend on each other."""
+    """Independent chains of scalar additions."""
 
     def __init__(self, length: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Chains(nn.Module):
         self._length = length
 
     def forward(self, beginnings: Tensor) -> Tensor:
-        """The ends of the chains, one number for each of the beginnings `[chains]`."""
+        """Return the ends of the chains, a number for each of the beginnings `[chains]`."""
         first, *_ = values = beginnings.unbind()
         for _ in range(self._length):
             values = tuple(value + first for value in values)
@@ -35,13 +35,13 @@ class Chains(nn.Module):
 
 
 def chains(operators: int, width: int) -> BoundStep:
-    """A step of some chains."""
+    """Return a step of `width` chains."""
     model = Chains(max(1, operators // width))
     return BoundStep.of(model, (torch.zeros(width), torch.zeros(width)), nn.functional.mse_loss)
 
 
 def schedules(subject: BoundStep) -> dict[str, Schedule]:
-    """One executor that is told the order, and that finds one itself."""
+    """Return schedules of one executor: with a given order, and with dynamic dispatch."""
     dependencies, count = subject.dependencies, subject.num_operators
     levels = tuple(int(level) for level in critical_path(dependencies, [1] * count).levels)
     return {
@@ -53,10 +53,10 @@ def schedules(subject: BoundStep) -> dict[str, Schedule]:
 
 
 def measure_cost(operators: int, width: int, turns: int, stint_s: float) -> dict[str, Any]:
-    """Nanoseconds for each operator: all of it in order, and what deciding adds, paired by turn."""
+    """Nanoseconds per operator: total in a given order, and the overhead of decisions, paired by turn."""
     subject = chains(operators, width)
     contestants = {name: ScheduledStep(subject, schedule) for name, schedule in schedules(subject).items()}
-    # The calling thread is the executor, so that its processor time leaves out what other programs do meanwhile.
+    # The calling thread is the executor, so that its CPU time excludes other programs.
     seconds = time_in_turns(contestants, turns=turns, window_s=stint_s, clock=time.thread_time)
     added = {name: _added(own, seconds[IN_ORDER]) for name, own in seconds.items() if name != IN_ORDER}
     each = 1e9 / subject.num_operators

@@ -1,4 +1,4 @@
-"""What the races of one network come to."""
+"""Results of the races of one network."""
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence
@@ -8,31 +8,31 @@ from typing import Any, TypeAlias
 from benchmarks.harness import quartiles, ratios
 from benchmarks.schedule_cases import PYTORCH
 
-Times: TypeAlias = Mapping[str, Sequence[float]]  # By name: seconds of a step, in every turn
+Times: TypeAlias = Mapping[str, Sequence[float]]  # by name: seconds of a step in every turn
 
-# Of those that run operators one after another, who takes no longer than so many times the best is timed again
+# Sequential contestants within this factor of the best are timed again
 CLOSE = 1.1
 
 
 @dataclass(frozen=True)
 class Races:
-    """All who took part, and the best of them again among themselves.
+    """The race of all contestants, and the final among the best.
 
-    The first race says who is the best; how good it is, the second says, so that luck in the first does not count.
+    The first race selects the best, and the final measures them, so that lucky outliers of the first do not count.
     """
 
-    race: Times  # of everybody
-    sequential: Collection[str]  # names of those that policies are to beat
-    side_by_side: Collection[str]  # names of those that run operators side by side
-    uniform: Collection[str]  # names of those that a user could set by hand
-    choice: str  # what bow chose from measurements of its own
-    final: Times = field(default_factory=dict)  # of `finalists`; empty before they have raced
+    race: Times  # all contestants
+    sequential: Collection[str]  # names of the sequential baselines
+    side_by_side: Collection[str]  # names of those that run operators concurrently
+    uniform: Collection[str]  # names of those that a user could configure by hand
+    choice: str  # bow's choice from its own measurements
+    final: Times = field(default_factory=dict)  # times of `finalists`; empty before the final
 
     @property
     def finalists(self) -> list[str]:
-        """Who is timed again: the best of all kinds, bow's choice, and what is sequential and comes close to the best.
+        """Return the finalists: the best of each kind, bow's choice, and sequential cases close to the best.
 
-        The best of PyTorch and of the native runtime, one operator after another, are there however slow they are.
+        The best sequential cases of PyTorch and of the native runtime always take part.
         """
         best_s = statistics.median(self.race[fastest(self.race, self.sequential)])
         close = [name for name in self.sequential if statistics.median(self.race[name]) <= CLOSE * best_s]
@@ -41,30 +41,30 @@ class Races:
 
     @property
     def best(self) -> str:
-        """The fastest in the race, of what is sequential and what is not."""
+        """The fastest contestant of the race."""
         return fastest(self.race, [*self.sequential, *self.side_by_side])
 
     @property
     def best_side_by_side(self) -> str:
-        """The fastest in the race that runs operators side by side."""
+        """The fastest in the race that runs operators concurrently."""
         return fastest(self.race, self.side_by_side)
 
     @property
     def manual(self) -> str:
-        """The fastest in the race that a user could set by hand."""
+        """The fastest in the race that a user could configure by hand."""
         return fastest(self.race, self.uniform)
 
     @property
     def best_sequential(self) -> str:
-        """The fastest that is sequential, in the very race that others are held against it: luck counts for it."""
+        """The fastest sequential one in the final itself, so that luck counts in favour of the baseline."""
         return fastest(self.final, self.sequential)
 
     def speed_up(self, name: str, over: str) -> dict[str, Any]:
-        """How many times as fast as another in the final."""
+        """Speed-up over another contestant in the final."""
         return quartiles(ratios(self.final[over], self.final[name]), 4)
 
     def as_dict(self) -> dict[str, Any]:
-        """What was measured, and what follows, as plain values."""
+        """Measurements and results, as plain values."""
         roles = {
             "choice": self.choice,
             "best": self.best,
@@ -96,7 +96,7 @@ class Races:
 
 
 def fastest(times: Times, names: Collection[str]) -> str:
-    """The name with the least median, of those that were timed."""
+    """Return the name with the smallest median, among those that were timed."""
     return min((name for name in times if name in names), key=lambda name: statistics.median(times[name]))
 
 
@@ -112,9 +112,9 @@ IDEAS = (RUNTIME, CRITICAL, AT_ONCE, STAY, FIXED, BY_KIND, CO_RUNNING)
 
 
 def effects(race: Times) -> dict[str, Any]:
-    """How many times as fast a step is with an idea as without, by idea.
+    """Return the speed-up of each scheduling idea, by idea.
 
-    Where several numbers of executors were timed, it is that with which critical path first is fastest.
+    If several numbers of executors were timed, uses the one with which critical path first is fastest.
     """
     shapes = [name.removeprefix("first come, ") for name in race]
     critical = fastest(race, [f"critical path, {each}" for each in shapes])
@@ -124,7 +124,7 @@ def effects(race: Times) -> dict[str, Any]:
         RUNTIME: ("sequential, 1 thread", "PyTorch, 1 thread"),
         CRITICAL: (critical, f"first come, {with_shape}"),
         AT_ONCE: (at_once, critical),
-        STAY: (f"critical path, stay, {with_shape}", at_once),  # it has small ones at once as well
+        STAY: (f"critical path, stay, {with_shape}", at_once),  # runs small ones at once as well
         FIXED: (f"critical path, fixed order, {with_shape}", critical),
         BY_KIND: ("strategy 2", "strategy 1"),
         CO_RUNNING: ("strategy 3", "strategy 2"),

@@ -1,9 +1,9 @@
-"""Learning rate x mu x learners on real data; the default of mu follows from it.
+"""Learning rate x mu x learners on real data, from which the default of mu is chosen.
 
-Every training is LeNet or an MLP on scikit-learn's digits, with batches of 16 per learner, SGD with momentum 0.9 in
-the learners, a constant learning rate, `SMA` with the default `alpha` in every round, and the same number of epochs,
-that is of samples seen by all learners together. What is varied: the learning rate, `mu`, the number of learners,
-and the seed of initialisation and shuffling. With one learner `mu` has no effect, so it is not varied there.
+Every training is LeNet or an MLP on scikit-learn's digits, with batch size 16 per learner, SGD with momentum 0.9 in the
+learners, a constant learning rate, `SMA` with the default `alpha` in every round, and the same number of epochs, that
+is, of samples of all learners together. Variables: the learning rate, `mu`, the number of learners, and the seed of
+initialisation and shuffling. With one learner `mu` has no effect and is not varied.
 """
 
 import functools
@@ -20,7 +20,7 @@ from benchmarks.sweep_rule import MODELS, Point, Trial, decide, group, median_ac
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# From rates that are too small for the number of epochs up to rates that diverge
+# From too small for the number of epochs to diverging
 LEARNING_RATES = {
     "lenet": (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1),
     "mlp": (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
@@ -34,12 +34,12 @@ class Config(harness.Config):
     models: tuple[str, ...] = setting(tuple(MODELS), "models to train", choices=tuple(MODELS), quick=("mlp",))
     learners: tuple[int, ...] = setting((1, 2, 4, 8), "numbers of learners", quick=(1, 2))
     mus: tuple[float, ...] = setting((0.0, 0.5, 0.9), "values of mu", quick=(0.0, 0.5), least=0)
-    seeds: int = setting(3, "trainings of each kind", quick=1)
+    seeds: int = setting(3, "number of seeds", quick=1)
     epochs: int = setting(15, "epochs of each training", quick=2)
-    workers: int = setting(2, "processes of one thread each")
+    workers: int = setting(2, "number of single-threaded processes")
 
     def points(self) -> Iterator[Point]:
-        """All trainings."""
+        """Return all trainings."""
         for model in self.models:
             for learners in self.learners:
                 for mu in self.mus if learners > 1 else (None,):
@@ -49,7 +49,7 @@ class Config(harness.Config):
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """Train all points, and decide."""
+    """Train all points, and choose mu."""
     jobs = [functools.partial(train, point, config.epochs) for point in config.points()]
     trials = []
     for trial in harness.parallel(jobs, config.workers):
@@ -67,13 +67,13 @@ def measure(config: Config) -> dict[str, Any]:
 
 
 TITLES = {"lenet": "LeNet", "mlp": "MLP"}
-TICKS = (0.8, 0.9, 0.95, 0.97, 0.98, 0.99)  # of the axis of accuracies, which is logarithmic in the errors
+TICKS = (0.8, 0.9, 0.95, 0.97, 0.98, 0.99)  # of the accuracy axis, logarithmic in the error
 CROSS: dict[str, Any] = {"marker": "x", "markersize": 5, "markeredgewidth": 1.4, "linestyle": ""}
-DODGE = 0.07  # how far, as a share of the learning rate, the lines of neighbouring mu are drawn apart
+DODGE = 0.07  # horizontal distance of the lines of adjacent mu, as a fraction of the learning rate
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page needs besides: records by case and mu, and the trials of every cell."""
+    """Additional values for the page template: records by case and mu, and the trials of every cell."""
     trials = [trial_of(each) for each in values["trials"]]
     cells: dict[tuple[str, int, float], dict[float | None, list[Any]]] = {}
     for each in values["trials"]:
@@ -84,7 +84,7 @@ def page(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def draw(values: Mapping[str, Any], folder: Path) -> None:
-    """A panel for every case, accuracy against learning rate, a line for every mu."""
+    """Plot accuracy against learning rate, a panel for every case and a line for every mu."""
     trials = [trial_of(each) for each in values["trials"]]
     models = list(dict.fromkeys(trial.point.model for trial in trials))
     learners = list(dict.fromkeys(trial.point.learners for trial in trials))

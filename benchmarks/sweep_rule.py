@@ -1,4 +1,4 @@
-"""One training of the sweep, and which mu should be the default: a rule, applied to all of them."""
+"""A training of the sweep, and the rule that chooses the default of mu from all of them."""
 
 import functools
 import math
@@ -22,7 +22,7 @@ from bow.training.evaluation import Evaluator
 
 BATCH_SIZE = 16
 MOMENTUM = 0.9
-LAST_EPOCHS = 3  # The accuracy of a training is the median of so many epochs at its end
+LAST_EPOCHS = 3  # the accuracy of a training is the median of this many last epochs
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "lenet": functools.partial(LeNet, classes=10, channels=1, size=8),
@@ -32,10 +32,10 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 @dataclass(frozen=True)
 class Point:
-    """What is varied: one training."""
+    """The variables of a training."""
 
     model: str  # a name in `MODELS`
-    learners: int  # how many train side by side
+    learners: int  # number of learners
     mu: float | None  # momentum of the central model; None with one learner, where it has no effect
     lr: float  # learning rate
     seed: int  # of initialisation and shuffling
@@ -43,26 +43,26 @@ class Point:
 
 @dataclass(frozen=True)
 class Trial:
-    """What came out of a training."""
+    """The outcome of a training."""
 
     point: Point  # what was trained
     accuracies: tuple[float, ...]
     diverged: bool  # whether training ended with a `DivergenceError`
-    restarts: int  # how often a single learner diverged and started again from the central model
-    seconds: float  # how long it took
+    restarts: int  # number of restarts of single learners from the central model after divergence
+    seconds: float  # duration
 
     @property
     def accuracy(self) -> float:
-        """The median of the last epochs; 0 when training diverged."""
+        """The median of the last epochs; 0 if the training diverged."""
         return 0.0 if self.diverged else statistics.median(self.accuracies[-LAST_EPOCHS:])
 
     def epochs_to(self, accuracy: float) -> float:
-        """The first epoch after which the central model had this accuracy; infinity if there was none."""
+        """Return the first epoch after which the central model had this accuracy; infinity if none."""
         hits = (epoch for epoch, value in enumerate(self.accuracies, 1) if value >= accuracy)
         return next(hits, float("inf"))
 
     def measured(self) -> dict[str, Any]:
-        """The outcome as plain values."""
+        """Return the outcome as plain values."""
         return {
             "accuracy": round(self.accuracy, 4),
             "diverged": self.diverged,
@@ -105,19 +105,19 @@ def train(point: Point, epochs: int) -> Trial:
 
 @functools.cache
 def data() -> DataSplits:
-    """The digits, read once in a process."""
+    """Return the digits, cached per process."""
     return digits()
 
 
 def trial_of(values: Mapping[str, Any]) -> Trial:
-    """The trial of what `asdict(point) | measured()` is."""
+    """Return the trial from `asdict(point) | measured()`."""
     point = Point(*(values[field.name] for field in fields(Point)))
     return Trial(point, tuple(values["accuracies"]), values["diverged"], values["restarts"], values["seconds"])
 
 
-TOLERANCE = 0.01  # Accuracies this close (one percentage point, 3.5 of the held-out digits) count as equal
+TOLERANCE = 0.01  # accuracies this close (one percentage point, 3.5 of the held-out digits) are considered equal
 
-GOAL = 0.95  # The accuracy that epochs are counted to
+GOAL = 0.95  # accuracy for `epochs_to_goal`
 
 RULE = (
     "Cases are the pairs of model and number of learners above 1. A learning rate is usable with some mu when its "
@@ -130,14 +130,14 @@ RULE = (
 
 
 class Case(NamedTuple):
-    """What mu is compared within."""
+    """Values of mu are compared within a case."""
 
     model: str
     learners: int
 
 
 class Cell(NamedTuple):
-    """The trainings that differ in their seed only."""
+    """Trainings that differ only in their seed."""
 
     model: str
     learners: int
@@ -147,17 +147,16 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """How one mu does in one case."""
+    """Results of one mu in one case."""
 
     case: Case  # model and learners
     mu: float | None  # the momentum of the central model; None where it has no effect
-    best_accuracy: float  # over the learning rates, of the median over seeds
-    best_lr: float  # where that is
+    best_accuracy: float  # maximum over learning rates of the median over seeds
+    best_lr: float  # its learning rate
     usable: tuple[float, ...]  # learning rates whose accuracy is close to the best of the case
-    epochs_to_goal: float  # the fewest over the learning rates, of the median over seeds; infinity if never
+    epochs_to_goal: float  # minimum over learning rates of the median over seeds; infinity if never
 
     def as_dict(self) -> dict[str, Any]:
-        """The record as plain values."""
         return {
             **self.case._asdict(),
             "mu": self.mu,
@@ -170,25 +169,25 @@ class Record:
 
 @dataclass(frozen=True)
 class Score:
-    """How one mu does in all cases."""
+    """Results of one mu in all cases."""
 
     mu: float  # the momentum of the central model
     admitted: bool  # whether it has a usable learning rate in every case
-    usable: int  # learning rates that are usable, over all cases
+    usable: int  # number of usable learning rates, over all cases
     epochs_to_goal: float  # mean over the cases
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What follows from the sweep."""
+    """The result of the sweep."""
 
-    mu: float  # the value that wins
+    mu: float  # the chosen value
     scores: tuple[Score, ...]  # of every mu
     records: tuple[Record, ...]  # of every mu in every case, one learner included
-    rule: str = RULE  # how `mu` follows from the scores
+    rule: str = RULE  # derivation of `mu` from the scores
 
     def __str__(self) -> str:
-        """The outcome in a sentence."""
+        """The result as a sentence."""
         parts = [
             f"mu={score.mu:g} has {score.usable} usable learning rates and reaches {GOAL:.0%} in "
             f"{score.epochs_to_goal:.1f} epochs{'' if score.admitted else ' (not admitted: none usable in some case)'}"
@@ -197,7 +196,6 @@ class Verdict:
         return f"mu={self.mu:g} wins: {'; '.join(parts)}."
 
     def as_dict(self) -> dict[str, Any]:
-        """The verdict as plain values."""
         return {
             "mu": self.mu,
             "outcome": str(self),
@@ -210,20 +208,20 @@ class Verdict:
 
 
 def decide(trials: Sequence[Trial]) -> Verdict | None:
-    """Apply `RULE`; None when no training has several learners."""
+    """Apply `RULE`; returns None if no training has several learners."""
     records = summarize(trials)
     contested = [record for record in records if record.mu is not None]
     scores = [_score(mu, contested) for mu in sorted({r.mu for r in contested if r.mu is not None})]
     if not scores:
         return None
-    # Should no mu be admitted, the rule is applied to all of them.
+    # If no mu is admitted, the rule is applied to all of them.
     candidates = [score for score in scores if score.admitted] or scores
     winner = min(candidates, key=lambda score: (-score.usable, score.epochs_to_goal, score.mu))
     return Verdict(winner.mu, tuple(scores), tuple(records))
 
 
 def summarize(trials: Sequence[Trial]) -> list[Record]:
-    """How every mu does in every case, in the order of the trainings."""
+    """Return the results of every mu in every case, in the order of the trainings."""
     cells = group(trials)
     best_of_case: dict[Case, float] = defaultdict(float)
     for cell, members in cells.items():
@@ -236,7 +234,7 @@ def summarize(trials: Sequence[Trial]) -> list[Record]:
 
 
 def group(trials: Iterable[Trial]) -> dict[Cell, list[Trial]]:
-    """The trainings by what they have in common besides the seed."""
+    """Group trainings that differ only in their seed."""
     cells: dict[Cell, list[Trial]] = defaultdict(list)
     for trial in trials:
         point = trial.point
@@ -245,14 +243,14 @@ def group(trials: Iterable[Trial]) -> dict[Cell, list[Trial]]:
 
 
 def median_accuracy(trials: Sequence[Trial]) -> float:
-    """The median over seeds."""
+    """Return the median over seeds."""
     return statistics.median(trial.accuracy for trial in trials)
 
 
 def _record(case: Case, mu: float | None, line: dict[float, list[Trial]], best_of_case: float) -> Record:
     accuracies = {lr: median_accuracy(trials) for lr, trials in line.items()}
     best_lr = max(accuracies, key=accuracies.__getitem__)
-    # Rounded: 0.98 - 0.01 must not fall short of 0.97 by the last bit.
+    # Rounded, so that 0.98 - 0.01 is not below 0.97 by a rounding error.
     usable = tuple(lr for lr, value in accuracies.items() if round(best_of_case - value, 9) <= TOLERANCE)
     epochs = min(statistics.median(trial.epochs_to(GOAL) for trial in trials) for trials in line.values())
     return Record(case, mu, accuracies[best_lr], best_lr, usable, epochs)

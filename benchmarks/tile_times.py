@@ -1,4 +1,4 @@
-"""Times of tiles that several devices or turns have measured, as one."""
+"""Combine tile times measured by several devices or in several turns."""
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -7,14 +7,14 @@ from bow.planning.simulator.costs import TileTime, TileTimes
 
 
 def mean_times(of_devices: Sequence[TileTimes]) -> TileTimes:
-    """What several devices of one kind have measured at the same time, as one: the mean."""
+    """Return the mean of concurrent measurements on several devices of one kind."""
     return _averaged(of_devices, statistics.fmean)
 
 
 def median_times(of_turns: Sequence[TileTimes]) -> TileTimes:
-    """What was measured again and again, as one: medians that add up to the median of the sums.
+    """Return medians of repeated measurements, scaled so that they add up to the median of the sums.
 
-    What interrupts a machine now and then strikes another tile every time: no tile's median has it, every turn has.
+    Occasional interruptions hit a different tile each time: they affect every turn's sum, but no tile's median.
     """
     medians = _averaged(of_turns, statistics.median)
     whole = statistics.median(sum(each.tiles[key].total_ns for key in medians.tiles) for each in of_turns)

@@ -1,8 +1,8 @@
-"""A real training by a strategy that the planner found, against data parallelism and one device.
+"""A real training with a strategy found by the planner, compared with data parallelism and one device.
 
-RNNLM on the characters of Python's help texts, on two processes with a core each. The planner measures the machine and
-the network's tiles, searches, and then `bow.train` trains by the strategy found, by data parallelism and on one device,
-with the same batches in the same order: all of them make the same losses, to rounding, and take other times for it.
+RNNLM on the characters of Python's help texts, on two processes with one core each. The planner measures the machine
+and the network's tiles, and searches; then `bow.train` trains with the strategy found, with data parallelism and on one
+device, with the same batches in the same order: all have equal losses up to rounding, and different times.
 """
 
 import copy
@@ -39,8 +39,8 @@ from bow.training.placed import train_by
 
 DEVICES = 2
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.2, momentum=0.9)
-WARM_UP = 10  # steps whose time does not count, or half of a training that is shorter
-SLOWER = 1.05  # times what data parallelism takes: so much may the strategy found take, as turns differ by as much
+WARM_UP = 10  # steps that are not timed, or half of a shorter training
+SLOWER = 1.05  # aim: the strategy found takes at most this many times as long as data parallelism; turns vary as much
 
 CPU = torch.device("cpu")
 
@@ -48,7 +48,7 @@ PRECISIONS = {"float32": torch.float32, "float64": torch.float64}
 
 FOUND, DATA, ONE = "found", "data parallel", "one device"
 
-# By how much of its value a loss may differ from that on one device, over the whole training
+# Permitted relative deviation of a loss from that on one device, over the whole training
 OFF = {"float32": 1e-3, "float64": 1e-9}
 
 
@@ -60,40 +60,39 @@ class Config(harness.Config):
     layers: int = setting(2, "LSTM layers", quick=1)
     length: int = setting(10, "characters of a sequence", quick=3)
     batch: int = setting(32, "sequences of a batch")
-    steps: int = setting(100, "of each training", quick=4, least=2)
-    turns: int = setting(3, "in which each strategy trains once, in float32; in float64 each trains once", quick=1)
-    budget_s: float = setting(60.0, "seconds of the search")
-    proposals: int = setting(0, "that the search looks at; 0: as many as it can in its time", quick=20, least=0)
-    costs: str = setting("measured", "of tiles and links: measured, or by roofline", choices=COSTS, quick="roofline")
-    seed: int = setting(0, "of all random numbers")
+    steps: int = setting(100, "steps of each training", quick=4, least=2)
+    turns: int = setting(3, "number of trainings with each strategy in float32; once in float64", quick=1)
+    budget_s: float = setting(60.0, "time of the search in seconds")
+    proposals: int = setting(0, "maximum number of proposals of the search; 0: limited by time only", quick=20, least=0)
+    costs: str = setting("measured", "costs of tiles and links: measured or roofline", choices=COSTS, quick="roofline")
+    seed: int = setting(0, "random seed")
 
 
 @dataclass(frozen=True)
 class Training:
-    """How a training went."""
+    """The results of a training."""
 
     losses: Sequence[float]  # of all steps
-    steps_ms: Sequence[float]  # milliseconds of each step behind the warm-up
-    weights: Tensor = field(repr=False)  # of the trained model, in a row
+    steps_ms: Sequence[float]  # milliseconds of each step after the warm-up
+    weights: Tensor = field(repr=False)  # trained weights, flattened
 
     def loss_off(self, other: "Training") -> float:
-        """The largest difference of two trainings' losses, relative to the loss."""
+        """Return the largest difference between the losses of two trainings, relative to the loss."""
         return max(abs(a - b) / abs(b) for a, b in zip(self.losses, other.losses, strict=True))
 
     def weight_off(self, other: "Training") -> float:
-        """The largest difference of two trainings' weights, relative to the largest weight."""
+        """Return the largest difference between the weights of two trainings, relative to the largest weight."""
         return float((self.weights - other.weights).abs().max() / other.weights.abs().max())
 
 
 class Watch(bow.Callback):
-    """Notes the loss of every step, and when it was there."""
+    """Records the loss of every step, and its time."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
         self.ends_s: list[float] = []
 
     def on_round_end(self, run: Any) -> None:
-        """Take note."""
         self.losses.append(float(run.replicas.last.losses.mean()))
         self.ends_s.append(time.perf_counter())
 
@@ -101,7 +100,7 @@ class Watch(bow.Callback):
 def train(
     model: nn.Module, data: tuple[Tensor, Tensor], strategy: Partition, devices: int, batch: int, steps: int
 ) -> Training:
-    """Train a language model by a strategy."""
+    """Train a language model with a strategy."""
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
         result = train_by(
@@ -126,32 +125,31 @@ def train(
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained."""
+    """The training task."""
 
     model: nn.Module  # RNNLM
-    data: tuple[Tensor, Tensor]  # sequences of characters, and what follows each character
+    data: tuple[Tensor, Tensor]  # sequences of characters, and the next characters
     config: Config  # of the benchmark
 
     @classmethod
     def of(cls, config: Config) -> "Task":
-        """The task of some config."""
         splits = text(config.length)
         torch.manual_seed(config.seed)
         return cls(RNNLanguageModel(splits.classes, config.hidden, config.layers), splits.train, config)
 
     @property
     def batch(self) -> tuple[Tensor, Tensor]:
-        """A batch of it."""
+        """Return a batch."""
         return self.data[0][: self.config.batch], self.data[1][: self.config.batch]
 
     @functools.cached_property
     def captured(self) -> CapturedOperators:
-        """Its step."""
+        """Return its captured step."""
         return capture_operators(self.model, self.batch, sequence_cross_entropy)
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """Plan, and train by each strategy."""
+    """Plan, and train with each strategy."""
     task = Task.of(config)
     harness.say("planning ...")
     problem, found = _planned(task)
@@ -180,7 +178,7 @@ def missed(values: Mapping[str, Any]) -> bool:
 
 
 def _planned(task: Task) -> tuple[Problem, Found]:
-    """What is planned for, and the strategy that is found."""
+    """Return the planning problem, and the strategy found."""
     config, captured = task.config, task.captured
     if config.costs == "measured":
         devices = topology_of("machine", DEVICES)
@@ -197,12 +195,12 @@ def _planned(task: Task) -> tuple[Problem, Found]:
 def _all_trainings(
     task: Task, strategies: Mapping[str, Sequence[Split]], world: World
 ) -> dict[str, dict[str, list[Training]]]:
-    """By precision and strategy: the trainings, in every process."""
+    """Return the trainings by precision and strategy, in every process."""
     return {precision: _trainings(task, strategies, precision) for precision in PRECISIONS}
 
 
 def _trainings(task: Task, strategies: Mapping[str, Sequence[Split]], precision: str) -> dict[str, list[Training]]:
-    """By strategy: its trainings, which took turns."""
+    """Return the trainings by strategy, which took turns."""
     found: dict[str, list[Training]] = {name: [] for name in strategies}
     model = copy.deepcopy(task.model).to(PRECISIONS[precision])
     graph = capture_operators(model, task.batch, sequence_cross_entropy).graph
@@ -216,7 +214,7 @@ def _trainings(task: Task, strategies: Mapping[str, Sequence[Split]], precision:
 
 
 def _row(of_all: dict[str, list[Training]]) -> dict[str, Any]:
-    """What is told of the trainings in one precision."""
+    """Return the results of the trainings in one precision."""
     reference = of_all[ONE][0]
     return {
         name: {

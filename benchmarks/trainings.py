@@ -1,8 +1,8 @@
-"""Trainings that are timed, each written once: plain PyTorch, compiled, as one compiled step, as a CUDA graph; and bow.
+"""Timed trainings, each implemented once: plain PyTorch, compiled, as one compiled step, as a CUDA graph; and bow.
 
-All of them train the same model on the same tensors in memory, and feed themselves: one `index_select` per batch (or
-round) and tensor, in an order that is drawn anew each epoch. A call trains on a batch (bow: on as many rounds as it
-takes at once) and returns the samples; 0 where the data have ended. Nobody reads a loss.
+All of them train the same model on the same tensors in memory, with one `index_select` per batch (or round) and
+tensor, in an order that is reshuffled each epoch. A call trains on a batch (bow: on as many rounds as it issues at
+once) and returns the number of samples; 0 at the end of the data. Losses are not read.
 """
 
 import contextlib
@@ -22,21 +22,21 @@ from bow.replicas import OptimizerFactory
 from bow.sync import SMA, Synchroniser
 from bow.training import Replicas
 
-LEARNING_RATE, MOMENTUM = 0.001, 0.9  # so small that the weights hardly move, however long the measurement takes
+LEARNING_RATE, MOMENTUM = 0.001, 0.9  # small enough that weights hardly change in long measurements
 
-# Fused for everybody: without it, PyTorch updates parameter by parameter on a CPU.
+# Fused for all: otherwise PyTorch updates parameters one by one on a CPU.
 SGD = functools.partial(torch.optim.SGD, lr=LEARNING_RATE, momentum=MOMENTUM, fused=True)
 
-WARM_UP = 3  # steps before a capture: neither allocation nor lazy initialisation of libraries may happen first in it
-MOST_ROUNDS = 64  # that are issued at once, if the engine takes so many
-ENDLESS = 2**40  # rounds that a stream is told will be taken
+WARM_UP = 3  # steps before a capture, which may not include first allocations or lazy initialisation of libraries
+MOST_ROUNDS = 64  # maximum number of rounds issued at once, if the engine supports it
+ENDLESS = 2**40  # number of rounds that a stream is prepared for
 
 Data: TypeAlias = tuple[Tensor, Tensor]  # inputs and targets, `[samples, ...]` each
 Tensors: TypeAlias = dict[str, Tensor]
 
 
 class Feed:
-    """Endless batches of tensors, on the device where they lie; what is left of an epoch is left out."""
+    """Endless batches of tensors, on their device; the incomplete batch of an epoch is dropped."""
 
     epochs = 0
 
@@ -52,11 +52,10 @@ class Feed:
             yield self.next()
 
     def next(self) -> Data:
-        """A batch."""
         return self.gather(self.indices())
 
     def indices(self, batches: int = 1) -> Tensor:
-        """Which samples are in the next batches; every one is once an epoch."""
+        """Return the sample indices of the next batches; each sample occurs once per epoch."""
         count = batches * self._batch_size
         if self._position + count > len(self._order):
             orders = [self._epoch()]
@@ -67,16 +66,16 @@ class Feed:
         return self._order[begin : self._position]
 
     def gather(self, indices: Tensor) -> Data:
-        """These samples."""
+        """Return these samples."""
         return self._inputs.index_select(0, indices), self._targets.index_select(0, indices)
 
     def stacked(self, learners: int) -> Stacked:
-        """A batch for each learner, `[learners, batch, ...]`."""
+        """Return a batch for each learner, `[learners, batch, ...]`."""
         parts = self.gather(self.indices(learners))
         return Stacked(tuple(part.view(learners, self._batch_size, *part.shape[1:]) for part in parts))
 
     def into(self, inputs: Tensor, targets: Tensor) -> None:
-        """A batch into memory that is there."""
+        """Copy a batch into existing memory."""
         indices = self.indices()
         torch.index_select(self._inputs, 0, indices, out=inputs)
         torch.index_select(self._targets, 0, indices, out=targets)
@@ -86,14 +85,14 @@ class Feed:
 
 
 class Deals:
-    """The batches of bow's own stream, one at a time, to its end."""
+    """The batches of bow's own stream, one at a time, until it ends."""
 
     def __init__(self, stream: BatchStream) -> None:
         self._stream = stream
         self.epochs = 0
 
     def next(self) -> Data | None:
-        """A batch; None when the data have ended."""
+        """Return a batch; None at the end of the data."""
         deal = self._stream.deal(1)
         if deal is None:
             return None
@@ -103,29 +102,29 @@ class Deals:
 
 
 class Training(Protocol):
-    """What is timed."""
+    """A training to time."""
 
     @property
     def model(self) -> nn.Module:
-        """What training has come to, to be evaluated."""
+        """The current model, for evaluation."""
         ...
 
     @property
     def engine(self) -> str | None:
-        """What really runs, if it is bow."""
+        """The engine in use, for bow."""
         ...
 
     @property
     def epochs(self) -> int:
-        """Completed since training began, where the feed counts them."""
+        """Completed epochs, if the feed counts them."""
         ...
 
     def __call__(self) -> int:
-        """Issue a piece of work; returns its samples."""
+        """Issue some work; returns the number of samples."""
         ...
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free all resources."""
         ...
 
 
@@ -160,17 +159,17 @@ class PlainTraining:
         return len(batch[1])
 
     def learn(self, inputs: Tensor, targets: Tensor) -> None:
-        """One whole step."""
+        """Run one step."""
         self.optimizer.zero_grad()
         self._loss(self.forward(inputs), targets).backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
 
     def close(self) -> None:
-        """Nothing runs on."""
+        """Nothing to close."""
 
 
 class StepTraining:
-    """PyTorch as an expert writes it for speed: the whole step, SGD included, compiled as one function."""
+    """Expert PyTorch, optimised for speed: the whole step, SGD included, compiled as one function."""
 
     engine = None
     epochs = 0
@@ -188,11 +187,11 @@ class StepTraining:
         return len(targets)
 
     def close(self) -> None:
-        """Nothing runs on."""
+        """Nothing to close."""
 
 
 class GraphedTraining:
-    """PyTorch as an expert writes it for small models: the whole step as one CUDA graph, from gathering to SGD."""
+    """Expert PyTorch for small models: the whole step as one CUDA graph, from gathering to SGD."""
 
     engine = None
     epochs = 0
@@ -205,7 +204,7 @@ class GraphedTraining:
         self._device, self._stream = device, device.stream("whole step")
         with device.issuing():
             branch(device, [self._stream])
-            # All memory belongs to that stream, and backward runs on this thread.
+            # All memory is allocated on that stream, and backward runs on this thread.
             with device.on(self._stream), torch.autograd.set_multithreading_enabled(False):
                 self._plain = make_plain()
                 assert isinstance(self._plain.feed, Feed)
@@ -214,7 +213,7 @@ class GraphedTraining:
                 for _ in range(WARM_UP):
                     self._step()
                     self._indices.copy_(self.feed.indices())
-                self._plain.optimizer.zero_grad()  # gradients shall be memory of the graph
+                self._plain.optimizer.zero_grad()  # allocate gradients in the memory of the graph
             with torch.autograd.set_multithreading_enabled(False), device.capture(self._stream) as self._graph:
                 self._step()
 
@@ -232,14 +231,14 @@ class GraphedTraining:
         self._plain.learn(*self.feed.gather(self._indices))
 
     def close(self) -> None:
-        """Give the graph's memory back."""
+        """Free the graph's memory."""
         self._graph.reset()
 
 
 class BowTraining:
-    """bow: several learners on one device, by default averaged by `SMA` in every round.
+    """bow: several learners on one device, averaged by `SMA` in every round by default.
 
-    Where the engine does not gather batches itself, they come from `make_feed`, or without that from the stream.
+    If the engine does not gather batches itself, they come from `make_feed`, or without that from the stream.
     """
 
     def __init__(
@@ -302,19 +301,19 @@ class BowTraining:
         return self.replicas.engine
 
     def loss(self) -> float:
-        """The mean loss of the learners in the last round; the device has ended it by then."""
+        """Return the mean loss of the learners in the last round; synchronises with the device."""
         assert self.replicas.last is not None
         return float(self.replicas.last.losses.mean())
 
     def close(self) -> None:
-        """End the threads of an engine that has some."""
+        """Stop the engine's threads."""
         self.replicas.close()
 
 
 def compiled_step(
     model: nn.Module, loss: Loss, lr: float = LEARNING_RATE
 ) -> Callable[[Tensors, Tensors, Tensors, Tensor, Tensor], None]:
-    """A whole step as a function of parameters, momenta, buffers, inputs and targets; it changes the first three."""
+    """Return a step as a function of parameters, momenta, buffers, inputs and targets; it updates the first three."""
 
     def forward(parameters: Tensors, buffers: Tensors, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensors]:
         own = {name: buffer.clone() for name, buffer in buffers.items()}
@@ -329,14 +328,14 @@ def compiled_step(
         for name, buffer in buffers.items():
             buffer.copy_(after[name])
 
-    # Of the guards that are checked at each call, only those on tensors are kept: nothing else changes here, and bow
-    # leaves checks out as well.
+    # Keep only the guards on tensors, which are checked at each call: nothing else changes here, and bow skips such
+    # checks as well.
     guards = {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe}
     return torch.compile(step, fullgraph=True, dynamic=False, options=dict(guards))
 
 
 def branch(device: StreamDevice, streams: Sequence[Stream]) -> None:
-    """Have these streams wait for what the caller has issued."""
+    """Let these streams wait for the work that the caller has issued."""
     begun = device.event("the caller is through")
     device.caller().record(begun)
     for stream in streams:

@@ -1,9 +1,9 @@
-"""Networks of random structure, which nothing was tuned to: how good schedules and predictions are there.
+"""Schedules and predictions for random networks, for which nothing has been tuned.
 
-`schedule`: bow measures the operators of each and chooses a policy as `bow schedule compare` does. The choice then
-takes turns with PyTorch and the native runtime, one operator after another, with every number of threads; it is slower
-where the whole interval for the median of its ratio to the best of these is below 1. `predicted`: what the planner
-predicts that steps take on two processes, as in `python -m benchmarks predicted`.
+`schedule`: bow measures the operators of each and chooses a policy, as `bow schedule compare` does. The choice then
+takes turns with sequential PyTorch and the sequential native runtime, with every number of threads; it counts as slower
+if the whole confidence interval of its median ratio to the best of these is below 1. `predicted`: step times
+that the planner predicts for two processes, as in `python -m benchmarks predicted`.
 """
 
 import time
@@ -29,18 +29,17 @@ SCHEDULE, PREDICTED = "schedule", "predicted"
 class Config(harness.Config):
     """Settings of the experiment."""
 
-    parts: tuple[str, ...] = setting((SCHEDULE, PREDICTED), "what is done", choices=(SCHEDULE, PREDICTED))
-    networks: int = setting(20, "whose schedules are chosen", quick=1)
-    predicted: int = setting(10, "whose steps are predicted", quick=1)
-    turns: int = setting(20, "turns of everybody", quick=2)
-    stint_s: float = setting(0.05, "seconds of each", quick=0.002)
+    parts: tuple[str, ...] = setting((SCHEDULE, PREDICTED), "parts of the experiment", choices=(SCHEDULE, PREDICTED))
+    networks: int = setting(20, "number of networks for schedules", quick=1)
+    predicted: int = setting(10, "number of networks for predictions", quick=1)
+    turns: int = setting(20, "number of measurements", quick=2)
+    stint_s: float = setting(0.05, "seconds of a measurement", quick=0.002)
     repeats: int = setting(
-        measuring.REPEATS, "steps in which operators are measured, for each number of threads", quick=2
+        measuring.REPEATS, "steps in which to measure operators, for each number of threads", quick=2
     )
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """Do the parts."""
     made: dict[str, Any] = {}
     if SCHEDULE in config.parts:
         made["networks"] = []
@@ -56,12 +55,12 @@ def measure(config: Config) -> dict[str, Any]:
 
 
 def missed(values: Mapping[str, Any]) -> bool:
-    """Whether a choice is slower, or predictions miss an aim of theirs."""
+    """Whether a choice is slower, or predictions missed an aim."""
     return bool(values.get("slower")) or (PREDICTED in values and predicted.missed(values[PREDICTED]))
 
 
 def measure_network(name: str, config: Config) -> dict[str, Any]:
-    """One network: the choice, and how many times as fast as the best that is sequential."""
+    """Return the choice for one network, and its speed-up over the best sequential case."""
     began, network = time.perf_counter(), RANDOM[name]
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -91,6 +90,6 @@ def measure_network(name: str, config: Config) -> dict[str, Any]:
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page needs besides."""
+    """Additional values for the page template."""
     medians = [row["speed_up"]["median"] for row in values.get("networks", ())]
     return {"medians": medians, "verdict": predicted.told(values[PREDICTED]) if PREDICTED in values else None}

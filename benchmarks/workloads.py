@@ -1,4 +1,4 @@
-"""Models that are timed, their losses, and data with nothing to learn in it."""
+"""Models to time, their losses, and data without anything to learn."""
 
 import functools
 from collections.abc import Callable
@@ -18,23 +18,23 @@ VOCABULARY, LENGTH = 65, 20
 
 @dataclass(frozen=True)
 class Workload:
-    """A model and what it is trained on."""
+    """A model and its training data."""
 
-    title: str  # its name, for people
+    title: str  # display name
     build: Callable[[], nn.Module]  # makes the model
-    make_data: Callable[[int], Data]  # makes so many samples
+    make_data: Callable[[int], Data]  # makes a number of samples
     loss: Loss = cross_entropy  # of outputs and targets
-    learners: tuple[int, ...] = (1, 2, 4, 8)  # how many are tried where they run at the same time
-    fused: int = 4  # how many are tried where they run as one; every number is compiled anew, so it is one number
+    learners: tuple[int, ...] = (1, 2, 4, 8)  # numbers of learners to try if they run concurrently
+    fused: int = 4  # number of learners to try if they are fused; a single number, because each is compiled separately
 
     def model(self, seed: int = 0) -> nn.Module:
-        """The model, the same one for everybody with that seed."""
+        """Return the model, the same for every call with that seed."""
         torch.manual_seed(seed)
         return self.build()
 
 
 def noise_images(samples: int, channels: int, size: int, seed: int = 0) -> Data:
-    """Images that are noise, with random labels: nothing to learn, so nothing fades out.
+    """Return noise images with random labels: with nothing to learn, gradients do not vanish.
 
     On data that can be learned, gradients shrink until they are denormal numbers, which processors are slow at.
     """
@@ -44,7 +44,7 @@ def noise_images(samples: int, channels: int, size: int, seed: int = 0) -> Data:
 
 
 def noise_text(samples: int, seed: int = 0, vocabulary: int = VOCABULARY, length: int = LENGTH) -> Data:
-    """Sequences of random tokens, each of which is to be followed by random ones: see `noise_images`."""
+    """Return sequences of random tokens with random targets: see `noise_images`."""
     generator = torch.Generator().manual_seed(seed)
     first, second = torch.randint(vocabulary, (2, samples, length), generator=generator)
     return first, second
