@@ -3,7 +3,7 @@
 `part=simulated`: RNNLM, NMT and Inception-v3 in the paper's sizes (section 4.1), and the large RNNLM and NMT that
 exceed one GPU (section 4.3), on a processor and 2 or 4 K80 GPUs: time of a step by method, all searches with the same
 budget, next to the paper's Table 2. Also: the load of each device, towers (4.4, 4.5), pictures. Once with links as in
-the data sheets, and once with copies so slow that one LSTM layer per GPU is as much slower than one GPU as in the paper.
+the data sheets, and once with copies so slow that one LSTM layer per GPU is as much slower than one GPU as in Table 2.
 
 `part=real`: a small RNNLM on two one-core devices of this machine, placed by several methods with measured costs, and
 by a policy that learns from real steps; then its steps are timed.

@@ -1,9 +1,9 @@
-"""How well cost models know what operators take, on a machine made up.
+"""Accuracy of operator cost models, on a simulated machine.
 
-Three parts. `papers`: the made-up machine, `Saturation`, against what two papers measured on the one that it stands
-for. `climbing`: hill climbing on it, by interval, on the operators of three networks (Liu et al., Table V).
-`regression`: regressions trained on these operators and tested on a fourth network's (Table IV). Every accuracy is
-against times that the model has not seen.
+Three parts. `papers`: the machine model `Saturation`, compared with the measurements of two papers on the real machine.
+`climbing`: hill climbing on it, by interval, for the operators of three networks (Liu et al., Table V). `regression`:
+regressions trained on these operators and tested on a fourth network's (Table IV). All accuracies refer to times that
+the model has not seen.
 """
 
 import functools
@@ -33,23 +33,22 @@ UNSEEN = "alexnet"
 class Config(harness.Config):
     """Settings of the experiment."""
 
-    parts: tuple[str, ...] = setting(PARTS, "what is done", choices=PARTS)
+    parts: tuple[str, ...] = setting(PARTS, "parts of the experiment", choices=PARTS)
     networks: tuple[str, ...] = setting(
-        NETWORKS, "that are climbed on and learned from", choices=NETWORKS, quick=("dcgan",)
+        NETWORKS, "networks for hill climbing and for training regressions", choices=NETWORKS, quick=("dcgan",)
     )
-    size: str = setting("paper", "of networks on the machine made up", choices=("paper", "tiny"), quick="tiny")
-    noise: float = setting(0.01, "of its times: standard deviation of the logarithm", least=0)
-    intervals: tuple[int, ...] = setting((2, 4, 8, 16), "threads that a climb adds at a time", quick=(4, 16))
-    batch_sizes: tuple[int, ...] = setting((16, 64, 256), "of the operators that regressions see", quick=(4,))
-    samples: tuple[int, ...] = setting((1, 4, 8, 16), "numbers of cases that regressions are told", quick=(1, 2))
-    cases: int = setting(17, "cases of 68 that regressions predict, evenly chosen", quick=4)
-    operators: int = setting(400, "that regressions are trained on, at random; half as many test them", quick=40)
+    size: str = setting("paper", "size of the networks", choices=("paper", "tiny"), quick="tiny")
+    noise: float = setting(0.01, "noise of times: standard deviation of the logarithm", least=0)
+    intervals: tuple[int, ...] = setting((2, 4, 8, 16), "numbers of threads that a climb adds per step", quick=(4, 16))
+    batch_sizes: tuple[int, ...] = setting((16, 64, 256), "batch sizes of the operators for regressions", quick=(4,))
+    samples: tuple[int, ...] = setting((1, 4, 8, 16), "numbers of sample cases of regressions", quick=(1, 2))
+    cases: int = setting(17, "number of cases, of 68, that regressions predict", quick=4)
+    operators: int = setting(400, "random training operators of regressions; half as many for tests", quick=40)
     families: tuple[str, ...] = setting(tuple(ESTIMATORS), "regressions", choices=tuple(ESTIMATORS), quick=QUICK)
-    seed: int = setting(0, "of noise, draws and regressions")
+    seed: int = setting(0, "random seed of noise, draws and regressions")
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """Do the parts."""
     parts: Mapping[str, Callable[[Config], Any]] = {
         "papers": papers,
         "climbing": climbing,
@@ -65,14 +64,14 @@ def measure(config: Config) -> dict[str, Any]:
 
 
 def papers(config: Config) -> list[dict[str, Any]]:
-    """What the made-up machine misses of what the papers measured."""
+    """Deviations of the simulated machine from the papers' measurements."""
     machine = Saturation()
     rows = [{**asdict(each), "miss": round(each.miss, 4)} for each in compare(machine)]
     return [{**row, "model": round(row["model"], 2)} for row in rows]
 
 
 def climbing(config: Config) -> dict[str, Any]:
-    """By network and machine: the accuracy of climbs by interval."""
+    """Return the accuracy of climbs by interval, by network and machine."""
     works = {network: population(network, config.size) for network in config.networks}
     machines = variants(config.noise, config.seed)
     return {
@@ -85,7 +84,7 @@ def climbing(config: Config) -> dict[str, Any]:
 
 
 def regression(config: Config) -> dict[str, Any]:
-    """By samples and family: the accuracy for the network that was not seen; the same of models without training."""
+    """Return the accuracy for the unseen network by samples and family; and that of models without training."""
     machine = Saturation(noise=config.noise, seed=config.seed)
     all_seen = several(config.networks, config.size, config.batch_sizes)
     of_unseen = several([UNSEEN], config.size, config.batch_sizes)

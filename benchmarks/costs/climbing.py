@@ -1,4 +1,4 @@
-"""Liu et al.'s cost model, threads added while that helps, and how well it knows what it has not measured (Table V)."""
+"""Liu et al.'s hill-climbing cost model, and its accuracy for unmeasured cases (Table V)."""
 
 import bisect
 import functools
@@ -14,17 +14,17 @@ from bow.errors import SettingError
 
 
 class HillClimb:
-    """Finds the best placement of one operator's threads: asks for placements, is told seconds.
+    """Finds the best placement of one operator's threads: proposes placements and receives their times.
 
-    It begins with one thread and adds `interval` threads at a time, once with one thread to a cache and once with two,
-    until time has risen or the last step has reached all cores. Each of the two ends by itself. The last step of
-    either is longer by what would be left over, so that the largest number of threads is measured and that at most
-    `2 * most_threads / interval` placements are (rounded up). Equal times do not end a climb.
+    It starts with one thread and adds `interval` threads per step, once with one thread per cache and once with two,
+    until time rises or the last step reaches all cores. Both climbs end independently. The last step of either
+    also includes the remainder, so that the largest number of threads is measured, and at most
+    `2 * most_threads / interval` placements (rounded up). Equal times do not end a climb.
 
     Args:
         most_threads: cores of the machine.
-        interval: by how many threads a step goes; with two threads to a cache rounded up to an even number.
-        caches: every two cores share a cache, so both ways are tried; else there is one climb over all cores.
+        interval: threads per step; rounded up to an even number with two threads per cache.
+        caches: every two cores share a cache, so both ways are tried; otherwise a single climb over all cores.
 
     References:
         Liu et al., 2019, section III-C.
@@ -38,22 +38,22 @@ class HillClimb:
 
     @property
     def measured(self) -> Mapping[Threads, float]:
-        """Seconds by placement, as far as they were reported."""
+        """Reported seconds by placement."""
         return dict(self._measured)
 
     @property
     def best(self) -> Threads:
-        """The fastest placement so far, of equal ones that with fewer threads."""
+        """The fastest placement so far; of ties the one with fewer threads."""
         if not self._measured:
             raise SettingError("nothing was measured yet, so no placement is the best; report one first")
         return min(self._measured, key=lambda placement: (self._measured[placement], placement))
 
     def next_placement(self) -> Threads | None:
-        """What to measure now, with as few threads as are left, the same until it is reported; None: it has ended."""
+        """Return the next placement to measure, the same until it is reported; None: the climb has ended."""
         return min((asked for slope in self._slopes if (asked := slope.asked) is not None), default=None)
 
     def report(self, placement: Threads, seconds: float) -> None:
-        """How long the operator took in the placement that `next_placement` asked for."""
+        """Report the time of the placement that `next_placement` returned."""
         if placement != self.next_placement():
             raise SettingError(f"the placement that was asked for is {self.next_placement()}, got {placement}")
         if not (math.isfinite(seconds) and seconds >= 0):
@@ -63,7 +63,7 @@ class HillClimb:
 
 
 class _Slope:
-    """One climb through placements of one kind."""
+    """A climb through placements of one kind."""
 
     def __init__(self, steps: tuple[Threads, ...]) -> None:
         self._steps = list(steps)
@@ -79,13 +79,13 @@ class _Slope:
 
 
 def _steps(all_of: tuple[Threads, ...], interval: int) -> tuple[Threads, ...]:
-    """Placements that lie an interval apart, the last one moved to the end."""
+    """Placements at the given interval; the last one is moved to the end."""
     taken = all_of[:: -(-interval // 2) if all_of[0].shared else interval]
     return taken if len(taken) == 1 else (*taken[:-1], all_of[-1])
 
 
 def accuracy(predicted: Sequence[float], actual: Sequence[float]) -> float:
-    """How close predictions are: `1 - mean(|(y^ - y) / y|)`, which is below 0 where they are off by more than y.
+    """Accuracy of predictions: `1 - mean(|(y^ - y) / y|)`, negative if the mean relative error exceeds 1.
 
     Example:
         >>> round(accuracy([1.0, 3.0], [1.0, 2.0]), 6)
@@ -103,7 +103,7 @@ def accuracy(predicted: Sequence[float], actual: Sequence[float]) -> float:
 def r_squared(predicted: Sequence[float], actual: Sequence[float]) -> float:
     """The coefficient of determination: `1 - sum((y^ - y)^2) / sum((y - mean(y))^2)`.
 
-    Where all actual values are the same, 1 for exact predictions, else 0.
+    If all actual values are equal, 1 for exact predictions, else 0.
 
     Example:
         >>> r_squared([1.0, 2.0, 4.0], [1.0, 2.0, 3.0])
@@ -123,14 +123,14 @@ def _check(predicted: Sequence[float], actual: Sequence[float]) -> None:
 
 @dataclass(frozen=True)
 class Curve:
-    """Straight lines between what was measured, for cases with and without shared caches by themselves.
+    """Linear interpolation between measurements, separately for cases with and without shared caches.
 
-    Outside of what was measured in its lane, a case takes as long as the nearest one that was. The paper is silent
-    about that. A climb ends where time has risen, so for a convex curve the last time is a lower bound of those
-    behind it, and what lies there never looks better than the best. A line through the last two points follows a rise
-    further, but multiplies the noise of two measurements by the distance over the interval, and as a climb ends only
-    where time has risen, that noise always points upwards: for the operators of ResNet-50 on the made-up machine, with
-    interval 2, such lines are 1 point more accurate without noise, and 20 points less where times vary by 3 %.
+    Outside the measured range of its lane, a case takes as long as the nearest measured one; the paper does not specify
+    this. A climb ends when time has risen, so for a convex curve the last time is a lower bound of all later ones, and
+    none of them looks better than the best. Linear extrapolation would follow the rise, but multiplies the noise
+    of two measurements by the distance over the interval; and as a climb ends only after a rise, that noise is biased
+    upwards: for the operators of ResNet-50 on the simulated machine, with interval 2, extrapolation is 1 point more
+    accurate without noise, and 20 points less with times that vary by 3 %.
 
     Example:
         >>> curve = Curve({Threads(1): 10.0, Threads(4): 4.0})
@@ -151,7 +151,7 @@ class Curve:
                 raise SettingError(f"a time must be finite and at least 0, got {seconds} for {case}")
 
     def time_s(self, case: Threads) -> float:
-        """Seconds in a case; what was measured, where it was."""
+        """Return the seconds of a case; the measured value if there is one."""
         lane = self._lanes[case.shared]
         if not lane:
             missing = "two threads to a cache" if case.shared else "one thread to a cache"
@@ -164,7 +164,7 @@ class Curve:
         return self.measured[low] + part * (self.measured[high] - self.measured[low])
 
     def reaches(self, case: Threads) -> bool:
-        """Whether a case was measured or lies between two that were."""
+        """Whether a case was measured or is between two measured ones."""
         lane = self._lanes[case.shared]
         return bool(lane) and lane[0] <= case <= lane[-1]
 
@@ -174,32 +174,32 @@ class Curve:
         return {shared: [case for case in ascending if case.shared == shared] for shared in (False, True)}
 
 
-Times = Mapping[Threads, float]  # Seconds of an operator in every case
+Times = Mapping[Threads, float]  # seconds of an operator in every case
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A machine that is climbed on."""
+    """A variant of the machine."""
 
-    title: str  # what is special about it
-    machine: Saturation  # the machine
+    title: str  # how it differs
+    machine: Saturation
 
 
 @dataclass(frozen=True)
 class Climbed:
-    """What came of one operator's climb."""
+    """The results of one operator's climb."""
 
-    untested: float | None  # accuracy of all cases that were not measured; None where there is none
-    between: float | None  # accuracy of those that lie between two that were
-    behind: float | None  # accuracy of those behind the last that was
-    loss: float  # how much longer the best case found takes than the best there is, without noise, as a part
-    measured: int  # how many cases were
-    predicted: tuple[float, ...]  # seconds of the cases that were not measured
-    actual: tuple[float, ...]  # what they took
+    untested: float | None  # accuracy of all unmeasured cases; None if there are none
+    between: float | None  # accuracy of those between two measured ones
+    behind: float | None  # accuracy of those after the last measured one
+    loss: float  # relative excess time of the best case found over the true optimum, without noise
+    measured: int  # number of measured cases
+    predicted: tuple[float, ...]  # predicted seconds of the unmeasured cases
+    actual: tuple[float, ...]  # their actual seconds
 
 
 def variants(noise: float, seed: int) -> list[Variant]:
-    """The machines: as noisy as is taken for normal, without noise, three times as noisy, and of Table II."""
+    """The machines: with normal noise, without noise, with three times the noise, and that of Table II."""
     usual = Saturation(noise=noise, seed=seed)
     return [
         Variant("as set", usual),
@@ -210,7 +210,7 @@ def variants(noise: float, seed: int) -> list[Variant]:
 
 
 def climb_all(works: Mapping[str, Work], variant: Variant, intervals: Sequence[int]) -> dict[str, Any]:
-    """By interval: what the climbs of all operators come to, on average."""
+    """Return the mean results of climbing all operators, by interval."""
     machine = variant.machine
     noisy = [times_of(machine, work) for work in works.values()]
     quiet = noisy if not machine.noise else [times_of(replace(machine, noise=0.0), work) for work in works.values()]
@@ -223,12 +223,12 @@ def climb_all(works: Mapping[str, Work], variant: Variant, intervals: Sequence[i
 
 
 def times_of(machine: Saturation, work: Work) -> dict[Threads, float]:
-    """What an operator takes in every case of a machine."""
+    """Return the time of an operator in every case of a machine."""
     return {case: machine.time_s(work.flops, work.bytes_moved, work.kind, case) for case in cases(machine.cores)}
 
 
 def climb(times: Times, truth: Times, cores: int, interval: int) -> Climbed:
-    """Climb on one operator's times, and ask for all that was not measured."""
+    """Climb on one operator's times, and predict all unmeasured cases."""
     walk = HillClimb(cores, interval)
     while (case := walk.next_placement()) is not None:
         walk.report(case, times[case])

@@ -1,4 +1,4 @@
-"""What the two papers measured on their Xeon Phi, as numbers, and how far `Saturation` is from it."""
+"""Measurements of the two papers on a Xeon Phi, and the deviation of `Saturation` from them."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class Convolution:
-    """A line of Liu et al.'s Table II; the first one of each operator is that of Figure 1.
+    """A row of Liu et al.'s Table II; the first one of each operator is that of Figure 1.
 
     Attributes:
         kind: the operator.
@@ -18,7 +18,7 @@ class Convolution:
         channels: of the images.
         time_s: with the best number of threads; the paper gives seconds of a thousand runs.
         threads: the best number.
-        variance: how much longer it takes with 68 threads, as a part.
+        variance: relative excess time with 68 threads.
     """
 
     kind: str
@@ -30,7 +30,7 @@ class Convolution:
 
     @property
     def work(self) -> Work:
-        """What it has to do; the paper does not name the filters: here 1x1, with as many maps as channels."""
+        """Its work; the paper does not specify the filters: here 1x1, with as many maps as channels."""
         pixels = 32 * self.size**2
         numbers = 2 * pixels * self.channels + self.channels**2
         return Work(self.kind, 2.0 * pixels * self.channels**2, float(FLOAT_BYTES * numbers))
@@ -50,16 +50,16 @@ TABLE_II = (
 
 
 HALVED = {"Conv2DBackpropFilter": 0.25, "Conv2DBackpropInput": 0.17}
-"""How much longer the largest ones take with 34 threads than with 68, as a part (Liu et al., with Table III)."""
+"""Relative excess time of the largest ones with 34 threads over 68 (Liu et al., with Table III)."""
 
 
 STANDALONE_S: Mapping[Sort, float] = {"weight gradient": 6.2e-3, "input gradient": 4.3e-3, "convolution": 3.4e-3}
-"""Seconds of a run in Table II that do not scale, fitted to it with `STANDALONE_BYTES_PER_S`.
+"""Constant seconds per run in Table II, independent of the threads; fitted together with `STANDALONE_BYTES_PER_S`.
 
-The nine times cannot be met without: from the first line to the third the work grows 28 times, and with 2.6 times the
-threads the time grows 3 times. The paper does not say whether these milliseconds are the operator's own or those of
-running it by itself. They are taken for the latter, because Table VI has 49 ms for all `Conv2D` of a step of ResNet-50
-together, which are 53: 0.9 ms each, and 3.0 and 1.4 ms for the two gradients.
+The nine times cannot be explained without: from the first row to the third the work grows 28 times, and with 2.6 times
+the threads the time grows 3 times. The paper does not say whether these milliseconds belong to the operator or to
+running it standalone. The latter is assumed, because in Table VI all 53 `Conv2D` of a step of ResNet-50 take 49 ms
+together, 0.9 ms each, and the two gradients 3.0 and 1.4 ms.
 """
 
 
@@ -74,24 +74,24 @@ SATURATION = {
 
 
 SIDE_BY_SIDE = 6.0
-"""Tang et al., section 3.2: many small operators side by side do more than so many times what one does at its best."""
+"""Tang et al., section 3.2: many concurrent small operators reach over this multiple of one operator's best rate."""
 
 
 GAIN = 1.1
-"""Performance saturates where twice as many threads bring less than this."""
+"""Performance is saturated if doubling the threads gains less than this."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A number of a paper and what the model makes of it.
+    """A number of a paper, and that of the model.
 
     Attributes:
-        source: where it stands.
-        what: is compared.
-        unit: of both.
-        paper: its number.
-        model: the model's.
-        at_least: whether the paper's number is a lower limit.
+        source: section or figure of the paper.
+        what: the quantity.
+        unit: of both numbers.
+        paper: the paper's number.
+        model: the model's number.
+        at_least: whether the paper's number is a lower bound.
     """
 
     source: str
@@ -103,14 +103,14 @@ class Comparison:
 
     @property
     def miss(self) -> float:
-        """What the model is off by: a part of the paper's number, or percentage points of a percentage."""
+        """Deviation of the model: relative to the paper's number, or in percentage points for percentages."""
         if self.at_least and self.model >= self.paper:
             return 0.0
         return self.model - self.paper if self.unit == "%" else self.model / self.paper - 1
 
 
 def standalone(machine: Saturation) -> Saturation:
-    """The machine as it is in Table II, where every operator was run by itself."""
+    """The machine as in Table II, where every operator was run standalone."""
     scalings = {
         sort: replace(scaling, serial_s=STANDALONE_S.get(sort, scaling.serial_s))
         for sort, scaling in machine.scalings.items()
@@ -119,7 +119,7 @@ def standalone(machine: Saturation) -> Saturation:
 
 
 def compare(machine: Saturation) -> list[Comparison]:
-    """All that the papers say about operators on their own, against a machine without noise.
+    """Compare all statements of the papers on single operators with a machine without noise.
 
     Example:
         >>> first = compare(Saturation())[0]
@@ -133,13 +133,13 @@ def compare(machine: Saturation) -> list[Comparison]:
 
 
 def saturates_at(machine: Saturation, work: Work) -> int:
-    """The fewest threads, of 1, 2, 4, ..., of which twice as many bring less than `GAIN` times the performance."""
+    """The fewest threads, of 1, 2, 4, ..., for which doubling gains less than `GAIN` times the performance."""
     ends = (n for n in _powers(machine) if _rate(machine, work, 2 * n) < GAIN * _rate(machine, work, n))
     return next(ends)
 
 
 def best_threads(machine: Saturation, work: Work) -> int:
-    """With how many threads, two to a cache, an operator takes the least time: as in Figure 1."""
+    """The number of threads, two per cache, with the shortest time of an operator: as in Figure 1."""
     return min(range(2, machine.cores + 1, 2), key=lambda threads: _time_s(machine, work, threads))
 
 
@@ -172,7 +172,7 @@ def _powers(machine: Saturation) -> list[int]:
 
 
 def _rate(machine: Saturation, work: Work, threads: int) -> float:
-    """How often a second; none where the machine has not so many cores."""
+    """Runs per second; 0 if the machine has too few cores."""
     return 1 / _time_s(machine, work, threads) if threads <= machine.cores else 0.0
 
 

@@ -1,4 +1,4 @@
-"""The machine of the papers as a formula: how long operators take on it, by threads. Numbers, no torch."""
+"""An analytic model of the papers' machine: operator times by number of threads. Pure numbers, no torch."""
 
 import math
 import random
@@ -12,7 +12,7 @@ from bow.errors import SettingError
 
 @dataclass(frozen=True, order=True)
 class Threads:
-    """A way to run an operator, one thread to a core: how many, and whether two share a cache.
+    """A case: number of threads of an operator, one per core, and whether two share a cache.
 
     References:
         Liu, Li, Kestor, Vetter: Runtime concurrency control and operation scheduling for high performance neural
@@ -34,7 +34,7 @@ class Threads:
 
 
 def placements(cores: int, caches: bool = True) -> tuple[tuple[Threads, ...], ...]:
-    """All of a machine, ascending: those where each thread has a cache of its own, then those where two share one."""
+    """All cases of a machine, ascending: first those with a cache per thread, then those with two threads per cache."""
     if cores < 1:
         raise SettingError(f"cores must be at least 1, got {cores}")
     if not caches:
@@ -50,9 +50,9 @@ def cases(cores: int, caches: bool = True) -> tuple[Threads, ...]:
 
 
 def evenly(chosen_from: Sequence[Sequence[Threads]], count: int) -> tuple[Threads, ...]:
-    """Cases that stand for all: equally many from every lane, in the middle of equal parts of it.
+    """Choose representative cases: equally many from every lane, each in the middle of an equal part of it.
 
-    What does not divide goes to the last lanes, which reach further.
+    The remainder is assigned to the last lanes, which reach further.
 
     Example:
         >>> [str(case) for case in evenly(placements(68), 3)]
@@ -71,12 +71,12 @@ def evenly(chosen_from: Sequence[Sequence[Threads]], count: int) -> tuple[Thread
 
 @dataclass(frozen=True)
 class Work:
-    """What an operator has to do, whatever it runs on.
+    """The work of an operator, independent of the machine.
 
     Attributes:
-        kind: such as `aten.mm.default`; what `scaling_of` knows.
+        kind: such as `aten.mm.default`; known to `scaling_of`.
         flops: floating-point operations; a multiply-add counts as two.
-        bytes_moved: of what it reads and makes.
+        bytes_moved: size of inputs and outputs.
     """
 
     kind: str
@@ -94,16 +94,16 @@ Sort: TypeAlias = Literal["convolution", "input gradient", "weight gradient", "p
 
 @dataclass(frozen=True)
 class Scaling:
-    """Parameters of the operators of one sort; `Saturation` says what it makes of them.
+    """Parameters of a sort of operators, for the formula of `Saturation`.
 
     Attributes:
         flops_per_s: of one thread.
-        crowding_s: seconds for each pair of threads: starting them, and their waiting for each other.
-        grain_s: seconds of one thread's work that are worth a thread: further ones bring nothing.
-        serial: part of the work that only one thread does.
-        serial_s: seconds that only one thread works, however large the operator is.
-        traffic: memory traffic where two threads share a cache, over that where none do: below 1 they use each
-            other's data, above 1 they are in each other's way.
+        crowding_s: seconds for each pair of threads: starting and synchronising them.
+        grain_s: smallest work per thread in seconds: more threads bring no gain.
+        serial: fraction of the work that only one thread does.
+        serial_s: constant seconds in which only one thread works.
+        traffic: memory traffic if two threads share a cache, relative to separate caches: below 1 they share
+            data, above 1 they evict each other's data.
     """
 
     flops_per_s: float
@@ -133,11 +133,11 @@ KNIGHTS_LANDING: Mapping[Sort, Scaling] = MappingProxyType(
         # The grains: Tang et al., 2018, Figure 2.
         "product": Scaling(45e9, crowding_s=5e-9, grain_s=110e-6, traffic=0.7),
         "elementwise": Scaling(8e9, grain_s=2.7e-6, traffic=1.1),
-        # Neither paper shows one: between the two.
+        # In neither paper: between the two.
         "reduction": Scaling(8e9, crowding_s=5e-9, grain_s=5e-6, serial=0.01, traffic=1.1),
     }
 )
-"""A Xeon Phi 7250. What the papers do not show is chosen: shared parts, what is serial, all of reductions."""
+"""A Xeon Phi 7250. Assumed, because not in the papers: shared parts, serial fractions, everything of reductions."""
 
 
 _REDUCTIONS = ("norm", "pool", "sum", "mean", "softmax", "nll_loss", "amax", "var", "mse_loss", "cross_entropy")
@@ -146,9 +146,9 @@ _PRODUCTS = ("mm", "linear", "matmul", "attention")
 
 
 def sort_of(kind: str) -> Sort:
-    """The sort that an operator belongs to, by its name in PyTorch or TensorFlow.
+    """Return the sort of an operator, from its name in PyTorch or TensorFlow.
 
-    A `convolution_backward` computes the gradient of the weights if its name goes on with `weight`, as in
+    A `convolution_backward` computes the gradient of the weights if its name ends with `weight`, as in
     `aten.convolution_backward.default weight`, else that of the input.
 
     Example:
@@ -167,7 +167,7 @@ def sort_of(kind: str) -> Sort:
 
 @dataclass(frozen=True)
 class Saturation:
-    """How long operators take on such a machine, by threads.
+    """Model of operator times on such a machine, by number of threads.
 
     With `A` seconds of arithmetic and `M` of memory traffic that one thread needs, and `n` threads:
 
@@ -175,24 +175,23 @@ class Saturation:
                + (1 - serial) (A / m + traffic M / min(m, k))          shared by all
                + crowding n (n - 1)                                    threads that wait for each other
 
-    where `m = min(n, (A + M) / grain)`, at least 1, is how many threads find enough to do, `k` how many use all of the
-    memory's bandwidth, and `traffic` is 1 unless two threads share a cache. Time is convex in `n` within a lane. The
-    overhead has to grow faster than `n`: with `a + b / n + c n`, Liu et al.'s convolution, which is fastest with 45
-    threads, could lose at most 9 % with 68, and it loses 11.1 %.
+    where `m = min(n, (A + M) / grain)`, at least 1, is the number of threads with enough work, `k` the number that
+    saturates the memory bandwidth, and `traffic` is 1 unless two threads share a cache. Time is convex in `n` per lane.
+    The overhead has to be superlinear in `n`: with `a + b / n + c n`, Liu et al.'s convolution, fastest with 45
+    threads, could lose at most 9 % with 68, but loses 11.1 %.
 
-    Noise is a factor whose logarithm is normal, drawn from the seed, the arguments, and the number of the run: the
-    same measurement always gives the same time, in whatever order measurements are made.
+    Noise is a log-normal factor, drawn from the seed, the arguments, and the number of the run: a measurement
+    always has the same time, independent of the order of measurements.
 
     The parameters were chosen once, by hand from a least-squares fit to Liu et al.'s Table II and from Tang et al.'s
-    Figure 2; `evidence` says what they miss by. Operators that run at the same time do not disturb each
-    other here.
+    Figure 2; `evidence` has the deviations. Concurrent operators do not influence each other here.
 
     Attributes:
         cores: of the machine; every two share a cache.
-        launch_s: seconds before an operator begins.
+        launch_s: seconds to launch an operator.
         thread_bytes_per_s: memory bandwidth of one thread.
         bytes_per_s: memory bandwidth of all.
-        copy_bytes_per_s: at which one thread copies what an operator reads and makes; infinite: nothing is copied.
+        copy_bytes_per_s: rate at which one thread copies inputs and outputs; infinite: no copies.
         scalings: by sort of operator.
         noise: standard deviation of the logarithm of a time.
         seed: of the noise.
@@ -228,7 +227,7 @@ class Saturation:
                 raise SettingError(f"{name} must be at least 0, got {getattr(self, name)}")
 
     def time_s(self, flops: float, bytes_moved: float, kind: str, case: Threads, run: int = 0) -> float:
-        """Seconds that an operator takes."""
+        """Return the seconds of an operator."""
         if case.threads > self.cores:
             raise SettingError(f"threads must be at most {self.cores}, the cores of this machine, got {case.threads}")
         scaling = self.scalings[sort_of(kind)]

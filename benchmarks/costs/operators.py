@@ -1,4 +1,4 @@
-"""The operators of the papers' networks, and what each has to do."""
+"""The operators of the papers' networks, and their work."""
 
 import functools
 import random
@@ -21,7 +21,7 @@ _BACKWARD = "aten.convolution_backward.default"
 
 @functools.cache
 def population(network: str, size: str = "paper", samples: int | None = None) -> Mapping[str, Work]:
-    """The different operators of a network's training step; nothing is computed, and no weights take memory."""
+    """Return the distinct operators of a network's training step; computes nothing, and allocates no weights."""
     if network not in NETWORKS:
         raise SettingError(f"network must be one of {', '.join(NETWORKS)}, got {network!r}")
     chosen = NETWORKS[network]
@@ -31,7 +31,7 @@ def population(network: str, size: str = "paper", samples: int | None = None) ->
 
 
 def works_of(graph: StepGraph) -> dict[str, Work]:
-    """By key: what the different operators of a step have to do; views and updates are left out."""
+    """Return the work of the distinct operators of a step, by key; without views and updates."""
     works: dict[str, Work] = {}
     for operator in graph.operators:
         if is_worth_measuring(operator):
@@ -40,15 +40,15 @@ def works_of(graph: StepGraph) -> dict[str, Work]:
 
 
 def is_worth_measuring(operator: Operator) -> bool:
-    """Whether an operator takes time: it is no view and no update, and moves something."""
+    """Whether an operator takes time: not a view or an update, and not empty."""
     only_allocates = operator.kind.split(".")[1].startswith(("empty", "new_empty"))
     return not (operator.is_view or kinds.is_update(operator.kind) or only_allocates) and operator.bytes_moved > 0
 
 
 def key_of(operator: Operator, graph: StepGraph) -> str:
-    """An operator's kind, and the shapes of what it reads and makes.
+    """Return an operator's kind, and the shapes of its inputs and outputs.
 
-    Convolutions that read the same may differ in their stride, and so in what they make.
+    Convolutions with the same inputs may differ in their stride, and thus in their outputs.
     """
     read = " ".join(str(list(graph.values[value].shape)) for value in operator.reads)
     made = " ".join(str(list(graph.values[value].shape)) for value in operator.results if value is not None)
@@ -56,14 +56,14 @@ def key_of(operator: Operator, graph: StepGraph) -> str:
 
 
 def kind_of(operator: Operator) -> str:
-    """An operator's kind; half of a convolution's backward says which half."""
+    """Return an operator's kind; a convolution's backward pass is divided into the two gradients."""
     if operator.kind != _BACKWARD:
         return operator.kind
     return f"{_BACKWARD} {'input' if operator.arguments[-1][0] else 'weight'}"
 
 
 def several(networks: Iterable[str], size: str, batch_sizes: Iterable[int]) -> dict[str, Work]:
-    """The different operators of several networks at several batch sizes."""
+    """Return the distinct operators of several networks at several batch sizes."""
     sizes = list(batch_sizes)
     works: dict[str, Work] = {}
     for network in networks:
@@ -73,7 +73,7 @@ def several(networks: Iterable[str], size: str, batch_sizes: Iterable[int]) -> d
 
 
 def drawn(works: Mapping[str, T], most: int, seed: int) -> dict[str, T]:
-    """Some of them, at random, in their order; all, where there are not more."""
+    """Return a random subset in the original order; all, if there are not more."""
     chosen: Sequence[str] = list(works)
     if len(chosen) > most:
         kept = set(random.Random(seed).sample(chosen, most))

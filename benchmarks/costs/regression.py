@@ -1,4 +1,4 @@
-"""Regressions from operators to operators, and how well they know a network that they have not seen (Table IV)."""
+"""Regressions of operator times, and their accuracy for an unseen network (Table IV)."""
 
 import importlib
 import math
@@ -16,7 +16,7 @@ from benchmarks.costs.climbing import accuracy, r_squared
 from benchmarks.costs.machine import Saturation, Threads, Work, evenly, placements
 from bow.errors import SettingError
 
-INSTRUCTIONS = "instructions"  # The event that all others are divided by
+INSTRUCTIONS = "instructions"  # all other events are divided by this one
 
 LINE_BYTES, VECTOR_BYTES, FLOAT_BYTES = 64, 64, 4
 
@@ -25,11 +25,11 @@ CLOCK_HZ, CACHE_BYTES = 1.4e9, 2**20
 
 @dataclass(frozen=True)
 class Sample:
-    """One run of an operator in one case, as a regression sees it.
+    """A measurement of an operator in one case, as input of a regression.
 
     Attributes:
-        time_s: seconds that it took.
-        events: how often each happened, by name; `instructions` among them.
+        time_s: duration.
+        events: counts by name; includes `instructions`.
 
     Example:
         >>> Sample(1e-3, {"instructions": 2e6, "cycles": 3e6}).normalised()
@@ -44,18 +44,18 @@ class Sample:
             raise SettingError(f"events need {INSTRUCTIONS} above 0 to be divided by, got {dict(self.events)}")
 
     def normalised(self) -> dict[str, float]:
-        """The events for each instruction, so that operators of any length can be compared."""
+        """Return the events per instruction, so that operators of any size can be compared."""
         instructions = self.events[INSTRUCTIONS]
         return {name: count / instructions for name, count in self.events.items() if name != INSTRUCTIONS}
 
 
 def computed_events(work: Work, case: Threads, time_s: float) -> dict[str, float]:
-    """Stand-ins for counted events where a machine counts none, from an operator's work and its measured time.
+    """Substitutes for hardware counters, computed from an operator's work and its measured time.
 
-    They go by the names of what they stand for, on cores with vectors of 64 bytes: `instructions` are multiply-adds,
-    loads and stores of vectors; `cycles` the time of all threads at 1.4 GHz; `cache_accesses` the cache lines moved;
-    `cache_misses` those beyond what the caches in use hold (1 MiB each); `l1_hits` the operands of arithmetic that no
-    line is fetched for. `flops` and `bytes` are as they are. Unlike counted ones they are exact.
+    They have the names of counters, for cores with 64-byte vectors: `instructions` are multiply-adds, loads and stores
+    of vectors; `cycles` the time of threads at 1.4 GHz; `cache_accesses` the cache lines moved; `cache_misses` those
+    beyond the size of caches in use (1 MiB each); `l1_hits` the arithmetic operands for which no line is fetched.
+    `flops` and `bytes` are unchanged. Unlike counters, they are exact.
 
     Example:
         >>> events = computed_events(Work("aten.mm.default", 6.4e9, 6.4e7), Threads(2), 1e-2)
@@ -81,7 +81,7 @@ def computed_events(work: Work, case: Threads, time_s: float) -> dict[str, float
 Estimator: TypeAlias = Any  # a scikit-learn regressor
 
 Profile: TypeAlias = Mapping[Threads, Sample]
-"""What an operator was seen to do, by sample case."""
+"""Samples of an operator, by case."""
 
 
 Rows: TypeAlias = NDArray[np.float64]
@@ -90,9 +90,9 @@ Rows: TypeAlias = NDArray[np.float64]
 class Regression:
     """Predicts the time of an operator in every case from its samples in a few.
 
-    Each case has a regression of its own. Its features are, for each sample case, the time and the most telling
-    performance events for each instruction; a decision tree that predicts times says by its importances which those
-    are. A prediction is never below the shortest time that was seen in training: no operator takes less than nothing.
+    Each case has its own regression. Its features are, for each sample case, the time and the most important
+    performance events per instruction; the importances are those of a decision tree that predicts times.
+    Predictions are at least the shortest time of the training set, so they are positive.
 
     Example:
         >>> model = Regression("ordinary least squares", samples=[Threads(1)], num_events=1)
@@ -121,7 +121,7 @@ class Regression:
         self._least_s = 0.0
 
     def fit(self, profiles: Mapping[str, Profile], times: Mapping[str, Mapping[Threads, float]]) -> None:
-        """Learn from operators whose times are known."""
+        """Fit the regressions to operators with known times."""
         operators = sorted(profiles)
         if not operators or any(operator not in times for operator in operators):
             raise SettingError(f"times of {len(times)} operators for {len(operators)} profiles; give every one both")
@@ -135,7 +135,7 @@ class Regression:
         self._estimators = {case: self._fitted(features, known[:, index]) for index, case in enumerate(cases)}
 
     def times_s(self, profiles: Sequence[Profile], case: Threads) -> list[float]:
-        """Seconds of several operators at once."""
+        """Predict the seconds of several operators in a case."""
         if case not in self._estimators:
             raise SettingError(f"no regression was fitted for {case}; give its times to `fit`")
         predicted = self._estimators[case].predict(self._features(profiles))
@@ -145,9 +145,9 @@ class Regression:
         from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
         estimator = make_estimator(self.family, self._seed)
-        # One thread: sums in another order end in other weights, and for so few samples several are slower.
+        # One thread: the order of sums influences the weights, and more threads are slower for so few samples.
         with threadpool_limits(1), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # regressions that stop before they converge are compared as they are
+            warnings.simplefilter("ignore")  # regressions that do not converge are compared as they are
             estimator.fit(features, seconds)
         return estimator
 
@@ -158,10 +158,10 @@ class Regression:
 def select_events(
     profiles: Sequence[Profile], samples: Sequence[Threads], seconds: Rows, count: int, seed: int = 0
 ) -> tuple[str, ...]:
-    """The events that tell most about times: those with the largest importances in a decision tree.
+    """Select the most important events for predicting times, by a decision tree.
 
-    The tree predicts the times of all cases from the events of all sample cases, each for each instruction; an
-    event's importance is the sum over sample cases. Of equals, the first by name is taken.
+    The tree predicts the times of all cases from the events per instruction of all sample cases; an
+    event's importance is the sum over sample cases. Ties are broken by name.
     """
     from sklearn.tree import DecisionTreeRegressor
 
@@ -191,11 +191,11 @@ def _sample(profile: Profile, case: Threads) -> Sample:
 
 
 SUBSETS = 300
-"""So many subsets of the samples are solved by Theil-Sen; by default it would be up to ten thousand, for minutes."""
+"""Subsets of the samples in Theil-Sen; the default of up to ten thousand would take minutes."""
 
 
 def _made(module: str, name: str, is_random: bool = True, **settings: Any) -> Callable[[int], Estimator]:
-    """What makes an estimator of scikit-learn from a seed; it is imported when one is made."""
+    """Return a factory of a scikit-learn estimator; the module is imported when it is called."""
 
     def make(seed: int) -> Estimator:
         chosen = getattr(importlib.import_module(f"sklearn.{module}"), name)
@@ -209,7 +209,7 @@ def _passive_aggressive(seed: int) -> Estimator:
 
     if tuple(map(int, sklearn.__version__.split(".")[:2])) < (1, 8):
         return _made("linear_model", "PassiveAggressiveRegressor")(seed)
-    # Its own class is deprecated there.
+        # Its own class is deprecated.
     settings: dict[str, Any] = {"loss": "epsilon_insensitive", "penalty": None, "learning_rate": "pa1", "eta0": 1.0}
     return _made("linear_model", "SGDRegressor", **settings)(seed)
 
@@ -232,13 +232,13 @@ ESTIMATORS: Mapping[str, Callable[[int], Estimator]] = MappingProxyType(
         "MLP, adam": _made("neural_network", "MLPRegressor", solver="adam"),
     }
 )
-"""By name: what makes one from a seed. Ten families; the first five are the columns of the paper's Table IV."""
+"""Factories by name, called with a seed. Ten families; the first five are the columns of the paper's Table IV."""
 
 
 def make_estimator(name: str, seed: int) -> Estimator:
-    """A regressor that first brings features and times to mean 0 and variance 1.
+    """A regressor that standardises features and times to mean 0 and variance 1.
 
-    Times in seconds are so small that what scikit-learn takes for close would be everything.
+    Times in seconds are smaller than the default tolerances of scikit-learn.
     """
     from sklearn.compose import TransformedTargetRegressor
     from sklearn.pipeline import make_pipeline
@@ -248,22 +248,22 @@ def make_estimator(name: str, seed: int) -> Estimator:
     return TransformedTargetRegressor(regressor=pipeline, transformer=StandardScaler())
 
 
-# Numbers of runs: what a model is told of an operator is another measurement than what it is held against
+# Run numbers: samples for a model and times for its test are separate measurements
 SAMPLED, UNSEEN = 0, 1
 
 
-MISCOUNT = 0.5  # Standard deviation of the logarithm of a count, where it is tried what inaccurate counters would do
+MISCOUNT = 0.5  # standard deviation of the logarithm of counts, to study inaccurate counters
 
 
 @dataclass(frozen=True)
 class Operators:
-    """What a machine makes of operators."""
+    """Measurements of operators on a machine."""
 
-    profiles: Mapping[str, Profile]  # by operator: what a regression is told
-    times: Mapping[str, Mapping[Threads, float]]  # by operator: seconds by case, of other runs
+    profiles: Mapping[str, Profile]  # by operator: samples for a regression
+    times: Mapping[str, Mapping[Threads, float]]  # by operator: seconds by case, from other runs
 
     def actual(self, case: Threads) -> list[float]:
-        """Seconds of all in a case."""
+        """Return the seconds of all operators in a case."""
         return [times[case] for times in self.times.values()]
 
 
@@ -301,7 +301,7 @@ def compare_families(
     seed: int,
     miscount: float = 0.0,
 ) -> dict[str, Any]:
-    """By number of samples and family: accuracy and R2 of operators that were not trained on."""
+    """Return accuracy and R2 for unseen operators, by number of samples and family."""
     all_lanes = placements(machine.cores)
     cases = evenly(all_lanes, num_cases)
     found = {}
@@ -315,7 +315,7 @@ def compare_families(
 def score_family(
     family: str, training: Operators, test: Operators, samples: Sequence[Threads], seed: int = 0
 ) -> dict[str, Any]:
-    """Train one regression and hold it against what it has not seen."""
+    """Train one regression, and test it on unseen operators."""
     model = Regression(family, samples, seed=seed)
     model.fit(training.profiles, training.times)
     cases = list(next(iter(test.times.values())))

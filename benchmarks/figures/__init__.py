@@ -1,11 +1,11 @@
-"""One benchmark for every figure of the TensorBow evaluation, and for its Table 5.1.
+"""Benchmarks for every figure of the TensorBow evaluation, and for its Table 5.1.
 
-`size=small` is a form of each figure for two CPU cores, with smaller models and data; `size=full` has models of the
-same names, and the paper's data, epochs and targets, and is for a server with a GPU. Of the models only logistic
-regression is known to be the paper's: its LeNet is 2.5 times as large, its ResNet-32 almost as large as ours (Table
-5.1), and it states neither learning rates nor augmentation. The paper's TensorFlow is plain PyTorch here, which
-takes turns with bow in one process. Every figure leaves a JSON file and a picture, and `figures.md` is made anew from
-all JSON files that are in the folder.
+`size=small` is a variant of each figure for two CPU cores, with smaller models and data; `size=full`, for a server with
+a GPU, has models of the same names and the paper's data, epochs and targets. Only the logistic regression is known
+to be identical: the paper's LeNet is 2.5 times as large, its ResNet-32 almost as large as ours (Table 5.1), and it
+states neither learning rates nor augmentation. Plain PyTorch replaces the paper's TensorFlow, and alternates with bow
+in one process. Every figure writes a JSON file and a picture; `figures.md` is generated from all JSON files in the
+folder.
 
 References:
     Budea: TensorBow, supporting small-batch training in TensorFlow, 2019, chapter 5.
@@ -49,17 +49,17 @@ class Config(harness.Config):
 
     @property
     def form(self) -> str:
-        """Which form of the figures is measured."""
+        """Key of the form to measure."""
         return QUICK if self.quick else self.size
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The figures, each once, in order."""
+        """Names of the figures, each once, in order."""
         return NAMES if ALL in self.figure else tuple(name for name in NAMES if name in self.figure)
 
 
 def run(config: Config, command: str) -> int:
-    """Write JSON, picture and page behind every figure; 1 where one of several could not be measured, else 0."""
+    """Write JSON, picture and page after every figure; returns 1 if one of several failed, else 0."""
     harness.prepare_output(config.out)
     device = resolve_device("auto")
     bench = Bench(FORMS[config.form], device, School(device, config.root, harness.say))
@@ -78,7 +78,7 @@ def run(config: Config, command: str) -> int:
 
 
 def render(config: Config) -> None:
-    """Draw the figures, and write the page, from the JSON files in the folder."""
+    """Draw the figures and write the page from the JSON files in the folder."""
     for name in config.names:
         path = config.out / f"{stem(name)}.json"
         if name != TABLE and path.is_file():
@@ -87,14 +87,14 @@ def render(config: Config) -> None:
 
 
 def markdown(folder: Path) -> str:
-    """The page, from what lies in the folder."""
+    """Return the page, from the contents of the folder."""
     return harness.render("figures", context(folder))
 
 
 def _measure(name: str, bench: Bench, config: Config, command: str) -> None:
     began = time.perf_counter()
     findings = FIGURES[name].measure(bench)
-    # Trainings that an earlier figure did count in full: this is what the figure takes on its own.
+    # Includes trainings that an earlier figure ran: the time that the figure takes on its own.
     seconds = findings.pop("trained_s", time.perf_counter() - began)
     device = torch.cuda.get_device_name(bench.device) if bench.device.type == "cuda" else bench.device.type
     about = {"figure": name, "form": config.form, "device": device}

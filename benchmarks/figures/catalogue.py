@@ -1,4 +1,4 @@
-"""The figures and Table 5.1: what each measures and how it is drawn."""
+"""The figures and Table 5.1: measurements and presentation of each."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,41 +18,41 @@ from benchmarks.workloads import WORKLOADS, Workload
 from bow.graph import capture
 
 TABLE = "table5.1"
-NAMES = (*(f"5.{number}" for number in range(1, 14)), TABLE)  # in the order in which they are measured and shown
+NAMES = (*(f"5.{number}" for number in range(1, 14)), TABLE)  # in the order of measurement and presentation
 
-BATCH_SIZE = 32  # Of the figures that do not vary it
+BATCH_SIZE = 32  # of figures that do not vary it
 
 LOGISTIC_BATCH_SIZE = 16
 
-MOST_DEVICES = 2  # Of figure 5.13
+MOST_DEVICES = 2  # of figure 5.13
 
 
 @dataclass(frozen=True)
 class Bench:
-    """What figures are measured with."""
+    """Context in which figures are measured."""
 
-    form: Form  # which models, data and amounts
-    device: torch.device  # where everything runs that runs on one
-    school: School  # does the trainings that several figures share
+    form: Form  # models, data and amounts
+    device: torch.device  # device of single-device measurements
+    school: School  # runs trainings that several figures share
 
 
 @dataclass(frozen=True)
 class View:
-    """How a figure is drawn: boxes side by side, or curves over time."""
+    """Presentation of a figure: boxes side by side, or curves over time."""
 
-    x: str = "learners"  # what is along the axis: a field of the rows, or `"entry"`
-    series: tuple[str, ...] = ()  # fields that tell colours apart
-    measure: str = "samples_per_s"  # what is up the axis
-    curves: bool = False  # the accuracy of each training over time instead
+    x: str = "learners"  # horizontal axis: a field of the rows, or `"entry"`
+    series: tuple[str, ...] = ()  # fields that determine the colour
+    measure: str = "samples_per_s"  # vertical axis
+    curves: bool = False  # plot the accuracy of each training over time instead
 
 
 @dataclass(frozen=True)
 class Figure:
     """A figure of the paper."""
 
-    title: str  # what it shows
+    title: str  # description
     measure: Callable[[Bench], dict[str, Any]]  # measures it
-    view: View | None = View()  # how it is drawn; None: a table only
+    view: View | None = View()  # presentation; None: a table only
 
 
 def _rates(
@@ -60,7 +60,7 @@ def _rates(
     entries: Callable[[Form], Sequence[Entry]],
     measure: Callable[[Workload, Sequence[Entry], Form, torch.device], list[Runs]] = measure_throughput,
 ) -> Callable[[Bench], dict[str, Any]]:
-    """How a figure of throughput is measured."""
+    """Return the measurement of a throughput figure."""
 
     def measured(bench: Bench) -> dict[str, Any]:
         form, workload = bench.form, chosen(bench.form)
@@ -79,7 +79,7 @@ def _rates(
 def _trainings(
     chosen: Callable[[Form], Lesson], others: Callable[[Form, int], Sequence[Entry]] | None = None
 ) -> Callable[[Bench], dict[str, Any]]:
-    """How a figure of convergence is measured: plain PyTorch with all batch sizes, and what is compared to its best."""
+    """Return the measurement of a convergence figure: plain PyTorch by batch size, and entries against its best."""
 
     def run(bench: Bench) -> dict[str, Any]:
         form, lesson = bench.form, chosen(bench.form)
@@ -137,14 +137,14 @@ def _overhead_between(form: Form) -> list[Entry]:
     return [Entry(BATCH_SIZE), *bow_entries(BATCH_SIZE, (1, 2), [INDEPENDENT, AVERAGED], devices)]
 
 
-# The paper's: the row of Table 5.1, our model, its data set, and the training images in that
+# Of the paper: the row of Table 5.1, our model, its data set, and the number of training images
 MODELS = (
     ("Logistic regression", WORKLOADS["logistic_regression"], "MNIST", 60_000),
     ("LeNet", WORKLOADS["lenet"], "MNIST", 60_000),
     ("ResNet-32", RESNET32, "CIFAR-10", 50_000),
 )
 
-CAPTURED_BATCH = 16  # of the step that is captured; the number of operators does not depend on it
+CAPTURED_BATCH = 16  # batch size of the captured step; the number of operators does not depend on it
 FLOAT_BYTES = 4
 
 TABLE_FIXED = (
@@ -157,17 +157,17 @@ TABLE_FIXED = (
 
 
 def count_parameters(module: nn.Module) -> int:
-    """How many numbers are trained."""
+    """Return the number of trainable parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def model_mb(parameters: int) -> float:
-    """The size of a model with so many parameters, in the unit of Table 5.1."""
+    """Return the size of a model in the unit of Table 5.1."""
     return round(parameters * FLOAT_BYTES / 1e6, 4)
 
 
 def characteristics(form: Form, school: School) -> list[dict[str, Any]]:
-    """A row for each of the paper's models, and for what this form trains in their place."""
+    """Return a row for each of the paper's models, and for its counterpart in this form."""
     rows = [_paper_row(*model) for model in MODELS]
     known = {row["model"]: row["data"] for row in rows}
     lessons = [lesson for lesson in (form.lenet_lesson, form.resnet_lesson) if known.get(lesson.model) != lesson.data]

@@ -1,4 +1,4 @@
-"""Our counterparts of what the paper states, from the values of a figure, and what its page says of them."""
+"""Compare the values of a figure with statements of the paper, and format them for the page."""
 
 import functools
 import json
@@ -16,12 +16,12 @@ ABSENT = "not measured in this form"
 
 
 def stem(name: str) -> str:
-    """The name of a figure's files, without what they end in."""
+    """File name of a figure, without suffix."""
     return "table_5.1" if name == TABLE else f"figure_{name}"
 
 
 def context(folder: Path) -> dict[str, Any]:
-    """What the page `figures.md` is made of: the JSON files that lie in the folder."""
+    """Context of the page `figures.md`: the JSON files in the folder."""
     paths = {name: folder / f"{stem(name)}.json" for name in NAMES}
     return {
         "figures": FIGURES,
@@ -39,13 +39,13 @@ def context(folder: Path) -> dict[str, Any]:
 
 
 def comparison(name: str, values: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """For each statement of the paper about a figure: what, the paper's, and ours beside it."""
+    """Return for each statement of the paper about a figure: description, the paper's value, and ours."""
     statements = paper("figures")["statements"][name]
     return [(each["what"], each["value"], answer(each, values)) for each in statements]
 
 
 def answer(statement: Mapping[str, Any], values: Mapping[str, Any]) -> str:
-    """Ours, in words."""
+    """Return our value as text."""
     if "of" in statement:
         return _ratio(statement, values)
     if "range" in statement:
@@ -58,21 +58,21 @@ def answer(statement: Mapping[str, Any], values: Mapping[str, Any]) -> str:
 
 
 def text(values: Sequence[float], form: str) -> str:
-    """Median, and lowest to highest where there are several values."""
+    """Format a median, and the range if there are several values."""
     found = whole_spread(values)
     return f"{found['median']:{form}}" if found["n"] == 1 else spread_text(found, form)
 
 
 @functools.cache
 def sizes(name: str) -> str:
-    """The size of a model in the paper, and of ours."""
+    """Format the size of a model in the paper, and of ours."""
     told = next(row["model_mb"] for row in paper("figures")["characteristics"] if row["model"] == name)
     parameters = count_parameters(next(workload for model, workload, *_ in MODELS if model == name).build())
     return f"{told:g} MB in the paper, {model_mb(parameters):.3g} MB here ({parameters:,} parameters)"
 
 
 def trainings(rows: Sequence[Row]) -> list[list[str]]:
-    """The cells of a table of trainings, a row for each entry."""
+    """Return the cells of a table of trainings, a row for each entry."""
     groups: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
         groups.setdefault((title(row), row["batch_size"]), []).append(row)
@@ -87,7 +87,7 @@ def trainings(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def refusals(values: Mapping[str, Any]) -> list[str]:
-    """Which entries bow refused, and with what sentence."""
+    """Return the entries that bow rejected, with its messages."""
     by_sentence: dict[str, list[str]] = {}
     for row in values["rows"]:
         if "refused" in row:
@@ -97,13 +97,13 @@ def refusals(values: Mapping[str, Any]) -> list[str]:
 
 
 def _to_target(values: Sequence[float | None], form: str) -> str:
-    """Over all trainings; one that never got there took forever."""
+    """Time to target over all trainings; infinite for those that did not reach it."""
     times = [math.inf if value is None else value for value in values]
     return "never" if math.isinf(min(times)) else text(times, form).replace("inf", "never")
 
 
 def _best(rows: Sequence[Row]) -> str:
-    """Of the accuracies of single epochs, the median over trainings of the highest."""
+    """Median over trainings of the highest accuracy of an epoch."""
     best = [100 * max(row["accuracies"]) for row in rows if row["accuracies"]]
     diverged = sum(row["diverged"] for row in rows)
     told = f"{whole_spread(best)['median']:.1f}%" if best else ""
@@ -111,7 +111,7 @@ def _best(rows: Sequence[Row]) -> str:
 
 
 def _batch_sizes(rows: Sequence[Row], reached: bool) -> str:
-    """The batch sizes with which trainings reached the target, or did not; in how many seeds, where it was not all."""
+    """The batch sizes with which trainings did or did not reach the target; with the number of seeds, if not all."""
     found = []
     for batch_size in dict.fromkeys(row["batch_size"] for row in rows):
         own = [(row["epochs"] is not None) == reached for row in rows if row["batch_size"] == batch_size]
@@ -121,7 +121,7 @@ def _batch_sizes(rows: Sequence[Row], reached: bool) -> str:
 
 
 def _range(ends: Sequence[int], rows: Sequence[Row]) -> str:
-    """The longest median time over the shortest one."""
+    """Ratio of the longest to the shortest median time."""
     tried = sorted({row["batch_size"] for row in rows if ends[0] <= row["batch_size"] <= ends[1]})
     if len(tried) < 2:
         return ABSENT

@@ -1,4 +1,4 @@
-"""Figures of convergence: trainings on real data, their accuracy after each epoch, and when they reach a target."""
+"""Convergence figures: trainings on real data, their accuracy after each epoch, and their time to a target."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ from benchmarks.trainings import Training
 from bow.data import DataSplits
 from bow.errors import DivergenceError
 
-LAST_EPOCHS = 5  # Accuracy is the median over so many epochs
+LAST_EPOCHS = 5  # accuracy is the median over this many epochs
 
 METRIC = (
     f"Accuracy after epoch e is the median of the test accuracies after epochs max(1, e - {LAST_EPOCHS - 1}) to e; the "
@@ -27,20 +27,20 @@ METRIC = (
 
 @dataclass(frozen=True)
 class Run:
-    """One training."""
+    """A training."""
 
-    entry: Entry  # what was trained
+    entry: Entry
     seed: int  # of initial weights and of the order of samples
-    threads: int  # torch's threads, of those that were tried the fastest
+    threads: int  # torch's threads, the fastest of those that were tried
     engine: str | None  # of bow, after any fallback
     accuracies: tuple[float, ...]  # on the test data, after each epoch
-    times_s: tuple[float, ...]  # training seconds up to the end of each epoch
-    samples: int  # that were trained on in that time
+    times_s: tuple[float, ...]  # training seconds at the end of each epoch
+    samples: int  # number of samples trained on in that time
     diverged: bool  # whether training ended with a `DivergenceError`
-    wall_s: float  # how long everything took
+    wall_s: float  # total duration
 
     def as_dict(self, target: float) -> dict[str, Any]:
-        """The training, and when it reached the target, as plain values."""
+        """Return the training and its time to target as plain values."""
         epoch = epoch_of(self.accuracies, target)
         return {
             **self.entry.as_dict(),
@@ -57,7 +57,7 @@ class Run:
 
 
 def smoothed(accuracies: Sequence[float]) -> list[float]:
-    """After each epoch, the median over the last five epochs, or over as many as there are.
+    """Return the median over the last five epochs, or fewer at the beginning, after each epoch.
 
     Example:
         >>> smoothed([0.5, 0.9, 0.7, 0.7, 0.8, 0.8])
@@ -67,17 +67,17 @@ def smoothed(accuracies: Sequence[float]) -> list[float]:
 
 
 def epoch_of(accuracies: Sequence[float], target: float) -> int | None:
-    """The first epoch after which the accuracy, smoothed, was at the target; None if there was none."""
+    """Return the first epoch after which the smoothed accuracy reached the target; None if there is none."""
     return next((epoch for epoch, value in enumerate(smoothed(accuracies), 1) if value >= target), None)
 
 
 def median_to_target(rows: Sequence[Row], measure: str) -> float:
-    """The median of epochs or seconds to the target; a training that never reached it took forever."""
+    """Return the median of epochs or seconds to the target; infinite for trainings that did not reach it."""
     return statistics.median(math.inf if row[measure] is None else row[measure] for row in rows)
 
 
 def best_batch_size(rows: Sequence[Row]) -> int:
-    """That of the fastest to the target; where none reached it, that of the highest accuracy at the end."""
+    """Return the batch size with the shortest time to target; if none reached it, with the highest final accuracy."""
 
     def merit(batch_size: int) -> tuple[float, float]:
         own = [row for row in rows if row["batch_size"] == batch_size]
@@ -88,7 +88,7 @@ def best_batch_size(rows: Sequence[Row]) -> int:
 
 
 class School:
-    """Trains what figures ask for; what two of them ask for is trained once."""
+    """Runs and caches trainings, which several figures may share."""
 
     def __init__(self, device: torch.device, root: str, tell: Callable[[str], None]) -> None:
         self._device = device
@@ -99,13 +99,13 @@ class School:
         self._runs: dict[tuple[Lesson, Entry, int], Run] = {}
 
     def data(self, lesson: Lesson) -> DataSplits:
-        """What is trained and tested on."""
+        """Return training and test data."""
         if lesson not in self._data:
             self._data[lesson] = lesson.load(self._root)
         return self._data[lesson]
 
     def runs(self, lesson: Lesson, entries: Sequence[Entry], seeds: int) -> list[Run]:
-        """Trainings of all entries with all seeds, seed by seed, so that what else the machine does hits all alike."""
+        """Train all entries with all seeds, seed by seed, so that other load affects all entries equally."""
         runs = [self._run(lesson, entry, seed) for seed in range(seeds) for entry in entries]
         return sorted(runs, key=lambda run: entries.index(run.entry))
 
@@ -118,7 +118,7 @@ class School:
         return self._runs[key]
 
     def _threads_for(self, key: tuple[Lesson, Entry, int]) -> int:
-        """The fastest number of threads for an entry."""
+        """Return the fastest number of threads for an entry."""
         lesson, entry, seed = key
         if (lesson, entry) not in self._threads:
             endless = self._course(lesson, seed, endless=True)
@@ -165,7 +165,7 @@ def train(course: Course, entry: Entry, lesson: Lesson, test: tuple[torch.Tensor
 
 
 class TimedEpochs:
-    """Trains epoch by epoch and counts seconds and samples, those of the first piece of work left out."""
+    """Trains epoch by epoch and counts seconds and samples, without the first call."""
 
     def __init__(self, training: Training, device: torch.device) -> None:
         self.seconds = 0.0
@@ -176,7 +176,7 @@ class TimedEpochs:
         self._is_warm = False
 
     def train_epoch(self) -> bool:
-        """Train to the end of the next epoch; False when the data have ended."""
+        """Train to the end of the next epoch; returns False at the end of the data."""
         began = time.perf_counter()
         while samples := self._training():
             if self._is_warm:

@@ -1,8 +1,8 @@
-"""The forms of the figures: which models, data and amounts stand in for the paper's, and who is measured.
+"""Forms of the figures: models, data and amounts that replace the paper's, and the entries to measure.
 
-Even the full form is not the paper's in everything. Its LeNet has 4.24 MB of parameters, ours 1.72 MB (431,080), its
-ResNet-32 1.79 MB, ours 1.86 MB (464,154); logistic regression has 0.0314 MB (7,850) in both. Its text gives no learning
-rate and does not say whether images are augmented: the rates are our choice, and no image is augmented.
+Even the full form differs from the paper. Its LeNet has 4.24 MB of parameters, ours 1.72 MB (431,080), its ResNet-32
+1.79 MB, ours 1.86 MB (464,154); logistic regression has 0.0314 MB (7,850) in both. The paper states neither learning
+rates nor augmentation: the rates are our choice, and images are not augmented.
 """
 
 import functools
@@ -32,37 +32,35 @@ INDEPENDENT, AVERAGED = "independent", "SMA"
 SYNCS: dict[str, Callable[[], Synchroniser]] = {INDEPENDENT: Independent, AVERAGED: SMA}
 SYNC_TITLES = {INDEPENDENT: "no synchronisation", AVERAGED: "SMA"}
 
-Row = Mapping[str, Any]  # what was measured of an entry, as plain values, the fields of `Entry` among them
+Row = Mapping[str, Any]  # measurements of an entry, as plain values, with the fields of `Entry`
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What is measured."""
+    """A setting to measure."""
 
     batch_size: int  # samples per batch; for bow, per learner
-    learners: int | None = None  # of bow, on each device; None for plain PyTorch
-    sync: str | None = None  # what keeps the learners together, a name in `SYNCS`; None for plain PyTorch
-    devices: int = 1  # how many train
+    learners: int | None = None  # per device, for bow; None for plain PyTorch
+    sync: str | None = None  # synchroniser, a name in `SYNCS`; None for plain PyTorch
+    devices: int = 1  # number of devices
 
     def synchroniser(self) -> Synchroniser:
-        """A new one, of bow."""
+        """Create the synchroniser, for bow."""
         assert self.sync is not None
         return SYNCS[self.sync]()
 
     def as_dict(self) -> dict[str, Any]:
-        """The entry as plain values."""
         return {"system": PYTORCH if self.learners is None else BOW, **asdict(self)}
 
 
 def bow_entries(
     batch_size: int, learners: Iterable[int], syncs: Iterable[str], devices: Iterable[int] = (1,)
 ) -> list[Entry]:
-    """Entries of bow with all of these."""
+    """Return entries of bow for all combinations."""
     return [Entry(batch_size, k, sync, n) for n in devices for sync in syncs for k in learners]
 
 
 def title(row: Row) -> str:
-    """Plain PyTorch, or bow with its learners."""
     return PLAIN_TITLE if row["system"] == PYTORCH else f"bow, {counted(row['learners'], 'learner')}"
 
 
@@ -73,22 +71,22 @@ def matches(row: Row, pick: Mapping[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Lesson:
-    """What a figure about convergence trains: a model on real data, up to a target."""
+    """Training task of a convergence figure: a model on real data, up to a target."""
 
-    model: str  # its name, for people
+    model: str  # display name
     build: Callable[[], nn.Module]  # makes it
-    data: str  # the data set's name, for people
+    data: str  # display name of the data set
     load: Callable[[str], DataSplits]  # reads it from a folder
-    target: float  # accuracy to be reached, as a share
-    epochs: int  # after which a training ends
+    target: float  # target accuracy, as a fraction
+    epochs: int  # maximum number
     lr: float  # learning rate, the same for every batch size and number of learners
     weight_decay: float  # of SGD
-    batch_sizes: tuple[int, ...]  # that are tried in plain PyTorch
-    stops: bool  # whether a training ends when it has reached the target
+    batch_sizes: tuple[int, ...]  # to try with plain PyTorch
+    stops: bool  # whether a training ends when it reaches the target
 
     @property
     def fixed(self) -> str:
-        """What is the same in all trainings."""
+        """Settings common to all trainings."""
         return (
             f"constant learning rate {self.lr:g} whatever the batch size and the number of learners, SGD with momentum "
             f"{MOMENTUM:g} and weight decay {self.weight_decay:g}, no augmentation, float32, at most {self.epochs} "
@@ -99,23 +97,23 @@ class Lesson:
 
 @dataclass(frozen=True)
 class Form:
-    """One form of all figures."""
+    """A form of all figures."""
 
-    logistic: Workload  # model of figure 5.6
-    lenet: Workload  # model of figures 5.8 and 5.11
-    resnet: Workload  # model of figures 5.7, 5.9, 5.10, 5.12 and 5.13
-    lenet_lesson: Lesson  # what figures 5.3 to 5.5 train
-    resnet_lesson: Lesson  # what figures 5.1 and 5.2 train
+    logistic: Workload  # of figure 5.6
+    lenet: Workload  # of figures 5.8 and 5.11
+    resnet: Workload  # of figures 5.7, 5.9, 5.10, 5.12 and 5.13
+    lenet_lesson: Lesson  # of figures 5.3 to 5.5
+    resnet_lesson: Lesson  # of figures 5.1 and 5.2
     small_batch: int  # of figures 5.4 and 5.5
     learners: tuple[int, ...]  # of figures 5.7, 5.11 and 5.12
     many_learners: tuple[int, ...]  # of figures 5.6 and 5.8, whose models are smaller
-    converging_learners: tuple[int, ...]  # of figures 5.4 and 5.5, beside one
+    converging_learners: tuple[int, ...]  # of figures 5.4 and 5.5, in addition to one
     batch_sizes: tuple[int, ...]  # of figure 5.10
-    devices: tuple[int, ...]  # of figure 5.9; figure 5.13 takes those up to 2
-    seeds: int  # trainings of each kind
-    runs: int  # of each contestant, every one a new training; that is values in a box
-    stint_s: float  # for which a run is timed
-    samples: int  # in memory, for throughput
+    devices: tuple[int, ...]  # of figure 5.9; figure 5.13 uses those up to 2
+    seeds: int  # number of trainings of each kind
+    runs: int  # of each contestant, each a new training; the number of values of a box
+    stint_s: float  # measured seconds of a run
+    samples: int  # size of the data set for throughput
 
 
 def _mnist(root: str) -> DataSplits:
@@ -127,7 +125,7 @@ def _cifar10(root: str) -> DataSplits:
 
 
 def _folder(root: str, name: str) -> Path | None:
-    """The data set's own folder below root, or root itself; None where none was given."""
+    """Return the data set's own folder below root, or root itself; None if root is empty."""
     if not root:
         return None
     own = Path(root) / name
@@ -153,7 +151,7 @@ FORMS: dict[str, Form] = {
         logistic=WORKLOADS["logistic_regression"],
         lenet=WORKLOADS["lenet"],
         resnet=WORKLOADS["resnet8"],
-        # Rates of the sweep's middle (benchmark `sweep`). Targets lie just below what the models level off at.
+        # Rates from the middle of the sweep (benchmark `sweep`). Targets are just below the plateau of the models.
         lenet_lesson=Lesson(
             "LeNet",
             functools.partial(LeNet, CLASSES, channels=1, size=8),

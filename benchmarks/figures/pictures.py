@@ -1,4 +1,4 @@
-"""The pictures of the figures: boxes side by side, and curves over time, from what their JSON files hold."""
+"""Pictures of the figures: box plots and curves over time, from their JSON files."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DASHED: dict[str, Any] = {"color": GREY_INK, "linewidth": 1.3, "linestyle": (0, (4, 3))}
-TICKS = (0.2, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)  # Of the axis of shares
+TICKS = (0.2, 0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995)  # of accuracy axes
 
-LEAST = 0.002  # A share that lacks less is drawn there, since the axis has no place for what lacks nothing
+LEAST = 0.002  # shares closer to 1 than this are drawn here, because the axis is logarithmic in 1 - share
 
-NOTE_ROOM = 1.45  # The height of the axis, in highest boxes, where a note may stand above one
+NOTE_ROOM = 1.45  # height of the axis, relative to the highest box, if a note may be above one
 
-LETTERS_PER_INCH, HANDLE_LETTERS = 14, 7  # Of the legend
+LETTERS_PER_INCH, HANDLE_LETTERS = 14, 7  # of the legend
 
 MIN_WIDTH = 4.6
-WIDTH = 0.8  # Of all boxes at one place of the axis, whose places are 1 apart
+WIDTH = 0.8  # of all boxes at one position of the axis; positions are 1 apart
 
-WIDEST = 0.45  # Of a single one
+WIDEST = 0.45  # of a single box
 
-GAP = 0.12  # Between two of them, as a share of a box
+GAP = 0.12  # between two boxes, as a fraction of a box
 
 
 AXES = {
@@ -49,17 +49,17 @@ MEASURES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Box:
-    """One box."""
+    """A box of a box plot."""
 
-    place: str  # on the horizontal axis
-    series: str  # which colour it has; empty where there is only one
-    values: Sequence[float]  # what it is drawn from; none where there is only a note
-    note: str = ""  # stands where the box would, or above it
+    place: str  # position on the horizontal axis
+    series: str  # determines the colour; empty if there is only one
+    values: Sequence[float]  # empty if there is only a note
+    note: str = ""  # text in place of the box, or above it
 
 
 @dataclass(frozen=True)
 class Level:
-    """A horizontal line across all boxes, with the range of its values behind it."""
+    """A horizontal line across all boxes, with a band for the range of its values."""
 
     name: str
     values: Sequence[float]
@@ -67,7 +67,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Curve:
-    """One line over time."""
+    """A curve over time."""
 
     series: str
     x: Sequence[float]
@@ -98,7 +98,7 @@ def draw_boxes(path: Path, boxes: Sequence[Box], x: str, y: str, level: Level | 
 
 
 def draw_curves(path: Path, curves: Sequence[Curve], x: str, y: str, target: float) -> None:
-    """Draw shares over time, on an axis that is logarithmic in what they lack, and the target as a dashed line."""
+    """Draw shares over time, on an axis that is logarithmic in 1 - share, and the target as a dashed line."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
     series = _distinct(curve.series for curve in curves)
@@ -163,7 +163,7 @@ def _legend(axes: "Axes", colors: Mapping[str, str], dashed: str | None) -> None
 
 
 def _color(series: Sequence[str], name: str) -> str:
-    """Plain PyTorch is grey wherever it is."""
+    """Return a series' colour; plain PyTorch is always grey."""
     if name == PLAIN_TITLE:
         return GREY_INK
     return COLORS[[other for other in series if other != PLAIN_TITLE].index(name) % len(COLORS)]
@@ -174,7 +174,7 @@ def _distinct(names: Iterable[str]) -> list[str]:
 
 
 def draw(name: str, values: Mapping[str, Any], path: Path) -> None:
-    """Draw a figure from what its JSON file holds."""
+    """Draw a figure from the contents of its JSON file."""
     view = FIGURES[name].view
     assert view is not None
     if view.curves:
@@ -190,7 +190,7 @@ def draw(name: str, values: Mapping[str, Any], path: Path) -> None:
 
 
 def boxes(rows: Sequence[Row], view: View) -> list[Box]:
-    """A box for each entry, from all of its runs or trainings."""
+    """Return a box for each entry, from all of its runs or trainings."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((_place(row, view.x), _series(row, view.series)), []).append(row)
@@ -198,7 +198,7 @@ def boxes(rows: Sequence[Row], view: View) -> list[Box]:
 
 
 def curves(rows: Sequence[Row]) -> list[Curve]:
-    """The accuracy of every training over time."""
+    """Return the accuracy of every training over time."""
     return [Curve(f"batch {row['batch_size']:,}", row["times_s"], smoothed(row["accuracies"])) for row in rows]
 
 
@@ -235,6 +235,6 @@ def _note(rows: Sequence[Row], measure: str) -> str:
 
 
 def _level(rows: Sequence[Row], x: str) -> Level:
-    """Plain PyTorch, which has neither learners nor further devices."""
+    """The level of plain PyTorch, which has neither learners nor several devices."""
     name = f"{PLAIN_TITLE}, 1 device" if x == "devices" else PLAIN_TITLE
     return Level(name, _values([row for row in rows if row["system"] == PYTORCH], "samples_per_s"))

@@ -1,6 +1,6 @@
-"""Figures of throughput: plain PyTorch and bow take turns; every run is a new training, and a value of a box.
+"""Throughput figures: plain PyTorch and bow alternate; every run is a new training, and a value of a box.
 
-Where there are several devices, a run of bow is a training by `bow.train`, which is asked for so many of them.
+With several devices, a run of bow is a training by `bow.train`.
 """
 
 import functools
@@ -24,7 +24,7 @@ from benchmarks.workloads import Workload
 from bow.errors import BowError
 from bow.training import Result, train
 
-MIN_ROUNDS = 40  # of a training by `bow.train`, since its throughput may leave out the first 20
+MIN_ROUNDS = 40  # of a training by `bow.train`, whose throughput may exclude the first 20
 
 FIXED = (
     f"fused SGD with learning rate {LEARNING_RATE:g} and momentum {MOMENTUM:g}, float32, noise with random labels in "
@@ -34,17 +34,17 @@ FIXED = (
 
 @dataclass
 class Runs:
-    """The runs of one entry: every one is a new training, with a seed of its own."""
+    """The runs of one entry: each is a new training, with its own seed."""
 
-    entry: Entry  # what is measured
-    threads: int  # torch's threads meanwhile
+    entry: Entry
+    threads: int  # torch's threads
     rates: list[float] = field(default_factory=list)  # samples per second, one for each run
     engine: str | None = None  # of bow, after any fallback
-    refused: str | None = None  # the sentence with which bow refused it
+    refused: str | None = None  # message with which bow rejected it
 
     @quiet()
     def run_once(self, course: Course, stint_s: float) -> None:
-        """One more run: make the training anew, warm it up, time it, close it."""
+        """Run once: create the training, warm it up, time it, close it."""
         before, training = torch.get_num_threads(), make_training(course, self.entry)
         torch.set_num_threads(self.threads)
         run = functools.partial(work, training, course.device)
@@ -57,7 +57,7 @@ class Runs:
         self.engine = training.engine
 
     def train_once(self, course: Course, rounds: int) -> None:
-        """One more training by `bow.train`; none where bow has refused one."""
+        """Train once with `bow.train`, unless bow has rejected it before."""
         if self.refused is not None:
             return
         before = torch.get_num_threads()
@@ -73,7 +73,7 @@ class Runs:
             torch.set_num_threads(before)
 
     def as_dict(self) -> dict[str, Any]:
-        """The entry and its measurements as plain values."""
+        """Return the entry and its measurements as plain values."""
         measured: dict[str, Any] = {"threads": self.threads, "engine": self.engine}
         if self.refused is not None:
             measured = {"threads": None, "engine": None, "refused": self.refused}
@@ -81,18 +81,18 @@ class Runs:
 
 
 def course_of(workload: Workload, form: Form, device: torch.device) -> Course:
-    """Endless training of a model on noise."""
+    """Return an endless training of a model on noise."""
     assert workload.loss is cross_entropy
     return Course(workload.build, workload.make_data(form.samples), SGD, device)
 
 
 def courses(course: Course, form: Form) -> Iterator[Course]:
-    """The course of each run, with seeds 1, 2, ...; seed 0 is that of the races between numbers of threads."""
+    """Yield the course of each run, with seeds 1, 2, ...; seed 0 is used to choose the number of threads."""
     return (replace(course, seed=seed) for seed in range(1, form.runs + 1))
 
 
 def measure_throughput(workload: Workload, entries: Sequence[Entry], form: Form, device: torch.device) -> list[Runs]:
-    """Let all entries of one batch size take turns, batch size by batch size, every other run in reverse order."""
+    """Measure all entries in turns, batch size by batch size, every other run in reverse order."""
     course = course_of(workload, form, device)
     measured: list[Runs] = []
     for _, group in groupby(entries, key=lambda entry: entry.batch_size):
@@ -105,9 +105,9 @@ def measure_throughput(workload: Workload, entries: Sequence[Entry], form: Form,
 
 
 def measure_devices(workload: Workload, entries: Sequence[Entry], form: Form, device: torch.device) -> list[Runs]:
-    """Let plain PyTorch on one device and trainings by `bow.train` take turns."""
+    """Measure plain PyTorch on one device and trainings by `bow.train` in turns."""
     course = course_of(workload, form, device)
-    # Who trains on several devices shares out the cores himself.
+    # Trainings on several devices divide the cores themselves.
     threads = [fastest_threads(course, e) if e.devices == 1 else torch.get_num_threads() for e in entries]
     plain, *others = [Runs(entry, count) for entry, count in zip(entries, threads, strict=True)]
     for own in courses(course, form):
@@ -118,7 +118,7 @@ def measure_devices(workload: Workload, entries: Sequence[Entry], form: Form, de
 
 
 def train_on(entry: Entry, course: Course, rounds: int) -> Result:
-    """Train by `bow.train` on as many devices as the entry says: the one place that asks for several."""
+    """Train with `bow.train` on the number of devices of the entry."""
     assert entry.learners is not None
     with tempfile.TemporaryDirectory() as folder:
         return train(
@@ -138,6 +138,6 @@ def train_on(entry: Entry, course: Course, rounds: int) -> Result:
 
 
 def _num_rounds(entry: Entry, samples: float) -> int:
-    """Rounds in which about so many samples are trained on."""
+    """Return the number of rounds that process approximately this many samples."""
     assert entry.learners is not None
     return max(MIN_ROUNDS, math.ceil(samples / (entry.batch_size * entry.learners * entry.devices)))

@@ -1,4 +1,4 @@
-"""The trainings of the figures, plain PyTorch's and bow's, on any one device and from the same stream of batches."""
+"""Trainings of the figures with plain PyTorch and bow, on any device, from the same stream of batches."""
 
 import contextlib
 import functools
@@ -20,37 +20,37 @@ from bow.engines import EngineName
 from bow.replicas import OptimizerFactory
 from bow.training import Accuracy
 
-ENGINE: EngineName = "graph"  # of bow: the native runtime on a CPU, CUDA graphs on a GPU
-CALLS_CUDA = 32  # pieces of work that are issued to a GPU before it is waited for
-TRIAL_TURNS, TRIAL_S = 3, 0.1  # of the race between numbers of threads, before anything is measured
+ENGINE: EngineName = "graph"  # for bow: the native runtime on a CPU, CUDA graphs on a GPU
+CALLS_CUDA = 32  # calls issued to a GPU before synchronising
+TRIAL_TURNS, TRIAL_S = 3, 0.1  # to choose the number of threads, before the measurements
 
 
 @dataclass(frozen=True)
 class Course:
-    """What is trained, and on what."""
+    """Model, data and settings of a training."""
 
     build: Callable[[], nn.Module]  # makes the model
-    data: tuple[Tensor, Tensor]  # inputs and targets, in the memory of the host
+    data: tuple[Tensor, Tensor]  # inputs and targets, in host memory
     optimizer: OptimizerFactory  # makes the optimizer
-    device: torch.device  # where
-    epochs: int | None = None  # after which the data end; None: never
+    device: torch.device
+    epochs: int | None = None  # number of epochs; None: endless
     seed: int = 0  # of initial weights and of the order of samples
 
     def model(self) -> nn.Module:
-        """The model, the same one for everybody."""
-        with torch.random.fork_rng(devices=[]):  # it is built in the host's memory
+        """Return the model, with the same initial weights for all entries."""
+        with torch.random.fork_rng(devices=[]):  # it is built in host memory
             torch.manual_seed(self.seed)
             return self.build()
 
     def stream(self, batch_size: int, data: tuple[Tensor, Tensor]) -> BatchStream:
-        """Batches of these data, in the same order for everybody."""
+        """Return batches of these data, in the same order for all entries."""
         if self.epochs is None:
             return open_stream(data, batch_size=batch_size, steps=1, seed=self.seed)
         return open_stream(data, batch_size=batch_size, epochs=self.epochs, seed=self.seed)
 
 
 def make_training(course: Course, entry: Entry) -> Training:
-    """The training of plain PyTorch or of bow."""
+    """Create the training of plain PyTorch or of bow."""
     if entry.learners is None:
         inputs, targets = (tensor.to(course.device) for tensor in course.data)
         deals = Deals(course.stream(entry.batch_size, (inputs, targets)))
@@ -70,7 +70,7 @@ def make_training(course: Course, entry: Entry) -> Training:
 
 
 def fastest_threads(course: Course, entry: Entry) -> int:
-    """The number of torch's threads with which a training is fastest, by a short race whose rates are not reported."""
+    """Return the number of torch's threads with which a training is fastest, in a short unreported race."""
     counts = thread_counts(entry, course.device)
     if len(counts) == 1:
         return counts[0]
@@ -92,13 +92,13 @@ def fastest_threads(course: Course, entry: Entry) -> int:
 
 
 def thread_counts(entry: Entry, device: torch.device) -> tuple[int, ...]:
-    """What has a core for every learner runs with one thread; more threads are for what would leave cores idle."""
+    """One thread if there is a learner for every core; otherwise also more threads, for the idle cores."""
     cores = len(available_cores())
     return (1, cores) if (entry.learners or 1) < cores and device.type == "cpu" else (1,)
 
 
 def work(training: Training, device: torch.device) -> int:
-    """Do a piece of endless work; returns its samples."""
+    """Run a piece of endless work; returns the number of samples."""
     samples = sum(training() for _ in range(CALLS_CUDA if device.type == "cuda" else 1))
     wait_for(device)
     return samples
@@ -106,21 +106,21 @@ def work(training: Training, device: torch.device) -> int:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """A learner that diverges starts again from the central model, and need not say so."""
+    """Suppress warnings about restarts of diverged learners."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def wait_for(device: torch.device) -> None:
-    """Wait until a GPU has done what it was told; a CPU has."""
+    """Wait until a GPU has completed its work; nothing to do for a CPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 @torch.no_grad()
 def accuracy_of(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
-    """The share of samples that the model gets right; it is left in the mode that it was in."""
+    """Return the accuracy of a model, and restore its mode."""
     was_training, accuracy = model.training, Accuracy()
     model.eval()
     for inputs, targets in evaluation_batches(data):

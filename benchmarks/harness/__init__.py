@@ -1,12 +1,12 @@
-"""What all experiments share: settings, cases raced in turns, processes of their own, statistics, JSON and pages.
+"""Shared code of all experiments: settings, races, separate processes, statistics, JSON and pages.
 
 An experiment is a module (or package) of `benchmarks` with a dataclass `Config(harness.Config)` and
 
 * `measure(config) -> findings`, plain values for the JSON;
-* `missed(values) -> bool`, optional: whether an aim was missed, which is the exit status;
-* `page(values) -> context`, optional: what its template in `benchmarks/pages` needs beside the values;
+* `missed(values) -> bool`, optional: whether an aim was missed, which determines the exit status;
+* `page(values) -> context`, optional: additional values for its template in `benchmarks/pages`;
 * `draw(values, folder)`, optional: its pictures;
-* `DOCUMENT`, with a `Config(harness.Documented)`: the page of the documentation that shows its tables;
+* `DOCUMENT`, with a `Config(harness.Documented)`: the page of the documentation that includes its tables;
 * or `run(config, command) -> exit status` (and `render(config)`) instead, if it writes more than one result.
 """
 

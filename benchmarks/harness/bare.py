@@ -1,8 +1,8 @@
-"""Makes bow run where it was not installed: from a checkout, with not all packages that it asks for.
+"""Run bow from a checkout in an environment that lacks some of its dependencies.
 
-A machine with a GPU is often lent bare, with PyTorch and little else. What measuring does not need (tables on the
-terminal, checks of shapes, run directories) is then stood in for while bow is imported; what is called for all the
-same fails where it is used.
+Borrowed GPU machines often have PyTorch and little else. Packages that measurements do not need (terminal tables, shape
+checks, run directories) are replaced by stubs while bow is imported; using a stub raises an
+error.
 """
 
 import importlib
@@ -14,37 +14,37 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-ROOT = Path(__file__).parents[2]  # The checkout
+ROOT = Path(__file__).parents[2]  # the checkout
 
-ANNOTATIONS = "jaxtyping"  # Only names shapes; modules that are imported later name some, too
+ANNOTATIONS = "jaxtyping"  # only used in annotations; also needed by modules that are imported later
 
-SPARED = ("rich", "safetensors", "yaml")  # Imported by modules of bow for what is not done here
+SPARED = ("rich", "safetensors", "yaml")  # imported by modules of bow for unused features
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 def prepare() -> list[str]:
-    """Set what CUDA and OpenMP read when they start, and stand in for what is missing; the missing packages."""
-    # With the default of 8 hardware queues, streams beyond that wait for each other.
+    """Set the environment variables of CUDA and OpenMP, and stub missing packages; returns their names."""
+    # With the default of 8 hardware queues, more streams would wait for each other.
     os.environ.setdefault(CONNECTIONS, "32")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return stand_in()
 
 
 def stand_in() -> list[str]:
-    """See to it that all modules that are measured can be imported; the packages that are missing."""
+    """Make all measured modules importable; returns the missing packages."""
     missing = [name for name in (ANNOTATIONS, *SPARED) if not _is_there(name)]
     if missing:
         finder = _StandIns(missing)
         sys.meta_path.insert(0, finder)
         for name in missing:
-            sys.modules.pop(name, None)  # a None there would forbid the import
+            sys.modules.pop(name, None)  # a None there would block the import
         try:
             for module in ("bow.training", "bow.doctor", "bow.runtime"):
                 importlib.import_module(module)
         finally:
             finder.names.intersection_update({ANNOTATIONS})
-            # Others ask whether a package is there by importing it.
+            # Other libraries detect packages by importing them.
             for name in [name for name in sys.modules if name.partition(".")[0] in set(missing) - {ANNOTATIONS}]:
                 del sys.modules[name]
     return missing
@@ -59,7 +59,7 @@ def _is_there(name: str) -> bool:
 
 
 class _Anything:
-    """Stands for a class, a function or a type of a package that is not there."""
+    """Stub of a class, a function or a type of a missing package."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -70,7 +70,7 @@ class _Anything:
         return _Anything(f"{self._name}.{name}")
 
     def __getitem__(self, key: Any) -> Any:
-        """A shaped type is the tensor type that it is made of."""
+        """A shaped type is its tensor type."""
         return key[0] if isinstance(key, tuple) and key else self
 
     def __or__(self, other: Any) -> Any:
@@ -87,7 +87,7 @@ class _Anything:
 
 
 class _StandIn(ModuleType):
-    """A package, or a module of one, that is not there."""
+    """Stub of a missing package or module."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -96,7 +96,7 @@ class _StandIn(ModuleType):
 
 
 class _StandIns:
-    """Finds stand-ins."""
+    """Import finder of the stubs."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = set(names)

@@ -1,4 +1,4 @@
-"""The settings of an experiment: a dataclass, set by `key=value` words, refused in one sentence."""
+"""The settings of an experiment: a dataclass, set by `key=value` words."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -9,9 +9,9 @@ from bow.errors import SettingError
 
 T = TypeVar("T", bound="Config")
 
-RESULTS = Path("benchmarks/results")  # the folder that is committed, seen from the root of the repository
+RESULTS = Path("benchmarks/results")  # the committed folder, relative to the root of the repository
 
-QUICK = Path("build/quick")  # where those of `quick` go instead
+QUICK = Path("build/quick")  # default folder with `quick`
 
 
 def setting(
@@ -20,11 +20,11 @@ def setting(
     """A field of a `Config`.
 
     Args:
-        default: its value when it is not given.
+        default: its default value.
         text: a line of documentation, shown by `--help`.
-        choices: the values that it may have (for a tuple, its entries); empty: any of its type.
-        least: the lowest number that is allowed; None: above 0, unless the default is lower.
-        quick: its value with `quick=true`, unless it is given; None: the default.
+        choices: the permitted values (for a tuple, its entries); empty: any value of its type.
+        least: the lowest permitted number; None: above 0, unless the default is lower.
+        quick: its default with `quick=true`; None: the same.
     """
     entries = default if isinstance(default, tuple) else (default,)
     numbers = [entry for entry in entries if isinstance(entry, (int, float)) and not isinstance(entry, bool)]
@@ -36,21 +36,21 @@ def setting(
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """What all experiments can be told.
+    """Settings common to all experiments.
 
     Raises:
         SettingError: a value outside its range or not among its choices.
     """
 
     out: Path = setting(RESULTS, "folder for the results")  # noqa: RUF009 - it is dataclasses.field
-    quick: bool = setting(False, "a small part, to see that it works")
+    quick: bool = setting(False, "run a small part as a smoke test")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             _check(field.name, getattr(self, field.name), field.metadata)
 
     def reduced(self) -> Self:
-        """What `quick` makes of the settings that were not given; what is committed stays as it is."""
+        """Apply `quick` to the settings that were not set; does not overwrite committed results."""
         if not self.quick:
             return self
         own = {f.name: f.metadata["quick"] for f in dataclasses.fields(self) if getattr(self, f.name) == f.default}
@@ -60,22 +60,22 @@ class Config:
 
 @dataclasses.dataclass(frozen=True)
 class Documented(Config):
-    """Settings of an experiment whose tables and pictures a page of the documentation shows."""
+    """Settings of an experiment whose tables and pictures are part of the documentation."""
 
     docs: Path = setting(Path("docs"), "folder with the page whose tables and pictures are replaced")  # noqa: RUF009
 
     def reduced(self) -> Self:
-        """With `quick` the documentation stays as it is, unless its folder was given."""
+        """With `quick` the documentation is not changed, unless its folder was set."""
         made = super().reduced()
         given = made.docs != Documented.docs
         return made if given or not made.quick else dataclasses.replace(made, docs=made.out)
 
 
 def parse(config: type[T], words: Sequence[str]) -> T:
-    """Make settings from words such as `"out=DIR"`, `"quick=true"` or `"learners=1,2"`.
+    """Parse settings from words such as `"out=DIR"`, `"quick=true"` or `"learners=1,2"`.
 
     Raises:
-        SettingError: a word without `=`, a key that does not exist, or a value that does not fit.
+        SettingError: a word without `=`, an unknown key, or an invalid value.
     """
     names = [field.name for field in dataclasses.fields(config)]
     types = get_type_hints(config)
@@ -91,7 +91,7 @@ def parse(config: type[T], words: Sequence[str]) -> T:
 
 
 def describe(name: str, config: type[Config]) -> str:
-    """The help text of an experiment: each setting with its default and its meaning."""
+    """Return the help text of an experiment: each setting with its default and description."""
     lines = [f"usage: python -m benchmarks {name} [KEY=VALUE ...]", ""]
     lines += [f"  {f.name + '=' + _shown(f.default):<44} {f.metadata['text']}" for f in dataclasses.fields(config)]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""On what an experiment ran: the hardware and the versions that its numbers depend on."""
+"""Hardware and software versions that the numbers of an experiment depend on."""
 
 import platform
 import subprocess
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def inspect_environment() -> dict[str, Any]:
-    """Hardware, versions, and the commit of the checkout, with "modified" where files differ from it."""
+    """Return hardware, versions, and the commit of the checkout, with "modified" if files differ from it."""
     import torch
 
     import bow
@@ -29,18 +29,18 @@ def inspect_environment() -> dict[str, Any]:
 
 
 def told(environment: Mapping[str, Any]) -> str:
-    """An environment in a line."""
+    """Format an environment in a line."""
     commit = f" at {environment['commit']}" if environment.get("commit") else ""
     line = "{processor}, {cores} cores, {memory_gib:g} GiB; Python {python}, torch {torch}, bow {bow}"
     return line.format(**environment) + commit
 
 
 def find_commit(package: Path, *others: Path) -> str | None:
-    """The short hash of the commit that a package's folder belongs to; None where it is not part of a checkout.
+    """Return the short hash of the commit of a package's folder; None if it is not part of a checkout.
 
-    With "modified" where Python, C++ or CUDA of the folders differs from the commit: results that are written do not.
+    With "modified" if Python, C++ or CUDA files of the folders differ from the commit; result files are ignored.
     """
-    # An environment may lie inside somebody else's checkout: only one that tracks the package is its own.
+    # An environment may be inside another project's checkout: only one that tracks the package is meant.
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None
     commit = _git(package, "rev-parse", "--short", "HEAD")

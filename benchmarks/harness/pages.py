@@ -1,4 +1,4 @@
-"""Pages: Markdown templates in `benchmarks/pages`, filled in from the values of a result; papers' numbers as YAML."""
+"""Pages: Markdown templates in `benchmarks/pages`, rendered with the values of a result; papers' numbers as YAML."""
 
 import functools
 import math
@@ -17,7 +17,7 @@ WIDTH = 120  # of the prose of a page
 
 @functools.cache
 def paper(name: str) -> dict[str, Any]:
-    """The numbers of a paper: `benchmarks/papers/NAME.yaml`."""
+    """Load the numbers of a paper: `benchmarks/papers/NAME.yaml`."""
     import yaml
 
     found: dict[str, Any] = yaml.safe_load((FOLDER / "papers" / f"{name}.yaml").read_text(encoding="utf-8"))
@@ -25,7 +25,7 @@ def paper(name: str) -> dict[str, Any]:
 
 
 def render(name: str, values: Mapping[str, Any]) -> str:
-    """The page of an experiment, from its values and nothing else."""
+    """Render the page of an experiment, from its values only."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -55,19 +55,19 @@ def render(name: str, values: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Text in rows and columns; the columns named in `left` are text, the others numbers."""
+    """A table; the columns in `left` are text, the others numbers."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
     left: Sequence[str] = ()
 
     def markdown(self) -> str:
-        """The table as GitHub shows it."""
+        """Format as a GitHub Markdown table."""
         return "\n".join([_header(self.columns, self.left), *map(_row, self.rows)]) + "\n"
 
 
 def counted(count: int, noun: str) -> str:
-    """A number with its noun.
+    """Format a number with its noun.
 
     Example:
         >>> counted(1, "learner"), counted(2, "learner")
@@ -77,7 +77,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def spread_text(value: Mapping[str, Any] | None, form: str = ".2f", to: str = " to ", unit: str = "") -> str:
-    """A median, and between which values it lies.
+    """Format a median with its range or interval.
 
     Example:
         >>> spread_text({"median": 2.0, "low": 1.0, "high": 3.0, "n": 3}, ".1f")
@@ -89,7 +89,7 @@ def spread_text(value: Mapping[str, Any] | None, form: str = ".2f", to: str = " 
 
 
 def titled(network: str) -> str:
-    """What people call a network of the papers."""
+    """Return the title of a network of the papers."""
     from bow.models import NETWORKS
 
     return NETWORKS[network].title

@@ -1,4 +1,4 @@
-"""Pictures by matplotlib, in the style of bow's reports; matplotlib is imported when something is drawn."""
+"""Pictures with matplotlib, in the style of bow's reports; matplotlib is imported lazily."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ GREY = "#5b6577"
 
 @contextmanager
 def picture(path: Path, width: float, height: float, dpi: int = 160) -> "Iterator[Figure]":
-    """A figure of so many inches, which is saved in the end."""
+    """Create a figure with this size in inches, and save it at the end."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -27,7 +27,7 @@ def picture(path: Path, width: float, height: float, dpi: int = 160) -> "Iterato
 
 
 def legend(figure: "Figure", lines: Sequence[tuple[str, Mapping[str, Any]]], columns: int | None = None) -> None:
-    """A legend above the figure: names, and how their lines look."""
+    """Add a legend above the figure: names, and the style of their lines."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], label=name, **style) for name, style in lines]

@@ -1,4 +1,4 @@
-"""Processes of their own for cases: with the environment that they would have, and an end when their parent ends."""
+"""Separate processes for cases, with a defined environment; they end with their parent."""
 
 import contextlib
 import functools
@@ -20,16 +20,16 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]  # the checkout
-START_S = 120.0  # a process that is not there by then hangs
+START_S = 120.0  # longest time to start
 POLL_S = 0.05
 
 
 class CaseError(RuntimeError):
-    """A case in another process has failed, does not answer, or its process has ended."""
+    """A case in another process failed, does not answer, or its process ended."""
 
 
 class LateError(CaseError):
-    """There is no answer in time."""
+    """There is no answer within the limit."""
 
 
 class EndedError(CaseError):
@@ -37,14 +37,14 @@ class EndedError(CaseError):
 
 
 class Remote:
-    """Calls functions in the process that serves an address; several may, one after another.
+    """Client of the process that serves an address; it serves one client at a time.
 
     Args:
         address: of the process.
-        patience_s: how long it may take until it serves.
+        patience_s: longest time until it serves.
 
     Raises:
-        CaseError: it does not serve in time, or its preparation has failed; the message says why.
+        CaseError: it does not serve in time, or its preparation failed; the message says why.
     """
 
     def __init__(self, address: Path, patience_s: float = START_S) -> None:
@@ -58,14 +58,14 @@ class Remote:
         self._connection: Connection[Any, Any] = Client(str(address), family="AF_UNIX")
 
     def send(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """Have the process call a function; `receive` has the answer."""
+        """Request the call of a function; `receive` returns the result."""
         try:
             self._connection.send_bytes(pickle.dumps((function, arguments)))
         except (EOFError, OSError) as error:
             raise EndedError("its process has ended") from error
 
     def receive(self, limit_s: float | None = None) -> Any:
-        """What the function returned."""
+        """Return the result of the function."""
         try:
             if not self._connection.poll(limit_s):
                 raise LateError(f"does not answer within {limit_s:g} s")
@@ -77,35 +77,35 @@ class Remote:
         return answer
 
     def call(self, function: Callable[..., Any], *arguments: Any, limit_s: float | None = None) -> Any:
-        """What a function returns that is called in the process.
+        """Call a function in the process, and return its result.
 
         Raises:
-            CaseError: it raised, the process has ended, or there is no answer in time.
+            CaseError: it raised, the process ended, or there is no answer within the limit.
         """
         self.send(function, *arguments)
         return self.receive(limit_s)
 
     @property
     def connection(self) -> "Connection[Any, Any]":
-        """To the process: readable once there is an answer."""
+        """The connection to the process: readable when there is an answer."""
         return self._connection
 
     def close(self) -> None:
-        """Let others talk to the process."""
+        """Disconnect; the process then serves other clients."""
         self._connection.close()
 
 
-# torch first: bow would set the policy of idle threads
+# torch first: bow would set the wait policy of idle threads
 SERVING = "import torch, runpy; runpy.run_module('benchmarks.harness.serving', run_name='__main__')"
 
 
 class Host:
-    """A process of its own that serves calls: a fresh Python, with torch's default policy for idle threads.
+    """A separate process that serves calls: a fresh Python, with torch's default policy for idle threads.
 
     Args:
-        environment: variables that it has besides those of this process; None: a variable that it has not.
-        log: where its output goes; None: where that of this process does.
-        prepare: a function and its arguments, called before anything is served.
+        environment: changes of this process's variables; None: an unset variable.
+        log: file for its output; None: the output of this process.
+        prepare: a function and its arguments, called before the first request.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class Host:
 
     @property
     def remote(self) -> Remote:
-        """What calls functions in it; made when it is first asked for."""
+        """The client, connected on first use."""
         if self._remote is None:
             self._remote = Remote(self.address)
         return self._remote
@@ -143,7 +143,7 @@ class Host:
         return self.address.exists() or self._process.poll() is not None
 
     def call(self, function: Callable[..., Any], *arguments: Any, limit_s: float | None = None) -> Any:
-        """What a function returns that is called in the process, which is woken if it was stopped."""
+        """Call a function in the process, which is resumed if it was stopped, and return its result."""
         self.resume()
         try:
             return self.remote.call(function, *arguments, limit_s=limit_s)
@@ -151,19 +151,18 @@ class Host:
             raise EndedError(f"its process ended with status {self._process.wait()}") from error
 
     def stop(self) -> None:
-        """Stop it and what it has started until its next turn: threads may spin, on everybody's cores."""
+        """Suspend it and its children until its next turn: their threads may spin on the cores."""
         if not self._is_stopped and self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGSTOP)
             self._is_stopped = True
 
     def resume(self) -> None:
-        """Let it go on."""
         if self._is_stopped:
             os.killpg(self._process.pid, signal.SIGCONT)
             self._is_stopped = False
 
     def close(self) -> None:
-        """End the process."""
+        """Kill the process."""
         if self._remote is not None:
             self._remote.close()
         with contextlib.suppress(ProcessLookupError):
@@ -174,7 +173,7 @@ class Host:
 
 
 def environment_of(changes: Mapping[str, str | None]) -> dict[str, str]:
-    """The variables of a process that has to find this very bow, some of them changed; None: it has none of that."""
+    """Return the variables of a process that has to import this bow, with changes; None: unset."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     found = {**os.environ, "PYTHONPATH": path, **changes}
     return {name: value for name, value in found.items() if value is not None}
@@ -187,7 +186,7 @@ def apart(
     log: Path | None = None,
     limit_s: float | None = None,
 ) -> T:
-    """What a function returns in a process of its own.
+    """Call a function in a separate process, and return its result.
 
     Raises:
         CaseError: it raised, the process ended, or it took too long.
@@ -198,10 +197,10 @@ def apart(
 
 
 def in_concert(hosts: Sequence[Host], function: Callable[..., T], *arguments: Any, limit_s: float) -> T:
-    """What a function returns in the first of several processes that carry it out together, told their rank.
+    """Call a function in several processes, with their rank as argument; returns the result of the first one.
 
     Raises:
-        CaseError: it raised in one of them, for which the others would wait, or there is no answer in time.
+        CaseError: it raised in one of them (the others may then wait for it), or there is no answer within the limit.
     """
     for rank, host in enumerate(hosts):
         host.remote.send(function, *arguments, rank)
@@ -218,7 +217,7 @@ def in_concert(hosts: Sequence[Host], function: Callable[..., T], *arguments: An
 
 
 def parallel(jobs: Sequence[Callable[[], T]], workers: int) -> Iterator[T]:
-    """The results of jobs in their order, from so many processes with a thread each; 1: from this one."""
+    """Yield the results of jobs in order, from `workers` single-threaded processes; 1: in this process."""
     if workers == 1:
         yield from (job() for job in jobs)
         return
@@ -228,7 +227,7 @@ def parallel(jobs: Sequence[Callable[[], T]], workers: int) -> Iterator[T]:
 
 
 def together(devices: int, function: Callable[[Any], T]) -> T:
-    """What a function of bow's world returns in the first of several processes, in all of which it is called.
+    """Call a function of bow's world in several processes, and return the result of the first one.
 
     Raises:
         SettingError: there are fewer cores.
@@ -255,7 +254,7 @@ def _elsewhere(function: Callable[[Any], object]) -> None:
 
 
 def first_words(error: BaseException) -> str:
-    """The kind of an error and the first line of its message; the second as well where the first introduces it."""
+    """Return the type and the first line of an error; also the second line if the first introduces it."""
     first, second, *_ = [*str(error).splitlines(), "", ""]
     return f"{type(error).__name__}: {first}{' ' + second if first.endswith(':') else ''}".strip()
 

@@ -1,4 +1,4 @@
-"""Cases that take turns, so that what else the machine does hits all of them alike."""
+"""Measure cases in turns, so that other load on the machine affects all of them equally."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -8,7 +8,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 Clock = Callable[[], float]
-WARM_UP_CALLS = 3  # before anything is timed: the first call compiles, the next ones allocate
+WARM_UP_CALLS = 3  # the first call compiles, the next ones allocate
 
 
 def take_turns(
@@ -18,16 +18,16 @@ def take_turns(
     failed: Callable[[K, Exception], object] | None = None,
     after: Callable[[int, Mapping[K, list[V]]], bool | None] | None = None,
 ) -> dict[K, list[V]]:
-    """In every turn each case measures once, in every other turn in reverse order.
+    """Measure each case once per turn, every other turn in reverse order.
 
     Args:
-        cases: what makes a measurement, warm, by name.
-        turns: how often each has its turn.
-        failed: told of a case that raises, which takes part no longer; None: the race ends with that error.
-        after: called behind every turn with its number and all measurements; True ends the race.
+        cases: by name: functions that return a measurement, warmed up.
+        turns: number of turns.
+        failed: called for a case that raises, which is then removed; None: the race ends with that error.
+        after: called after every turn with its number and all measurements; True ends the race.
 
     Returns:
-        By case that has not failed: its measurements, an entry for each turn.
+        By case that has not failed: its measurements, one for each turn.
     """
     found: dict[K, list[V]] = {name: [] for name in cases}
     for turn in range(turns):
@@ -45,15 +45,15 @@ def take_turns(
 
 
 def rate(run: Callable[[], int], seconds: float, clock: Clock = time.perf_counter) -> float:
-    """Samples per second of a case in a measurement window of so many seconds.
+    """Return samples per second of a case in a measurement window.
 
-    The first call fills the caches and wakes the threads, so it does not count, unless it takes longer than the window:
-    then it is the measurement, and a hopelessly slow case costs one call a turn.
+    The first call fills the caches and wakes the threads and is not counted, unless it takes longer than the window:
+    then it is the measurement, so that a very slow case costs one call per turn.
 
     Args:
-        run: does a piece of work and returns how many samples that was.
-        seconds: of the window.
-        clock: seconds that only go up.
+        run: does a piece of work and returns the number of samples.
+        seconds: length of the window.
+        clock: a monotonic clock in seconds.
     """
     began = clock()
     samples, now = run(), clock()
@@ -66,7 +66,7 @@ def rate(run: Callable[[], int], seconds: float, clock: Clock = time.perf_counte
 
 
 def warm_up(run: Callable[[], object], clock: Clock = time.perf_counter) -> float:
-    """Call a case a few times; the seconds of the first call, which compiles where something is compiled."""
+    """Call a case a few times; returns the seconds of the first call, which may compile."""
     began = clock()
     run()
     first_s = clock() - began

@@ -1,4 +1,4 @@
-"""What an experiment leaves behind: one JSON file with everything, a page, and tables in the documentation."""
+"""Outputs of an experiment: one JSON file with everything, a page, and tables in the documentation."""
 
 import contextlib
 import dataclasses
@@ -17,11 +17,11 @@ from benchmarks.harness.pages import render
 from bow.errors import SettingError
 
 TABLE = re.compile(r"<!-- (?P<key>\w+: [^\n]*?) -->\n.*?<!-- end -->", re.DOTALL)
-UNSAVED = ("out", "docs")  # settings that change no number
+UNSAVED = ("out", "docs")  # settings that do not influence the numbers
 
 
 def result(benchmark: str, command: str, config: Config, seconds: float, findings: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that one run of an experiment found out, as plain values."""
+    """Return all results of a run of an experiment as plain values."""
     plain = {name: value for name, value in dataclasses.asdict(config).items() if name not in UNSAVED}
     return {
         "benchmark": benchmark,
@@ -35,7 +35,7 @@ def result(benchmark: str, command: str, config: Config, seconds: float, finding
 
 
 def publish(stem: str, values: Mapping[str, Any], out: Path, context: Mapping[str, Any] | None = None) -> str:
-    """Write `STEM.md`, and print the beginning of the page; the page."""
+    """Write `STEM.md`, print its beginning, and return the page."""
     page = render(stem, {**values, **(context or {})})
     write_text(out / f"{stem}.md", page)
     say("\n## ".join(page.split("\n## ")[:2]))
@@ -43,9 +43,9 @@ def publish(stem: str, values: Mapping[str, Any], out: Path, context: Mapping[st
 
 
 def replace_tables(document: Path, page: str) -> None:
-    """Put the tables of a page, each between two marks with its key, into a document that asks for them.
+    """Insert the tables of a page, each between two marks with its key, into a document.
 
-    A table that the page lacks stays as it is in the document: its part was not measured.
+    Tables that the page lacks remain unchanged in the document: their part was not measured.
     """
     if document.is_file():
         tables = {match["key"]: match[0] for match in TABLE.finditer(page)}
@@ -54,15 +54,15 @@ def replace_tables(document: Path, page: str) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line of the protocol at once."""
+    """Print a line of progress, unbuffered."""
     print(text, flush=True)
 
 
 def prepare_output(folder: Path) -> None:
-    """Make the folder for the results, and find out before hours of measuring that it cannot be written.
+    """Create the folder for the results, and check that it is writable before hours of measurements.
 
     Raises:
-        SettingError: it cannot; the message says why.
+        SettingError: it is not writable; the message says why.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def prepare_output(folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all."""
+    """Write a file atomically."""
     part = path.with_name(f".{path.name}.part")
     try:
         part.write_text(text, encoding="utf-8")
@@ -84,7 +84,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write plain values as JSON; what is short, and every flat entry of a list, has a line of its own."""
+    """Write plain values as JSON; short values, and every flat entry of a list, are on one line."""
     write_text(path, _json(values, 0) + "\n")
 
 

@@ -13,11 +13,11 @@ from typing import Any
 from benchmarks.harness.bare import stand_in
 from benchmarks.harness.processes import first_words
 
-SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2): when the thread ends that has started this process
+SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2): sent when the thread that started this process ends
 
 
 def main(address: Path, prepared: bytes) -> None:
-    """Prepare, and then answer one caller after another until the parent ends this process."""
+    """Prepare, and then serve one client after another until the parent kills this process."""
     end_with(os.getppid())
     stand_in()
     try:
@@ -39,7 +39,7 @@ def main(address: Path, prepared: bytes) -> None:
 
 
 def answer(message: bytes) -> tuple[bool, Any]:
-    """Whether a call went well, and what it returned or why it did not."""
+    """Execute a call: return whether it succeeded, and its result or error."""
     try:
         function, arguments = pickle.loads(message)
         return True, function(*arguments)
@@ -49,7 +49,7 @@ def answer(message: bytes) -> tuple[bool, Any]:
 
 
 def end_with(parent: int) -> None:
-    """End when the process that has started this one has, even while this one is stopped; known to Linux only."""
+    """End together with the parent process, even while suspended; Linux only."""
     ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:  # it has ended in between
         os._exit(1)

@@ -1,4 +1,4 @@
-"""What measurements in several turns come to, as plain values."""
+"""Statistics of measurements in several turns, as plain values."""
 
 import statistics
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def spread(values: Sequence[float], digits: int, scale: float = 1.0) -> dict[str, Any]:
-    """Median, lowest and highest of measurements, at least one.
+    """Return median, minimum and maximum of measurements, at least one.
 
     Example:
         >>> spread([3.0, 1.0, 2.0], digits=1)
@@ -16,12 +16,12 @@ def spread(values: Sequence[float], digits: int, scale: float = 1.0) -> dict[str
 
 
 def whole_spread(values: Sequence[float]) -> dict[str, Any]:
-    """The same, not rounded: for pages that make numbers of what was rounded before."""
+    """The same, not rounded: for pages that compute with them."""
     return {"median": statistics.median(values), "low": min(values), "high": max(values), "n": len(values)}
 
 
 def quartiles(values: Sequence[float], digits: int, scale: float = 1.0) -> dict[str, Any]:
-    """Median, and between which values the middle half of the measurements lies.
+    """Return the median and the quartiles of measurements.
 
     Example:
         >>> quartiles([5.0, 1.0, 2.0, 3.0, 4.0], digits=1)
@@ -34,7 +34,7 @@ def quartiles(values: Sequence[float], digits: int, scale: float = 1.0) -> dict[
 
 
 def ratios(values: Sequence[float], others: Sequence[float]) -> list[float]:
-    """By turn: one over the other, since what disturbs a turn disturbs both.
+    """Return ratios by turn, because disturbances of a turn affect both values.
 
     Example:
         >>> ratios([2.0, 6.0], [1.0, 2.0])
@@ -44,11 +44,11 @@ def ratios(values: Sequence[float], others: Sequence[float]) -> list[float]:
 
 
 def median_interval(values: Sequence[float], digits: int = 3, confidence: float = 0.95) -> dict[str, Any]:
-    """The narrowest interval between ordered measurements that holds the true median with some probability.
+    """Return the narrowest interval between order statistics that contains the true median with some probability.
 
     The number of measurements below the true median is binomial, whatever their distribution: from the k-th lowest to
-    the k-th highest, the probability is `1 - 2 P(Binomial(n, 1/2) < k)`. With fewer than 6 measurements 0.95 is out of
-    reach, and the interval is from the lowest to the highest.
+    the k-th highest, the probability is `1 - 2 P(Binomial(n, 1/2) < k)`. With fewer than 6 measurements 0.95 is not
+    attainable, and the interval is from the lowest to the highest.
 
     Example:
         >>> median_interval([float(value) for value in range(1, 21)])
@@ -57,7 +57,7 @@ def median_interval(values: Sequence[float], digits: int = 3, confidence: float 
     References:
         W. R. Thompson, On confidence ranges for the median and other expectation distributions, 1936.
     """
-    from scipy.stats import binom  # with scikit-learn; not needed where only a GPU is measured
+    from scipy.stats import binom  # installed with scikit-learn; not needed for GPU measurements
 
     ordered, n = sorted(values), len(values)
     reached = {k: float(1 - 2 * binom.cdf(k - 1, n, 0.5)) for k in range(1, (n + 1) // 2 + 1)}

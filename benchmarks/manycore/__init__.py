@@ -1,13 +1,13 @@
 """Both papers on operator scheduling, on their machine, simulated.
 
-Steps of the papers' networks are captured in the papers' sizes; what operators take on the 68 cores of a Xeon Phi is
-`Saturation`'s; the schedulers are those that the runtime is driven by. Nothing is run, so the numbers are the
-same on every machine.
+Steps of the papers' networks are captured in the papers' sizes; operator times on the 68 cores of a Xeon Phi are
+those of `Saturation`; the schedulers are those of the runtime. Nothing is executed, so the numbers are the same
+on every machine.
 
-Of Tang et al., 2018: speed-up by number of executors (Figure 6), critical path first against queues (Table 2), cells of
-an LSTM along diagonals (section 7.4), the options of section 6. Of Liu et al., 2019: strategies 1 to 4 one by one
-(Figure 3), uniform pairs (Table I), operators that run at the same time (Figure 4), the longest operators (Table VI).
-Of all: sensitivity to the machine's parameters.
+Tang et al., 2018: speed-up by number of executors (Figure 6), critical path first against queues (Table 2), cells of
+an LSTM along diagonals (section 7.4), the options of section 6. Liu et al., 2019: strategies 1 to 4 separately
+(Figure 3), uniform pairs (Table I), concurrent operators (Figure 4), the longest operators (Table VI). Both:
+sensitivity to the machine's parameters.
 """
 
 from collections.abc import Mapping
@@ -34,21 +34,21 @@ class Config(harness.Documented):
     """Settings of the experiment."""
 
     graphi: tuple[str, ...] = setting(GRAPHI, "networks of Tang et al.", choices=GRAPHI, quick=GRAPHI[::2])
-    sizes: tuple[str, ...] = setting(("small", "medium", "large"), "of these networks", quick=("tiny",))
-    detail: str = setting("medium", "size whose queues, options and sensitivity are looked at", quick="tiny")
+    sizes: tuple[str, ...] = setting(("small", "medium", "large"), "sizes of these networks", quick=("tiny",))
+    detail: str = setting("medium", "size for the studies of queues, options and sensitivity", quick="tiny")
     liu: tuple[str, ...] = setting(LIU, "networks of Liu et al.", choices=LIU, quick=LIU[1:2])
-    size: str = setting("paper", "of these networks", quick="tiny")
-    noise: float = setting(0.01, "of what climbs measure: standard deviation of the logarithm", least=0)
-    interval: int = setting(4, "threads that a climb adds at a time")
+    size: str = setting("paper", "size of these networks", quick="tiny")
+    noise: float = setting(0.01, "noise of the times that climbs measure: standard deviation of the logarithm", least=0)
+    interval: int = setting(4, "threads that a climb adds per step")
     dispatch_ns: tuple[int, ...] = setting(
-        (0, 100, 300, 1000), "for which an executor that polls keeps a queue", quick=(0, 1000)
+        (0, 100, 300, 1000), "time that an executor locks a queue per poll", quick=(0, 1000)
     )
     factors: tuple[float, ...] = setting(
-        (0.5, 2.0), "that parameters of the machine are multiplied by, one at a time", quick=(2.0,)
+        (0.5, 2.0), "factors on parameters of the machine, one at a time", quick=(2.0,)
     )
-    seeds: int = setting(5, "schedulers that take any ready operator, each with draws of its own", quick=2)
-    seed: int = setting(0, "of the noise, and of the first of these")
-    workers: int = setting(2, "processes that share the networks; 1: this one", quick=1)
+    seeds: int = setting(5, "number of random seeds of schedulers that choose any ready operator", quick=2)
+    seed: int = setting(0, "seed of the noise, and first seed of these schedulers")
+    workers: int = setting(2, "number of processes; 1: only this one", quick=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,12 +60,12 @@ class Config(harness.Documented):
 
     @property
     def draws(self) -> range:
-        """Seeds of the schedulers that take any ready operator."""
+        """Seeds of the schedulers that choose any ready operator."""
         return range(self.seed, self.seed + self.seeds)
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """Simulate everything; pictures show more than the JSON holds, so they are drawn here."""
+    """Simulate everything; also draws the pictures, which show more than the JSON contains."""
     done = []
     for each in harness.parallel(all_jobs(config), config.workers):
         done.append(each)
@@ -83,7 +83,7 @@ def measure(config: Config) -> dict[str, Any]:
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page needs besides."""
+    """Additional values for the page template."""
     graphi = values["graphi"]
     detailed = {name: own for name, sizes in graphi.items() for own in sizes.values() if "queues" in own}
     return {

@@ -1,4 +1,4 @@
-"""What the papers say in a sentence, and whether it is so on the machine that is simulated."""
+"""Statements of the papers, and whether they hold on the simulated machine."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,29 +12,29 @@ from bow.models import NETWORKS
 
 Verdict: TypeAlias = Literal["yes", "in part", "no"]
 
-# A best speed-up, or a time over that with a queue, counts as the paper's if it is so close to the paper's range
+# Tolerance relative to the paper's range, for best speed-ups and for ratios to the time with a queue
 CLOSE = 0.05
 
-POINTS = 0.02  # A gain counts as the paper's if it is so close to it: 1.13 to 1.12
+POINTS = 0.02  # tolerance of gains: 1.13 and 1.12 are equal
 
-LEAST = 1.005  # Below this a gain is none
+LEAST = 1.005  # smallest ratio that counts as a gain
 
-STRAIGHT = 0.99  # Cells lie on diagonals where the correlation is at least this
+STRAIGHT = 0.99  # smallest correlation of cells on diagonals
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Something that a paper says."""
+    """A statement of a paper."""
 
-    what: str  # it says
+    what: str  # the statement
     paper: str  # its numbers
-    here: str  # the same here
-    verdict: Verdict  # whether they agree; in part: the same direction, another amount
+    here: str  # simulated numbers
+    verdict: Verdict  # whether they agree; in part: same direction, different amount
 
 
 @dataclass(frozen=True)
 class Range:
-    """From the lowest to the highest of several numbers."""
+    """The range of several numbers."""
 
     low: float
     high: float
@@ -47,17 +47,17 @@ class Range:
 
 
 def all_claims(graphi: Mapping[str, Any], liu: Mapping[str, Any], detail: str) -> list[Claim]:
-    """Those of both papers."""
+    """Return the claims of both papers."""
     return [*graphi_claims(graphi, detail), *liu_claims(liu)]
 
 
 def best_row(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The executors with the highest speed-up."""
+    """Return the row with the highest speed-up."""
     return max(rows, key=lambda row: row["speedup"])
 
 
 def steps_of(own: Mapping[str, Any], third: str = "1-3", fourth: str = "1-4") -> dict[str, float]:
-    """What each strategy brings on one machine, on top of those before."""
+    """Gain of each strategy on one machine, in addition to the previous ones."""
     by_plan = {name: plan["speedup"] for name, plan in own["plans"].items()}
     return {
         "1": by_plan["1"],
@@ -75,7 +75,7 @@ def _paper(table: str, network: str) -> Any:
 
 
 def graphi_claims(found: Mapping[str, Any], detail: str) -> Iterator[Claim]:
-    """Those of Tang et al."""
+    """Yield the claims of Tang et al."""
     for network, sizes in found.items():
         yield _speedups(network, sizes)
         yield _parallel(network, sizes)
@@ -91,7 +91,7 @@ def graphi_claims(found: Mapping[str, Any], detail: str) -> Iterator[Claim]:
 
 
 def liu_claims(found: Mapping[str, Any]) -> Iterator[Claim]:
-    """Those of Liu et al., on both machines."""
+    """Yield the claims of Liu et al., on both machines."""
     for network, own in found.items():
         title, told = NETWORKS[network].title, _paper("figure_3", network)
         here = [steps_of(own[machine]) for machine in LIU_MACHINES]
@@ -112,7 +112,7 @@ def _gain(what: str, paper: float, here: Sequence[Mapping[str, float]], step: st
 
 
 def _same_gain(paper: float, values: Sequence[float]) -> Verdict:
-    """The same on both machines; or on one of them, or a gain as there; or not even that."""
+    """Whether the gain is the same on both machines; or on one of them, or at least a gain; or neither."""
     same = [abs(value - paper) <= POINTS for value in values]
     return _of(all(same), any(same) or (paper > LEAST and any(value > LEAST for value in values)))
 

@@ -1,4 +1,4 @@
-"""What operators take with each number of threads, and what a hill climb thinks that they take."""
+"""Operator times by number of threads: actual ones, and those predicted by hill climbing."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,19 +10,19 @@ from benchmarks.manycore.machines import CACHES, CORES
 from benchmarks.manycore.steps import Step
 from bow.schedule.scheduler import CacheTimes, Start
 
-Times: TypeAlias = dict[int, int]  # Of one operator, by number of threads: nanoseconds
+Times: TypeAlias = dict[int, int]  # of one operator, by number of threads: nanoseconds
 
 
 @dataclass(frozen=True)
 class Curves:
     """Times of a step's operators, with and without shared caches."""
 
-    predicted: CacheTimes  # what the scheduler is told
-    actual: CacheTimes  # what operators take
+    predicted: CacheTimes  # times for the scheduler
+    actual: CacheTimes  # actual times
 
 
 def learn(machine: Saturation, step: Step, noise: float, interval: int, seed: int) -> Curves:
-    """Climb on noisy times of every operator, and keep what the climbs predict.
+    """Climb on noisy times of every operator, and return the predictions of the climbs.
 
     References:
         Liu et al., 2019, section III-C.
@@ -52,11 +52,10 @@ def _climbed(work: Work, noisy: Saturation, interval: int) -> Curve:
 
 
 class Teams:
-    """How long operators take where it costs something that the number of threads changes.
+    """Operator times that include a cost of changing the number of threads.
 
-    A core's team stays as long as what the core is the first of has as many threads as what it was the first of
-    before. An operator's team stays as long as the last operator of its type had as many. Where it does not,
-    `change_ns` is added. Whoever asks does so as operators start.
+    Starting an operator with another number of threads than the previous one with the same first core (with `kinds`: of
+    the same type) costs `change_ns`. Calls have to be made in the order in which operators start.
 
     Example:
         >>> teams = Teams([{2: 50, 4: 30}], change_ns=5)
@@ -77,7 +76,7 @@ class Teams:
         self.changes = 0
 
     def __call__(self, start: Start) -> int:
-        """Nanoseconds that what is started takes."""
+        """Return the nanoseconds of a started operator."""
         owner = (start.cores[0], start.sibling) if self._kinds is None else self._kinds[start.operator]
         changes = self._last.setdefault(owner, start.threads) != start.threads
         self._last[owner] = start.threads

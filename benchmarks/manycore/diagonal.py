@@ -1,4 +1,4 @@
-"""Whether cells of an unrolled LSTM run along diagonals of layers and steps (Tang et al., section 7.4)."""
+"""Test whether cells of an unrolled LSTM run along diagonals of layers and steps (Tang et al., section 7.4)."""
 
 import bisect
 import statistics
@@ -14,26 +14,26 @@ from bow.schedule import Span, Timeline
 from bow.schedule.scheduler import OperatorScheduler, Start
 from bow.schedule.simulator import simulate_operators
 
-Cell: TypeAlias = tuple[int, int]  # Layer and step in time
+Cell: TypeAlias = tuple[int, int]  # layer and time step
 
-CELLS = "lstm.cells."  # What the modules of cells are called, in front of the number of the layer
+CELLS = "lstm.cells."  # prefix of the modules of cells, before the number of the layer
 
-PRODUCTS = 2  # Of a cell: its input and its state, each with a matrix
+PRODUCTS = 2  # of a cell: a matrix product each for its input and its state
 
 CRITICAL, FIRST, RANDOM = "critical path first", "first come, first served", "any ready operator"
 
 
 @dataclass(frozen=True)
 class Diagonal:
-    """How the cells of a forward pass ran."""
+    """Execution order of the cells of a forward pass."""
 
-    correlation: float  # of the time at which a cell begins with layer + step; 1 where diagonals run one after another
-    ahead: float  # by how many steps the layer below is ahead when a cell begins, on average; 1 on a diagonal
-    most_ahead: int  # the same, at most
+    correlation: float  # of a cell's start time with layer + step; 1 if diagonals run one after another
+    ahead: float  # mean number of steps by which the layer below is ahead when a cell starts; 1 on a diagonal
+    most_ahead: int  # the maximum of these
 
 
 def cells_of(step: Step) -> dict[Cell, list[int]]:
-    """The forward operators of each cell, its two products first.
+    """Return the forward operators of each cell, its two products first.
 
     Example:
         >>> from benchmarks.costs.machine import Work
@@ -44,22 +44,22 @@ def cells_of(step: Step) -> dict[Cell, list[int]]:
         {(0, 0): [0, 1, 2, 3], (0, 1): [4, 5, 6, 7]}
     """
     cells: dict[Cell, list[int]] = {}
-    products: dict[int, int] = {}  # by layer: so many have been seen
+    products: dict[int, int] = {}  # by layer: number of products so far
     for operator, (work, module) in enumerate(zip(step.works, step.modules, strict=True)):
         if not (step.forward[operator] and module.startswith(CELLS)):
             continue
         layer = int(module.removeprefix(CELLS))
         products[layer] = products.get(layer, 0) + (".addmm." in work.kind)
-        if products[layer]:  # the state in front of the first cell belongs to none
+        if products[layer]:  # operators before the first cell belong to none
             cells.setdefault((layer, (products[layer] - 1) // PRODUCTS), []).append(operator)
     return cells
 
 
 def cell_timeline(timeline: Timeline, cells: Mapping[Cell, Sequence[int]]) -> Timeline:
-    """When cells ran: a place for each layer, and a colour for each step, which is the spans' name.
+    """Timeline of the cells: a place for each layer, and a colour (the name of the spans) for each step.
 
-    A cell begins with the later one of its products: that of its input may have run long before, when the last step was
-    still under way.
+    A cell starts with the later one of its products: that of its input may have run long before, during the previous
+    step.
     """
     spans = {span.details["operator"]: span for span in timeline.spans}
     return Timeline(
@@ -74,7 +74,7 @@ def cell_timeline(timeline: Timeline, cells: Mapping[Cell, Sequence[int]]) -> Ti
 
 
 def diagonal_of(begins: Mapping[Cell, int]) -> Diagonal:
-    """How diagonal cells are, by when they begin.
+    """Compute how diagonal the cells ran, from their start times.
 
     Example:
         >>> wave = {(layer, step): 10 * (layer + step) for layer in range(3) for step in range(5)}
@@ -95,7 +95,7 @@ def diagonal_of(begins: Mapping[Cell, int]) -> Diagonal:
 def compare_diagonals(
     machine: Saturation, step: Step, tried: Sequence[tuple[int, int]], seeds: Sequence[int]
 ) -> tuple[list[dict[str, Any]], dict[tuple[int, str], Timeline]]:
-    """By shape and scheduler: how diagonal the cells are; and the timelines of the cells."""
+    """Return the diagonals by shape and scheduler, and the timelines of the cells."""
     cells = cells_of(step)
     rows: list[dict[str, Any]] = []
     timelines: dict[tuple[int, str], Timeline] = {}
@@ -125,7 +125,7 @@ def _timeline(scheduler: OperatorScheduler, times: Sequence[int]) -> Timeline:
 
 
 def _row(found: Sequence[Diagonal]) -> dict[str, Any]:
-    """Medians, and what is furthest from a diagonal."""
+    """Medians, and the largest deviation from a diagonal."""
     return {
         "correlation": round(statistics.median(each.correlation for each in found), 4),
         "lowest": round(min(each.correlation for each in found), 4),

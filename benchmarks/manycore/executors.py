@@ -1,4 +1,4 @@
-"""Executors with teams of threads of their own: by number, and against queues (Tang et al., Figure 6, Table 2)."""
+"""Executors with their own thread teams: by number, and against queues (Tang et al., Figure 6, Table 2)."""
 
 import random
 import statistics
@@ -13,23 +13,23 @@ from bow.schedule.scheduler import ListScheduler, OperatorScheduler, Start, crit
 
 TABLE_2_SHAPES = ((2, 32), (4, 16), (8, 8), (16, 4), (32, 2))
 
-# Executors, and threads of each, that the paper tries with one network only: as many as operators run in parallel
+# Numbers of executors and their threads in the paper for one network only: as many as operators run in parallel
 EXTRA = {"pathnet": (6, 10), "googlenet": (3, 10)}
 
 
 def shapes(network: str) -> list[tuple[int, int]]:
-    """Numbers of executors, and threads of each, that Figure 6 has."""
+    """Return the numbers of executors and threads in Figure 6."""
     uniform = [(count, TEAM_CORES // count) for count in (2, 4, 8, 16, 32)]
     return sorted([*uniform, EXTRA[network]] if network in EXTRA else uniform)
 
 
 def sequential_ns(machine: Saturation, step: Step) -> int:
-    """A step with one executor that has all threads."""
+    """Return the time of a step with a single executor with all threads."""
     return sum(durations(machine, step, team(TEAM_CORES)))
 
 
 def critical_first(step: Step, executors: int, times: Sequence[int]) -> ListScheduler:
-    """Graphi's scheduler: the ready operator from which the longest path leads to the end."""
+    """Graphi's scheduler: the ready operator with the longest path to the end first."""
     return ListScheduler(step.dependencies, executors, critical_path(step.dependencies, times).levels)
 
 
@@ -39,13 +39,13 @@ def first_come(step: Step, executors: int) -> ListScheduler:
 
 
 def at_random(step: Step, executors: int, seed: int) -> ListScheduler:
-    """Any of the ready operators: how section 4.3 describes the schedulers of TensorFlow and MXNet."""
+    """Any ready operator: the schedulers of TensorFlow and MXNet according to section 4.3."""
     draw = random.Random(seed)
     return ListScheduler(step.dependencies, executors, [draw.random() for _ in step.works])
 
 
 def simulated_ns(scheduler: OperatorScheduler, times: Sequence[int], dispatch_ns: int = 0, polling: int = 1) -> int:
-    """How long a step takes."""
+    """Return the simulated time of a step."""
 
     def duration(start: Start) -> int:
         return times[start.operator]
@@ -55,7 +55,7 @@ def simulated_ns(scheduler: OperatorScheduler, times: Sequence[int], dispatch_ns
 
 
 def sweep(machine: Saturation, step: Step, tried: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-    """Critical path first, and first come, first served, with each number of executors, over sequential execution."""
+    """Speed-ups of critical path first and of first come, first served, by number of executors."""
     before = sequential_ns(machine, step)
     rows = []
     for executors, threads in tried:
@@ -75,15 +75,15 @@ def sweep(machine: Saturation, step: Step, tried: Sequence[tuple[int, int]]) -> 
 
 
 def fastest(rows: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """The shape with the highest speed-up, of equal ones that with fewer executors."""
+    """Return the shape with the highest speed-up; of ties the one with fewer executors."""
     best = max(rows, key=lambda row: (row["speedup"], -row["executors"]))
     return best["executors"], best["threads"]
 
 
 def held_to_shares(machine: Saturation, step: Step, tried: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-    """Speed-ups where no executor uses more than its part of the memory's bandwidth.
+    """Speed-ups if every executor is limited to its share of the memory bandwidth.
 
-    The machine lets operators that run at the same time use all of it, each; this errs on the other side.
+    The machine model lets every concurrent operator use the full bandwidth; this is the opposite extreme.
     """
     before = sequential_ns(machine, step)
     rows = []
@@ -97,12 +97,12 @@ def held_to_shares(machine: Saturation, step: Step, tried: Sequence[tuple[int, i
 def compare_queues(
     machine: Saturation, step: Step, dispatch_ns: Sequence[int], seeds: Sequence[int]
 ) -> list[dict[str, Any]]:
-    """The time of a step with critical path first, over that with a queue, for each shape of Table 2."""
+    """Time of a step with critical path first, relative to that with a queue, for each shape of Table 2."""
     rows = []
     for executors, threads in TABLE_2_SHAPES:
         times = durations(machine, step, team(threads))
         ratios = {}
-        # An executor that polls a queue keeps it from all others: giving out an operator costs that for each of them.
+        # An executor that polls a queue blocks all others: dispatching an operator costs that for each of them.
         for cost in dispatch_ns:
             first = simulated_ns(critical_first(step, executors, times), times, cost)
             queue = simulated_ns(first_come(step, executors), times, cost, polling=executors)

@@ -1,4 +1,4 @@
-"""All that is simulated of one network in one size."""
+"""All simulations of one network in one size."""
 
 import functools
 from collections.abc import Callable
@@ -41,24 +41,24 @@ if TYPE_CHECKING:
 
 MACHINE = Saturation()
 
-Cells: TypeAlias = dict[tuple[int, str], Timeline]  # By number of executors and scheduler: when cells ran
+Cells: TypeAlias = dict[tuple[int, str], Timeline]  # by number of executors and scheduler: timelines of the cells
 
-Counts: TypeAlias = dict[str, list[int]]  # By plan: how many operators ran behind each event
+Counts: TypeAlias = dict[str, list[int]]  # by plan: number of running operators after each event
 
 
 @dataclass(frozen=True)
 class Done:
-    """What came of a job."""
+    """The results of a job."""
 
-    network: str  # whose
-    size: str  # of it
+    network: str
+    size: str
     found: dict[str, Any]  # plain values
-    cells: Cells  # timelines of the cells of an LSTM, to be drawn
-    counts: Counts  # of a network of Liu et al., to be drawn
+    cells: Cells  # timelines of the cells of an LSTM, for the pictures
+    counts: Counts  # of a network of Liu et al., for the pictures
 
 
 def all_jobs(settings: "Config") -> list[Callable[[], Done]]:
-    """The jobs, those that take longest first."""
+    """Return the jobs, the longest first."""
     ordered = sorted(settings.sizes, key=lambda size: (size != settings.detail, size))
     graphi = [(network, size) for network in reversed(settings.graphi) for size in ordered]
     texts_first = sorted(graphi, key=lambda job: "lstm" not in job[0])
@@ -69,7 +69,7 @@ def all_jobs(settings: "Config") -> list[Callable[[], Done]]:
 
 
 def executors_job(network: str, size: str, settings: "Config") -> Done:
-    """A network of Tang et al.; in detail in one size."""
+    """Simulate a network of Tang et al.; in detail in one size."""
     step = capture_step(network, size)
     machine = GRAPHI_MACHINES[TEAMS_STAY](MACHINE)
     tried = shapes(network)
@@ -92,7 +92,7 @@ def executors_job(network: str, size: str, settings: "Config") -> Done:
 
 
 def _sizes(step: Step) -> dict[str, Any]:
-    """How large a step is, on the machine of Tang et al."""
+    """Statistics of a step, on the machine of Tang et al."""
     machine = GRAPHI_MACHINES[TEAMS_STAY](MACHINE)
     alone = critical_path(step.dependencies, durations(machine, step, team(8)))
     return {
@@ -103,7 +103,7 @@ def _sizes(step: Step) -> dict[str, Any]:
 
 
 def strategies_job(network: str, settings: "Config") -> Done:
-    """A network of Liu et al., on both machines."""
+    """Simulate a network of Liu et al., on both machines."""
     step = capture_step(network, settings.size)
     found: dict[str, Any] = {"operators": len(step)}
     for name, adapt in LIU_MACHINES.items():

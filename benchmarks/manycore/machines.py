@@ -1,4 +1,4 @@
-"""The machine of both papers as formulas, and what of it might be otherwise."""
+"""Models of the machine of both papers, and variations of its parameters."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -8,21 +8,21 @@ from benchmarks.costs.evidence import standalone
 from benchmarks.costs.machine import Saturation, Scaling, Sort, Threads, Work
 from benchmarks.manycore.steps import Step
 
-CORES = 68  # Of a Xeon Phi 7250; every two share a cache
+CORES = 68  # of a Xeon Phi 7250; every two share a cache
 
-CACHES = tuple(core // 2 for core in range(CORES))  # By core: which
+CACHES = tuple(core // 2 for core in range(CORES))  # by core: its cache
 
-# Shared out among executors in Tang et al., 2018, section 7.3; the scheduler and the light executor have one each
+# Divided among executors in Tang et al., 2018, section 7.3; the scheduler and the light executor have one core each
 TEAM_CORES = 64
 
 CONVOLUTIONS: tuple[Sort, ...] = ("convolution", "input gradient", "weight gradient")
 
 
 def teams_that_stay(machine: Saturation) -> Saturation:
-    """The machine of Tang et al.: threads of a team stay on their cores, and convolutions are LIBXSMM's.
+    """The machine of Tang et al.: threads of a team stay on their cores, and convolutions are those of LIBXSMM.
 
-    The paper shows no curve of a convolution. Those that the machine has otherwise are fitted to TensorFlow's, of Liu
-    et al.; here threads crowd, and share out work, as in the one product that the paper does show (Figure 2).
+    The paper has no curve of a convolution. Those of the default machine are fitted to TensorFlow's in Liu et al.; here
+    crowding and work distribution are those of the one product in the paper (Figure 2).
     """
     product = machine.scalings["product"]
     own = {
@@ -33,18 +33,18 @@ def teams_that_stay(machine: Saturation) -> Saturation:
 
 
 def share_of_memory(machine: Saturation, executors: int) -> Saturation:
-    """What an executor has where each is held to an equal part of the memory's bandwidth, whatever the others do."""
+    """Limit an executor to an equal share of the memory bandwidth, independent of the others."""
     return replace(machine, bytes_per_s=machine.bytes_per_s / executors)
 
 
 TEAMS_STAY, AS_IN_TENSORFLOW = "teams that stay", "convolutions as in TensorFlow"
-# For Tang et al.; the first one is meant where none is named
+# For Tang et al.; the first one is the default
 GRAPHI_MACHINES: Mapping[str, Callable[[Saturation], Saturation]] = MappingProxyType(
     {TEAMS_STAY: teams_that_stay, AS_IN_TENSORFLOW: lambda machine: machine}
 )
 
 IN_A_STEP, BY_ITSELF = "as in a step", "as in Table II"
-# For Liu et al., whose Table II has milliseconds of every convolution that do not scale: left out, or counted
+# For Liu et al., whose Table II includes constant milliseconds of every convolution: excluded, or included
 LIU_MACHINES: Mapping[str, Callable[[Saturation], Saturation]] = MappingProxyType(
     {IN_A_STEP: lambda machine: machine, BY_ITSELF: standalone}
 )
@@ -58,7 +58,7 @@ def _scaled(change: Callable[[Scaling, float], Scaling]) -> Callable[[Saturation
     return varied
 
 
-# What of a machine can be multiplied by a factor, one at a time
+# Parameters of a machine that can be scaled, one at a time
 VARIATIONS: Mapping[str, Callable[[Saturation, float], Saturation]] = MappingProxyType(
     {
         "launch": lambda machine, factor: replace(machine, launch_s=factor * machine.launch_s),
@@ -77,22 +77,22 @@ VARIATIONS: Mapping[str, Callable[[Saturation, float], Saturation]] = MappingPro
 
 
 def team(threads: int) -> Threads:
-    """How a team of an executor runs: on tiles of its own, so that two threads share a cache."""
+    """Case of an executor's team: threads work on adjacent tiles, so two of them share a cache."""
     return Threads(threads, shared=threads > 1)
 
 
 def durations(machine: Saturation, step: Step, case: Threads) -> list[int]:
-    """By operator: nanoseconds in a case, without noise."""
+    """Return nanoseconds by operator in a case, without noise."""
     quiet = replace(machine, noise=0.0)
     return by_work(step.works, lambda work: nanoseconds(quiet, work, case))
 
 
 def nanoseconds(machine: Saturation, work: Work, case: Threads) -> int:
-    """What an operator takes on a machine."""
+    """Return the time of an operator on a machine."""
     return round(1e9 * machine.time_s(work.flops, work.bytes_moved, work.kind, case))
 
 
 def by_work(works: Sequence[Work], of: Callable[[Work], int]) -> list[int]:
-    """By operator: what is found for its work, once for equal ones."""
+    """Apply a function to the work of every operator, once for equal ones."""
     found = {work: of(work) for work in dict.fromkeys(works)}
     return [found[work] for work in works]

@@ -1,4 +1,4 @@
-"""What else Graphi's authors tried, in simulated time (Tang et al., section 6, and 5.2)."""
+"""Further options that Graphi's authors tried, in simulated time (Tang et al., section 6, and 5.2)."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,16 +12,16 @@ from bow.schedule.scheduler import ListScheduler, Start, critical_path
 from bow.schedule.scheduler.corun import Times
 from bow.schedule.simulator import simulate_operators
 
-# Executors of three sizes, as in the paper's example, which share out all cores
+# Executors of three sizes, as in the paper's example, which use all cores
 TEAMS = ((32, 16, 8, 8), (16, 16, 8, 8, 4, 4, 4, 4))
 
-# What an operator that finds its input in its executor's cache takes, over what it takes otherwise: a parameter. The
-# paper found a modest gain for element-wise operators, and none for products
+# Relative time of an operator whose input is in its executor's cache: an assumption. The paper found a modest gain for
+# element-wise operators, and none for products
 KEPT = (0.9, 0.8)
 
-HANDOVER_NS = (0, 1000, 5000)  # Nanoseconds that it takes to hand an operator to another executor: a parameter
+HANDOVER_NS = (0, 1000, 5000)  # time to pass an operator to another executor: an assumption
 
-# Milliseconds of context switches where the number of executors changes, from and to (section 6)
+# Milliseconds of context switches when the number of executors changes, lower and upper value (section 6)
 CHANGE_MS = (10.0, 30.0)
 
 
@@ -38,7 +38,7 @@ def try_options(machine: Saturation, step: Step, shape: tuple[int, int], counts:
 
 
 def team_sizes(machine: Saturation, step: Step, shape: tuple[int, int], teams: Sequence[int]) -> dict[str, Any]:
-    """Executors of several sizes, and operators that prefer the size that they use well."""
+    """Executors of several sizes, and operators that prefer the size that they use efficiently."""
     sizes = sorted(set(teams))
     by_size = {size: durations(machine, step, team(size)) for size in sizes}
     by_operator = [{size: by_size[size][each] for size in sizes} for each in range(len(step))]
@@ -63,11 +63,11 @@ def team_sizes(machine: Saturation, step: Step, shape: tuple[int, int], teams: S
 
 
 def classes_by_scaling(times: Sequence[Times], sizes: Sequence[int], efficiency: float = 0.5) -> list[int]:
-    """The class of executors that suits each operator, by how well it scales: `prefers` of a list scheduler.
+    """Return the class of executors for each operator, by its scaling: `prefers` of a list scheduler.
 
-    That is the largest team in which a thread does at least `efficiency` times as much as in the smallest:
-    `smallest * time(smallest) >= efficiency * size * time(size)`. The paper says that operators are classified by how
-    well they scale, and not how.
+    That is the largest team whose threads have at least `efficiency` times the throughput of those of the smallest:
+    `smallest * time(smallest) >= efficiency * size * time(size)`. The paper classifies operators by their scaling,
+    without saying how.
 
     Example:
         >>> classes_by_scaling([{1: 80, 2: 45, 8: 20}, {1: 80, 2: 44, 8: 41}], sizes=[1, 2, 8])
@@ -85,7 +85,7 @@ def classes_by_scaling(times: Sequence[Times], sizes: Sequence[int], efficiency:
 
 
 def changing_number(machine: Saturation, step: Step, shape: tuple[int, int], counts: Sequence[int]) -> dict[str, Any]:
-    """The best numbers of executors for forward and backward pass, each with all cores shared out among them."""
+    """The best numbers of executors for forward and backward pass, each with all cores divided among them."""
     passes = {count: durations(machine, step, team(TEAM_CORES // count)) for count in counts}
     before_ns = _symmetric_ns(step, shape, durations(machine, step, team(shape[1])))
     taken = {(ahead, behind): _changing_ns(step, ahead, behind, passes) for ahead in counts for behind in counts}
@@ -109,7 +109,7 @@ def _changing_ns(step: Step, ahead: int, behind: int, passes: dict[int, list[int
 
 
 def preferred_executor(machine: Saturation, step: Step, shape: tuple[int, int], kept: float) -> dict[str, Any]:
-    """Operators stay on the executor that has their input in its cache, where element-wise ones are faster for it."""
+    """Operators prefer the executor that has their input in its cache, if this speeds up element-wise ones."""
     executors, threads = shape
     times = durations(machine, step, team(threads))
     levels = critical_path(step.dependencies, times).levels
@@ -121,7 +121,7 @@ def preferred_executor(machine: Saturation, step: Step, shape: tuple[int, int], 
 
 
 def with_caches(step: Step, times: Sequence[int], kept: float) -> Callable[[Start], int]:
-    """Durations where an input may lie in the executor's cache; whoever asks does so as operators start."""
+    """Durations that depend on cached inputs; calls have to be made in the order in which operators start."""
     ran_on: dict[int, int] = {}
 
     def duration(start: Start) -> int:
@@ -135,10 +135,10 @@ def with_caches(step: Step, times: Sequence[int], kept: float) -> Callable[[Star
 
 
 def small_at_once(machine: Saturation, step: Step, shape: tuple[int, int], handover_ns: int) -> dict[str, Any]:
-    """Operators that a team makes no faster run with one thread where they became ready.
+    """Operators that do not scale run with one thread on the executor where they became ready.
 
-    Nothing is handed over for them, as is for all others. Those that are ready at the start wait in the queue, or have
-    the light executor.
+    They are not passed to another executor, unlike all others. Those that are ready at the start wait in the queue, or
+    run on the light executor.
     """
     executors, threads = shape
     alone = durations(machine, step, team(1))

@@ -1,4 +1,4 @@
-"""Pictures of what was simulated: Figure 6, Figure 4, and cells of an LSTM in time."""
+"""Pictures of the simulations: Figure 6, Figure 4, and timelines of LSTM cells."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +23,6 @@ CELL_FILES = {CRITICAL: "critical_path", FIRST: "first_come", RANDOM: "any_ready
 
 
 def draw_found(done: Sequence[Done], graphi: Mapping[str, Any], folder: Path) -> None:
-    """Draw all pictures."""
     folder.mkdir(parents=True, exist_ok=True)
     draw_speedups(graphi, folder / "manycore_figure_6.png")
     draw_counts({each.network: each.counts for each in done if each.counts}, folder / "manycore_figure_4.png")
@@ -33,7 +32,7 @@ def draw_found(done: Sequence[Done], graphi: Mapping[str, Any], folder: Path) ->
 
 
 def draw_cells(cells: Cells, executors: int, size: str, folder: Path) -> None:
-    """A timeline of the cells for each scheduler, with so many executors."""
+    """Draw a timeline of the cells for each scheduler, with this number of executors."""
     for (count, scheduler), timeline in cells.items():
         if count == executors:
             title = f"LSTM, {size}, forward pass on {executors} executors: {scheduler}; a colour for each step in time"
@@ -42,8 +41,8 @@ def draw_cells(cells: Cells, executors: int, size: str, folder: Path) -> None:
 
 
 def draw_speedups(found: Mapping[str, Mapping[str, Any]], path: Path) -> None:
-    """A panel for each network: speed-up against the number of executors, a line for each size; shaded, the paper's
-    range of the best ones.
+    """Draw a panel for each network: speed-up against the number of executors, a line for each size; the paper's range
+    of the best ones is shaded.
     """
     with picture(path, 9.0, 2.6, dpi=130) as figure:
         panels = figure.subplots(1, len(found), squeeze=False)[0]
@@ -70,7 +69,7 @@ def _finish_speedups(axes: "Axes", network: str) -> None:
 
 
 def draw_counts(counts: Mapping[str, Counts], path: Path) -> None:
-    """A panel for each network and strategy: how many operators run behind each event, and their mean."""
+    """Draw a panel for each network and strategy: number of running operators after each event, and their mean."""
     plans = list(next(iter(counts.values())))
     with picture(path, 9.0, 1.9 * len(plans), dpi=130) as figure:
         panels = figure.subplots(len(plans), len(counts), squeeze=False)

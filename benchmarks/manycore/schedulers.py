@@ -1,4 +1,4 @@
-"""List schedulers with what the papers tried besides: teams (Tang et al.), hardware threads (Liu et al.)."""
+"""List schedulers with additional options of the papers: teams (Tang et al.), hardware threads (Liu et al.)."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
@@ -8,11 +8,11 @@ from bow.schedule.scheduler import ListScheduler, Start
 
 
 class TeamScheduler(ListScheduler):
-    """A list scheduler whose executors have teams of several sizes and change in number, or with a light executor.
+    """A list scheduler whose executors have teams of several sizes and vary in number, or with a light executor.
 
-    An operator goes to an executor of the class that it prefers, if one is free; among those, to the executor that it
-    would stay on; and otherwise to the first. Executors with equally many threads are a class, and classes are numbered
-    from the fewest threads on.
+    An operator is assigned to a free executor of its preferred class, if any; among those, to its preferred executor;
+    otherwise to the first free one. Executors with the same number of threads are a class; classes are numbered in
+    ascending order of threads.
     """
 
     def __init__(
@@ -45,7 +45,6 @@ class TeamScheduler(ListScheduler):
         self._open = [(1 << count) - 1 for count in counts]
 
     def start(self, now_ns: int = 0) -> list[Start]:
-        """Begin a step."""
         self._begin()
         for operator in self._progress.begin():
             self._make_ready(operator, self._light)
@@ -68,7 +67,7 @@ def _check_threads(threads: Sequence[int]) -> None:
 
 
 def _masks(prefers: Sequence[int], classes: Sequence[int], num_operators: int) -> list[int]:
-    """By operator: the executors that suit it."""
+    """By operator: bit mask of the suitable executors."""
     if len(prefers) != num_operators:
         raise ScheduleError(f"{len(prefers)} preferred classes for {num_operators} operators; give every operator one")
     wrong = next((index for index, wanted in enumerate(prefers) if not 0 <= wanted < len(classes)), None)
@@ -81,15 +80,15 @@ def _masks(prefers: Sequence[int], classes: Sequence[int], num_operators: int) -
 
 
 def fit(executors: int, threads: int, cores: int) -> bool:
-    """Whether so many executors find seats: on cores, and then on the second hardware threads of cores."""
+    """Whether this many executors fit on the cores and their second hardware threads."""
     return executors <= 2 * (cores // threads)
 
 
 class Seated:
     """A list scheduler whose executors have seats: cores, or second hardware threads of cores.
 
-    Executors sit side by side. Those that find no cores any more sit on the second hardware threads, beside the first.
-    What runs there at the same time slows each other down, as the simulator is told.
+    Executors are placed side by side. When all cores are occupied, further ones use the second hardware threads,
+    starting again at the first core. Executors on the same core slow each other down, which the simulator models.
 
     Example:
         >>> seated = Seated(ListScheduler([(), ()], executors=2), threads=2, cores=3)
@@ -117,11 +116,11 @@ class Seated:
         return self._scheduler.done
 
     def start(self, now_ns: int = 0) -> list[Start]:
-        """Begin a step; what can be run at once."""
+        """Start a step; returns the operators to start."""
         return self._seated(self._scheduler.start(now_ns))
 
     def finished(self, operator: int, now_ns: int = 0) -> list[Start]:
-        """Hear that an operator has finished, and say what can be run now."""
+        """Report that an operator has finished; returns the operators to start."""
         return self._seated(self._scheduler.finished(operator, now_ns))
 
     def _seated(self, starts: Sequence[Start]) -> list[Start]:

@@ -1,4 +1,4 @@
-"""How much of the results comes from the parameters of the machine: each changed by itself."""
+"""Sensitivity of the results to the parameters of the machine, varied one at a time."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,11 +10,11 @@ from benchmarks.manycore.machines import VARIATIONS, durations, team
 from benchmarks.manycore.steps import Step
 from benchmarks.manycore.strategies import Plan, recommended, simulate_plan, try_pairs
 
-USUAL_PAIRS = ((1, 34), (2, 34), (3, 22), (4, 16))  # Those that the manual optimum is chosen from here
+USUAL_PAIRS = ((1, 34), (2, 34), (3, 22), (4, 16))  # candidates for the manual optimum
 
 
 def machines(machine: Saturation, factors: Sequence[float]) -> Iterator[tuple[str, float, Saturation]]:
-    """Parameter, factor, and the machine with that; the machine as it is comes first."""
+    """Yield parameter, factor, and the modified machine; first the unmodified one."""
     yield "none", 1.0, machine
     for parameter, varied in VARIATIONS.items():
         for factor in factors:
@@ -28,7 +28,7 @@ def of_executors(
     tried: Sequence[tuple[int, int]],
     factors: Sequence[float],
 ) -> list[dict[str, Any]]:
-    """The best speed-up over sequential execution, with which executors, and critical path first over first come."""
+    """The best speed-up over sequential execution, its executors, and critical path first over first come."""
     rows = []
     for parameter, factor, varied in machines(machine, factors):
         own = adapt(varied)
@@ -57,7 +57,7 @@ def of_executors(
 def of_strategies(
     machine: Saturation, step: Step, noise: float, interval: int, seed: int, factors: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """What the strategies bring, one on top of the other, and the best of a few uniform pairs, as speed-ups."""
+    """Cumulative speed-ups of the strategies, and the best of a few uniform pairs."""
     rows = []
     for parameter, factor, own in machines(machine, factors):
         curves = learn(own, step, noise, interval, seed)

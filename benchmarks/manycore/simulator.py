@@ -1,4 +1,4 @@
-"""Operators in simulated time where a queue is contended, and two hardware threads share a core."""
+"""Simulate operators with contention for a queue, and with two hardware threads per core."""
 
 import heapq
 import itertools
@@ -21,18 +21,18 @@ def simulate_operators(
     polling: int = 1,
     siblings_factor: float = 1.0,
 ) -> Timeline:
-    """When a scheduler would have what run where.
+    """Simulate the timeline of a scheduler's decisions.
 
-    Operators that finish at the same moment are reported in the order of their numbers, so that the same decisions
-    always give the same timeline.
+    Operators that finish at the same time are reported in the order of their numbers, so that the same decisions
+    always have the same timeline.
 
-    Giving out an operator costs `dispatch_ns * polling`, and operators are given out one after another: a queue that is
-    locked, and for which as many executors compete as poll it. With one queue for all executors `polling` is their
-    number; a central scheduler that alone takes from the queue, and puts operators into a buffer of each executor, has
-    polling=1. That contention grows with the number of executors is in the paper; that it grows linearly is this model.
+    Dispatching an operator costs `dispatch_ns * polling`, and dispatches are serialised: this models a locked queue
+    for which all polling executors compete. With one queue for all executors `polling` is their number; with
+    a central scheduler that alone accesses the queue, and fills a buffer of each executor, it is 1. The paper says that
+    contention grows with the number of executors; linear growth is an assumption of this model.
 
-    An operator that shares a core with one on the core's second hardware thread takes `siblings_factor` times as long
-    while it does, as does the other one.
+    Operators that share a core through its two hardware threads both take `siblings_factor` times as long while they
+    do.
 
     References:
         Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.3.
@@ -51,30 +51,30 @@ def simulate_operators(
         for start in scheduler.finished(ended.start.operator, machine.now_ns):
             machine.give(start)
     assert scheduler.done
-    return Timeline(sorted(spans, key=lambda span: span.start_ns))  # of equal starts the first that ends
+    return Timeline(sorted(spans, key=lambda span: span.start_ns))  # of equal starts, the first to end comes first
 
 
 class _Execution:
-    """An operator that has been started."""
+    """A running operator."""
 
     def __init__(self, start: Start, begins_ns: int, duration_ns: int) -> None:
         self.start = start
         self.begins_ns = begins_ns
-        self.ends_ns = begins_ns + duration_ns  # if nothing changes
-        self.slowness = Fraction(1)  # how many times as long everything takes, at present
+        self.ends_ns = begins_ns + duration_ns  # unless its speed changes
+        self.slowness = Fraction(1)  # current factor on its duration
         self.over = False
         self._since_ns = begins_ns
         self._left_ns = Fraction(duration_ns)
 
     def go_on(self, now_ns: int, slowness: Fraction) -> None:
-        """From now on everything takes so many times as long."""
+        """Change the speed: the remaining time is multiplied by `slowness`."""
         self._left_ns -= (now_ns - self._since_ns) / self.slowness
         self._since_ns, self.slowness = now_ns, slowness
         self.ends_ns = now_ns + math.ceil(self._left_ns * slowness)
 
 
 class _SimulatedMachine:
-    """Runs what it is given, and says what ends next: of several at the same moment the lowest number."""
+    """Runs operators, and determines the next one to end; of ties the lowest number."""
 
     def __init__(self, duration_ns: Callable[[Start], int], dispatch_ns: int, siblings_factor: float) -> None:
         if dispatch_ns < 0:
@@ -84,14 +84,14 @@ class _SimulatedMachine:
         self._duration_ns = duration_ns
         self._dispatch_ns = dispatch_ns
         self._dispatcher_free_ns = 0
-        self._factor = Fraction(siblings_factor).limit_denominator(1_000_000)  # 1.3 is 13/10: ends are exact
-        self._events: list[tuple[int, bool, int, int, _Execution]] = []  # when, is it an end, operator, serial number
+        self._factor = Fraction(siblings_factor).limit_denominator(1_000_000)  # 1.3 becomes 13/10: ends are exact
+        self._events: list[tuple[int, bool, int, int, _Execution]] = []  # time, is it an end, operator, serial number
         self._serial = itertools.count()
         self._holders: dict[tuple[int, bool], _Execution] = {}  # by core, and whether on its second hardware thread
         self.now_ns = 0
 
     def give(self, start: Start) -> None:
-        """Start an operator, as soon as it has been given out."""
+        """Start an operator, as soon as it has been dispatched."""
         begins_ns = self.now_ns
         if self._dispatch_ns:
             begins_ns = self._dispatcher_free_ns = max(self._dispatcher_free_ns, begins_ns) + self._dispatch_ns
@@ -101,11 +101,11 @@ class _SimulatedMachine:
         self._note(begins_ns, False, _Execution(start, begins_ns, duration_ns))
 
     def next_end(self) -> _Execution | None:
-        """Let time pass until an operator ends; None: none is under way."""
+        """Advance time until an operator ends; None: none is running."""
         while self._events:
             when_ns, is_end, _, _, execution = heapq.heappop(self._events)
             if is_end and (execution.over or when_ns != execution.ends_ns):
-                continue  # its speed has changed since this was noted
+                continue  # outdated: its speed has changed
             self.now_ns = when_ns
             execution.over = is_end
             self._occupy(execution, begins=not is_end)
@@ -118,7 +118,7 @@ class _SimulatedMachine:
         heapq.heappush(self._events, (when_ns, is_end, execution.start.operator, next(self._serial), execution))
 
     def _occupy(self, execution: _Execution, begins: bool) -> None:
-        """An operator begins or ends: what shares a core with it goes on slower, or faster."""
+        """Mark an operator's cores as occupied or free, and update the speed of operators on the same cores."""
         start = execution.start
         for core in start.cores:
             if begins:
@@ -131,7 +131,7 @@ class _SimulatedMachine:
             self._set_speed(each)
 
     def _set_speed(self, execution: _Execution) -> None:
-        """An operator is as slow as the slowest of its threads."""
+        """Set an operator's speed to that of its slowest thread."""
         start = execution.start
         shares = any((core, not start.sibling) in self._holders for core in start.cores)
         slowness = self._factor if shares else Fraction(1)

@@ -1,4 +1,4 @@
-"""Training steps of the papers' networks, as what a machine that is not there needs to know of them."""
+"""Training steps of the papers' networks, described for a simulated machine."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from bow.models import NETWORKS
 class Step:
     """The operators of a training step that take time, numbered in the order of capture."""
 
-    works: tuple[Work, ...]  # by operator: what it has to do
+    works: tuple[Work, ...]  # by operator: its work
     dependencies: tuple[frozenset[int], ...]  # by operator: those whose results it reads, directly or through views
-    modules: tuple[str, ...]  # by operator: the module that called it, or whose backward it belongs to
+    modules: tuple[str, ...]  # by operator: the module that called it, or whose backward pass it belongs to
     forward: tuple[bool, ...]  # by operator: whether it belongs to the forward pass
 
     def __len__(self) -> int:
@@ -31,9 +31,9 @@ class Step:
 
 
 def capture_step(network: str, size: str) -> Step:
-    """The training step of a network, forward and backward, without the optimizer.
+    """Capture the training step of a network, forward and backward, without the optimizer.
 
-    Nothing is computed, and no weights take memory.
+    Computes nothing, and allocates no weights.
     """
     chosen = NETWORKS[network]
     with torch.device("meta"):
@@ -42,13 +42,13 @@ def capture_step(network: str, size: str) -> Step:
 
 
 def step_of(graph: StepGraph) -> Step:
-    """A step graph without what takes no time: views, updates, and operators that only allocate memory.
+    """Remove operators without duration from a step graph: views, updates, and pure allocations.
 
-    What reads the result of such an operator depends on those that the operator depends on.
+    Readers of the result of such an operator depend on its dependencies.
     """
     kept = [operator for operator in graph.operators if is_worth_measuring(operator)]
     numbers = {operator.index: number for number, operator in enumerate(kept)}
-    behind: dict[int, frozenset[int]] = {}  # by value: what must have run before it is there
+    behind: dict[int, frozenset[int]] = {}  # by value: the operators it depends on
     dependencies: list[frozenset[int]] = []
     for operator in graph.operators:
         before = _all_behind(operator.reads, behind)

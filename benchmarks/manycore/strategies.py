@@ -1,4 +1,4 @@
-"""Liu et al.'s strategies against one number of threads for everything (Figures 3 and 4, Tables I and VI)."""
+"""Liu et al.'s strategies, compared with a uniform number of threads (Figures 3 and 4, Tables I and VI)."""
 
 import statistics
 from collections import Counter
@@ -18,21 +18,21 @@ from bow.schedule.picture import co_running, mean_co_running
 from bow.schedule.scheduler import CoRunScheduler, Start
 from bow.schedule.scheduler.corun import Cores, Strategy, threads_by_kind
 
-# Times as long as alone an operator takes while it shares its cores with another (Liu et al., Table III: two that
-# have all cores each, on hyper-threads, are 1.03 times as fast as one after the other)
+# Slow-down of an operator that shares its cores with another (Liu et al., Table III: two operators that both use all
+# cores, on hyper-threads, are 1.03 times as fast as in sequence)
 SHARED = 2 / 1.03
 
-# Factors that are tried: the paper has none for a small operator beside a large one
+# Factors to try: the paper has none for a small operator next to a large one
 SHARINGS = (1.0, 1.1, 1.25, 1.5, SHARED)
 
-# What it may cost that a number of threads changes; the paper has no number
+# Costs of changing the number of threads; the paper has no number
 CHANGES_NS = (0, 10_000, 30_000, 100_000, 300_000)
 
-# Whose number of threads a change is one of: two ways to read the reason for strategy 2
+# Where the number of threads changes: two interpretations of strategy 2
 OF_A_CORE, OF_A_TYPE = "of a core", "of a type"
 
 INTER = (1, 2, 3, 4, 5, 6, 8)
-# Pairs of inter-op and intra-op parallelism of Table I that two hardware threads of each core are enough for
+# Pairs of inter-op and intra-op parallelism in Table I for which two hardware threads per core suffice
 TABLE_I = ((1, 34), (1, 68), (2, 34), (2, 68), (4, 34))
 
 TOP = 10
@@ -40,14 +40,14 @@ TOP = 10
 
 @dataclass(frozen=True)
 class Plan:
-    """One way to apply the strategies."""
+    """A combination of strategies."""
 
-    strategy: Strategy  # the last that is applied
+    strategy: Strategy  # the last one to apply
     narrow: bool = False  # bow's addition to strategy 3
 
     @property
     def name(self) -> str:
-        """For tables: `1`, `1-2`, `1-3`, `1-3, narrow`."""
+        """Name in tables: `1`, `1-2`, `1-3`, `1-3, narrow`."""
         counted = "1" if self.strategy == 1 else f"1-{self.strategy}"
         return f"{counted}, narrow" if self.narrow else counted
 
@@ -56,14 +56,14 @@ PLANS = (Plan(1), Plan(2), Plan(3), Plan(4), Plan(3, narrow=True), Plan(4, narro
 
 
 def recommended(machine: Saturation, step: Step) -> list[int]:
-    """By operator: nanoseconds with all cores, as TensorFlow's guide recommends; one after another."""
+    """Return nanoseconds by operator with all cores, as TensorFlow's guide recommends; run in sequence."""
     return by_work(step.works, lambda work: nanoseconds(machine, work, Threads(CORES, shared=True)))
 
 
 def simulate_plan(
     step: Step, curves: Curves, plan: Plan, *, sharing: float = SHARED, change_ns: int = 0, whose: str = OF_A_CORE
 ) -> tuple[Timeline, int]:
-    """A step by some of the strategies: its timeline, and how often numbers of threads changed."""
+    """Simulate a step with some of the strategies; returns its timeline, and the number of thread-count changes."""
     scheduler = CoRunScheduler(
         step.dependencies,
         curves.predicted,
@@ -78,7 +78,7 @@ def simulate_plan(
 
 
 def try_plans(machine: Saturation, step: Step, curves: Curves) -> dict[str, Any]:
-    """Every plan: milliseconds, over the recommendation, and how many operators ran together."""
+    """Simulate every plan: milliseconds, speed-up over the recommendation, and number of concurrent operators."""
     before = sum(recommended(machine, step))
     found = {}
     for plan in PLANS:
@@ -96,12 +96,12 @@ def try_plans(machine: Saturation, step: Step, curves: Curves) -> dict[str, Any]
 
 
 def counts_of(timeline: Timeline) -> list[int]:
-    """How many operators run behind every event, the last one left out: Figure 4."""
+    """Return the number of running operators after every event but the last: Figure 4."""
     return [count for _, count in co_running(timeline)][:-1]
 
 
 def try_sharing(step: Step, curves: Curves) -> dict[str, Any]:
-    """Strategy 4 over strategy 3, by what sharing a core costs, for both forms of strategy 3."""
+    """Speed-up of strategy 4 over strategy 3 by the cost of sharing a core, for both variants of strategy 3."""
     found: dict[str, Any] = {}
     for narrow in (False, True):
         without, _ = simulate_plan(step, curves, Plan(3, narrow))
@@ -115,7 +115,7 @@ def try_sharing(step: Step, curves: Curves) -> dict[str, Any]:
 
 
 def try_changes(machine: Saturation, step: Step, curves: Curves) -> dict[str, Any]:
-    """Strategy 1, 1 and 2, and 1 to 3, over the recommendation, by whose changes cost how much."""
+    """Speed-ups of strategies 1, 1-2 and 1-3 over the recommendation, by kind and cost of changes."""
     before = sum(recommended(machine, step)) / 1e9
 
     def speedup(plan: Plan, change_ns: int, whose: str) -> float:
@@ -129,12 +129,12 @@ def try_changes(machine: Saturation, step: Step, curves: Curves) -> dict[str, An
 
 
 def pairs() -> Iterator[tuple[int, int]]:
-    """Uniform pairs of inter-op and intra-op parallelism, as far as two hardware threads of each core go."""
+    """Yield the uniform pairs of inter-op and intra-op parallelism for which two hardware threads per core suffice."""
     return ((inter, intra) for inter in INTER for intra in range(2, CORES + 1, 2) if fit(inter, intra, CORES))
 
 
 def try_pairs(machine: Saturation, step: Step, tried: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int]:
-    """By pair: nanoseconds of a step with one queue, first come, first served."""
+    """Return nanoseconds of a step by pair, with one queue, first come, first served."""
     return {pair: _pair_ns(machine, step, *pair) for pair in tried}
 
 
@@ -150,7 +150,7 @@ def _pair_ns(machine: Saturation, step: Step, inter: int, intra: int) -> int:
 
 
 def _fastest_ns(machine: Saturation, work: Work, threads: int) -> int:
-    """With or without shared caches, as for the strategies."""
+    """With or without shared caches, whichever is faster, as in the strategies."""
     possible = (
         [Threads(threads, shared=True)] if threads > CORES // 2 else [Threads(threads), Threads(threads, shared=True)]
     )
@@ -158,7 +158,7 @@ def _fastest_ns(machine: Saturation, work: Work, threads: int) -> int:
 
 
 def best_pair(machine: Saturation, step: Step, tried: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """The manual optimum, and the pairs of Table I, over the recommendation."""
+    """Speed-ups of the manual optimum and the pairs of Table I over the recommendation."""
     before = sum(recommended(machine, step))
     taken = try_pairs(machine, step, tried)
     (inter, intra), best = min(taken.items(), key=lambda item: item[1])
@@ -173,7 +173,7 @@ def best_pair(machine: Saturation, step: Step, tried: Sequence[tuple[int, int]])
 
 
 def longest_types(machine: Saturation, step: Step, curves: Curves) -> list[dict[str, Any]]:
-    """The types of operators that take longest with the recommendation, and with strategies 1 and 2."""
+    """The operator types that take longest, with the recommendation and with strategies 1 and 2."""
     before, after, counts = Counter[str](), Counter[str](), Counter(step.kinds)
     threads = threads_by_kind(curves.predicted.least, step.kinds)
     idle = Cores(CORES, CACHES)
