@@ -1,10 +1,10 @@
-"""Members: several models that owe each other nothing, trained side by side by bow, and by what one would take instead.
+"""Independent models trained together ("members") by bow, compared with the alternatives.
 
-For every model and batch size, eight seeds of it are trained by a loop of plain PyTorch, a loop of compiled PyTorch
-(the model, or the whole step), two pinned processes of one thread each that share out the members, models stacked by
-`torch.func`, and bow's members. All take turns in one run, each in processes of its own with torch's default policy
-for idle threads; those of one process with the better number of threads. Then whole trainings by the loop, the pinned
-processes and bow, from the start of a process that has compiled nothing to the last weight, in turns too.
+For every model and batch size, eight seeds are trained by a loop in plain PyTorch, a loop in compiled PyTorch (the
+model, or the whole step), two pinned single-threaded processes that divide the members, models stacked with
+`torch.func`, and bow's members. All are measured in turns in one run, each in its own processes with torch's default
+policy for idle threads; single-process contestants with the faster number of threads. Then whole trainings by the
+loop, the pinned processes and bow are timed in turns, from process start without compiled code to the last weight.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from benchmarks.workloads import WORKLOADS
 from bow.devices import available_cores
 
 AIMS = {"loops": 1.8, "pinned": 1.0, "whole": 1.3}
-"""Geometric mean over the best of one process; least of all cells over pinned processes; whole trainings over those."""
+"""Mean speed-up over the best single process; minimum over pinned processes; whole trainings over single processes."""
 
 Row = Mapping[str, Any]
 
@@ -38,18 +38,18 @@ class Config(harness.Config):
     )
     batches: tuple[int, ...] = setting((4, 16, 64), "batch sizes, per member", quick=(16,))
     members: int = setting(8, "seeds of each model", quick=2)
-    names: tuple[str, ...] = setting(tuple(MAKERS), "who takes part", choices=tuple(MAKERS))
-    threads: tuple[int, ...] = setting((1, 2), "torch's threads of those that run in one process", quick=(1,))
+    names: tuple[str, ...] = setting(tuple(MAKERS), "contestants", choices=tuple(MAKERS))
+    threads: tuple[int, ...] = setting((1, 2), "threads of single-process contestants", quick=(1,))
     processes: int = setting(2, "pinned processes", quick=1)
-    repeats: int = setting(7, "turns of each contestant", quick=1)
-    stint_s: float = setting(0.4, "seconds of a turn", quick=0.02)
-    samples: int = setting(4096, "samples in memory", quick=128)
+    repeats: int = setting(7, "number of measurements", quick=1)
+    stint_s: float = setting(0.4, "seconds of a measurement", quick=0.02)
+    samples: int = setting(4096, "size of the data set", quick=128)
     whole_batches: tuple[int, ...] = setting((16,), "batch sizes of the whole trainings")
-    whole_s: float = setting(20.0, "seconds of the plain loop's steps in a whole training", quick=0.01)
-    whole_repeats: int = setting(3, "whole trainings by each contestant", quick=1)
+    whole_s: float = setting(20.0, "length of whole trainings: seconds of the plain loop's steps", quick=0.01)
+    whole_repeats: int = setting(3, "number of whole trainings of each contestant", quick=1)
 
     def task(self, model: str, batch_size: int) -> Task:
-        """All members of a model."""
+        """Return the task of all members of a model."""
         return Task(model, batch_size, self.samples, tuple(range(self.members)))
 
 
@@ -65,7 +65,7 @@ class Case:
 
 
 def cases_of(config: Config) -> list[Case]:
-    """Those of one process with every number of threads; pinned ones have one each; bow shares out the cores itself."""
+    """Single processes with every number of threads; pinned ones with one each; bow divides the cores itself."""
     found = []
     for name in (name for name in MAKERS if name in config.names):
         counts = config.threads if name in ONE_PROCESS else (1 if name in APART else max(config.threads),)
@@ -74,7 +74,7 @@ def cases_of(config: Config) -> list[Case]:
 
 
 class Hosts:
-    """The processes of a contestant: one, or as many as share out its members."""
+    """The processes of a contestant: one, or several that divide its members."""
 
     def __init__(self, case: Case, task: Task, processes: int, caches: Mapping[str, str]) -> None:
         tasks = list(shares(task, processes)) if case.name in APART else [task]
@@ -86,7 +86,7 @@ class Hosts:
         ]
 
     def call(self, function: Any, *arguments: Any) -> list[Any]:
-        """What a function returns in all of them, at the same time; they are stopped until the next call."""
+        """Call a function in all of them concurrently, and suspend them until the next call."""
         for host in self.hosts:
             host.resume()
             host.remote.send(function, *arguments)
@@ -96,13 +96,12 @@ class Hosts:
         return found
 
     def close(self) -> None:
-        """End them."""
         for host in self.hosts:
             host.close()
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """The steady state of all models and batch sizes, and whole trainings."""
+    """Measure the steady state of all models and batch sizes, and whole trainings."""
     pairs = [(model, batch_size) for model in config.models for batch_size in config.batches]
     groups, trainings = [], []
     for model, batch_size in pairs:
@@ -116,18 +115,18 @@ def measure(config: Config) -> dict[str, Any]:
 
 
 def missed(values: Row) -> bool:
-    """Whether bow took part and an aim was."""
+    """Whether bow took part and missed an aim."""
     found = values["summary"]
     return any(found[name] is not None and found[name] < aim for name, aim in AIMS.items())
 
 
 def page(values: Row) -> dict[str, Any]:
-    """What the page needs besides."""
+    """Additional values for the page template."""
     return {"titles": {name: workload.title for name, workload in WORKLOADS.items()}}
 
 
 def measure_rates(task: Task, config: Config) -> dict[str, Any]:
-    """Samples per second of everybody, in turns."""
+    """Measure samples per second of all contestants in turns."""
     notes: list[str] = []
     with contextlib.ExitStack() as stack:
         caches = stack.enter_context(empty_caches())
@@ -135,7 +134,7 @@ def measure_rates(task: Task, config: Config) -> dict[str, Any]:
         for case in cases_of(config):
             made = stack.enter_context(contextlib.closing(Hosts(case, task, config.processes, caches)))
             try:
-                made.call(contestants.turn, 0.0)  # compiles, and warms up; one at a time
+                made.call(contestants.turn, 0.0)  # compile and warm up, one at a time
                 hosts[case] = made
             except CaseError as error:
                 notes.append(f"{case}: left out, {error}")
@@ -158,7 +157,7 @@ def measure_rates(task: Task, config: Config) -> dict[str, Any]:
 
 
 def over(rows: Sequence[Row]) -> dict[str, Any]:
-    """bow over the best of one process, and over the best of pinned processes, turn by turn."""
+    """Speed-up of bow over the best single process, and over the best pinned processes, by turn."""
     own = _best(rows, OWN)
     others = {"loops": _best(rows, ONE_PROCESS), "pinned": _best(rows, APART)}
     return {
@@ -168,14 +167,14 @@ def over(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def epochs_in(rows: Sequence[Row], task: Task, seconds: float) -> int:
-    """Epochs of all members for which the plain loop, or else the fastest, has to step for about so many seconds."""
+    """Return the epochs of all members that take the plain loop (or else the fastest) approximately this long."""
     best = _best(rows, [LOOP]) or _best(rows, tuple(MAKERS))
     rate = best["samples_per_s"]["median"] if best is not None else 0.0
     return max(1, round(seconds * rate / (len(task.seeds) * task.steps * task.batch_size)))
 
 
 def measure_whole(task: Task, epochs: int, config: Config) -> dict[str, Any]:
-    """Seconds of whole trainings, starting and compiling included, in turns."""
+    """Seconds of whole trainings, including start and compilation, in turns."""
     notes: list[str] = []
     takes_part = {LOOP: 1, **dict.fromkeys(APART, 1), **dict.fromkeys(OWN, max(config.threads))}
     cases = [case for case in cases_of(config) if case.threads == takes_part.get(case.name)]
@@ -195,7 +194,7 @@ def measure_whole(task: Task, epochs: int, config: Config) -> dict[str, Any]:
 
 
 def summary(groups: Sequence[Row], trainings: Sequence[Row]) -> dict[str, float | None]:
-    """What the aims are about; None where bow did not take part."""
+    """Return the quantities of the aims; None if bow did not take part."""
     loops, pinned = ([each["over"][name] for each in groups if each["over"][name]] for name in ("loops", "pinned"))
     gains = [each["over_pinned"] for each in trainings if each["over_pinned"]]
     return {

@@ -1,7 +1,7 @@
-"""The ways to train several members: models that owe each other nothing but the data in memory.
+"""Ways to train several members: independent models on the same data in memory.
 
-Member `s` begins with the weights of seed `s` and sees its batches in the order of seed `s`, whoever trains it: all
-contestants but bow, which has an order of its own, come to the same weights, to rounding.
+Member `s` starts with the weights of seed `s` and processes its batches in the order of seed `s`: all contestants but
+bow, which has its own order, have equal final weights, up to rounding.
 """
 
 import copy
@@ -33,12 +33,12 @@ from bow.training.config import TrainConfig
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained."""
+    """The training task."""
 
     model: str  # a name in `WORKLOADS`
     batch_size: int  # of each member
     samples: int  # in memory, the same for all
-    seeds: tuple[int, ...]  # a member for each
+    seeds: tuple[int, ...]  # one per member
 
     @property
     def workload(self) -> Workload:
@@ -50,11 +50,11 @@ class Task:
 
     @property
     def steps(self) -> int:
-        """In an epoch."""
+        """Per epoch."""
         return max(1, self.samples // self.batch_size)
 
     def feed(self, seed: int) -> Feed:
-        """A member's batches."""
+        """Return a member's batches."""
         return Feed(self.data, self.batch_size, seed)
 
 
@@ -62,16 +62,16 @@ class Members(Protocol):
     """A contestant, in its process."""
 
     def turn(self, seconds: float) -> float:
-        """Samples per second in the steady state, of all members together, in a window of so many seconds."""
+        """Return samples per second of all members in the steady state, in a measurement window."""
         ...
 
     def train(self, epochs: int) -> list[Tensors]:
-        """Train all members from their beginning; the weights of each."""
+        """Train all members from the beginning; returns the weights of each."""
         ...
 
 
 class Loop:
-    """One member after another, in one module, compiled once if it is: the weights of each are loaded into it."""
+    """One member after another, in one module, compiled once if at all: each member's weights are loaded into it."""
 
     def __init__(self, task: Task, compile: str | None = None) -> None:
         self._task, self._compile = task, compile
@@ -108,7 +108,7 @@ class Loop:
 
 
 class StepLoop:
-    """One member after another, by one function of weights, momenta and a batch that is the whole step, compiled."""
+    """One member after another, by a single compiled function of weights, momenta and a batch: the whole step."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -145,7 +145,7 @@ class StepLoop:
 
 
 class Stacked:
-    """All members at once by `torch.func`, as PyTorch's tutorial on model ensembling has them, or compiled."""
+    """All members at once with `torch.func`, as in PyTorch's tutorial on model ensembling, or compiled."""
 
     def __init__(self, task: Task, compile: bool = False) -> None:
         self._task = task
@@ -195,7 +195,7 @@ class Stacked:
 
 
 class Bow:
-    """bow's members side by side, by engine `graph`: operator by operator, or compiled."""
+    """bow's members, with engine `graph`: operator by operator, or compiled."""
 
     def __init__(self, task: Task, compile: bool = False) -> None:
         self._task, self._engine = task, bow.Engine("graph", compile=compile)
@@ -277,39 +277,38 @@ MAKERS: dict[str, Callable[[Task], Members]] = {
     BOW: Bow,
     BOW_COMPILED: functools.partial(Bow, compile=True),
 }
-APART = (PINNED, PINNED_STEP)  # whose members are shared out among processes with a core each
+APART = (PINNED, PINNED_STEP)  # divide their members among processes with a core each
 ONE_PROCESS = tuple(name for name in MAKERS if name not in (*APART, *OWN))
 
 
 def shares(task: Task, processes: int) -> Iterator[Task]:
-    """The task in so many parts: each has its share of the members."""
+    """Divide the members of a task among processes."""
     for index in range(processes):
         yield Task(task.model, task.batch_size, task.samples, task.seeds[index::processes])
 
 
-# What follows runs in the process of a contestant.
+# The following functions run in the process of a contestant.
 
 _entered: list[Members] = []
 
 
 def enter(name: str, task: Task, core: int | None) -> None:
-    """Make a contestant, on a core of its own if it has one."""
+    """Create a contestant, optionally pinned to a core."""
     if core is not None:
         os.sched_setaffinity(0, {core})
-    torch._dynamo.config.allow_rnn = True  # torch.compile leaves `nn.LSTM` alone unless it is told otherwise
+    torch._dynamo.config.allow_rnn = True  # otherwise torch.compile skips `nn.LSTM`
     _entered.append(MAKERS[name](task))
 
 
 def turn(seconds: float) -> float:
-    """Samples per second."""
     return _entered[0].turn(seconds)
 
 
 def train(epochs: int) -> None:
-    """Train all members from their beginning."""
+    """Train all members from the beginning."""
     _entered[0].train(epochs)
 
 
 def weights(name: str, task: Task, epochs: int) -> Sequence[Tensors]:
-    """What a contestant's members come to."""
+    """Return the final weights of a contestant's members."""
     return MAKERS[name](task).train(epochs)

@@ -1,14 +1,14 @@
-"""Time to accuracy of bow, and of what one would take instead of it.
+"""Time to accuracy of bow, compared with its alternatives.
 
-The same model on the same data, on one machine, by one command: plain PyTorch, PyTorch compiled, with large batches or
-as a CUDA graph, accelerate's LocalSGD, Lightning, an ensemble by `torch.func`, and `bow.train`. It runs in two stages:
+The same model on the same data, on one machine, with one command: plain PyTorch, compiled PyTorch, with large batches
+or as a CUDA graph, accelerate's LocalSGD, Lightning, an ensemble with `torch.func`, and `bow.train`. Two stages:
 
-1. with one seed, batch size and learning rate are swept for plain PyTorch and for bow, by the same rule on the same
-   grid; the others take the best setting of plain PyTorch, large batches by the linear scaling rule;
-2. the best setting of everybody, of plain PyTorch and bow the best two, is trained with other seeds, all contestants
-   in turn within each seed.
+1. with one seed, batch size and learning rate are swept for plain PyTorch and for bow, with the same rule on the same
+   grid; the others use the best setting of plain PyTorch, large batches with the linear scaling rule;
+2. the best setting of each (of plain PyTorch and bow the best two) is trained with other seeds, all contestants in
+   turns for each seed.
 
-The claim that it checks is `verdict.CLAIM`: the exit status is 1 where it does not hold.
+It checks the claim `verdict.CLAIM`: the exit status is 1 if it does not hold.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,22 +46,22 @@ from bow.errors import SettingError
 class Config(harness.Config):
     """Settings of the experiment."""
 
-    contestants: tuple[str, ...] = setting(tuple(CONTESTANTS), "who takes part", choices=tuple(CONTESTANTS))
-    model: str = setting("lenet", "what is trained", choices=tuple(MODELS), quick="mlp")
+    contestants: tuple[str, ...] = setting(tuple(CONTESTANTS), "contestants", choices=tuple(CONTESTANTS))
+    model: str = setting("lenet", "model to train", choices=tuple(MODELS), quick="mlp")
     data: str = setting("fashion_mnist", "data set", choices=tuple(DATA), quick="digits")
-    root: str = setting("", "folder of its files; empty: where they usually are")
-    device: str = setting("cpu", "where", choices=("cpu", "cuda"))
-    target: float = setting(0.89, "accuracy to be reached, as a share")
-    epochs: int = setting(6, "passes over the data after which a training ends")
-    limit_s: float = setting(120.0, "seconds of training after which it ends")
+    root: str = setting("", "folder of its files; empty: the default locations")
+    device: str = setting("cpu", "device", choices=("cpu", "cuda"))
+    target: float = setting(0.89, "target accuracy, as a fraction")
+    epochs: int = setting(6, "maximum number of epochs")
+    limit_s: float = setting(120.0, "maximum training time in seconds")
     evaluate_every: float = setting(0.125, "epochs between evaluations")
-    seeds: int = setting(3, "trainings of each contestant in the finals", quick=1)
+    seeds: int = setting(3, "number of seeds in the finals", quick=1)
     batch_sizes: tuple[int, ...] = setting(
         (8, 16, 32, 64, 128, 256), "swept for plain PyTorch and for bow", quick=(16,)
     )
-    lrs: tuple[float, ...] = setting((0.00125, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16), "likewise", quick=(0.05,))
+    lrs: tuple[float, ...] = setting((0.00125, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16), "learning rates", quick=(0.05,))
     large_batch_sizes: tuple[int, ...] = setting((128, 256, 512), "tried by the linear scaling rule", quick=(64,))
-    threads: tuple[int, ...] = setting((1, 2), "torch's threads; whoever gains by more of them has them", quick=(1,))
+    threads: tuple[int, ...] = setting((1, 2), "candidate numbers of torch's threads; the fastest is used", quick=(1,))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,7 +103,7 @@ def missed(values: Mapping[str, Any]) -> bool:
 
 
 def check(config: Config) -> DataSplits:
-    """Find out before the first training what none of them could do; returns the data."""
+    """Check the settings before the first training; returns the data."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise SettingError("device=cuda needs a CUDA device, and torch sees none; use device=cpu")
     absent = missing(config)
@@ -114,13 +114,13 @@ def check(config: Config) -> DataSplits:
 
 
 def draw(values: Mapping[str, Any], folder: Path) -> None:
-    """Accuracy against seconds of training."""
+    """Plot accuracy against seconds of training."""
     finals = [training for training in trainings_of(values) if training.stage == FINAL]
     picture.draw(finals, values["settings"]["target"], folder / "peers.png")
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page needs besides."""
+    """Additional values for the page template."""
     trainings = trainings_of(values)
     finals = [training for training in trainings if training.stage == FINAL]
     verdict = decide(finals)
@@ -136,12 +136,12 @@ def page(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trainings_of(values: Mapping[str, Any]) -> list[Training]:
-    """All trainings of a result."""
+    """Return all trainings of a result."""
     return [Training.from_dict(each) for each in values["trainings"]]
 
 
 def finals_rows(finals: Sequence[Training]) -> list[list[str]]:
-    """The cells of a row for every contestant and setting, the fastest first."""
+    """Return the cells of a row for every contestant and setting, the fastest first."""
     plain = represent([training for training in finals if training.choice.contestant == PYTORCH])
     names = {training.choice.contestant for training in finals}
     rows = []
@@ -169,7 +169,7 @@ def finals_rows(finals: Sequence[Training]) -> list[list[str]]:
 
 
 def _setting_of(name: str, names: set[str]) -> str:
-    """Where a contestant has its setting from, in finals of these contestants."""
+    """Describe the origin of a contestant's setting, in finals of these contestants."""
     base = CONTESTANTS[name].base
     if base is None:
         return "of its own sweep"
@@ -181,7 +181,7 @@ def _setting_of(name: str, names: set[str]) -> str:
 
 
 def _sweep(trainings: Sequence[Training], name: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """By batch size and learning rate what a contestant's sweep found, and what of the best lies at the grid's edge."""
+    """Results of a contestant's sweep by batch size and learning rate, and whether the best is at the grid's edge."""
     own = [each for each in trainings if each.stage == SWEEP and each.choice.contestant == name]
     lrs = sorted({each.choice.lr for each in own})
     rows = []
@@ -197,7 +197,7 @@ def _sweep(trainings: Sequence[Training], name: str, values: Mapping[str, Any]) 
 
 
 def _rank(trainings: Sequence[Training]) -> tuple[int, float]:
-    """Who reached the target most often, and then in the shortest time, comes first."""
+    """Sort key: most often at the target, then the shortest time."""
     times = [training.time_s for training in trainings if training.time_s is not None]
     return len(trainings) - len(times), whole_spread(times)["median"] if times else 0.0
 

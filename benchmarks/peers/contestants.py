@@ -1,4 +1,4 @@
-"""Who takes part."""
+"""The contestants."""
 
 import importlib
 import importlib.util
@@ -8,27 +8,27 @@ from typing import Literal
 
 from benchmarks.peers.task import Job
 
-# torch's compiler, which everybody needs: torch.optim imports a part of it, which takes seconds
+# torch's compiler, which all need: torch.optim imports a part of it, which takes seconds
 COMPILER = ("torch._dynamo", "torch._inductor.compile_fx")
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """One way to train."""
+    """A way to train."""
 
-    title: str  # its name, for people
+    title: str  # display name
     function: str  # its name in `benchmarks.peers.trainings`
-    about: str  # what it is, a sentence for the page
-    threads: Literal["fastest", "one", "all"] = "fastest"  # how many of torch's threads a process has
-    package: str | None = None  # what has to be installed besides bow
-    devices: tuple[str, ...] = ("cpu", "cuda")  # where it runs
-    processes: int = 1  # how many train together
-    imports: tuple[str, ...] = ()  # modules that it would import in the course of training, besides `COMPILER`
-    base: str | None = "pytorch"  # whose setting it takes; None: what is best for itself
+    about: str  # a sentence for the page
+    threads: Literal["fastest", "one", "all"] = "fastest"  # torch's threads per process
+    package: str | None = None  # required package
+    devices: tuple[str, ...] = ("cpu", "cuda")  # where it can run
+    processes: int = 1  # number of processes
+    imports: tuple[str, ...] = ()  # modules that are imported during training, in addition to `COMPILER`
+    base: str | None = "pytorch"  # contestant whose setting it uses; None: its own best
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def missing(self, device: str) -> str | None:
-        """Why it cannot take part on a device; None where it can."""
+        """Return why it cannot run on a device; None if it can."""
         if device not in self.devices:
             return "needs a GPU" if device == "cpu" else "is for CPUs"
         if self.package is not None and importlib.util.find_spec(self.package) is None:
@@ -36,7 +36,7 @@ class Contestant:
         return None
 
     def load(self) -> Callable[[Job], str | None]:
-        """Import everything, and return the function that trains."""
+        """Import everything, and return the training function."""
         for name in (*COMPILER, *self.imports):
             importlib.import_module(name)
         module = importlib.import_module("benchmarks.peers.trainings")
@@ -46,7 +46,7 @@ class Contestant:
 
 PYTORCH, LARGE_BATCH, BOW, GOODPUT = "pytorch", "large_batch", "bow", "bow_goodput"
 
-# What the command `bow` sets for its users: torch's idle threads sleep instead of spinning
+# As set by the command `bow`: torch's idle threads sleep instead of spinning
 AS_BOW_SETS = {"OMP_WAIT_POLICY": "PASSIVE"}
 
 CONTESTANTS: dict[str, Contestant] = {

@@ -10,11 +10,11 @@ from bow.observe.charts import BLUE, GREY, ORANGE
 
 COLORS = {BOW: BLUE, GOODPUT: "#2a9d6f", PYTORCH: ORANGE}
 OTHERS = ("#8f4fa8", "#b23a48", "#5b6577", "#b8a12e", "#4fa3a8", "#8b6b4a", "#d98cb3")
-HEADROOM = 0.1  # Of accuracies, what is this far below the target is not drawn
+HEADROOM = 0.1  # accuracies this far below the target are not drawn
 
 
 def draw(finals: Sequence[Training], target: float, path: Path) -> None:
-    """Draw all finals: a line for every seed, the one of the median time to the target in full colour.
+    """Draw all finals: a line for every seed, that of the median time to the target in full colour.
 
     A contestant's second setting is dashed.
     """
@@ -56,7 +56,7 @@ def draw(finals: Sequence[Training], target: float, path: Path) -> None:
 
 
 def labels_of(choices: Sequence[Choice]) -> dict[Choice, str]:
-    """What the lines are called: contestants, with their settings where they have several."""
+    """Labels of the lines: contestants, with their settings if they have several."""
     names = [choice.contestant for choice in choices]
     return {
         choice: CONTESTANTS[choice.contestant].title
@@ -66,6 +66,6 @@ def labels_of(choices: Sequence[Choice]) -> dict[Choice, str]:
 
 
 def typical(trainings: Sequence[Training]) -> Training:
-    """The training with the median time; those that do not reach the target are the slowest."""
+    """Return the training with the median time; trainings that miss the target are the slowest."""
     own = sorted(trainings, key=lambda training: (training.time_s is None, training.looks[-1].seconds))
     return own[(len(own) - 1) // 2]

@@ -1,4 +1,4 @@
-"""The two stages: who trains what, in which order; every training in a process of its own."""
+"""The two stages, and the order of their trainings; every training runs in its own process."""
 
 import contextlib
 import importlib.metadata
@@ -21,16 +21,16 @@ from bow.errors import DivergenceError
 if TYPE_CHECKING:
     from benchmarks.peers import Config
 
-PATIENCE_S = 600.0  # for everything in a process besides training: starting, compiling, evaluating; then it hangs
+PATIENCE_S = 600.0  # for everything but training: start, compilation, evaluation; then the process counts as hanging
 
-SWEEP_SEED = 0  # Of the sweep; those of the finals begin behind it, so that the luck of the sweep does not count
+SWEEP_SEED = 0  # of the sweep; the finals use later seeds, so that the luck of the sweep does not count
 
-# A rehearsal is short, but has four evaluations, from the first to the last of which its throughput is measured
+# A rehearsal is short, but has four evaluations; its throughput is measured from the first to the last
 REHEARSED_EPOCHS = 0.1
 
-REHEARSALS = 3  # With every number of threads, where there are several to choose from: a single one may be disturbed
+REHEARSALS = 3  # with every number of threads, if there are several: a single one may be disturbed
 
-# Settings that plain PyTorch and bow have in the finals: one seed of the sweep does not tell them well apart
+# Number of settings of plain PyTorch and bow in the finals: one seed of the sweep does not separate them reliably
 FINALISTS = 2
 
 
@@ -39,15 +39,15 @@ class Program:
     """Both stages."""
 
     config: "Config"  # of the benchmark
-    train: Callable[[Task], Training]  # carries a training out
-    say: Callable[[str], object]  # is told every line of the protocol
-    trainings: list[Training] = field(default_factory=list)  # all of them, in their order
-    left_out: dict[str, str] = field(default_factory=dict)  # who did not take part, and why
-    entries: dict[str, list[Choice]] = field(default_factory=dict)  # what everybody does in the finals, the best first
+    train: Callable[[Task], Training]  # runs a training
+    say: Callable[[str], object]  # prints a line of progress
+    trainings: list[Training] = field(default_factory=list)  # in order
+    left_out: dict[str, str] = field(default_factory=dict)  # missing contestants, and why
+    entries: dict[str, list[Choice]] = field(default_factory=dict)  # settings for the finals, the best first
     _rehearsals: dict[tuple[str, int], Training] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Find everybody's best setting, and then let all of them train with other seeds."""
+        """Find the best setting of each contestant, and then train them all with other seeds."""
         for name in self._present():
             if found := self._find(name):
                 self.entries[name] = found
@@ -57,7 +57,7 @@ class Program:
                 self._train(choice, FINAL, seed, limit_s=self.config.limit_s)
 
     def of(self, stage: str) -> list[Training]:
-        """The trainings of a stage."""
+        """Return the trainings of a stage."""
         return [training for training in self.trainings if training.stage == stage]
 
     def _present(self) -> list[str]:
@@ -71,7 +71,7 @@ class Program:
         self.say(f"{name} is left out: {why}")
 
     def _find(self, name: str) -> list[Choice]:
-        """What a contestant does in the finals; nothing where it is left out."""
+        """Return a contestant's settings for the finals; empty if it is left out."""
         base = CONTESTANTS[name].base
         if base is None:
             found = self._sweep(name)
@@ -105,7 +105,7 @@ class Program:
         return min(found, key=score)
 
     def _base(self, name: str) -> Choice:
-        """The setting that others go by; the middle of the grid where its contestant does not take part."""
+        """Return the setting that others use; the middle of the grid if its contestant is missing."""
         sizes, lrs = sorted(self.config.batch_sizes), sorted(self.config.lrs)
         middle = Choice(name, sizes[(len(sizes) - 1) // 2], lrs[(len(lrs) - 1) // 2], min(self.config.threads))
         return self.entries[name][0] if name in self.entries else middle
@@ -117,9 +117,9 @@ class Program:
         return self._train(replace(rehearsal.choice, lr=lr), SWEEP, SWEEP_SEED, limit_s=limit_s)
 
     def _rehearse(self, name: str, batch_size: int, lr: float) -> Training:
-        """A rehearsal of a contestant with a batch size, and the number of threads with which it is fastest.
+        """Rehearse a contestant with a batch size; returns the rehearsal with the fastest number of threads.
 
-        All numbers of threads take turns, and do so again unless all have failed.
+        All numbers of threads take turns, repeatedly unless all have failed.
         """
         if (name, batch_size) not in self._rehearsals:
             config, rule = self.config, CONTESTANTS[name].threads
@@ -156,20 +156,20 @@ class Program:
 
 
 def line_up(entries: Mapping[str, Sequence[Choice]]) -> list[Choice]:
-    """All entries in one order: those of plain PyTorch and bow side by side, so that both meet the same machine."""
+    """Order all entries: plain PyTorch and bow are adjacent, so that both run under the same conditions."""
     plain, bow = entries.get(PYTORCH, ()), entries.get(BOW, ())
     others = [choice for name, own in entries.items() if name not in (PYTORCH, BOW) for choice in own]
     return [*plain[:1], *bow, *plain[1:], *others]
 
 
 def missing(config: "Config") -> dict[str, str]:
-    """Who cannot take part, of those that are asked to, and why."""
+    """Return the requested contestants that cannot take part, and why."""
     whys = {name: CONTESTANTS[name].missing(config.device) for name in CONTESTANTS if name in config.contestants}
     return {name: why for name, why in whys.items() if why is not None}
 
 
 def package_versions() -> dict[str, str]:
-    """The versions of the contestants' packages that are installed."""
+    """Return the versions of the contestants' packages that are installed."""
     versions = {}
     for contestant in CONTESTANTS.values():
         if contestant.package is not None:
@@ -179,7 +179,7 @@ def package_versions() -> dict[str, str]:
 
 
 def train_apart(task: Task, environment: Mapping[str, str] | None = None) -> Training:
-    """Train in a process of its own, or in several that train together; if one fails or hangs, the training failed."""
+    """Train in a separate process, or in several; if one fails or hangs, the training failed."""
     count, port = CONTESTANTS[task.choice.contestant].processes, _free_port()
     with contextlib.ExitStack() as stack:
         try:
@@ -195,7 +195,7 @@ def train_apart(task: Task, environment: Mapping[str, str] | None = None) -> Tra
 
 
 def train(task: Task, rank: int = 0) -> Training:
-    """Train in this process; the clock starts when the data are read and the contestant's modules imported."""
+    """Train in this process; the clock starts after the data are read and the contestant's modules imported."""
     torch.set_num_threads(task.choice.threads)
     data = task.load()
     run = CONTESTANTS[task.choice.contestant].load()
@@ -212,12 +212,12 @@ def train(task: Task, rank: int = 0) -> Training:
 
 
 def environment_of(choice: Choice) -> dict[str, str]:
-    """The variables that a contestant's process has besides those of all."""
+    """Return the additional environment variables of a contestant's process."""
     return {**CONTESTANTS[choice.contestant].environment, "OMP_NUM_THREADS": str(choice.threads)}
 
 
 def _together(rank: int, count: int, port: int) -> dict[str, str]:
-    """What processes find each other by, where there are several."""
+    """Variables of the rendezvous, for several processes."""
     if count == 1:
         return {}
     ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}

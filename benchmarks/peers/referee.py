@@ -1,4 +1,4 @@
-"""The clock and the evaluator, which are the same for all contestants."""
+"""The clock and the evaluator, common to all contestants."""
 
 import contextlib
 import time
@@ -11,11 +11,11 @@ from benchmarks.peers.training import DIVERGED, EPOCHS, REACHED, TIME, Look
 from bow.data import evaluation_batches
 from bow.training import Accuracy
 
-Predict = Callable[[Tensor], Tensor]  # From images to what the classes are ranked by
+Predict = Callable[[Tensor], Tensor]  # from images to class scores
 
 
 class Referee:
-    """Stops the clock, evaluates, and says when a training ends."""
+    """Measures time, evaluates, and determines when a training ends."""
 
     def __init__(
         self,
@@ -39,27 +39,24 @@ class Referee:
         self.ending: str | None = None
 
     def start(self) -> None:
-        """Start the clock, at 0."""
         self._seconds, self._began = 0.0, self._now()
 
     def pause(self) -> None:
-        """Stop the clock."""
         self._seconds += self._now() - self._began
 
     def resume(self) -> None:
-        """Let the clock go on."""
         self._began = self._now()
 
     def is_due(self, samples: int) -> bool:
-        """Whether an evaluation is due after so many samples."""
+        """Whether an evaluation is due after this many samples."""
         return samples >= self._next
 
     def ends(self, predict: Predict, samples: int) -> bool:
-        """Evaluate if that is due, with the clock stopped."""
+        """Evaluate if it is due, with the clock stopped; returns whether the training should end."""
         return self.is_due(samples) and self.look(predict, samples)
 
     def look(self, predict: Predict, samples: int) -> bool:
-        """Evaluate with the clock stopped; returns whether the training is to end."""
+        """Evaluate with the clock stopped; returns whether the training should end."""
         self.pause()
         watch = Watch()
         with evaluating(predict), torch.no_grad():
@@ -70,12 +67,12 @@ class Referee:
         return is_over
 
     def skip(self, samples: int) -> bool:
-        """Leave an evaluation that is due to another process; returns False."""
+        """Leave a due evaluation to another process; returns False."""
         self._next = self._every * (samples // self._every + 1)
         return False
 
     def note(self, samples: int, accuracy: float, is_finite: bool) -> bool:
-        """Write an evaluation down, while the clock is stopped; returns whether the training is to end."""
+        """Record an evaluation while the clock is stopped; returns whether the training should end."""
         self.looks.append(Look(self._seconds, samples, accuracy))
         self._next = self._every * (samples // self._every + 1)
         if not is_finite:
@@ -90,13 +87,13 @@ class Referee:
 
     def _now(self) -> float:
         if self._validation[0].is_cuda:
-            torch.cuda.synchronize()  # what was asked of the device belongs to the time before
+            torch.cuda.synchronize()  # include pending work of the device
         return self._clock()
 
 
 @contextlib.contextmanager
 def evaluating(predict: Predict) -> Iterator[None]:
-    """A module is in evaluation mode meanwhile, and then again as it was."""
+    """Set a module to evaluation mode, and restore its mode."""
     modes = {module: module.training for module in predict.modules()} if isinstance(predict, nn.Module) else {}
     for module in modes:
         module.training = False

@@ -1,11 +1,11 @@
-"""How batch size and learning rate are found, by the same rule for plain PyTorch and for bow; pure."""
+"""The search for batch size and learning rate, the same for plain PyTorch and for bow; pure functions."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from benchmarks.peers.training import DIVERGED, FAILED, Training, by_choice
 
-MARGIN = 1.25  # A setting that takes longer than this times the shortest time so far is given up
+MARGIN = 1.25  # a setting that takes longer than this times the best time so far is stopped
 
 RULE = (
     "from the middle of the learning rates it goes up one by one while that is better, and then likewise down; so it "
@@ -14,13 +14,13 @@ RULE = (
     f"than {MARGIN:g} times the shortest time so far to the target"
 )
 
-Score: TypeAlias = tuple[int, float]  # The lower, the better
+Score: TypeAlias = tuple[int, float]  # lower is better
 
 
 def score(training: Training) -> Score:
-    """What a training of the sweep is judged by.
+    """Return the score of a training of the sweep.
 
-    Of two that diverge that with the lower learning rate is better, so that the way leads down.
+    Of two that diverge, the one with the lower learning rate is better, so that the search descends.
     """
     if training.ending == FAILED:
         return 3, 0.0
@@ -32,13 +32,13 @@ def score(training: Training) -> Score:
 
 
 def best(swept: Sequence[Training], count: int) -> list[Training]:
-    """The best trainings of a sweep that reached the target, at most so many; where none did, the best of all."""
+    """Return the best `count` trainings of a sweep that reached the target; if none did, the best of all."""
     ranked = sorted(swept, key=score)
     return [training for training in ranked[:count] if training.time_s is not None] or ranked[:1]
 
 
 def fastest(rehearsals: Sequence[Training]) -> Training:
-    """Of the choice with the highest median throughput, the rehearsal that has it; of an even number the lower one."""
+    """Return the rehearsal with the median throughput of the fastest choice; of an even number the lower one."""
     middles = []
     for own in by_choice(rehearsals).values():
         own.sort(key=lambda training: training.throughput)
@@ -47,7 +47,7 @@ def fastest(rehearsals: Sequence[Training]) -> Training:
 
 
 def climb(count: int, start: int, score_at: Callable[[int], Score]) -> int:
-    """Go up while it gets better, then down likewise.
+    """Ascend while the score improves, then descend likewise.
 
     Example:
         >>> climb(6, 2, lambda place: (0, abs(place - 4)))

@@ -1,4 +1,4 @@
-"""One training: what is asked for, and what a contestant gets to work with."""
+"""A requested training, and the tools that a contestant gets."""
 
 import functools
 from collections.abc import Callable
@@ -20,23 +20,23 @@ MODELS = {"lenet": "LeNet with 20 and 50 filters and 500 hidden units", "mlp": "
 
 @dataclass(frozen=True)
 class Task:
-    """A training that is asked for."""
+    """A requested training."""
 
-    choice: Choice  # what is tuned
+    choice: Choice  # tuned settings
     seed: int  # of weights and shuffling
     stage: str  # `"rehearsal"`, `"sweep"` or `"final"`
     model: str  # a key of `MODELS`
     data: str  # a key of `DATA`
-    root: str  # folder of its files; empty: where they usually are
+    root: str  # folder of its files; empty: the default locations
     device: str  # `"cpu"` or `"cuda"`
     target: float  # the accuracy at which the training ends
-    epochs: int  # passes over the data that it is announced to take
-    until: float  # epochs after which it ends: all of them, or fewer in a rehearsal
-    limit_s: float  # seconds after which it ends
+    epochs: int  # planned number of epochs, for schedules
+    until: float  # epochs after which it ends: all, or fewer in a rehearsal
+    limit_s: float  # maximum training time
     evaluate_every: float  # epochs between evaluations
 
     def load(self) -> DataSplits:
-        """Read the data, and bring them to the device."""
+        """Read the data, and copy them to the device."""
         splits = DATA[self.data](self.root) if self.root else DATA[self.data]()
         train, validation = ((x.to(self.device), y.to(self.device)) for x, y in (splits.train, splits.validation))
         return DataSplits(train, validation, splits.classes, splits.name)
@@ -44,19 +44,19 @@ class Task:
 
 @dataclass(frozen=True)
 class Job:
-    """What a contestant gets."""
+    """The arguments of a contestant."""
 
-    task: Task  # what is asked for
+    task: Task
     data: DataSplits  # on the device
-    referee: Referee  # has the clock, evaluates, and says when to end
-    rank: int = 0  # of this process, where a contestant has several
+    referee: Referee  # measures time, evaluates, and determines the end
+    rank: int = 0  # of this process, if there are several
 
     @property
     def choice(self) -> Choice:
         return self.task.choice
 
     def build(self, seed: int | None = None) -> nn.Module:
-        """The model: everybody begins with the same weights, unless another seed is given."""
+        """Build the model: with the same weights for all, unless another seed is given."""
         torch.manual_seed(self.task.seed if seed is None else seed)
         images = self.data.train[0]
         if self.task.model == "lenet":
@@ -65,14 +65,13 @@ class Job:
 
     @staticmethod
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        """Of the logits."""
         return cross_entropy(outputs, targets)
 
     @property
     def make_optimizer(self) -> Callable[..., torch.optim.Optimizer]:
-        """Makes SGD with momentum: fused, as without it PyTorch updates parameter by parameter on a CPU."""
+        """Return a factory of SGD with momentum: fused, because otherwise a CPU updates parameters one by one."""
         return functools.partial(torch.optim.SGD, lr=self.choice.lr, momentum=MOMENTUM, fused=True)
 
     def batches(self, stream: int = 0) -> Feed:
-        """Endless batches; those of another stream are in another order."""
+        """Return endless batches; every stream has a different order."""
         return Feed(self.data.train, self.choice.batch_size, self.task.seed + 1000 * stream)

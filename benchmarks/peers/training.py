@@ -1,4 +1,4 @@
-"""What is tuned, and what came out of a training."""
+"""Tuned settings, and outcomes of trainings."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -6,65 +6,65 @@ from typing import Any, NamedTuple
 
 from benchmarks.harness import counted
 
-# How a training ends
+# Outcomes of a training
 REACHED, EPOCHS, TIME, DIVERGED, FAILED = "reached", "epochs used up", "time used up", "diverged", "failed"
 
-REHEARSAL, SWEEP, FINAL = "rehearsal", "sweep", "final"  # What it is for
+REHEARSAL, SWEEP, FINAL = "rehearsal", "sweep", "final"  # stages
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is tuned."""
+    """The tuned settings."""
 
-    contestant: str  # who trains, a key of `CONTESTANTS`
-    batch_size: int  # samples in a step; of each learner, process or model where there are several
+    contestant: str  # a key of `CONTESTANTS`
+    batch_size: int  # per learner, process or model, if there are several
     lr: float  # learning rate
-    threads: int  # torch's, of each process
+    threads: int  # torch's threads per process
 
     def __str__(self) -> str:
-        """For people."""
+        """Display text."""
         return f"{self.contestant}, batch {self.batch_size}, lr {self.lr:g}, {counted(self.threads, 'thread')}"
 
 
 class Look(NamedTuple):
-    """One evaluation."""
+    """An evaluation."""
 
-    seconds: float  # of training until then
-    samples: int  # seen until then, by all learners or processes together; of an ensemble, by each model
-    accuracy: float  # on the test images, as a share
+    seconds: float  # training time so far
+    samples: int  # so far, by all learners or processes together; for an ensemble, by each model
+    accuracy: float  # on the test images, as a fraction
 
 
 @dataclass(frozen=True)
 class Training:
-    """One training."""
+    """A training."""
 
-    choice: Choice  # what was tuned
+    choice: Choice  # tuned settings
     seed: int  # of weights and shuffling
-    stage: str  # what it was for
-    ending: str  # how it ended
-    looks: tuple[Look, ...] = ()  # its evaluations, in their order
-    ran_as: str | None = None  # what ran, where that does not follow from the choice
-    why: str | None = None  # why it failed
-    limit_s: float | None = None  # seconds after which it would have ended
+    stage: str
+    ending: str
+    looks: tuple[Look, ...] = ()  # evaluations, in order
+    ran_as: str | None = None  # actual mode, if the choice does not determine it
+    why: str | None = None  # reason of a failure
+    limit_s: float | None = None  # maximum training time
 
     @property
     def time_s(self) -> float | None:
-        """Seconds to the target; None where it was not reached."""
+        """Seconds to the target; None if it was not reached."""
         return self.looks[-1].seconds if self.ending == REACHED else None
 
     @property
     def samples(self) -> int:
-        """How many it took, or would not do."""
+        """Samples to the target, or in total."""
         return self.looks[-1].samples if self.looks else 0
 
     @property
     def best_accuracy(self) -> float:
-        """The highest of all evaluations; 0 where there was none."""
+        """The highest of all evaluations; 0 if there are none."""
         return max((look.accuracy for look in self.looks), default=0.0)
 
     @property
     def throughput(self) -> float:
-        """Samples per second from the first to the last evaluation, or to the first where there is one only."""
+        """Samples per second from the first to the last evaluation, or to the first if there is only one."""
         if not self.looks:
             return 0.0
         first, last = self.looks[0], self.looks[-1]
@@ -74,14 +74,14 @@ class Training:
 
     @property
     def rest_s(self) -> float:
-        """Seconds beyond what the samples take at that throughput: compilation, calibration, capture.
+        """Seconds in addition to processing the samples at that throughput: compilation, calibration, capture.
 
-        What is left of a subtraction: below 0 where the beginning was faster than what came after it.
+        Computed as a difference: negative if the beginning was faster than the rest.
         """
         return self.looks[-1].seconds - self.samples / self.throughput if self.looks else 0.0
 
     def summary(self, target: float) -> str:
-        """The training in a line."""
+        """Describe the training in a line."""
         head = f"{self.stage}, {self.choice}, seed {self.seed}"
         ran_as = "" if self.ran_as is None else f" [{self.ran_as}]"
         if not self.looks:
@@ -94,7 +94,7 @@ class Training:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return {
             "stage": self.stage,
             **asdict(self.choice),
@@ -112,7 +112,7 @@ class Training:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Training":
-        """The training of such values."""
+        """Restore a training from such values."""
         choice = Choice(*(values[name] for name in ("contestant", "batch_size", "lr", "threads")))
         looks = tuple(Look(*look) for look in values["curve"])
         others = {name: values[name] for name in ("seed", "stage", "ending", "ran_as", "why", "limit_s")}
@@ -120,7 +120,7 @@ class Training:
 
 
 def by_choice(trainings: Iterable[Training]) -> dict[Choice, list[Training]]:
-    """The trainings of every choice, in their order."""
+    """Group trainings by choice, in order."""
     groups: dict[Choice, list[Training]] = {}
     for training in trainings:
         groups.setdefault(training.choice, []).append(training)

@@ -1,4 +1,4 @@
-"""How each contestant trains; the trainings that other benchmarks time as well are `benchmarks.trainings`."""
+"""Training functions of the contestants; those that other benchmarks also time are in `benchmarks.trainings`."""
 
 import copy
 import logging
@@ -26,16 +26,15 @@ if TYPE_CHECKING:
 
 LOCAL_STEPS = 8  # between two averagings of LocalSGD, as in accelerate's guide
 MODELS = 2  # of an ensemble
-WARM_UP_EPOCHS = 0.5  # of large batches
+WARM_UP_EPOCHS = 0.5  # with large batches
 
 
 def plain(job: Job, compile: str | None = None) -> PlainTraining:
-    """PyTorch as one would write it, or with the model compiled; the optimizer is as it is."""
+    """Plain PyTorch, or with a compiled model; the optimizer is not compiled."""
     return PlainTraining(job.build(), job.loss, job.batches(), job.make_optimizer, compile)
 
 
 def train(job: Job) -> None:
-    """Plain PyTorch."""
     follow(job, plain(job))
 
 
@@ -45,12 +44,12 @@ def train_compiled(job: Job) -> None:
 
 
 def train_step(job: Job) -> None:
-    """By a compiled function of weights, momenta and a batch."""
+    """With a compiled function of weights, momenta and a batch: the whole step."""
     follow(job, StepTraining(job.build(), job.loss, job.batches(), job.choice.lr))
 
 
 def train_graphed(job: Job) -> None:
-    """Plain PyTorch whose whole step is one CUDA graph."""
+    """Plain PyTorch with the whole step as one CUDA graph."""
     device = cuda_device(torch.device("cuda", 0))
     training = GraphedTraining(device, lambda: plain(job))
     with device.issuing():
@@ -58,7 +57,7 @@ def train_graphed(job: Job) -> None:
 
 
 def train_large_batch(job: Job) -> None:
-    """With a learning rate that warms up linearly from 0.
+    """With linear warm-up of the learning rate from 0.
 
     References:
         Goyal et al., Accurate, large minibatch SGD: training ImageNet in 1 hour, 2017.
@@ -73,7 +72,7 @@ def train_large_batch(job: Job) -> None:
 
 
 def follow(job: Job, training: Training, samples: int = 0, before: Callable[[int], None] | None = None) -> None:
-    """Train until the referee ends it; `before` is told the samples so far in front of every step."""
+    """Train until the referee stops; `before` is called with the number of samples before every step."""
     while not job.referee.ends(training.model, samples):
         if before is not None:
             before(samples)
@@ -82,9 +81,9 @@ def follow(job: Job, training: Training, samples: int = 0, before: Callable[[int
 
 
 def train_ensemble(job: Job) -> str:
-    """Independent models at once, on batches of their own, as PyTorch's tutorial on model ensembling has them.
+    """Independent models at once, each on its own batches, as in PyTorch's tutorial on model ensembling.
 
-    Samples are those that each of them sees.
+    Samples are counted per model.
     """
     models = [job.build(1000 * index + job.task.seed) for index in range(MODELS)]
     parameters, buffers = stack_module_state(models)
@@ -118,11 +117,11 @@ def train_ensemble(job: Job) -> str:
 
 
 def train_lightning(job: Job) -> None:
-    """By `Trainer.fit`, on the same batches as plain PyTorch; what would cost time besides training is switched off."""
+    """With `Trainer.fit`, on the same batches as plain PyTorch; features that would cost time are disabled."""
     import lightning
 
     class Module(lightning.LightningModule):  # type: ignore[misc]
-        """The model, as Lightning wants it."""
+        """The model as a LightningModule."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -136,7 +135,7 @@ def train_lightning(job: Job) -> None:
             return job.make_optimizer(self.parameters())
 
     class Observer(lightning.Callback):  # type: ignore[misc]
-        """Has the model evaluated where that is due."""
+        """Evaluates the model when it is due."""
 
         samples = 0
 
@@ -161,7 +160,7 @@ def train_lightning(job: Job) -> None:
 
 
 def train_local_sgd(job: Job) -> str:
-    """As one of accelerate's processes, which average their weights; that of rank 0 has the clock and is evaluated."""
+    """As one of accelerate's processes, which average their weights; rank 0 has the clock and is evaluated."""
     from accelerate import Accelerator
     from accelerate.local_sgd import LocalSGD
 
@@ -170,7 +169,7 @@ def train_local_sgd(job: Job) -> str:
     model, optimizer = accelerator.prepare(model, job.make_optimizer(model.parameters()))
     samples = 0
     accelerator.wait_for_everyone()
-    job.referee.start()  # again: before that, processes waited for each other to start
+    job.referee.start()  # restart: processes waited for each other
     with LocalSGD(accelerator=accelerator, model=model, local_sgd_steps=LOCAL_STEPS) as local_sgd:
         for step, (inputs, targets) in enumerate(job.batches(job.rank), 1):
             optimizer.zero_grad()
@@ -184,7 +183,7 @@ def train_local_sgd(job: Job) -> str:
 
 
 def _ends(job: Job, model: torch.nn.Module, samples: int) -> bool:
-    """What the process of rank 0 decides; the others wait for it."""
+    """Rank 0 decides; the others wait for its decision."""
     is_over = job.referee.look(model, samples) if job.rank == 0 else job.referee.skip(samples)
     flag = torch.tensor(is_over)
     torch.distributed.broadcast(flag, src=0)
@@ -192,7 +191,7 @@ def _ends(job: Job, model: torch.nn.Module, samples: int) -> bool:
 
 
 def train_bow(job: Job, objective: Objective = "throughput") -> str:
-    """By `bow.train`, as a user calls it, with as many learners as give the highest throughput."""
+    """With `bow.train`, as a user calls it, with the number of learners for the highest throughput."""
     task, watch = job.task, BowWatch(job.referee)
     with tempfile.TemporaryDirectory() as folder:
         result = train_learners(
@@ -203,7 +202,7 @@ def train_bow(job: Job, objective: Objective = "throughput") -> str:
             batch_size=job.choice.batch_size,
             epochs=task.epochs,
             devices="cuda" if task.device == "cuda" else "cpu",
-            # It measures anew in every training: choices of earlier ones, kept on disk, do not count.
+            # The tuner measures in every training: choices cached on disk are not used.
             learners=Tuner(objective=objective, cache=False),
             validation=bow.Validation(job.data.validation, metrics=(watch,), every=task.evaluate_every),
             callbacks=(watch,),
@@ -214,12 +213,12 @@ def train_bow(job: Job, objective: Objective = "throughput") -> str:
 
 
 def train_for_goodput(job: Job) -> str:
-    """With as many learners as give the most samples per second times what a sample is worth."""
+    """With the number of learners for the highest goodput: throughput times statistical efficiency."""
     return train_bow(job, "goodput")
 
 
 class BowWatch(Watch):
-    """The metric by which everybody is evaluated: here bow's own evaluation asks it, so it stops the clock itself."""
+    """The common metric: bow's own evaluation calls it, so it stops the clock itself."""
 
     def __init__(self, referee: Referee) -> None:
         self._referee = referee

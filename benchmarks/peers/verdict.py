@@ -1,4 +1,4 @@
-"""Whether bow is as much faster as it claims to be, and if not, what is missing; from numbers only."""
+"""Whether bow is as much faster as claimed, and an explanation if not; pure functions of numbers."""
 
 import math
 import statistics
@@ -11,24 +11,24 @@ from benchmarks.peers.contestants import BOW, CONTESTANTS, GOODPUT, PYTORCH
 from benchmarks.peers.training import Choice, Training, by_choice
 
 LIMIT = 0.7
-LEAST_SEEDS = 3  # With fewer of them there is no verdict
+LEAST_SEEDS = 3  # with fewer seeds there is no verdict
 
 CLAIM = f"bow reaches the target in at most {LIMIT:g} of the time of the best setting of plain PyTorch"
 
 
 @dataclass(frozen=True)
 class Duel:
-    """bow and plain PyTorch with the same seed, both at the target.
+    """bow and plain PyTorch with the same seed, both having reached the target.
 
-    The ratio of times is that of samples by that of throughputs, and the rest: above all what setting up takes.
+    The ratio of times is decomposed into that of samples, that of throughputs, and the rest: mainly set-up time.
     """
 
-    bow: Training  # its training
-    plain: Training  # that of plain PyTorch
+    bow: Training  # bow's training
+    plain: Training  # the training of plain PyTorch
 
     @property
     def ratio(self) -> float:
-        """Of the times to the target."""
+        """Ratio of the times to the target."""
         return self.bow.looks[-1].seconds / self.plain.looks[-1].seconds
 
     @property
@@ -43,64 +43,64 @@ class Duel:
 
     @property
     def rest(self) -> float:
-        """What is left of the ratio of times; below 0 where bow's training was faster in its beginning."""
+        """The remaining factor of the ratio of times; below 0 if bow's training started faster."""
         return self.ratio - self.samples / self.throughput
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         parts = {name: round(getattr(self, name), 4) for name in ("ratio", "samples", "throughput", "rest")}
         return {"seed": self.bow.seed, **parts}
 
 
 @dataclass(frozen=True)
 class Peer:
-    """The fastest of all peers, plain PyTorch included."""
+    """The fastest of all peers, including plain PyTorch."""
 
-    choice: Choice  # what it does
-    ratio: dict[str, Any]  # of the times, bow's by its, over the seeds with which both reached the target
+    choice: Choice  # its setting
+    ratio: dict[str, Any]  # ratio of bow's time to its time, over the seeds with which both reached the target
 
     def __str__(self) -> str:
-        """For people."""
+        """Display text."""
         choice = self.choice
         return f"{CONTESTANTS[choice.contestant].title} with batch {choice.batch_size} and lr {choice.lr:g}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return {**asdict(self.choice), "ratio": _rounded(self.ratio)}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the finals say about the claim."""
+    """The result of the finals with respect to the claim."""
 
-    duels: tuple[Duel, ...]  # of the seeds with which both reached the target
-    missed: tuple[tuple[str, int], ...]  # who did not reach it, with which seed
-    best_peer: Peer | None = None  # the fastest of all that are not bow; None where bow met none of them at the target
+    duels: tuple[Duel, ...]  # for the seeds with which both reached the target
+    missed: tuple[tuple[str, int], ...]  # contestants that did not reach it, with the seed
+    best_peer: Peer | None = None  # the fastest one but bow; None if no seed has both at the target
 
     @property
     def ratio(self) -> dict[str, Any] | None:
-        """Of the times, seed by seed; None where there is none."""
+        """Ratio of times, seed by seed; None if there is none."""
         return whole_spread([duel.ratio for duel in self.duels]) if self.duels else None
 
     @property
     def num_seeds(self) -> int:
-        """With how many seeds both trained."""
+        """Number of seeds with which both trained."""
         return len({duel.bow.seed for duel in self.duels} | {seed for _, seed in self.missed})
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the claim holds; None where bow and plain PyTorch did not both train with enough seeds."""
+        """Whether the claim holds; None if bow and plain PyTorch did not both train with enough seeds."""
         if self.num_seeds < LEAST_SEEDS:
             return None
         return not self.missed and self.ratio is not None and self.ratio["median"] <= LIMIT
 
     @property
     def typical(self) -> Duel:
-        """The duel of the median ratio; of an even number, that of the higher one of the middle two."""
+        """The duel with the median ratio; of an even number, the higher one of the middle two."""
         return sorted(self.duels, key=lambda duel: duel.ratio)[len(self.duels) // 2]
 
     def __str__(self) -> str:
-        """Whether the claim holds, and the numbers, in one or two sentences."""
+        """Describe whether the claim holds, and the numbers, in one or two sentences."""
         if not self.num_seeds:
             return "No verdict: bow and plain PyTorch did not both take part."
         outcome = "The claim holds" if self.is_met else "The claim does not hold"
@@ -115,7 +115,7 @@ class Verdict:
         return f"{text} Of the time of the fastest peer, {self.best_peer}, it takes {_spread(self.best_peer.ratio)}."
 
     def explanation(self) -> str:
-        """Why, by the measured parts, in a few sentences; empty where nothing was measured."""
+        """Explain the ratio by its measured factors, in a few sentences; empty if nothing was measured."""
         if not self.duels:
             return ""
         duel = self.typical
@@ -140,7 +140,7 @@ class Verdict:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
+        """Return plain values, for JSON."""
         return {
             "claim": CLAIM,
             "is_met": self.is_met,
@@ -156,7 +156,7 @@ class Verdict:
 
 
 def decide(finals: Sequence[Training]) -> Verdict:
-    """Compare bow with plain PyTorch, seed by seed, each with the setting that does best over the seeds."""
+    """Compare bow with plain PyTorch, seed by seed, each with its best setting over the seeds."""
     bows, plains = (represent([t for t in finals if t.choice.contestant == name]) for name in (BOW, PYTORCH))
     plain_of = {training.seed: training for training in plains}
     duels, missed = [], []
@@ -174,17 +174,17 @@ def decide(finals: Sequence[Training]) -> Verdict:
 
 
 def represent(finals: Sequence[Training]) -> list[Training]:
-    """The trainings of the setting with the shortest median time over its seeds; nothing of nothing."""
+    """Return the trainings of the setting with the shortest median time over its seeds; empty if there are none."""
     return min(by_choice(finals).values(), key=median_time_s, default=[])
 
 
 def median_time_s(trainings: Sequence[Training]) -> float:
-    """Over the seeds; one that did not reach the target took infinitely long."""
+    """Median over the seeds; infinite for seeds that did not reach the target."""
     return statistics.median(math.inf if training.time_s is None else training.time_s for training in trainings)
 
 
 def time_ratios(trainings: Sequence[Training], bases: Sequence[Training]) -> list[float]:
-    """The time of one by that of the other, of every seed with which both reached the target."""
+    """Ratios of times, for every seed with which both reached the target."""
     base_of = {training.seed: training.time_s for training in bases}
     pairs = [(training.time_s, base_of.get(training.seed)) for training in trainings]
     return [time_s / base_s for time_s, base_s in pairs if time_s is not None and base_s is not None]

@@ -1,8 +1,8 @@
-"""Tabular: an MLP on every fold of ten small tables, several members each, by bow and by what one would take instead.
+"""Tabular data: an MLP on every fold of ten small tables, several members each, by bow and by its alternatives.
 
-Eight folds with eight members each are 64 models. A contestant has a process of its own, and its time is that of the
-whole process: from its start, imports included, to the score of the last model on what was held out. All train the
-same folds with the same initial weights, batches and order of the rows, except for skorch, whose order is its own.
+Eight folds with eight members each are 64 models. A contestant runs in its own process, and its time is that of the
+whole process: from its start, including imports, to the score of the last model on held-out rows. All train the same
+folds with the same initial weights, batches and order of the rows, except for skorch, which has its own order.
 """
 
 import functools
@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import harness
 from benchmarks.harness import apart, first_words, ratios, setting, spread, take_turns
 
-if TYPE_CHECKING:  # a contestant's process imports this module, and neither bow nor scikit-learn if it uses none
+if TYPE_CHECKING:  # a contestant's process imports this module, but not bow or scikit-learn unless it uses them
     from benchmarks.tabular.contestants import Task
 
 AIMS = {"others": 1.5, "processes": 3.0}
-"""Geometric means over the tables: over the fastest of the others, and over processes that each import torch."""
+"""Geometric means over the tables of speed-ups: over the fastest other contestant, and over processes."""
 
 NAMES = (
     "wine", "breast_cancer", "diabetes", "digits", "classes", "moons", "friedman1", "hastie", "friedman2",
@@ -35,11 +35,11 @@ CASES = {
     "skorch": ("skorch", None),
     "bow": ("bow", None),
 }
-"""By contestant: what it does, and the threads of OpenMP; None: torch's default."""
+"""By contestant: description, and number of OpenMP threads; None: torch's default."""
 
 APART = ("processes", "process per fold")
 BOW = "bow"
-SAME = 1e-3  # by which mean scores of the same trainings may differ: a model's rounding can move a sample or two
+SAME = 1e-3  # tolerance of mean scores of equal trainings: rounding can change the class of a sample or two
 
 Row = Mapping[str, Any]
 
@@ -49,16 +49,16 @@ class Config(harness.Config):
     """Settings of the experiment."""
 
     tables: tuple[str, ...] = setting(NAMES, "data sets", choices=NAMES, quick=("wine", "diabetes"))
-    contestants: tuple[str, ...] = setting(tuple(CASES), "who takes part", choices=tuple(CASES))
-    folds: int = setting(8, "parts, each held out once", least=2, quick=2)
-    members: int = setting(8, "models on every fold", quick=2)
-    steps: int = setting(400, "of a training, at least; an epoch where that has more", quick=4)
-    repeats: int = setting(2, "turns of each contestant", quick=1)
-    limit_s: float = setting(180.0, "seconds after which a contestant is left out")
+    contestants: tuple[str, ...] = setting(tuple(CASES), "contestants", choices=tuple(CASES))
+    folds: int = setting(8, "number of folds, each held out once", least=2, quick=2)
+    members: int = setting(8, "number of models on every fold", quick=2)
+    steps: int = setting(400, "minimum steps of a training; at least one epoch", quick=4)
+    repeats: int = setting(2, "number of measurements", quick=1)
+    limit_s: float = setting(180.0, "time limit of a contestant in seconds")
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """Seconds and scores on every table."""
+    """Measure seconds and scores on every table."""
     found = []
     for name in config.tables:
         found.append(measure_table(name, config))
@@ -67,18 +67,18 @@ def measure(config: Config) -> dict[str, Any]:
 
 
 def missed(values: Row) -> bool:
-    """Whether bow took part and an aim was."""
+    """Whether bow took part and missed an aim."""
     found = values["summary"]
     return not found["is_same"] or any(found[name] is not None and found[name] < aim for name, aim in AIMS.items())
 
 
 def batch_size_of(rows: int) -> int:
-    """What one would take for so many rows."""
+    """Return a typical batch size for this many rows."""
     return next((size for most, size in ((2_500, 32), (12_000, 128)) if rows <= most), 256)
 
 
 def measure_table(name: str, config: Config) -> dict[str, Any]:
-    """Everybody on one table, in turns."""
+    """Measure all contestants on one table, in turns."""
     notes: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         task, rows, columns = task_of(name, config, Path(folder) / "data.pt")
@@ -106,7 +106,7 @@ def measure_table(name: str, config: Config) -> dict[str, Any]:
 
 
 def task_of(name: str, config: Config, file: Path) -> tuple["Task", int, int]:
-    """A table in a file, with its folds; its rows and columns."""
+    """Write a table with its folds to a file; returns the task, and the number of rows and columns."""
     import torch
 
     from benchmarks.tabular.contestants import Task
@@ -125,13 +125,13 @@ def task_of(name: str, config: Config, file: Path) -> tuple["Task", int, int]:
 
 
 def scored(scores: Sequence[float]) -> dict[str, float]:
-    """Mean and standard deviation over folds and members."""
+    """Return mean and standard deviation over folds and members."""
     deviation = statistics.stdev(scores) if len(scores) > 1 else 0.0
     return {"mean": round(statistics.fmean(scores), 4), "deviation": round(deviation, 4)}
 
 
 def over(rows: Sequence[Row]) -> dict[str, Any]:
-    """By turn, the seconds of the fastest of the others, and of the fastest processes, over bow's."""
+    """Speed-ups of bow by turn: over the fastest other contestant, and over the fastest processes."""
     own = next((row for row in rows if row["name"] == BOW), None)
     groups = {
         "others": [row for row in rows if row["name"] != BOW],
@@ -147,7 +147,7 @@ def over(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def gap(scores: Mapping[str, Sequence[float]]) -> dict[str, Any] | None:
-    """How far bow's scores are from those of the loop: of the means, and at most of a single model."""
+    """Difference between bow's scores and those of the loop: of the means, and the largest of a single model."""
     loops = [own for name, own in scores.items() if name.startswith("loop")]
     if BOW not in scores or not loops:
         return None
@@ -157,7 +157,7 @@ def gap(scores: Mapping[str, Sequence[float]]) -> dict[str, Any] | None:
 
 
 def summary(tables: Sequence[Row]) -> dict[str, Any]:
-    """What the aims are about; None where bow did not take part."""
+    """Return the quantities of the aims; None if bow did not take part."""
 
     def mean(name: str) -> float | None:
         own = [each["over"][name]["median"] for each in tables if each["over"][name]]
@@ -170,7 +170,7 @@ def summary(tables: Sequence[Row]) -> dict[str, Any]:
 
 
 def page(values: Row) -> dict[str, Any]:
-    """What the page needs besides."""
+    """Additional values for the page template."""
     from benchmarks.tabular.tables import TABLES
 
     return {"titles": {name: table.title for name, table in TABLES.items()}}

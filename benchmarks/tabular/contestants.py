@@ -1,7 +1,7 @@
-"""The ways to train every member on every fold; each imports what it needs and nothing else.
+"""Ways to train every member on every fold; each imports only what it needs.
 
-Member `s` of a fold begins with the weights of seed `s` and sees its rows in bow's order of seed `s`, whoever trains
-it; only skorch has an order of its own.
+Member `s` of a fold starts with the weights of seed `s` and processes its rows in bow's order of seed `s`, except for
+skorch, which has its own order.
 """
 
 import functools
@@ -22,14 +22,14 @@ Score = float | None
 
 @dataclass(frozen=True)
 class Task:
-    """What is trained, without its data, which lie in a file."""
+    """The training task; its data are in a file."""
 
-    file: str  # inputs, targets, and by fold the numbers of the rows to train on and of those held out
+    file: str  # inputs, targets, and by fold the row numbers for training and those held out
     outputs: int
     is_classes: bool
     batch_size: int
     epochs: int
-    seeds: tuple[int, ...]  # members of every fold
+    seeds: tuple[int, ...]  # one per member of every fold
     width: int = 64
     lr: float = 1e-3
 
@@ -40,20 +40,20 @@ class Task:
 
 @functools.cache
 def loaded(file: str) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
-    """Inputs, targets and folds."""
+    """Load inputs, targets and folds."""
     found: tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]] = torch.load(file)
     return found
 
 
 def network(inputs: int, width: int, outputs: int) -> nn.Module:
-    """An MLP with two hidden layers."""
+    """Create an MLP with two hidden layers."""
     return nn.Sequential(
         nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, outputs)
     )
 
 
 def batches(rows: Tensor, seed: int, epochs: int, batch_size: int) -> Iterator[Tensor]:
-    """The numbers of the rows of every batch, as `bow.data.stream.SampleOrder` has them."""
+    """Yield the row numbers of every batch, in the order of `bow.data.stream.SampleOrder`."""
     orders = []
     for epoch in range(epochs):
         generator = torch.Generator().manual_seed(derive_seed(seed, epoch))
@@ -62,7 +62,7 @@ def batches(rows: Tensor, seed: int, epochs: int, batch_size: int) -> Iterator[T
 
 
 def fit(task: Task, rows: Tensor, seed: int, lr: float) -> nn.Module:
-    """A training in plain PyTorch."""
+    """Train in plain PyTorch."""
     inputs, targets, _ = loaded(task.file)
     torch.manual_seed(seed)
     model, loss = network(inputs.shape[1], task.width, task.outputs), task.loss
@@ -76,7 +76,7 @@ def fit(task: Task, rows: Tensor, seed: int, lr: float) -> nn.Module:
 
 @torch.no_grad()
 def score(model: nn.Module | None, task: Task, rows: Tensor) -> Score:
-    """Accuracy, or the share of the variance that is explained, on some rows; None where there is no model."""
+    """Return accuracy, or the explained variance, on some rows; None if there is no model."""
     if model is None:
         return None
     inputs, targets, _ = loaded(task.file)
@@ -87,25 +87,25 @@ def score(model: nn.Module | None, task: Task, rows: Tensor) -> Score:
 
 
 def members_of(task: Task, fold: int) -> list[Score]:
-    """The scores of all members of a fold, trained one after another."""
+    """Return the scores of all members of a fold, trained one after another."""
     train, held_out = loaded(task.file)[2][fold]
     return [score(fit(task, train, seed, task.lr), task, held_out) for seed in task.seeds]
 
 
 def loop(task: Task) -> list[Score]:
-    """One member after another."""
+    """Train one member after another."""
     return [found for fold in range(len(loaded(task.file)[2])) for found in members_of(task, fold)]
 
 
 def one_member(task: Task, fold: int, seed: int) -> Score:
-    """What a process of `joblib` does: the data are loaded once in each."""
+    """Train a member in a process of `joblib`; the data are loaded once in each process."""
     torch.set_num_threads(1)
     train, held_out = loaded(task.file)[2][fold]
     return score(fit(task, train, seed, task.lr), task, held_out)
 
 
 def processes(task: Task) -> list[Score]:
-    """Processes of one thread each, one a core, each of which imports torch and takes one member after another."""
+    """Single-threaded processes, one per core; each imports torch and trains one member after another."""
     from joblib import Parallel, delayed
 
     folds = range(len(loaded(task.file)[2]))
@@ -114,13 +114,13 @@ def processes(task: Task) -> list[Score]:
 
 
 def one_fold(task: Task, fold: int) -> list[Score]:
-    """What a process that has a fold does."""
+    """Train a fold in its process."""
     torch.set_num_threads(1)
     return members_of(task, fold)
 
 
 def process_per_fold(task: Task) -> list[Score]:
-    """A process of one thread for each fold, all at the same time, each of which imports torch."""
+    """A single-threaded process for each fold, all concurrently; each imports torch."""
     from joblib import Parallel, delayed
 
     folds = range(len(loaded(task.file)[2]))
@@ -129,7 +129,7 @@ def process_per_fold(task: Task) -> list[Score]:
 
 
 def skorch(task: Task) -> list[Score]:
-    """One member after another by skorch, whose batches are in an order of its own."""
+    """One member after another with skorch, whose batches have their own order."""
     from skorch import NeuralNetClassifier, NeuralNetRegressor
 
     kind = NeuralNetClassifier if task.is_classes else NeuralNetRegressor
@@ -186,5 +186,5 @@ WAYS = {
 
 
 def train(name: str, task: Task) -> Sequence[Score]:
-    """The scores by fold and seed, of a contestant in its process."""
+    """Return the scores of a contestant by fold and seed; called in its process."""
     return WAYS[name](task)

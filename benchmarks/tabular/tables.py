@@ -1,4 +1,4 @@
-"""Ten tables of at most 50,000 rows that need no network: scikit-learn's own, and what its generators make."""
+"""Ten tables with at most 50,000 rows that need no download: from scikit-learn, and from its generators."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -55,7 +55,7 @@ TABLES = {
 
 
 def data_of(name: str) -> Data:
-    """Standardised rows, float32; numbers of classes, or standardised targets `[rows, 1]`."""
+    """Return standardised float32 rows; class numbers, or standardised targets `[rows, 1]`."""
     table = TABLES[name]
     rows, targets = table.make()
     inputs = torch.from_numpy(StandardScaler().fit_transform(rows).astype(np.float32))

@@ -1,4 +1,4 @@
-"""Pairs of a model and a batch size: the tuner's choice against the fastest of an exhaustive trial."""
+"""Pairs of a model and a batch size: the tuner's choice, compared with the best of an exhaustive search."""
 
 import functools
 import os
@@ -27,8 +27,8 @@ from bow.training.trials import COMPILED, Trials
 from bow.training.tuning import Tuned, make_request, tune
 from bow.tuner import EngineSetting, Tuner
 
-# In memory, for each pair, and more where these would leave no room for so many learners: with the number of learners
-# left open, every one has a number of batches an epoch at least. They are noise, see `benchmarks.workloads`
+# Samples in memory for each pair, or more if the largest number of learners needs them: if the number of learners is
+# tuned, each learner has a minimum number of batches per epoch. The data are noise, see `benchmarks.workloads`
 SAMPLES, MOST_LEARNERS = 4096, 8
 
 
@@ -41,15 +41,15 @@ class Pair:
 
     @property
     def num_samples(self) -> int:
-        """Enough for the largest number of learners."""
+        """Return enough samples for the largest number of learners."""
         return max(SAMPLES, MOST_LEARNERS * MIN_ROUNDS_PER_EPOCH * self.batch_size)
 
     def make_data(self) -> Data:
-        """Inputs and targets."""
+        """Return inputs and targets."""
         return self.workload.make_data(self.num_samples)
 
 
-# By name; in the last two, one learner is expected to be best, which the results show or refute
+# By name; in the last two, one learner is expected to be best
 PAIRS: dict[str, Pair] = {
     "logistic_regression_16": Pair(WORKLOADS["logistic_regression"], 16),
     "mlp_16": Pair(WORKLOADS["mlp"], 16),
@@ -57,7 +57,7 @@ PAIRS: dict[str, Pair] = {
     "lenet_16": Pair(WORKLOADS["lenet"], 16),
     "resnet8_16": Pair(WORKLOADS["resnet8"], 16),
     "lstm_64": Pair(WORKLOADS["lstm"], 64),
-    # Batches are moved most of the time: more learners wait for the same memory.
+    # Memory-bound: more learners compete for the same memory bandwidth.
     "logistic_regression_512": Pair(WORKLOADS["logistic_regression"], 512),
     "color_64": Pair(
         Workload("logistic regression, color", functools.partial(LogisticRegression, 3 * 32 * 32, CLASSES), COLOR), 64
@@ -65,11 +65,11 @@ PAIRS: dict[str, Pair] = {
 }
 
 
-TARGET_RATIO = 0.95  # Throughput of the choice over that of the best, at least
+TARGET_RATIO = 0.95  # smallest ratio of the choice's throughput to that of the best
 
-TARGET_SHARE = 0.05  # The part of the run that calibration takes, at most
+TARGET_SHARE = 0.05  # largest fraction of the run for calibration
 
-FINALISTS = 5  # The fastest of the exhaustive trial, which take turns with the choice
+FINALISTS = 5  # number of the fastest of the exhaustive search that are compared with the choice
 
 Verdict: TypeAlias = Literal["reached", "undecided", "missed"]
 
@@ -78,87 +78,87 @@ SGD = functools.partial(torch.optim.SGD, lr=LEARNING_RATE, momentum=MOMENTUM, fu
 
 @dataclass(frozen=True)
 class Task:
-    """What a process is told."""
+    """The arguments of a process."""
 
     pair: str  # a name in `PAIRS`
-    run_s: float  # how long the training would take, roughly
-    passes: int  # over what comes close to the fastest in the exhaustive trial, the first pass included
+    run_s: float  # approximate duration of the training to tune for
+    passes: int  # over settings close to the fastest in the exhaustive search, including the first pass
     first_s: float  # seconds of a setting in the first pass
-    stint_s: float  # seconds of a measurement after that
+    stint_s: float  # of a measurement after that
     compile_s: float  # as in `try_all`
-    turns: int  # of the choice and the finalists
+    turns: int  # measurements of the choice and the finalists
     threads: int  # torch's threads
-    most: int  # learners that are tried at most
-    cache: str | None  # a folder for compiled code, empty but for the native runtime; None: where it usually is
+    most: int  # largest number of learners
+    cache: str | None  # a folder for compiled code, empty but for the native runtime; None: the default
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What the tuner found."""
+    """The tuner's result."""
 
-    choice: EngineSetting | None  # the setting; None where it measured nothing and left all to the rule of thumb
-    seconds: float  # everything that tuning took, from its beginning to its end
-    summary: str  # what the log says
+    choice: EngineSetting | None  # None if it measured nothing and used the rule of thumb
+    seconds: float  # duration of tuning
+    summary: str  # message in the log
     rows: Sequence[Mapping[str, Any]]  # the decision table
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of a pair."""
+    """The results of a pair."""
 
     pair: str  # its name
-    run_s: float  # how long the training would take with the best of the exhaustive trial
-    tried: Tried  # the exhaustive trial
-    calibrated: Calibrated  # the tuner's choice and what it cost
+    run_s: float  # duration of the training with the best of the exhaustive search
+    tried: Tried  # exhaustive search
+    calibrated: Calibrated  # the tuner's choice and its cost
     turns: Mapping[
         EngineSetting, Sequence[float]
     ]  # samples per second, an entry per turn, of the finalists and the choice
-    dropped: Mapping[EngineSetting, str]  # finalists that failed there, and why
+    dropped: Mapping[EngineSetting, str]  # finalists that failed in the final, and why
 
     @property
     def choice(self) -> EngineSetting | None:
-        """The tuner's."""
+        """The tuner's choice."""
         return self.calibrated.choice
 
     @property
     def ranking(self) -> list[EngineSetting]:
-        """Those that took turns, the highest median first."""
+        """Measured settings, the highest median first."""
         return sorted(self.turns, key=lambda setting: -statistics.median(self.turns[setting]))
 
     @property
     def best(self) -> EngineSetting:
-        """The highest median of all that took turns."""
+        """The measured setting with the highest median."""
         return self.ranking[0]
 
     @property
     def next_best(self) -> EngineSetting | None:
-        """The second highest median; None where there is no second one."""
+        """The setting with the second highest median; None if there is none."""
         return next(iter(self.ranking[1:]), None)
 
     @property
     def ratio(self) -> dict[str, Any] | None:
-        """Throughput of the choice over that of the best, turn by turn; None where they are the same, or no choice."""
+        """Ratio of the choice's throughput to the best's, by turn; None if they are the same, or there is no choice."""
         if self.choice is None or self.choice == self.best or self.choice not in self.turns:
             return None
         return median_interval(ratios(self.turns[self.choice], self.turns[self.best]))
 
     @property
     def margin(self) -> dict[str, Any] | None:
-        """Throughput of the choice over that of the next best, where the choice is the best."""
+        """Ratio of the choice's throughput to the next best's, if the choice is the best."""
         if self.choice != self.best or self.next_best is None:
             return None
         return median_interval(ratios(self.turns[self.best], self.turns[self.next_best]))
 
     @property
     def one_learner(self) -> dict[str, Any] | None:
-        """The best setting of one learner over the best of several, turn by turn; None where only one kind is there."""
+        """Ratio of the best setting with one learner to the best with several, by turn; None without both kinds."""
         one = next((setting for setting in self.ranking if setting.learners == 1), None)
         several = next((setting for setting in self.ranking if setting.learners > 1), None)
         return None if one is None or several is None else median_interval(ratios(self.turns[one], self.turns[several]))
 
     @property
     def share(self) -> float:
-        """The part of the run that calibration takes."""
+        """Fraction of the run for calibration."""
         return self.calibrated.seconds / self.run_s
 
     @property
@@ -173,19 +173,19 @@ class Comparison:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the choice is fast enough and finding it cheap enough."""
+        """Whether the choice is fast enough and tuning cheap enough."""
         return self.speed_verdict if self.share <= TARGET_SHARE else "missed"
 
     @property
     def reason(self) -> str:
-        """Why there is no ratio though the choice is not the best; empty otherwise."""
+        """Why there is no ratio although the choice is not the best; otherwise empty."""
         if self.choice is None:
             return f"the tuner chose nothing: {self.calibrated.summary}"
         return f"the choice failed: {self.dropped[self.choice]}" if self.choice in self.dropped else ""
 
 
 def compare(task: Task) -> Comparison:
-    """Try everything, tune in a process of its own, and let the choice and the fastest take turns."""
+    """Search exhaustively, tune in a separate process, and measure the choice and the fastest in turns."""
     _begin(task)
     pair = PAIRS[task.pair]
     replicas_config, opened = _prepare(pair)
@@ -213,7 +213,7 @@ def compare(task: Task) -> Comparison:
 
 
 def calibrate(task: Task, steps: int) -> Calibrated:
-    """Tune as `bow.train` does, for a training of so many batches."""
+    """Tune as `bow.train` does, for a training of `steps` batches."""
     if task.cache is not None:
         os.environ[CACHE] = task.cache
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(task.cache) / "inductor")
@@ -228,15 +228,15 @@ def calibrate(task: Task, steps: int) -> Calibrated:
 
 
 def calibrated_from(tuned: Tuned, seconds: float) -> Calibrated:
-    """What tuning found, which took so many seconds."""
-    if tuned.engine == "auto":  # it fell back to the rule of thumb
+    """Convert a result of the tuner, which took this many seconds."""
+    if tuned.engine == "auto":  # it used the rule of thumb
         return Calibrated(None, seconds, tuned.summary, tuned.rows)
     choice = EngineSetting(tuned.engine + COMPILED * tuned.compile, tuned.learners, tuned.threads or 1)
     return Calibrated(choice, seconds, tuned.summary, tuned.rows)
 
 
 def _begin(task: Task) -> None:
-    """Import what a training imports anyway, and find out what the processor can do, as is done once on a machine."""
+    """Import modules that trainings need anyway, and detect the processor's features, as is done once per machine."""
     torch.set_num_threads(task.threads)
     torch.manual_seed(0)
     valid_vec_isa_list()
@@ -260,16 +260,16 @@ def _prepare(pair: Pair) -> tuple[ReplicasConfig, DataSource]:
 
 
 def _nothing(text: str) -> None:
-    """Show nothing."""
+    """Print nothing."""
 
 
 def compared(task: Task) -> dict[str, Any]:
-    """What came of a pair, as plain values."""
+    """Return the results of a pair as plain values."""
     return as_dict(compare(task))
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
-    """Everything that was measured, as plain values."""
+    """Return all measurements as plain values."""
     pair = PAIRS[comparison.pair]
     tried = comparison.tried
     intervals = {name: getattr(comparison, name) for name in ("ratio", "margin", "one_learner")}

@@ -1,4 +1,4 @@
-"""The exhaustive trial: its settings are listed here, so that what the tuner leaves out is tried as well."""
+"""The exhaustive search: its settings are listed independently of the tuner, and include what the tuner skips."""
 
 import functools
 import statistics
@@ -12,35 +12,35 @@ from bow.training.candidates import ENGINES_CPU
 from bow.training.trials import COMPILED, Trials, split
 from bow.tuner import EngineSetting, Trial
 
-COUNTS = (1, 2, 3, 4, 6, 8)  # Numbers of learners, besides the largest possible one
+COUNTS = (1, 2, 3, 4, 6, 8)  # numbers of learners, in addition to the maximum
 
-CLOSE = 0.75  # What has at least this part of the highest throughput in the first pass is measured further
+CLOSE = 0.75  # settings with at least this fraction of the highest throughput in the first pass are measured again
 
-# Measurements of a setting in the first pass; the faster one counts there, since a disturbance only makes slower
+# Measurements of a setting in the first pass; the faster one counts, since disturbances only slow down
 PARTS = 2
 
 
 @dataclass(frozen=True)
 class Tried:
-    """What came of an exhaustive trial."""
+    """The results of an exhaustive search."""
 
     rates: Mapping[
         EngineSetting, Sequence[float]
     ]  # samples per second by setting, of the first pass and of further ones
-    failures: Mapping[EngineSetting, str]  # settings that did not run, and why
-    left_out: Mapping[EngineSetting, str]  # settings that were not tried, and why
+    failures: Mapping[EngineSetting, str]  # settings that failed, and why
+    left_out: Mapping[EngineSetting, str]  # settings that were skipped, and why
 
     @property
     def by_speed(self) -> list[EngineSetting]:
-        """The settings that ran, the fastest first."""
+        """Successful settings, the fastest first."""
         return sorted(self.rates, key=lambda setting: -statistics.median(self.rates[setting]))
 
 
 def everything(most: int, threads: int, cores: int | None = None) -> list[EngineSetting]:
-    """Every engine, plain and compiled, with every number of learners and of threads.
+    """Return every engine, plain and compiled, with every number of learners and of threads.
 
-    Only what would be measured twice is left out: engine `graph` gives each learner its share of the threads, and with
-    as many learners as cores that is one thread, however many there are.
+    Without duplicates: engine `graph` divides the threads among its learners, and with as many learners as cores each
+    has one thread, whatever the number of threads.
 
     Example:
         >>> [str(setting) for setting in everything(most=2, threads=2, cores=2) if setting.engine == "graph"]
@@ -63,7 +63,7 @@ def everything(most: int, threads: int, cores: int | None = None) -> list[Engine
 def try_all(
     trials: Trials, settings: Sequence[EngineSetting], *, passes: int, first_s: float, stint_s: float, compile_s: float
 ) -> Tried:
-    """Try all settings for a moment, and those that come close to the fastest of them further times."""
+    """Measure all settings briefly, and those close to the fastest of them again."""
     rates: dict[EngineSetting, list[float]] = {}
     failures: dict[EngineSetting, str] = {}
     left_out: dict[EngineSetting, str] = {}
@@ -90,7 +90,7 @@ def try_all(
 def take_turns(
     trials: Trials, settings: Sequence[EngineSetting], *, turns: int, stint_s: float
 ) -> tuple[Mapping[EngineSetting, Sequence[float]], Mapping[EngineSetting, str]]:
-    """Samples per second, an entry per turn, of the settings that ran to the end; why the others did not."""
+    """Return samples per second by turn of the successful settings; and why the others failed."""
     failures: dict[EngineSetting, str] = {}
 
     def turn(setting: EngineSetting) -> list[float]:

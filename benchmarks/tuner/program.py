@@ -1,4 +1,4 @@
-"""The pairs one after another, and what is written about them."""
+"""Compare all pairs, and write the results."""
 
 import tempfile
 from collections.abc import Mapping
@@ -21,24 +21,22 @@ class Config(harness.Config):
     pairs: tuple[str, ...] = setting(
         tuple(PAIRS), "models and batch sizes", choices=tuple(PAIRS), quick=tuple(PAIRS)[:1]
     )
-    run_s: float = setting(600.0, "seconds of the training that is tuned for", quick=40.0)
+    run_s: float = setting(600.0, "duration of the training to tune for, in seconds", quick=40.0)
     passes: int = setting(
-        3, "of the exhaustive trial; all settings are in the first, those close to the best in all", quick=1
+        3, "passes of the exhaustive search; all settings in the first, those close to the best in all", quick=1
     )
-    first_s: float = setting(0.2, "seconds of a setting in the first pass", quick=0.05)
+    first_s: float = setting(0.2, "seconds of each setting in the first pass", quick=0.05)
     stint_s: float = setting(0.4, "seconds of a measurement after that", quick=0.05)
-    compile_s: float = setting(
-        40.0, "no more numbers of learners are compiled for engine fused after so many seconds", quick=0.1
-    )
-    turns: int = setting(20, "measurements of the choice and of the fastest, in turn", quick=2)
-    most: int = setting(8, "learners that are tried at most", quick=2, least=2)
+    compile_s: float = setting(40.0, "time limit for compiling further numbers of learners for engine fused", quick=0.1)
+    turns: int = setting(20, "number of measurements of the choice and of the fastest", quick=2)
+    most: int = setting(8, "largest number of learners", quick=2, least=2)
     threads: int = setting(2, "torch's threads")
-    cold: bool = setting(True, "whether nothing has been compiled before; false: what earlier runs compiled is used")
+    cold: bool = setting(True, "start with empty caches of compiled code; false: reuse those of earlier runs")
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """Compare every pair, each in a process of its own."""
-    native()  # built once on a machine, which belongs to no training
+    """Compare every pair, each in a separate process."""
+    native()  # built once per machine, not part of a training
     pairs = []
     for name in config.pairs:
         pairs.append(_compare(name, config))
@@ -47,12 +45,12 @@ def measure(config: Config) -> dict[str, Any]:
 
 
 def missed(values: Mapping[str, Any]) -> bool:
-    """Whether some pair did not reach the targets."""
+    """Whether a pair missed the targets."""
     return not values["target_reached"]
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page needs besides: by setting, what the calibration said of it."""
+    """Additional values for the page template: by setting, the tuner's decision."""
 
     def calibrated(pair: Mapping[str, Any]) -> dict[str, Any]:
         rows = pair["decision_table"]
