@@ -59,7 +59,9 @@ class Config(harness.Config):
     batch_sizes: tuple[int, ...] = setting(
         (8, 16, 32, 64, 128, 256), "swept for plain PyTorch and for bow", quick=(16,)
     )
-    lrs: tuple[float, ...] = setting((0.00125, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16), "learning rates", quick=(0.05,))
+    lrs: tuple[float, ...] = setting(
+        (0.00125, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16), "learning rates", quick=(0.05,)
+    )
     large_batch_sizes: tuple[int, ...] = setting((128, 256, 512), "tried by the linear scaling rule", quick=(64,))
     threads: tuple[int, ...] = setting((1, 2), "candidate numbers of torch's threads; the fastest is used", quick=(1,))
 

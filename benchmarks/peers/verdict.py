@@ -20,7 +20,7 @@ CLAIM = f"bow reaches the target in at most {LIMIT:g} of the time of the best se
 class Duel:
     """bow and plain PyTorch with the same seed, both having reached the target.
 
-    The ratio of times is decomposed into that of samples, that of throughputs, and the rest: mainly set-up time.
+    The ratio of times is that of samples over that of throughputs, plus the rest: mainly set-up time.
     """
 
     bow: Training  # bow's training
@@ -43,7 +43,7 @@ class Duel:
 
     @property
     def rest(self) -> float:
-        """The remaining factor of the ratio of times; below 0 if bow's training started faster."""
+        """The remainder of the ratio of times; below 0 if bow's training started faster."""
         return self.ratio - self.samples / self.throughput
 
     def as_dict(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class Verdict:
         return f"{text} Of the time of the fastest peer, {self.best_peer}, it takes {_spread(self.best_peer.ratio)}."
 
     def explanation(self) -> str:
-        """Explain the ratio by its measured factors, in a few sentences; empty if nothing was measured."""
+        """Explain the ratio by its measured parts, in a few sentences; empty if nothing was measured."""
         if not self.duels:
             return ""
         duel = self.typical
