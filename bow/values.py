@@ -119,9 +119,10 @@ def given_path(name: str, value: Any, refusal: type[BowError] = SettingError) ->
 def _refusal(name: str, wanted: str, also: str, value: object, remedy: str) -> str:
     kind = "" if isinstance(value, (int, float)) and not isinstance(value, bool) else f" of type {type(value).__name__}"
     wanted += f", or {also}" if also else ""
-    return f"{name} must be {wanted}, got {_shortened(value)}{kind}" + (f"; {remedy}" if remedy else "")
+    return f"{name} must be {wanted}, got {shortened(value)}{kind}" + (f"; {remedy}" if remedy else "")
 
 
-def _shortened(value: object) -> str:
+def shortened(value: object) -> str:
+    """A value as messages show it."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."

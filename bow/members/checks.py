@@ -1,17 +1,26 @@
 """What is refused before a sweep begins."""
 
+import copy
 import dataclasses
-from collections.abc import Hashable
+import functools
+import hashlib
+import warnings
+from collections.abc import Hashable, Sequence
 from importlib.util import find_spec
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from bow.data import open_stream
+from bow.engines.frozen import FrozenValues
 from bow.errors import DataError, SettingError
+from bow.graph.refusal import python_random_kept, state_of
 from bow.members.config import SweepConfig
 from bow.members.feed import SharedSamples
+from bow.members.group import is_same
 from bow.members.saving import GroupLogger
-from bow.members.variant import check_indices
+from bow.members.variant import Variant, check_indices
 from bow.replicas import prepare_template
 from bow.replicas.optimizer import make_optimizer
 from bow.training.checks import all_labels, check_first_batch, make_scheduler
@@ -57,11 +66,20 @@ def checked(config: SweepConfig) -> SweepConfig:
     for variant in config.variants:
         for name, given in (("train_on", variant.train_on), ("validate_on", variant.validate_on)):
             if id(given) not in known:
-                known[id(given)] = check_indices(f"{name} of variant {variant.name!r}", given, num_samples or 0)
+                made = check_indices(f"{name} of variant {variant.name!r}", given, num_samples or 0).cpu()
+                known[id(given)] = config.parts.setdefault(hashlib.sha256(made.numpy()).digest(), made)
         own = known[id(variant.train_on)], known[id(variant.validate_on)]
         variants.append(dataclasses.replace(variant, train_on=own[0], validate_on=own[1]))
     config = dataclasses.replace(config, variants=variants, stop=rules)
     _try_first_batches(config)
+    _check_halving(config, num_samples)
+    if (config.num_members > 1 or config.search is not None) and (name := state_of_step(train)) is not None:
+        raise SettingError(
+            f"the step or loss changes {name} in Python, which all members would share; keep it in a buffer of the "
+            "model, or train them one by one with bow.train"
+        )
+    if is_split:
+        _warn_of_leaks(variants, num_samples or 0)
     return config
 
 
@@ -79,6 +97,75 @@ def why_no_member(train: TrainConfig, has_learners: bool) -> str | None:
             'engine="fused" computes all rows in one task, whose random numbers members would share; use engine="graph"'
         )
     return None
+
+
+def state_of_step(train: TrainConfig) -> str | None:
+    """Name a value outside the model that step or loss changes whenever it runs; found by running it."""
+    step, loss = train.step_or_loss, train.loss
+    while isinstance(loss, functools.partial):
+        loss = loss.func
+    if train.step is None and str(getattr(loss, "__module__", "")).startswith("torch."):
+        return None
+    template = copy.deepcopy(prepare_template(train.model, train.seed)).train()
+    batch = DataSource(train.data, **train.stream_settings).example
+    with python_random_kept(), torch.random.fork_rng(devices=[]):
+        for _ in range(2):  # the first time it may fill a cache
+            frozen = FrozenValues(step, nn.Module())
+            tensors = [(tensor, tensor._version) for tensor in frozen.tensors]
+            generators = [(each, state_of(each)) for each in frozen.generators]
+            try:
+                step(template, tree_map_only(Tensor, Tensor.clone, batch))
+            except Exception:  # it may need the device of the training, where mistakes are said
+                return None
+    if any(tensor._version != version for tensor, version in tensors):
+        return "a tensor"
+    if not all(is_same(state_of(generator), state) for generator, state in generators):
+        return "the state of a random generator"
+    name = frozen.changed()
+    return None if name is None else repr(name)
+
+
+def _check_halving(config: SweepConfig, num_samples: int | None) -> None:
+    rule, train = config.halving, config.train
+    if rule is None or (train.steps is not None and (num_samples is None or config.search is not None)):
+        return
+
+    def epochs(variant: Variant) -> float:
+        if train.steps is None:
+            return train.epochs
+        samples = num_samples if variant.train_on is None else len(variant.train_on)
+        return train.steps * (config.batch_size_of(variant) or 1) / (samples or 1)
+
+    most = max(map(epochs, config.variants))
+    if most <= rule.first:
+        given = f"epochs={train.epochs}" if train.steps is None else f"steps={train.steps}, {most:.2g} epochs"
+        raise SettingError(
+            f"bow.Halving compares members after {rule.first} epoch{'s' * (rule.first > 1)} at the earliest, and none "
+            f"trains longer ({given}); train for longer, or leave out stop"
+        )
+
+
+def _warn_of_leaks(variants: Sequence[Variant], num_samples: int) -> None:
+    shared, leaking = dict[tuple[int, int], int](), []
+    for variant in variants:
+        train, held_out = variant.train_on, variant.validate_on
+        if held_out is None:
+            continue
+        key = id(train), id(held_out)
+        if key not in shared:
+            is_trained_on = torch.zeros(num_samples, dtype=torch.bool)
+            is_trained_on[slice(None) if train is None else torch.as_tensor(train)] = True
+            shared[key] = int(is_trained_on[torch.as_tensor(held_out).unique()].sum())
+        if shared[key]:
+            leaking.append((variant.name, shared[key]))
+    if leaking:
+        name, count = leaking[0]
+        others = f", and {len(leaking) - 1} more on some of theirs" if len(leaking) > 1 else ""
+        warnings.warn(
+            f"variant {name!r} is evaluated on {count} samples that it is trained on{others}; leave them out of "
+            "train_on or validate_on",
+            stacklevel=5,
+        )
 
 
 def _try_first_batches(config: SweepConfig) -> None:

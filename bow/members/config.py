@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from torch import Tensor
+
 from bow.members.member import MemberSearch, Progress
 from bow.members.stopping import Halving, Stop
 from bow.members.variant import Variant
@@ -28,11 +30,13 @@ class SweepConfig:
     at_once: int | Literal["auto"] = "auto"
     batches: Dealing = "own"
     cluster: Literal["ray"] | None = None
+    part_of: int | None = None  # members of the whole sweep, where this is the part of a worker
     stop: Sequence[Stop] = ()
     has_report: bool = True
     jobs: Mapping[str, TrainConfig] = field(default_factory=dict)  # by name, the training that a member stands for
     # by kind, the samples of all batches but short ones
     usual_batches: dict[Hashable, int | None] = field(default_factory=dict)
+    parts: dict[bytes, Tensor] = field(default_factory=dict)  # by digest, numbers of samples: one tensor if alike
     _own: dict[str | None, TrainConfig] = field(default_factory=dict, init=False)  # by name, what members are
     go_on: str = "go on with bow.sweep(..., run=bow.Run('{path}', resume='auto'))"  # said of one that was interrupted
 

@@ -14,7 +14,7 @@ from bow.members.sweep import sweep
 from bow.members.variant import ModelFactory, Variant
 from bow.training.checks import all_labels
 from bow.training.config import Validation
-from bow.values import whole
+from bow.values import shortened, whole
 
 
 def cross_validate(
@@ -64,7 +64,7 @@ def cross_validate(
 
 def fold_variants(data: Any, count: Any, seeds: Any, stratify: bool | None) -> list[Variant]:
     if not isinstance(seeds, Iterable):
-        raise SettingError(f"seeds must be a list of seeds, got {seeds!r}; give for instance range(4)")
+        raise SettingError(f"seeds must be a list of seeds, got {shortened(seeds)}; give for instance range(4)")
     seeds = list(seeds)  # which every fold is trained with
     if not isinstance(count, Iterable):
         data = as_torch_data(data)
@@ -80,7 +80,9 @@ def fold_variants(data: Any, count: Any, seeds: Any, stratify: bool | None) -> l
     else:
         pairs = list(count)
         if not pairs or any(not isinstance(pair, (tuple, list)) or len(pair) != 2 for pair in pairs):
-            raise SettingError(f"folds must be a number, or pairs (train, test) of numbers of samples, got {count!r}")
+            raise SettingError(
+                f"folds must be a number, or pairs (train, test) of numbers of samples, got {shortened(count)}"
+            )
     return [
         Variant(seed=seed, train_on=train, validate_on=test, name=f"fold={fold} seed={seed}")
         for fold, (train, test) in enumerate(pairs)

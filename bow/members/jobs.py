@@ -2,10 +2,9 @@
 
 import copy
 import dataclasses
-import functools
 import random
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from bow.cluster import is_member
 from bow.errors import DivergenceError
-from bow.members.checks import why_no_member
+from bow.members.checks import state_of_step, why_no_member
 from bow.members.config import SweepConfig
 from bow.members.group import is_same
 from bow.members.member import Member
@@ -61,32 +60,33 @@ def why_alone(configs: Sequence[TrainConfig], goes_on: bool = False) -> str | No
         metas = (copy.deepcopy(prepare_template(each.model, each.seed)).to("meta") for each in configs)
         if len(set(map(cloudpickle.dumps, metas))) > 1:
             return "their models differ"
+    if len(configs) > 1 and (state := state_of_step(first)) is not None:
+        return f"their step or loss changes {state} in Python"
     return None
 
 
 def as_members(configs: Sequence[TrainConfig], run: Run, go_on: str) -> SweepConfig:
     """A sweep of which each of the trainings is a member; `go_on` is said where it is interrupted."""
     first = configs[0]
-    base, settings = _optimizers(configs)
     schedulers = [config.scheduler for config in configs]
     shared = all(is_same(each, schedulers[0]) for each in schedulers)
+    is_one_optimizer = all(is_same(config.optimizer, first.optimizer) for config in configs)
     sizes = {config.batch_size for config in configs}
     variants = [
         Variant(
             seed=config.seed,
-            settings=settings[number] or {},
-            optimizer=None if settings[number] is not None else config.optimizer,
+            optimizer=None if is_one_optimizer else config.optimizer,
             scheduler=None if shared else config.scheduler,
             batch_size=None if len(sizes) == 1 else config.batch_size,
         )
-        for number, config in enumerate(configs)
+        for config in configs
     ]
     names = [name_of(variant, variants) for variant in variants]
     named = [
         dataclasses.replace(variant, name=name if name not in names[:number] else f"{name} ({number})")
         for number, (variant, name) in enumerate(zip(variants, names, strict=True))
     ]
-    common = {"optimizer": base, "scheduler": schedulers[0] if shared else None, "learners": num_learners(first)}
+    common = {"scheduler": schedulers[0] if shared else None, "learners": num_learners(first)}
     train = dataclasses.replace(first, **common, run=run)
     jobs = {str(variant.name): config for variant, config in zip(named, configs, strict=True)}
     return SweepConfig(train=train, variants=named, jobs=jobs, go_on=go_on, stop=first.stop or ())
@@ -261,22 +261,3 @@ def _why_no_member(config: TrainConfig) -> str | None:
         "run.on_interrupt=return, and all of a sweep end as one": config.run.on_interrupt == "return",
     }
     return next((why for why, applies in reasons.items() if applies), why_no_member(config, not is_one))
-
-
-def _optimizers(configs: Sequence[TrainConfig]) -> tuple[Any, list[Mapping[str, Any] | None]]:
-    """A factory for all, and by training the settings in which it differs; None: it has a factory of its own."""
-    factories = [config.optimizer for config in configs]
-    first = factories[0]
-    if all(is_same(each, first) for each in factories):
-        return first, [{}] * len(factories)
-    partials = [each for each in factories if isinstance(each, functools.partial)]
-    names = {name for each in partials for name in each.keywords}
-    is_plain = len(partials) == len(factories) and all(
-        each.func is partials[0].func and not each.args and set(each.keywords) == names for each in partials
-    )
-    if not is_plain:
-        return first, [None] * len(factories)
-    differing = [
-        n for n in partials[0].keywords if any(not is_same(e.keywords[n], partials[0].keywords[n]) for e in partials)
-    ]
-    return first, [{name: each.keywords[name] for name in differing} for each in partials]

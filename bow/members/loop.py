@@ -116,7 +116,7 @@ class SweepLoop:
         rounds = self._config.train.steps
         if rounds is None:
             rounds = self._samples.open(self._config, first.member.variant).rounds_left(1)
-        in_all = None if rounds is None or is_search else rounds * self._config.num_members
+        in_all = None if rounds is None or is_search else rounds * (self._config.part_of or self._config.num_members)
         is_reused = len(alike) > rows or is_search or self._config.halving is not None
         self._cohort = Cohort(self._config, first, rows, self._device, self._samples, in_all, is_reused)
         self._cohort_kind = first.kind

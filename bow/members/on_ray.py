@@ -87,7 +87,7 @@ def train_part(config: SweepConfig, numbers: Sequence[int], path: Path) -> Sweep
         with RunLock() as lock:
             lock.take(path, ENDING_S)
     train, variants = config.train.with_run(path=path, resume="auto"), [config.variants[number] for number in numbers]
-    sweep = run_sweep(dataclasses.replace(config, variants=variants, train=train))
+    sweep = run_sweep(dataclasses.replace(config, variants=variants, train=train, part_of=config.num_members))
     shutil.rmtree(path, ignore_errors=True)
     return sweep
 

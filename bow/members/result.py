@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+import operator
 import signal
 import statistics
 from collections.abc import Iterator, Sequence
@@ -17,8 +18,10 @@ from bow.errors import SettingError
 from bow.members.member import Member
 from bow.members.stopping import BEATEN
 from bow.training.metrics import Metric, is_higher_better
+from bow.values import shortened
 
 CONFIDENCE = 0.95
+MOST_NAMED = 8  # members in a message
 
 Combine = Literal["probabilities", "sigmoid", "outputs"]
 """What an ensemble takes the mean of: softmax over classes, sigmoid, or the outputs as they are."""
@@ -92,8 +95,8 @@ class Ensemble(nn.Module):
         return self.each(*args, **kwargs).mean(0)
 
     def spread(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The standard deviation over the models, of what `forward` is the mean of."""
-        return self.each(*args, **kwargs).std(0)
+        """The standard deviation over the models, of what `forward` is the mean of; of one model 0."""
+        return self.each(*args, **kwargs).std(0, correction=min(1, len(self.models) - 1))
 
     def each(self, *args: Any, **kwargs: Any) -> Tensor:
         """What every model says `[models, batch, ...]`."""
@@ -133,13 +136,13 @@ class Sweep:
         return iter(self.members)
 
     def __getitem__(self, name: str | int) -> Member:
-        if isinstance(name, int):
-            return self.members[name]
-        for member in self.members:
-            if member.name == name:
-                return member
-        known = ", ".join(member.name for member in self.members)
-        raise SettingError(f"there is no member {name!r}; there are {known}")
+        names, number = [member.name for member in self.members], name
+        if name in names:
+            number = names.index(str(name))
+        if hasattr(number, "__index__") and -len(names) <= (index := operator.index(number)) < len(names):
+            return self.members[index]
+        known = f"{', '.join(names[:MOST_NAMED])}{', ...' * (len(names) > MOST_NAMED)} (0 to {len(names) - 1})"
+        raise SettingError(f"there is no member {shortened(name)}; there are {known}")
 
     @property
     def metric(self) -> str:
@@ -206,15 +209,16 @@ class Sweep:
         known = sorted({key for member in self.members for key in member.variant.values})
         if setting not in known:
             raise SettingError(f"no variant has a setting {setting!r}; there are {', '.join(known)}")
+        beside = {setting, *(self._settings_of_optimizers() if setting == "optimizer" else ())}
         by_value: dict[str, dict[str, Member]] = {}
         shown: dict[str, Any] = {}
         for member in self.members:
             values = dict(member.variant.values)
-            own = values.pop(setting, None)
-            fold = () if member.variant.train_on is None else (id(member.variant.train_on),)
+            own = values.get(setting)
+            alike = sorted(each for each in values.items() if each[0] not in beside)
             shown[repr(own)] = own
             if member.stopped != "diverged":
-                by_value.setdefault(repr(own), {})[repr((sorted(values.items()), fold))] = member
+                by_value.setdefault(repr(own), {})[repr((alike, id(member.variant.train_on)))] = member
         differences = []
         for low, high in itertools.combinations(by_value, 2):
             both = [key for key in by_value[low] if key in by_value[high]]
@@ -225,8 +229,19 @@ class Sweep:
                     Difference(shown[low], shown[high], statistics.fmean(gaps), _interval(gaps), len(gaps))
                 )
         if not differences:
-            raise SettingError(f"no two members differ in {setting!r} alone; give them the same seeds")
+            raise SettingError(f"no two members differ in {setting!r} alone; give them the same seeds and samples")
         return Differences(setting, name, differences)
+
+    def _settings_of_optimizers(self) -> set[str]:
+        """The settings of optimizers with one value for each optimizer, which are compared along with it."""
+        by_optimizer: dict[str, dict[str, set[str]]] = {}
+        for variant in (member.variant for member in self.members):
+            values, keywords = variant.values, getattr(variant.optimizer, "keywords", {})
+            own = by_optimizer.setdefault(repr(values.get("optimizer")), {})
+            for name in {*variant.settings, *keywords}:
+                own.setdefault(name, set()).add(repr(values[name]))
+        names = {name for own in by_optimizer.values() for name in own}
+        return {name for name in names if all(len(own.get(name, ())) < 2 for own in by_optimizer.values())}
 
     def _check_has(self, name: str) -> None:
         known = dict.fromkeys(("loss", "train_loss", "lr", *(key for member in self.members for key in member.metrics)))

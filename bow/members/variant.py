@@ -13,7 +13,7 @@ from bow.errors import SettingError, reason
 from bow.observe.records import plain
 from bow.replicas import OptimizerFactory
 from bow.training.config import PerRound, SchedulerFactory
-from bow.values import whole, whole_seed
+from bow.values import shortened, whole, whole_seed
 
 ModelFactory: TypeAlias = Callable[..., nn.Module]
 Indices: TypeAlias = Sequence[int] | Tensor
@@ -62,20 +62,20 @@ class Variant:
         for name in ("settings", "model"):
             value = getattr(self, name)
             if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-                raise SettingError(f"{name} of a variant must be keyword arguments by name, got {value!r}")
+                raise SettingError(f"{name} of a variant must be keyword arguments by name, got {shortened(value)}")
         if self.name is not None and (not isinstance(self.name, str) or not self.name.strip()):
-            raise SettingError(f"the name of a variant must be a text, got {self.name!r}")
+            raise SettingError(f"the name of a variant must be a text, got {shortened(self.name)}")
 
     @property
     def values(self) -> dict[str, Any]:
-        """Its settings by name, as tables and `compare` have them."""
-        own = {"seed": self.seed, **self.settings, **self.model}
-        if self.batch_size is not None:
-            own["batch_size"] = self.batch_size
-        for name in ("optimizer", "scheduler"):
-            if getattr(self, name) is not None:
-                own[name] = plain(getattr(self, name))
-        return own
+        """Its settings by name, those included that its optimizer's `functools.partial` holds."""
+        factory, opened = self.optimizer, {}
+        if isinstance(factory, functools.partial):
+            factory, opened = functools.partial(factory.func, *factory.args), factory.keywords
+            factory = factory if factory.args else factory.func
+        own = {"seed": self.seed, **opened, **self.settings, **self.model}
+        named = {"batch_size": self.batch_size, "optimizer": factory, "scheduler": self.scheduler}
+        return {**own, **{name: plain(value) for name, value in named.items() if value is not None}}
 
     def make_optimizer(self, base: OptimizerFactory) -> OptimizerFactory:
         """Its factory: its own or the sweep's, with its settings."""
@@ -98,7 +98,7 @@ def _made_with(model: ModelFactory, settings: Mapping[str, Any]) -> nn.Module:
     try:
         return model(**settings)
     except TypeError as error:
-        given = ", ".join(f"{name}={value!r}" for name, value in settings.items())
+        given = ", ".join(f"{name}={shortened(value)}" for name, value in settings.items())
         raise SettingError(
             f"the model cannot be made with {given} ({reason(error)}); give arguments that its function takes"
         ) from error
@@ -138,7 +138,7 @@ def _listed(name: str, value: Any) -> list[Any]:
         return [value]
     listed = list(value)
     if not listed:
-        raise SettingError(f"grid has no values for {name}, got {value!r}; give at least one")
+        raise SettingError(f"grid has no values for {name}, got {shortened(value)}; give at least one")
     return listed
 
 
@@ -154,22 +154,26 @@ def check_variants(variants: Any) -> list[Variant]:
         raise SettingError("variants are empty, got []; give at least one bow.Variant")
     for each in listed:
         if not isinstance(each, Variant):
-            raise SettingError(f"variants must be bow.Variant objects, got {each!r}; use bow.grid(...)")
+            raise SettingError(f"variants must be bow.Variant objects, got {shortened(each)}; use bow.grid(...)")
     names = [each.name or name_of(each, listed) for each in listed]
     for index, name in enumerate(names):
         if name in names[:index]:
             if listed[index].name is not None:
-                raise SettingError(f"two variants are named {name!r}; give each a name of its own")
-            raise SettingError(f"two variants are alike ({name}); give them different seeds or settings, or names")
+                raise SettingError(f"two variants are named {shortened(name)}; give each a name of its own")
+            raise SettingError(
+                f"two variants are alike ({shortened(name)}); give them different seeds or settings, or names"
+            )
     return [replace(each, name=name) for each, name in zip(listed, names, strict=True)]
 
 
 def check_proposed(variant: Any, names: Sequence[str]) -> Variant:
     """Refuse what is no variant with a name of its own; name one that has none: alike ones by their number."""
     if not isinstance(variant, Variant):
-        raise SettingError(f"a search must propose bow.Variant objects, got {variant!r}; None ends it")
+        raise SettingError(f"a search must propose bow.Variant objects, got {shortened(variant)}; None ends it")
     if variant.name in names:
-        raise SettingError(f"a search proposes two variants named {variant.name!r}; give each a name of its own")
+        raise SettingError(
+            f"a search proposes two variants named {shortened(variant.name)}; give each a name of its own"
+        )
     name = variant.name or _named(variant, list(variant.values))
     return replace(variant, name=f"{name} #{len(names)}" if name in names else name)
 
@@ -192,13 +196,13 @@ def check_indices(name: str, indices: Any, num_samples: int) -> Tensor:
     try:
         made = torch.as_tensor(indices).flatten()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise SettingError(f"{name} must be numbers of samples, got {indices!r} ({reason(error)})") from None
+        raise SettingError(f"{name} must be numbers of samples, got {shortened(indices)} ({reason(error)})") from None
     if made.dtype == torch.bool:
         if len(made) != num_samples:
             raise SettingError(f"{name} is a mask of {len(made)} samples, and the data have {num_samples}")
         made = made.nonzero().flatten()
     if not len(made):
-        raise SettingError(f"{name} has no samples, got {indices!r}; give at least one")
+        raise SettingError(f"{name} has no samples, got {shortened(indices)}; give at least one")
     if made.is_floating_point() or made.is_complex():
         raise SettingError(f"{name} must be whole numbers of samples, got {made.dtype}; give an int64 tensor or a mask")
     if int(made.min()) < 0 or int(made.max()) >= num_samples:

@@ -221,7 +221,7 @@ class RunDirectory:
     def _check_vacant(self) -> None:
         if self.holds_run:
             has_ended = self.model_path.exists() and not self.checkpoints.is_dir()
-            way_on = "" if has_ended else 'continue it with resume="auto", or '
+            way_on = "" if has_ended else 'continue it with resume="auto" (in the shell run.resume=auto), or '
             raise RunDirectoryError(f"run directory {self.path} already holds a run; {way_on}name another one")
         for file in (self.config_path, self.report_path, self.model_path):
             if file.exists():

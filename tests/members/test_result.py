@@ -4,19 +4,23 @@ import dataclasses
 import functools
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy
 import pytest
 import torch
 from scipy import stats
 from sklearn.model_selection import KFold
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import bow
 from bow.errors import SettingError
 from bow.members import Ensemble, Member, Sweep, folds
 from bow.members.cross_validation import fold_variants
+from bow.members.report import SweepReport
+from bow.observe import RunDirectory
 
 
 def made(values: dict[tuple[int, float], float]) -> Sweep:
@@ -69,6 +73,163 @@ def test_a_comparison_without_pairs_is_refused() -> None:
 def test_the_best_is_the_most_accurate() -> None:
     assert made(VALUES).best.name == "0 0.2"
     assert made({(0, 0.1): math.nan, (1, 0.1): 0.1}).best.name == "1 0.1"
+
+
+SWEEP = {"engine": "eager", "optimizer": functools.partial(torch.optim.SGD, lr=0.1)}
+DATA = torch.randn(40, 3), torch.randint(0, 2, (40,))
+
+
+def swept(path: Path, variants: list[bow.Variant], **settings: Any) -> Sweep:
+    run = bow.Run(path / "s", progress=False)
+    return bow.sweep(lambda: nn.Linear(3, 2), DATA, F.cross_entropy, variants=variants, run=run, **(SWEEP | settings))
+
+
+def test_settings_of_an_optimizers_partial_are_settings(tmp_path: Path) -> None:
+    variants = [
+        bow.Variant(seed=s, optimizer=functools.partial(torch.optim.SGD, lr=lr, momentum=0.9))
+        for s in range(2)
+        for lr in (0.01, 0.02, 0.04)
+    ]
+    result = swept(tmp_path, variants)
+    assert [member.name for member in result][:2] == ["seed=0 lr=0.01", "seed=0 lr=0.02"]
+    assert [each[:2] + each[4:] for each in result.compare("lr")] == [(0.01, 0.02, 2), (0.01, 0.04, 2), (0.02, 0.04, 2)]
+    assert result.varying == ["lr"]
+    report = SweepReport.read(RunDirectory(result.run_dir))
+    assert "Loss by lr" in [chart.title for chart in report.charts]
+    assert [setting for setting, _ in report.comparisons] == ["lr"]
+    assert not report.unpaired
+
+
+def test_optimizers_are_compared_with_the_settings_that_each_has(tmp_path: Path) -> None:
+    sgd, adam = functools.partial(torch.optim.SGD, lr=0.1), functools.partial(torch.optim.AdamW, lr=0.001, eps=1e-7)
+    result = swept(tmp_path, bow.grid(seed=range(3), optimizer=[sgd, adam]))
+    assert [member.name for member in result][:2] == [
+        "seed=0 lr=0.1 optimizer=SGD",
+        "seed=0 lr=0.001 eps=1e-07 optimizer=AdamW",
+    ]
+    (only,) = result.compare("optimizer")
+    assert (only.low, only.high, only.pairs) == ("SGD", "AdamW", 3)
+    with pytest.raises(SettingError, match="differ in 'lr' alone"):
+        result.compare("lr")
+    assert [setting for setting, _ in SweepReport.read(RunDirectory(result.run_dir)).comparisons] == ["optimizer"]
+    both = [functools.partial(kind, lr=lr) for kind in (torch.optim.SGD, torch.optim.AdamW) for lr in (0.1, 0.01)]
+    result = swept(tmp_path / "both", bow.grid(seed=range(2), optimizer=both))
+    assert [each.pairs for each in result.compare("lr")] == [4]
+    assert [each.pairs for each in result.compare("optimizer")] == [4]
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_folds_given_twice_are_one(many: bool, tmp_path: Path) -> None:
+    variants = [
+        bow.Variant(settings={"lr": lr}, train_on=list(range(fold, 30)), validate_on=range(30, 40), name=f"{fold} {lr}")
+        for fold in range(2)
+        for lr in (0.1, 0.2)
+    ]
+    proposed = SimpleNamespace(ask=iter([*variants, None]).__next__, tell=lambda member: None)
+    result = swept(tmp_path, proposed if many else variants)  # type: ignore[arg-type]
+    (only,) = result.compare("lr")
+    assert only.pairs == 2
+    report = SweepReport.read(RunDirectory(result.run_dir))
+    assert [member.variant.values["fold"] for member in report.sweep] == [0, 0, 1, 1]
+
+
+def test_members_are_found_by_name_and_number(tmp_path: Path) -> None:
+    result = made(VALUES)
+    assert result[numpy.int64(1)] is result[1] is result[-5] is result["0 0.2"] is result.members[1]  # type: ignore[index]
+    for name in (99, -7, "x", 1.5):
+        with pytest.raises(SettingError, match=r"there is no member .*; there are 0 0.1, .* \(0 to 5\)"):
+            result[name]  # type: ignore[index]
+
+
+def test_one_model_has_no_spread() -> None:
+    assert torch.equal(Ensemble([nn.Identity()], "outputs").spread(torch.ones(2, 3)), torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize(("train", "held_out", "shared"), [(range(30), range(20, 40), 10), (None, [3, 3, 5], 2)])
+def test_members_evaluated_on_what_they_are_trained_on_are_said(
+    train: Any, held_out: Any, shared: int, tmp_path: Path
+) -> None:
+    variants = [bow.Variant(name=name, seed=len(name), train_on=train, validate_on=held_out) for name in ("a", "bb")]
+    with pytest.warns(UserWarning, match=f"variant 'a' is evaluated on {shared} samples .*, and 1 more on some"):
+        swept(tmp_path, variants)
+    folds = [(range(30), range(10))]
+    with pytest.warns(UserWarning, match="'fold=0 seed=0' is evaluated on 10 samples"):
+        bow.cross_validate(
+            nn.Linear(3, 2), DATA, F.cross_entropy, folds=folds, run=bow.Run(tmp_path / "f", progress=False)
+        )
+
+
+class Counting:
+    """A step with state in Python."""
+
+    n = 0
+
+    def __call__(self, model: nn.Module, batch: Any) -> Tensor:
+        self.n += 1
+        return F.cross_entropy(model(batch[0]), batch[1]) * (1.0 if self.n < 20 else 0.1)
+
+
+class CountingLoss(nn.Module):
+    n = 0
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.n += 1
+        return F.cross_entropy(outputs, targets) * self.n
+
+
+def drawing() -> Any:
+    generator = torch.Generator()
+    return lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]) * torch.rand((), generator=generator)
+
+
+def averaging() -> Any:
+    mean = 0.0
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        nonlocal mean
+        mean = 0.9 * mean + 0.1 * float(batch[0].mean())
+        return F.cross_entropy(model(batch[0] - mean), batch[1])
+
+    return step
+
+
+def weighting() -> Any:
+    weight = torch.ones(())
+    return lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]) * weight.mul_(0.9).clone()
+
+
+STATES: dict[str, tuple[dict[str, Any], str]] = {
+    "attribute": ({"step": Counting()}, "'step.n'"),
+    "method": ({"step": Counting().__call__}, "n'"),
+    "variable": ({"step": averaging()}, "'mean'"),
+    "loss": ({"loss": CountingLoss()}, "'n'"),
+    "tensor": ({"step": weighting()}, "a tensor"),
+    "generator": ({"step": drawing()}, "the state of a random generator"),
+}
+
+
+@pytest.mark.parametrize("kind", STATES)
+@pytest.mark.parametrize(("engine", "learners"), [("eager", 1), ("graph", 1), ("eager", 2)])
+def test_a_step_with_state_of_its_own_is_refused(kind: str, engine: str, learners: int, tmp_path: Path) -> None:
+    given, name = STATES[kind]
+    run = bow.Run(tmp_path / "s", progress=False)
+    common: dict[str, Any] = {"engine": engine, "learners": learners, "run": run}
+    with pytest.raises(SettingError, match=f"step or loss changes .*{name}.*; keep it in a buffer"):
+        bow.sweep(lambda: nn.Linear(3, 2), DATA, **given, variants=bow.grid(seed=range(2)), **common)
+    assert not (tmp_path / "s").exists()
+    if learners == 1 and engine == "eager":
+        bow.sweep(lambda: nn.Linear(3, 2), DATA, **given, variants=[bow.Variant()], **common)  # it is nobody else's
+
+
+def test_a_step_that_keeps_what_it_has_once_computed_is_taken(tmp_path: Path) -> None:
+    kept: dict[str, Tensor] = {}
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        weight = kept.setdefault("weight", torch.ones(2))
+        return F.cross_entropy(model(batch[0]), batch[1], weight)
+
+    run = bow.Run(tmp_path / "s", progress=False)
+    bow.sweep(lambda: nn.Linear(3, 2), DATA, step=step, variants=bow.grid(seed=range(2)), engine="eager", run=run)
 
 
 def test_a_value_that_no_metric_knows_ranks_nobody() -> None:
@@ -149,6 +310,13 @@ def test_seeds_that_can_be_gone_through_once_are_for_all_folds() -> None:
         ({"variants": [bow.Variant()], "stop": "early"}, "got 'early'"),
         ({"variants": [bow.Variant()], "devices": 2}, "one device.*cluster"),
         ({"variants": [bow.Variant()], "batch_size": 64}, "batch"),
+        ({"variants": [bow.Variant(train_on=set(range(50000)))]}, "got {0, 1, 2"),  # type: ignore[arg-type]
+        ({"variants": [bow.Variant(), range(50000)]}, "got range"),
+        ({"variants": [bow.Variant(), list(range(50000))]}, "got .0, 1"),
+        ({"variants": [bow.Variant(model={"width": list(range(50000))})]}, "width=.0, 1"),
+        ({"variants": [bow.Variant()] * 2, "stop": bow.Halving()}, "alike"),
+        ({"variants": bow.grid(seed=range(3)), "stop": bow.Halving(), "steps": 2}, "after 1 epoch .*steps=2, 0.8 epo"),
+        ({"variants": bow.grid(seed=range(3)), "stop": bow.Halving(first=4), "epochs": 4}, "after 4 epochs .*epochs=4"),
         ({"variants": [bow.Variant()], "validation": bow.Validation(every=0.5)}, "every epoch"),
     ],
 )
@@ -159,6 +327,7 @@ def test_wrong_use_gets_a_sentence(settings: dict[str, object], said: str, tmp_p
             lambda: nn.Linear(3, 2), data, F.cross_entropy, run=bow.Run(tmp_path / "s", progress=False), **settings
         )
     assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 400
     assert not (tmp_path / "s").exists()
 
 
