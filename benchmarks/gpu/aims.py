@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.gpu.racing import COMPILED_GRAPHED, PLAIN, best_of_bow
+from benchmarks.gpu.racing import COMPILED_GRAPHED, GRAPHED, PLAIN, best_of_bow, gain
 from benchmarks.gpu.testing import failures
 from benchmarks.harness import ratios, spread
 
@@ -11,6 +11,7 @@ MET, MISSED, OPEN = "met", "missed", "not measured"
 
 # Best of bow over the fastest single model
 SPEED_UPS = {"throughput_lenet_16": ("LeNet, batch 16", 5.0), "throughput_resnet32_32": ("ResNet-32, batch 32", 1.8)}
+MEMBERS = {"members_lenet_16": ("LeNet, batch 16", 8.0), "members_resnet32_32": ("ResNet-32, batch 32", 1.8)}
 OVER_EAGER = {"throughput_lenet_16": ("LeNet, batch 16", 20.0)}
 
 # Percent that averaging may cost
@@ -45,6 +46,16 @@ def _speed_ups(parts: Parts) -> Iterator[dict[str, Any]]:
             yield _judged(text, factor["median"] >= aim, found, factor["median"])
         else:
             yield _open(text) | {"found": f"{found}; but {COMPILED_GRAPHED} is missing"}
+    for part, (title, aim) in MEMBERS.items():
+        text = f"members of {title}: at least {aim:g} times a loop of graphed trainings"
+        rates = {row["name"]: row["rates"] for row in parts.get(part, {}).get("contestants", ())}
+        own = next((name for name in rates if name.endswith(" members")), None)
+        if own is None or (factor := gain(rates, own, GRAPHED)) is None:
+            yield _open(text)
+            continue
+        over = {name: gain(rates, own, name) for name in rates if name != own}
+        found = ", ".join(f"{each['median']:.2f} over {name}" for name, each in over.items() if each is not None)
+        yield _judged(text, factor["median"] >= aim, f"{own}: {found}", factor["median"])
     for part, (title, aim) in OVER_EAGER.items():
         text = f"{title}: at least {aim:g} times eager PyTorch"
         rows = parts.get(part, {}).get("contestants", ())

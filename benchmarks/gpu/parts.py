@@ -57,7 +57,7 @@ class Part:
 
 GRACE_S = 15.0  # a part that goes on for so long behind its time is ended
 USUAL_S = 540.0  # what `most_s` of the parts is meant for
-FUNCTIONS = {"throughput": "throughput", "averaging": "comparisons.averaging"}
+FUNCTIONS = {"throughput": "throughput", "averaging": "comparisons.averaging", "members": "members"}
 LOOPBACK = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}  # a machine without a network looks for one
 
 
@@ -84,6 +84,9 @@ PARTS = (
     _tests("changes", 40),
     _tests("isolation", 40),
     _tests("memory", 90),
+    _race("members", 50, "lenet", 16, least_s=25),
+    _race("members", 70, "resnet32", 32, least_s=35),
+    _tests("members", 60),
     _race("averaging", 30, "lenet", 16),
     _race("averaging", 40, "resnet32", 32),
     Part("kernels", "bandwidth", 40, 10),

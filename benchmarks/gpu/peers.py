@@ -49,7 +49,16 @@ class Peer:
 
     def turn(self, seconds: float) -> float:
         """Samples per second in a turn."""
-        return float(self._remote.call(_turn, seconds, limit_s=REPLY_S + seconds))
+        self.begin_turn(seconds)
+        return self.end_turn(seconds)
+
+    def begin_turn(self, seconds: float) -> None:
+        """Begin a turn, which `end_turn` waits for."""
+        self._remote.send(_turn, seconds)
+
+    def end_turn(self, seconds: float) -> float:
+        """Samples per second in the turn that was begun."""
+        return float(self._remote.receive(REPLY_S + seconds))
 
     def loss(self) -> float:
         """The mean loss of the last round, of bow."""

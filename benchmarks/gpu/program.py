@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.gpu import comparisons, testing, throughput
+from benchmarks.gpu import comparisons, members, testing, throughput
 from benchmarks.gpu.aims import MISSED, judge
 from benchmarks.gpu.machine import Machine, check_gpu, nvidia_smi, open_machine
 from benchmarks.gpu.parts import GRACE_S, NAMES, PARTS, USUAL_S, Allotment, Context, Findings, Part
@@ -81,7 +81,7 @@ class Program:
     def run(self) -> None:
         """All parts that were asked for; by default those that no earlier run has finished."""
         parts, left_out = self._todo(), []
-        with closing(self._peers(parts)) as peers:
+        with members.sharing(self._config) as shared, closing(self._peers(parts, shared)) as peers:
             peers.start()  # they compile while what is not timed is done
             for part in parts:
                 least_s = part.least_s + START_S if self._config.processes else 0.0
@@ -143,9 +143,10 @@ class Program:
                 del findings["failure"]
             write(path, findings)
 
-    def _peers(self, parts: list[Part]) -> Peers:
+    def _peers(self, parts: list[Part], shared: Mapping[str, str]) -> Peers:
         config = self._config
         every = [*throughput.peers(config), *comparisons.uncached(), *comparisons.compiled(config)]
+        every += members.peers(config, shared)
         named = [part.name for part in parts if config.processes]
         return Peers([spec for name in named for spec in every if spec.part == name], config.out / "logs", config)
 

@@ -202,7 +202,7 @@ class Race:
         except Exception as error:
             self.context.note(f"{name}: left out, {first_words(error)}")
             return
-        self._add(name, learners, runner)
+        self.enter(name, learners, runner)
 
     def peers(self, most_s: float, learners: Mapping[str, int | None]) -> None:
         """Let those of other processes take part that are ready by then."""
@@ -213,7 +213,7 @@ class Race:
             except CaseError as error:
                 self.context.note(f"{name}: left out, {error}")
                 continue
-            self._add(name, learners.get(name), peer)
+            self.enter(name, learners.get(name), peer)
 
     def run(self, repeats: int, stint_s: float) -> dict[str, list[float]]:
         """Samples per second by contestant and repeat, each repeat in the other direction.
@@ -257,7 +257,8 @@ class Race:
         self.runners.clear()
         self.context.machine.tidy()
 
-    def _add(self, name: str, learners: int | None, runner: Runner) -> None:
+    def enter(self, name: str, learners: int | None, runner: Runner) -> None:
+        """Let whoever is warm take part."""
         self.runners[name] = runner
         about = {"learners": learners, "engine": runner.engine, "first_call_s": round(runner.first_call_s, 2)}
         self.about[name] = about

@@ -8,7 +8,7 @@ import copy
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ import bow
 from benchmarks.harness import rate, warm_up
 from benchmarks.trainings import ENDLESS, SGD, Data, Feed, PlainTraining, Tensors, compiled_step
 from benchmarks.workloads import WORKLOADS, Workload
+from bow.devices import StreamDevice
 from bow.members import Member
 from bow.members.cohort import Cohort
 from bow.members.config import SweepConfig
@@ -233,25 +234,36 @@ class Bow:
     def _begun(self) -> Cohort:
         task = self._task
         torch.set_num_threads(1)  # as `bow.sweep` does
-        train = TrainConfig(
-            model=task.workload.build,
-            data=task.data,
-            loss=task.workload.loss,
-            optimizer=SGD,
-            batch_size=task.batch_size,
-            steps=ENDLESS,
-            learners=1,
-            engine=self._engine,
-        )
-        config = SweepConfig(train=train, variants=check_variants(bow.grid(seed=task.seeds)))
-        waiting = [
-            Progress(Member(n, variant, Path()), config.kind_of(variant)) for n, variant in enumerate(config.variants)
-        ]
-        samples = SharedSamples(task.data)
-        cohort = Cohort(config, waiting[0], len(waiting), torch.device("cpu"), samples, rounds=None)
-        for row, each in enumerate(waiting):
-            cohort.place(row, each)
-        return cohort
+        return begun(task.workload, task.data, task.batch_size, task.seeds, self._engine, torch.device("cpu"))
+
+
+def begun(
+    workload: Workload,
+    data: Data,
+    batch_size: int,
+    seeds: Iterable[int],
+    engine: bow.Engine,
+    device: torch.device | StreamDevice,
+) -> Cohort:
+    """bow's members on a device, before their first round, each with a row."""
+    train = TrainConfig(
+        model=workload.build,
+        data=data,
+        loss=workload.loss,
+        optimizer=SGD,
+        batch_size=batch_size,
+        steps=ENDLESS,
+        learners=1,
+        engine=engine,
+    )
+    config = SweepConfig(train=train, variants=check_variants(bow.grid(seed=seeds)))
+    waiting = [
+        Progress(Member(n, variant, Path()), config.kind_of(variant)) for n, variant in enumerate(config.variants)
+    ]
+    cohort = Cohort(config, waiting[0], len(waiting), device, SharedSamples(data), rounds=None)
+    for row, each in enumerate(waiting):
+        cohort.place(row, each)
+    return cohort
 
 
 LOOP, COMPILED, STEP, PINNED, PINNED_STEP, STACKED, STACKED_COMPILED, BOW, BOW_COMPILED = (

@@ -31,7 +31,8 @@ def test_seeds_and_rates_train_side_by_side_to_what_each_becomes_alone(capsys: p
     assert shown.endswith("report: sweep/report.html\n")
     assert max(map(len, shown.splitlines())) <= 80
     rows = json.loads(Path("sweep/members.json").read_text())
-    assert [row["settings"] for row in rows] == [{"seed": s, "lr": lr} for lr in (0.1, 0.2) for s in (0, 1)]
+    assert [row["name"] for row in rows] == [f"seed={s} lr={lr}" for lr in (0.1, 0.2) for s in (0, 1)]
+    assert rows[3]["settings"].items() > {"seed": 1, "lr": 0.2, "momentum": 0.9, "optimizer": "SGD"}.items()
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

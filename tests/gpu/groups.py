@@ -6,7 +6,17 @@ import importlib
 
 from tests.gpu.case import Case
 
-GROUPS = ("kernels", "agreement", "randomness", "changes", "isolation", "memory", "agreement_more", "devices")
+GROUPS = (
+    "kernels",
+    "agreement",
+    "randomness",
+    "changes",
+    "isolation",
+    "memory",
+    "members",
+    "agreement_more",
+    "devices",
+)
 FIRST = 24  # of the cases of agreement: every engine with every model, once
 
 
