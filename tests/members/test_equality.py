@@ -194,25 +194,34 @@ def test_settings_that_change_shapes_and_batches_make_groups(tmp_path: Path) -> 
         assert_same(member, alone(tmp_path / str(number), wide, (FLAT, LABELS), member.variant, "graph"))
 
 
-def test_folds_see_their_samples_only(tmp_path: Path) -> None:
+FOLDED = [
+    pytest.param(model, engine, marks=() if (model, engine) == ("mlp", "graph") else pytest.mark.nightly)
+    for model in ("mlp", "resnet-8", "lstm")
+    for engine in ("eager", "graph")
+]
+
+
+@pytest.mark.parametrize(("name", "engine"), FOLDED)
+def test_folds_see_their_samples_only(name: str, engine: str, tmp_path: Path) -> None:
+    make, inputs = MODELS[name]
     result = bow.cross_validate(
-        mlp,
-        (FLAT, LABELS),
+        make,
+        (inputs, LABELS),
         F.cross_entropy,
         folds=3,
         seeds=(0, 1),
         epochs=2,
         optimizer=SGD,
-        engine="graph",
+        engine=engine,
         run=bow.Run(tmp_path / "folds", progress=False),
     )
     assert [member.name for member in result.members][:2] == ["fold=0 seed=0", "fold=0 seed=1"]
     for number, member in enumerate(result.members):
         train, test = (torch.as_tensor(each) for each in (member.variant.train_on, member.variant.validate_on))
         assert sorted([*train.tolist(), *test.tolist()]) == list(range(150))
-        held_out = bow.Validation((FLAT[test], LABELS[test]))
-        data = (FLAT[train], LABELS[train])
-        other = alone(tmp_path / str(number), mlp, data, member.variant, "graph", validation=held_out)
+        held_out = bow.Validation((inputs[test], LABELS[test]))
+        data = (inputs[train], LABELS[train])
+        other = alone(tmp_path / str(number), make, data, member.variant, engine, validation=held_out)
         assert_same(member, other)
 
 

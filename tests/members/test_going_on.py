@@ -3,9 +3,11 @@
 import dataclasses
 import functools
 import os
+import random
 import signal
 import subprocess
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,53 @@ def test_kills_change_nothing(kind: str, tmp_path: Path) -> None:
         assert_same(member, other)
         assert (member.run_dir / "model.safetensors").exists()
         assert (member.run_dir / "metrics.jsonl").exists()
+
+
+AT_RANDOM = """
+import sys
+sys.path[:0] = {paths!r}
+from pathlib import Path
+from tests.members.test_going_on import trained_for_long
+trained_for_long(Path(sys.argv[1]), sys.argv[2], resume="auto")
+"""
+
+
+def trained_for_long(path: Path, engine: str, **run: Any) -> Any:
+    return bow.sweep(
+        mlp,
+        (FLAT, LABELS),
+        F.cross_entropy,
+        variants=bow.grid(seed=range(4), lr=[0.05, 0.01]),
+        epochs=60,
+        at_once=3,
+        engine=engine,
+        validation=(FLAT, LABELS),
+        stop=bow.EarlyStopping(patience=25),
+        run=bow.Run(path, checkpoint_every=7, progress=False, **run),
+    )
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+def test_kills_at_random_moments_change_nothing(engine: str, tmp_path: Path) -> None:
+    tests = Path(__file__).parents[1]
+    script = AT_RANDOM.format(paths=[str(tests), str(tests.parent)])
+    expected, chance = trained_for_long(tmp_path / "whole", engine), random.Random(engine)
+    killed = 0
+    for _ in range(5):
+        records = tmp_path / "sweep" / "metrics.jsonl"
+        before = records.stat().st_size if records.exists() else 0
+        process = subprocess.Popen([*FORKED, "-c", script, str(tmp_path / "sweep"), engine])
+        while process.poll() is None and (records.stat().st_size if records.exists() else 0) == before:
+            time.sleep(0.001)  # until it has begun
+        time.sleep(chance.uniform(0, 0.4 * expected.seconds))
+        process.kill()
+        killed += process.wait() == -signal.SIGKILL
+    assert killed >= 2
+    result = trained_for_long(tmp_path / "sweep", engine, resume="auto")
+    for member, other in zip(result.members, expected.members, strict=True):
+        assert member.stopped == other.stopped
+        assert_same(member, other)
 
 
 def test_ctrl_c_keeps_what_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.nn import functional as F
 
 import bow
 from bow.errors import SettingError
-from bow.members.on_ray import _workers
+from bow.members import cohort
+from bow.members.config import SweepConfig
+from bow.members.on_ray import _workers, train_part
+from bow.members.sweep import run_sweep
+from bow.members.variant import check_variants
+from bow.training.config import TrainConfig
 from tests.members.test_equality import FLAT, LABELS, mlp, swept
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
@@ -140,6 +146,23 @@ def test_without_ray_it_says_how_to_get_it(tmp_path: Path) -> None:
 def test_what_a_cluster_cannot_is_refused(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=said):
         swept(tmp_path / "sweep", mlp, (FLAT, LABELS), [bow.Variant()], **settings)
+
+
+def test_a_part_is_compiled_as_the_whole_sweep_would_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[int] = []
+    make = cohort.LearningConfig
+
+    def seen(*given: Any, **settings: Any) -> Any:
+        rounds.append(settings["rounds"])
+        return make(*given, **settings)
+
+    monkeypatch.setattr(cohort, "LearningConfig", seen)
+    run = bow.Run(tmp_path / "whole", progress=False)
+    train = TrainConfig(model=mlp, data=(FLAT, LABELS), loss=F.cross_entropy, learners=1, engine="eager", run=run)
+    config = SweepConfig(train=train, variants=check_variants(bow.grid(seed=range(5))))
+    run_sweep(config)
+    train_part(config, [1, 3], tmp_path / "part")
+    assert rounds == [5 * (150 // 16)] * 2
 
 
 def test_a_worker_is_a_gpu_or_the_cores_of_the_smallest_machine() -> None:
