@@ -50,12 +50,13 @@ def _speed_ups(parts: Parts) -> Iterator[dict[str, Any]]:
         text = f"members of {title}: at least {aim:g} times a loop of graphed trainings"
         rates = {row["name"]: row["rates"] for row in parts.get(part, {}).get("contestants", ())}
         own = next((name for name in rates if name.endswith(" members")), None)
-        if own is None or (factor := gain(rates, own, GRAPHED)) is None:
+        gains = {name: made for name in rates if own and name != own and (made := gain(rates, own, name)) is not None}
+        if GRAPHED not in gains:
             yield _open(text)
             continue
-        over = {name: gain(rates, own, name) for name in rates if name != own}
-        found = ", ".join(f"{each['median']:.2f} over {name}" for name, each in over.items() if each is not None)
-        yield _judged(text, factor["median"] >= aim, f"{own}: {found}", factor["median"])
+        found = ", ".join(f"{each['median']:.2f} over {name}" for name, each in gains.items())
+        times = gains[GRAPHED]["median"]
+        yield _judged(text, times >= aim, f"{own}: {found}", times)
     for part, (title, aim) in OVER_EAGER.items():
         text = f"{title}: at least {aim:g} times eager PyTorch"
         rows = parts.get(part, {}).get("contestants", ())

@@ -17,6 +17,8 @@ from benchmarks.trainings import MOST_ROUNDS
 from bow import Engine
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from benchmarks.gpu import Config
     from bow.members.cohort import Cohort
 
@@ -58,6 +60,11 @@ class MembersTraining:
     def engine(self) -> str:
         """What really runs."""
         return self._cohort.loop.description
+
+    @property
+    def model(self) -> nn.Module:
+        """The first member's."""
+        return self._cohort.group.learners[0].module
 
     def __call__(self) -> int:
         before = self._samples

@@ -67,15 +67,15 @@ def checked(config: SweepConfig) -> SweepConfig:
         for name, given in (("train_on", variant.train_on), ("validate_on", variant.validate_on)):
             if id(given) not in known:
                 made = check_indices(f"{name} of variant {variant.name!r}", given, num_samples or 0).cpu()
-                known[id(given)] = config.parts.setdefault(hashlib.sha256(made.numpy()).digest(), made)
+                known[id(given)] = config.parts.setdefault(hashlib.sha256(made.numpy().tobytes()).digest(), made)
         own = known[id(variant.train_on)], known[id(variant.validate_on)]
         variants.append(dataclasses.replace(variant, train_on=own[0], validate_on=own[1]))
     config = dataclasses.replace(config, variants=variants, stop=rules)
     _try_first_batches(config)
     _check_halving(config, num_samples)
-    if (config.num_members > 1 or config.search is not None) and (name := state_of_step(train)) is not None:
+    if (config.num_members > 1 or config.search is not None) and (state := state_of_step(train)) is not None:
         raise SettingError(
-            f"the step or loss changes {name} in Python, which all members would share; keep it in a buffer of the "
+            f"the step or loss changes {state} in Python, which all members would share; keep it in a buffer of the "
             "model, or train them one by one with bow.train"
         )
     if is_split:
@@ -155,7 +155,7 @@ def _warn_of_leaks(variants: Sequence[Variant], num_samples: int) -> None:
         if key not in shared:
             is_trained_on = torch.zeros(num_samples, dtype=torch.bool)
             is_trained_on[slice(None) if train is None else torch.as_tensor(train)] = True
-            shared[key] = int(is_trained_on[torch.as_tensor(held_out).unique()].sum())
+            shared[key] = int(is_trained_on[torch.unique(torch.as_tensor(held_out))].sum())
         if shared[key]:
             leaking.append((variant.name, shared[key]))
     if leaking:

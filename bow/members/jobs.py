@@ -86,7 +86,7 @@ def as_members(configs: Sequence[TrainConfig], run: Run, go_on: str) -> SweepCon
         dataclasses.replace(variant, name=name if name not in names[:number] else f"{name} ({number})")
         for number, (variant, name) in enumerate(zip(variants, names, strict=True))
     ]
-    common = {"scheduler": schedulers[0] if shared else None, "learners": num_learners(first)}
+    common: dict[str, Any] = {"scheduler": schedulers[0] if shared else None, "learners": num_learners(first)}
     train = dataclasses.replace(first, **common, run=run)
     jobs = {str(variant.name): config for variant, config in zip(named, configs, strict=True)}
     return SweepConfig(train=train, variants=named, jobs=jobs, go_on=go_on, stop=first.stop or ())

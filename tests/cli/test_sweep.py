@@ -44,6 +44,8 @@ def test_seeds_and_rates_train_side_by_side_to_what_each_becomes_alone(capsys: p
     expected, member = load_file("alone/model.safetensors"), load_file(f"{own}/model.safetensors")
     assert all(torch.equal(member[name], value) for name, value in expected.items())
     assert Path("again/model.safetensors").read_bytes() == Path("alone/model.safetensors").read_bytes()
+    assert main(["train", "-m", *SMALL, "optimizer.lr=0.1,0.2", "seed=range(2)", "run=sweep"]) != 0
+    assert "run.resume=auto" in "".join(capsys.readouterr())
 
 
 def test_runs_of_several_learners_are_one_sweep_of_what_each_becomes_alone(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import bow
@@ -174,6 +174,21 @@ def test_run_directories_that_are_taken_are_left_to_each_training(tmp_path: Path
 def test_what_a_model_is_counts_and_not_its_shapes_alone() -> None:
     one, other = (nn.Sequential(nn.Dropout(p), nn.Linear(6, 3)) for p in (0.1, 0.2))
     assert why_alone([config(model=one), config(model=other)]) == "their models differ"
+
+
+class Growing(nn.CrossEntropyLoss):
+    """Has a weight that every call changes."""
+
+    calls = 0
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.calls += 1
+        return self.calls * super().forward(outputs, targets)
+
+
+def test_a_loss_with_state_of_its_own_is_not_shared() -> None:
+    loss = Growing()
+    assert why_alone([config(loss=loss), config(loss=loss, seed=1)]) == "their step or loss changes 'calls' in Python"
 
 
 def test_jobs_that_fail_or_diverge_fail_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

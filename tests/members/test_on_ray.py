@@ -162,7 +162,7 @@ def test_a_part_is_compiled_as_the_whole_sweep_would_be(tmp_path: Path, monkeypa
     config = SweepConfig(train=train, variants=check_variants(bow.grid(seed=range(5))))
     run_sweep(config)
     train_part(config, [1, 3], tmp_path / "part")
-    assert rounds == [5 * (150 // 16)] * 2
+    assert rounds == [5 * 10] * 2  # epochs of ten batches
 
 
 def test_a_worker_is_a_gpu_or_the_cores_of_the_smallest_machine() -> None:
