@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from torch import nn
+
 from benchmarks.gpu.parts import PARTS, Allotment, Context
 from benchmarks.gpu.peers import Peer, Spec
 from benchmarks.gpu.racing import GRAPHED, Race, Subject
@@ -17,8 +19,6 @@ from benchmarks.trainings import MOST_ROUNDS
 from bow import Engine
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from benchmarks.gpu import Config
     from bow.members.cohort import Cohort
 

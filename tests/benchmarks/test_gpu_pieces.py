@@ -13,7 +13,7 @@ import torch
 from benchmarks.gpu import Config, aims, page
 from benchmarks.gpu.machine import ONE_STREAM, FakeMachine, nvidia_smi
 from benchmarks.gpu.parts import Allotment
-from benchmarks.gpu.racing import Subject, best_of_bow, one_graphed
+from benchmarks.gpu.racing import GRAPHED, Subject, best_of_bow, one_graphed
 from benchmarks.gpu.throughput import FUSED_LEARNERS, PARTS_WITH_ALL, peers
 from benchmarks.gpu.trace import KernelRun, kernel_runs, overlap, save_small
 from benchmarks.gpu.workloads import workload
@@ -180,6 +180,18 @@ def test_what_nvidia_smi_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (said["driver_version"], said["clocks.max.sm"], said["compute_mode"]) == ("580.95", "1980", "Default")
     program.write_text("#!/bin/sh\nexit 9\n")
     assert nvidia_smi() == {}
+
+
+def test_members_are_judged_by_a_loop_of_graphed_trainings() -> None:
+    rates = {GRAPHED: [10.0, 10.0], "16 members": [90.0, 70.0], "8 processes": [40.0, 40.0]}
+    rows = [{"name": name, "rates": own} for name, own in rates.items()]
+    found = {aim["aim"]: aim for aim in aims.judge({"members_lenet_16": {"contestants": rows}}, fake=False)}
+    aim = found["members of LeNet, batch 16: at least 8 times a loop of graphed trainings"]
+    assert (aim["verdict"], aim["value"]) == (aims.MET, 8.0)
+    assert aim["found"] == f"16 members: 8.00 over {GRAPHED}, 2.00 over 8 processes"
+    assert (
+        found["members of ResNet-32, batch 32: at least 1.8 times a loop of graphed trainings"]["verdict"] == aims.OPEN
+    )
 
 
 def test_a_page_of_next_to_nothing_can_be_written() -> None:
