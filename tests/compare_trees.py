@@ -1,12 +1,12 @@
-"""Whether two trees of bow compute the same, bit for bit: `python -m tests.compare_trees OLD [NEW]`.
+"""Compare two versions of bow bit for bit: `python -m tests.compare_trees OLD [NEW]`.
 
-Each tree is a checkout. It runs in a process of its own, with this interpreter and its packages, and records digests of
-what a change of structure must not change: the central model after 50 rounds for every synchroniser and engine,
+Both arguments are checkouts. Each runs in its own process, with this interpreter and its packages, and records digests
+of results that refactoring must not change: the central model after 50 rounds for every synchroniser and engine,
 partitions found by searches with fixed seeds, schedules made from fixed profiles, and the end of a training that the
-old tree left in the middle and the new one resumes. Prints what differs; exit status 1 if anything does that is not
-listed with its reason.
+old version interrupts and the new one resumes. Prints the differences; exit status 1 if there is one that is not listed
+with its reason.
 
-What the two trees spell differently is in `_spelling`.
+`_spelling` has the names that differ between the versions.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from typing import Any
 ROUNDS, LEARNERS, SIZE, CLASSES = 50, 3, 12, 3
 OPTIMIZERS = {"momentum": {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-3}, "AdamW": {"lr": 0.01, "eps": 1e-4}}
 DIVERGES_AT = 17
-"""The round in which one learner's batch is not finite."""
+"""Round in which one learner's batch is not finite."""
 LISTED = {
     r"z: (EASGD|SMA.*), AdamW, graph.*": "graph steps Adam in a pass of its own, equal to rounding; torch did before",
 }
-"""What differs from trees before, and why."""
+"""Expected differences from earlier versions, with reasons."""
 PLANS: dict[str, dict[str, Any]] = {
     "search": {"proposals": 300, "seed": 3},
     "search, two learners": {"proposals": 300, "learners": 2, "topology": "p100_node"},
@@ -52,7 +52,7 @@ def digest_of_model(model: Any) -> str:
     return digest(b"".join(name.encode() + tensor.detach().contiguous().numpy().tobytes() for name, tensor in tensors))
 
 
-# --- what a tree records
+# --- recording
 
 
 def small_network() -> Any:
@@ -76,7 +76,7 @@ def batch(seed: int, samples: int = 8) -> tuple[Any, Any]:
 
 
 def trajectories() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """The central model after 50 rounds; a learning rate that falls (a restart), a short round, a diverged learner."""
+    """The central model after 50 rounds; with falling learning rate (a restart), a short round, a diverged learner."""
     import bow
 
     syncs = {
@@ -145,7 +145,7 @@ def partitions() -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def schedules() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Every policy's schedule and simulated timeline, from times that are made up."""
+    """Schedule and simulated timeline of every policy, from synthetic times."""
 
     def made() -> str:
         import torch
@@ -163,7 +163,7 @@ def schedules() -> Iterator[tuple[str, Callable[[], Any]]]:
         names = tuple(f"operator {i % 5}" for i in operators)
         profile = spelling["Profile"](names, names, times, "no machine")
         policies = spelling["make_policies"](subject, profile, 4)
-        known = [policy for policy in policies if "narrow" not in policy.name]  # older trees have no such policy
+        known = [policy for policy in policies if "narrow" not in policy.name]  # unknown in older versions
         return ", ".join(f"{policy.name} {digest(spelling['schedule'](policy.schedule))}" for policy in known)
 
     yield "schedules", made
@@ -194,7 +194,7 @@ def _training(folder: Path | None, *, steps: int, resume: bool) -> str:
 
 
 def _spelling() -> dict[str, Any]:
-    """What trees have other names for."""
+    """Names that differ between versions."""
     profiler = _first_of("bow.schedule.profiler", "bow.profiler")
     return {
         **{name: getattr(profiler, name) for name in ("Profile", "make_policies")},
@@ -225,7 +225,7 @@ def _run_settings(folder: Path | None, steps: int, resume: bool) -> dict[str, An
 
 
 def _schedule_fields(schedule: Any) -> dict[str, Any]:
-    """A schedule's fields as they were when one class had all of them."""
+    """Return a schedule's fields as when they were in a single class."""
     fields = json.loads(schedule.to_json())
     kind = fields.pop("kind", None)
     default = {"order": None, "priority": None, "stay": False, "small": [], "after": []}
@@ -234,7 +234,7 @@ def _schedule_fields(schedule: Any) -> dict[str, Any]:
 
 
 def _first_of(*names: str) -> ModuleType:
-    """The module under the name that this tree has for it, the newest name first."""
+    """Import a module by the first of its names that exists, the newest first."""
     for name in names:
         with contextlib.suppress(ModuleNotFoundError):
             return importlib.import_module(name)
@@ -242,7 +242,7 @@ def _first_of(*names: str) -> ModuleType:
 
 
 def record(out: Path, run: Path) -> None:
-    """Everything above; the first tree leaves a training in `run` that is not over, and the second resumes it."""
+    """Record everything above; the first version leaves an unfinished training in `run`, which the second resumes."""
     import torch
 
     torch.set_num_threads(1)
@@ -261,13 +261,13 @@ def record(out: Path, run: Path) -> None:
     out.write_text(json.dumps(found))
 
 
-# --- the two beside each other
+# --- comparison
 
 
 def recorded(tree: Path, run: Path) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
-        # Trees before it was told by which rules code was compiled would take that of others from torch's cache.
+        # Versions that do not know the compile settings of cached code would load that of others from torch's cache.
         environment = os.environ | {"PYTHONPATH": str(tree.resolve()), "TORCHINDUCTOR_CACHE_DIR": f"{folder}/torch"}
         subprocess.run([sys.executable, "-P", __file__, str(out), str(run)], cwd=folder, env=environment, check=True)
         found: dict[str, str] = json.loads(out.read_text())

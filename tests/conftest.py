@@ -1,4 +1,4 @@
-"""What every test gets: a tier, checked shapes, and no thread that outlives its test."""
+"""Fixtures of every test: tiers, shape checks, and a check for leaked threads."""
 
 import contextlib
 import functools
@@ -19,18 +19,18 @@ from hypothesis import HealthCheck, settings
 import shape_checks
 from tests import forked
 
-os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool of compiling threads outlives a test
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no compiler threads outlive a test
 
 _GRACE_S = 30.0
 
-# The same examples every time; machines where tests run are busy now and then, which is nobody's fault.
+# Deterministic examples; no deadlines, because test machines may be busy.
 settings.register_profile("bow", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("bow")
 
 # Before the first test imports bow.
 shape_checks.install("bow")
 
-# Where tensors are computed with; `--nightly` checks everywhere.
+# Packages that compute with tensors; `--nightly` checks all.
 _CHECKED = ("data", "devices", "kernels", "models", "replicas", "sync")
 
 _LEFT_OUT = pytest.StashKey[Counter[str]]()
@@ -42,11 +42,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Idle threads of a second OpenMP pool spin, which on two busy cores costs more than they bring.
+    # Idle threads of a second OpenMP pool spin, which costs more than it gains on two busy cores.
     torch.set_num_threads(config.getoption("--threads"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; tests send it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # torch's interpreter of graphs counts by tqdm where that is installed, whose own thread would outlive a test.
+    # torch's graph interpreter uses tqdm if installed, whose thread would outlive a test.
     with contextlib.suppress(ImportError):
         importlib.import_module("tqdm").tqdm.monitor_interval = 0
     config.stash[_LEFT_OUT] = Counter()
@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that cannot run here, or are of another tier, are deselected: skipped ones would hide the others."""
+    """Deselect tests that cannot run here or are of another tier; skips would hide other skips."""
     is_quick = config.option.markexpr == "quick"
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
     reasons = {
@@ -71,7 +71,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = []
     for name, why in reasons.items():
         kept = []
-        numbers: Counter[str] = Counter()  # of the cases that are left, by table
+        numbers: Counter[str] = Counter()  # remaining cases by table
         for item in items if why else []:
             mark, table = item.get_closest_marker(name), item.nodeid.partition("[")[0]
             (kept if mark is None or _is_sampled(mark, numbers[table]) else left_out).append(item)
@@ -83,7 +83,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _is_sampled(mark: pytest.Mark, number: int) -> bool:
-    """Whether a case stands for others: with `one_in` and `first`, one in so many does."""
+    """Whether a case is part of the sample: with `one_in` and `first`, one in `one_in` is."""
     if not mark.args:
         return mark.name == "quick"
     one_in, first = (*mark.args, 0)[:2]
@@ -91,7 +91,7 @@ def _is_sampled(mark: pytest.Mark, number: int) -> bool:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, "workeroutput"):  # a process of pytest-xdist, which reports to the first one
+    if hasattr(session.config, "workeroutput"):  # a worker of pytest-xdist, which reports to the controller
         session.config.workeroutput["left_out"] = dict(session.config.stash[_LEFT_OUT])
 
 
@@ -113,7 +113,7 @@ def _nobody_else_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def _steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where captured steps are kept, for the next test that trains the same."""
+    """Cache of captured steps, shared by tests that train the same."""
     return tmp_path_factory.mktemp("steps")
 
 
@@ -121,7 +121,7 @@ def _steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _no_choices_in_the_users_cache(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, _steps: Path
 ) -> None:
-    """What trainings of a test find by measurement is kept for that test only."""
+    """Cached measurements of trainings are per test."""
     folder = functools.cache(lambda: tmp_path_factory.mktemp("choices"))
     monkeypatch.setattr("bow.training.tuning.cache_folder", folder)
     monkeypatch.setattr("bow.engines.captured.cache_folder", lambda: _steps)
@@ -130,7 +130,7 @@ def _no_choices_in_the_users_cache(
 
 @pytest.fixture
 def _uncompiled() -> Iterator[None]:
-    """Everything as in the compiled engine but the compilation, which takes most of a minute."""
+    """Disable compilation in the compiled engine, which takes most of a minute."""
     with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
         warnings.filterwarnings("ignore", "torch.compile with fullgraph=True found no compiled frames")  # torch 2.12
         yield
@@ -138,7 +138,7 @@ def _uncompiled() -> Iterator[None]:
 
 @pytest.fixture
 def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports without their pictures, which take most of the time of a short training."""
+    """Disable the charts of reports, which take most of the time of a short training."""
     monkeypatch.setattr("bow.observe.charts.Chart.svg", lambda chart: "")
 
 

@@ -1,13 +1,12 @@
-"""Ends `bow train` again and again, by signals, full disks and closed pipes, and looks at what becomes of it.
+"""Terminate `bow train` repeatedly by signals, full disks and closed pipes, and check the outcome.
 
-    python -m tests.endings 200        # so many endings
-    python -m tests.endings 200 8      # of another seed
+    python -m tests.endings 200        # number of terminations
+    python -m tests.endings 200 8      # another seed
 
-Each training is started again, with the same command line, until it has ended by itself. It must then have the central
-model of a training that nothing has happened to, bit for bit, and status 0 if and only if that lies in its run
-directory; none may go back behind its last checkpoint, hang, or print a traceback. What is random is when, so the same
-seed does not give the same endings twice. Disks are full for root, by a file system of its own; for others, files are
-limited in size.
+Each training is restarted with the same command line until it completes. It must then have the central model of an
+undisturbed training, bit for bit, and status 0 if and only if the model is in its run directory; no attempt may lose
+progress before its last checkpoint, hang, or print a traceback. Timing is random, so the same seed does not reproduce a
+run. Full disks need root, for a separate file system; otherwise file sizes are limited.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ TRAININGS = (
 
 
 class Tell:
-    """Writes into a file which round the training begins with, and which have ended."""
+    """Writes the first round of the training, and the completed ones, to a file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -69,7 +68,7 @@ class Tell:
 
 @dataclass(frozen=True)
 class Place:
-    """The folder of a training: `disk` may become full, `run` lies on it."""
+    """The folder of a training: `disk`, which may become full, contains `run`."""
 
     disk: Path
     words: str
@@ -101,7 +100,7 @@ class Place:
 
 
 def start(place: Place, prepare: Callable[[], None]) -> int:
-    """Train in a process that is forked from this one, which has imported everything; its number."""
+    """Train in a process forked from this one, which has imported everything; returns its process id."""
     place.told.write_text("")
     child = os.fork()
     if child:
@@ -109,7 +108,7 @@ def start(place: Place, prepare: Callable[[], None]) -> int:
     status = 70
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        atexit._clear()  # what belongs to the process that this one was forked from
+        atexit._clear()  # handlers of the parent process
         os.setsid()
         os.chdir(place.beside)
         output = os.open(place.beside / "said", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
@@ -133,7 +132,7 @@ def start(place: Place, prepare: Callable[[], None]) -> int:
 
 
 def end_of(child: int, within_s: float, until: Callable[[], bool] = lambda: False) -> int | None:
-    """How it ended, a signal below 0; None: it has not."""
+    """Return the exit status, negative for a signal; None: it has not ended."""
     give_up = time.monotonic() + within_s
     while time.monotonic() < give_up and not until():
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -144,7 +143,7 @@ def end_of(child: int, within_s: float, until: Callable[[], bool] = lambda: Fals
 
 
 def preparation(output: str, most_bytes: int | None) -> Callable[[], None]:
-    """What is wrong with the world that a training begins in."""
+    """Return a function that sets up the faulty environment of a training."""
 
     def prepare() -> None:
         if most_bytes is not None:
@@ -163,7 +162,7 @@ def preparation(output: str, most_bytes: int | None) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def disk(folder: Path) -> Iterator[bool]:
-    """A small disk; whether it is one, and not a plain folder."""
+    """Mount a small disk; yields False if it is a plain folder."""
     folder.mkdir(parents=True)
     mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
     is_own = os.geteuid() == 0 and subprocess.run(mount, capture_output=True, check=False).returncode == 0
@@ -176,7 +175,7 @@ def disk(folder: Path) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def filled(folder: Path, but_bytes: int) -> Iterator[None]:
-    """Leave no more than so many bytes on a disk."""
+    """Fill a disk up to this many free bytes."""
     filler = folder / "filler"
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         free = shutil.disk_usage(folder).free
@@ -188,10 +187,10 @@ def filled(folder: Path, but_bytes: int) -> Iterator[None]:
 
 
 def attempt(place: Place, chosen: random.Random, training_s: float, has_disk: bool, ending: str, output: str) -> bool:
-    """Start a training, or go on with one, and end it; whether it has ended by itself.
+    """Start or resume a training, and terminate it; returns whether it completed.
 
     Raises:
-        AssertionError: something was lost, or it did not end as it should have.
+        AssertionError: data were lost, or it ended in a wrong way.
     """
     behind = last_checkpoint(place.run)
     size = chosen.choice((0, 4096, 20_000, 200_000, 1_000_000))
@@ -202,7 +201,7 @@ def attempt(place: Place, chosen: random.Random, training_s: float, has_disk: bo
         status = None
         try:
             if ending in signal.Signals.__members__:
-                if chosen.random() < 0.3:  # while it begins, perhaps
+                if chosen.random() < 0.3:  # possibly during start-up
                     status = end_of(child, chosen.uniform(0, training_s))
                 else:
                     last = f"ended {chosen.randint(min(behind + 1, STEPS), STEPS)}\n"
@@ -240,10 +239,10 @@ def attempt(place: Place, chosen: random.Random, training_s: float, has_disk: bo
 
 
 def check(count: int, seed: int) -> None:
-    """Carry it out.
+    """Terminate trainings `count` times.
 
     Raises:
-        AssertionError: something was lost.
+        AssertionError: data were lost.
     """
     chosen = random.Random(seed)
     tally = collections.Counter[str]()
@@ -262,7 +261,7 @@ def check(count: int, seed: int) -> None:
                 ending = chosen.choice(ENDINGS) if turn < ATTEMPTS - 1 else "nothing"
                 output = chosen.choice(OUTPUTS)
                 is_over = attempt(place, chosen, training_s, has_disk, ending, output)
-                is_over = is_over or (place.model.exists() and place.model.read_bytes() == whole)  # killed behind it
+                is_over = is_over or (place.model.exists() and place.model.read_bytes() == whole)  # killed at the end
                 tally[f"{ending}, standard output {output}"] += ending != "nothing" or output != "kept"
                 at = f"at round {last_checkpoint(place.run)}" if not is_over else "over"
                 print(f"{tally.total()} {ending}, standard output {output}: {at}", flush=True)
@@ -279,5 +278,5 @@ if __name__ == "__main__":
     for module in ("bow.cli.training", "bow.cli.composition", "bow.training", "sklearn.datasets", "jinja2"):
         importlib.import_module(module)
     torch.set_num_threads(1)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the disk has to go
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the disk has to be unmounted
     check(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 7)

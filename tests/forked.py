@@ -1,9 +1,9 @@
-"""Python processes that tests start, forked from one that has imported torch and bow, which takes seconds.
+"""Start Python processes of tests by forking one that has imported torch and bow, which takes seconds.
 
-`install` makes `subprocess` start in this way what `FORKED` begins, and the processes that bow itself starts. Each has
-its own arguments, environment, folder, cores, input and output, and ends by itself as a new interpreter does. What
-matters to a process before it imports anything (its own `PYTHONPATH`, which modules it loads) needs a real one, as
-`pytest --nightly` starts everywhere.
+`install` makes `subprocess` start commands with `FORKED`, and the processes that bow itself starts, in this way. Each
+has its own arguments, environment, folder, cores, input and output, and ends like a new interpreter. Settings that take
+effect before imports (`PYTHONPATH`, loaded modules) need a real process, which `pytest --nightly` starts
+everywhere.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
-# An option that Python ignores: without a server such a command starts an interpreter.
+# An option that Python ignores: without a server such a command starts a normal interpreter.
 OPTION = "forked"
 FORKED = (sys.executable, "-X", OPTION)
 
-# What bow, and torchrun for it, start by themselves.
+# Started by bow itself, and by torchrun for it.
 MODULES = (
     "bow",
     "bow.cluster.worker",
@@ -47,10 +47,10 @@ SCRIPTS = (
     "import torch, runpy; runpy.run_module('benchmarks.harness.serving', run_name='__main__')",
 )
 
-PLACE = "BOW_TESTS_FORKED"  # the server's socket, for what is started by what was forked
-LIMIT = 2**20  # bytes of a request
+PLACE = "BOW_TESTS_FORKED"  # the server's socket, for processes started by forked ones
+LIMIT = 2**20  # maximum size of a request
 POLL_S = 0.05
-STILL_WANTED_S = 2.0  # between looks at whether there are tests
+STILL_WANTED_S = 2.0  # interval between checks that tests are still running
 
 _real = subprocess.Popen
 
@@ -60,11 +60,11 @@ def _added_paths(environment: Mapping[str, str]) -> list[str]:
 
 
 _first = dict(os.environ)
-"""Of the tests, before any has changed it, and so of the server."""
+"""Original environment of the tests, and so of the server."""
 
 
 class Forked(_real):  # type: ignore[type-arg, valid-type, misc]
-    """A process that is a child of the server, or an ordinary one where the command is of another kind."""
+    """A child process of the server, or an ordinary one for other commands."""
 
     _connection: socket.socket | None = None
 
@@ -109,12 +109,12 @@ class Forked(_real):  # type: ignore[type-arg, valid-type, misc]
         except BlockingIOError:
             return 0, 0
         self._connection.close()
-        self._status = int(said or 255 << 8)  # the server has gone
+        self._status = int(said or 255 << 8)  # the server has ended
         return self.pid, self._status
 
 
 def request_of(args: Any) -> dict[str, Any] | None:
-    """What a command is to run, where it is one for the server."""
+    """Return the request for a command, or None if the server does not run it."""
     if isinstance(args, (str, bytes, os.PathLike)):
         return None
     program, *words = map(os.fspath, args)
@@ -137,25 +137,25 @@ def request_of(args: Any) -> dict[str, Any] | None:
 
 
 def folder() -> tempfile.TemporaryDirectory[str]:
-    """For the socket; it names this process, with which the server ends."""
+    """Create the folder of the socket; its name includes this process, with which the server ends."""
     return tempfile.TemporaryDirectory(prefix=f"bow-forked-{os.getpid()}-")
 
 
 def install(place: str) -> None:
-    """Fork from now on; the server is started with the first process, and ends with the tests that `place` is of."""
+    """Fork from now on; the server starts with the first process, and ends with the tests that own `place`."""
     os.environ[PLACE] = place
     subprocess.Popen = Forked  # type: ignore[misc]
 
 
 def _connect(place: str) -> socket.socket:
-    """To the server, which the first one to come here starts."""
+    """Connect to the server, and start it if necessary."""
     with contextlib.suppress(FileExistsError):
         Path(place).with_name("started").touch(exist_ok=False)
         command = [sys.executable, "-m", __name__, place]
         nothing = subprocess.DEVNULL
         own = {"env": _first, "cwd": ROOT, "start_new_session": True}
         server = _real(command, stdin=nothing, stdout=nothing, stderr=nothing, **own)
-        server.returncode = 0  # it outlives this process, of which nobody need be warned
+        server.returncode = 0  # it outlives this process; no warning
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     while True:
         try:
@@ -167,7 +167,7 @@ def _connect(place: str) -> socket.socket:
 
 
 def load() -> None:
-    """Import what processes of the tests need."""
+    """Import the modules that processes of the tests need."""
     for name in ("pytest", "hypothesis", "torch.export", "torch._dynamo", "torch.distributed.run", "hydra"):
         importlib.import_module(name)
     import bow
@@ -181,7 +181,7 @@ def load() -> None:
 
 
 def serve(listener: socket.socket, place: Path) -> dict[str, Any]:
-    """Fork on request while the tests run that `place` is of; returns in the children."""
+    """Fork on request while the tests that own `place` are running; returns in the children."""
     waiting: dict[int, socket.socket] = {}
     wakeup, wake = socket.socketpair()
     for end in (wakeup, wake):
@@ -226,7 +226,7 @@ def _is_alive(process: int) -> bool:
 
 
 def _report(waiting: dict[int, socket.socket]) -> None:
-    """Tell of children that have ended."""
+    """Report children that have ended."""
     while waiting:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
@@ -235,11 +235,11 @@ def _report(waiting: dict[int, socket.socket]) -> None:
             try:
                 connection.send(str(status).encode())
             except OSError:
-                continue  # nobody waits for it
+                continue  # no one waits for it
 
 
 def become(request: dict[str, Any]) -> None:
-    """Be like a new process."""
+    """Set up this process like a new one."""
     import numpy as np
     import torch
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
@@ -263,11 +263,11 @@ def become(request: dict[str, Any]) -> None:
     if request["unbuffered"]:
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     subprocess.Popen = Forked  # type: ignore[misc]
-    subprocess_handler.Popen = Forked  # type: ignore[attr-defined,misc]  # torchrun's, which has a name of its own for it
+    subprocess_handler.Popen = Forked  # type: ignore[attr-defined,misc]  # torchrun imports it by name
 
 
 def main(place: str) -> None:
-    """Serve, and run what a child is asked to."""
+    """Serve, and run the requests in the children."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(place)
     listener.listen(64)
@@ -290,7 +290,7 @@ def main(place: str) -> None:
 
 
 def run(request: dict[str, Any]) -> None:
-    """The module or the text that a process is to run."""
+    """Run the requested module or code."""
     if request["kind"] == "-m":
         runpy.run_module(request["what"], run_name="__main__", alter_sys=True)
     elif request["kind"] == "file":
@@ -300,7 +300,7 @@ def run(request: dict[str, Any]) -> None:
 
 
 def leave(status: int) -> None:
-    """End as an interpreter does, but for the deletion of all modules, which takes longer than many a process."""
+    """End like an interpreter, but without deleting all modules, which often takes longer than the process."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

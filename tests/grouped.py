@@ -1,4 +1,4 @@
-"""Settings by their own names, as sections of `bow.train` and `bow.Replicas`: tests vary one setting at a time."""
+"""Flat settings for the sections of `bow.train` and `bow.Replicas`: tests vary one setting at a time."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ SECTIONS: dict[str, tuple[type, str, dict[str, str]]] = {
         },
     ),
 }
-"""A section's class, the field that it can be given by alone, and its other settings as tests call them."""
+"""By section: its class, the field that may replace it, and its other settings by their names in tests."""
 
 
 def grouped(**settings: Any) -> dict[str, Any]:
-    """Keywords of `bow.train` from settings by name: `grouped(progress=False)` is `{"run": bow.Run(progress=False)}`.
+    """Return keywords of `bow.train` from settings: `grouped(progress=False)` is `{"run": bow.Run(progress=False)}`.
 
-    `tuner` and `per_round` are objects and yes or no; the engine `"graph+round"` is `graph` with such a capture.
+    `tuner` and `per_round` are objects and booleans; the engine `"graph+round"` is `graph` with capture `round`.
     """
     given = dict(settings)
     if given.get("engine") == "graph+round":
@@ -63,6 +63,6 @@ def grouped(**settings: Any) -> dict[str, Any]:
 
 
 def of_replicas(**settings: Any) -> dict[str, Any]:
-    """The same for `bow.Replicas`, which has no validation: what its batch-norm statistics are is its own."""
+    """The same for `bow.Replicas`, which has no validation, but its own setting for batch-norm statistics."""
     buffers = {"buffers": settings.pop("buffers")} if "buffers" in settings else {}
     return grouped(**settings) | buffers

@@ -1,8 +1,8 @@
-"""Calls and command lines that no sensible user would make: each gives a result, or one sentence.
+"""Calls and command lines with invalid arguments: each must have a result, or a one-sentence error.
 
-`python -m tests.hostile [calls [command lines [seed]]]` makes them, each in a process of its own that was forked from
-one which has imported bow and computed nothing; memory, time and processes have limits. What is neither a result nor a
-sentence is shown, and makes the exit status 1.
+`python -m tests.hostile [calls [command lines [seed]]]` runs them, each in a forked process that has imported bow
+and computed nothing; memory, time and processes are limited. Other outcomes are printed, and make the exit status
+1.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LIMIT_S = 90.0
 MEMORY = 6 * 2**30
 MOST_PROCESSES = 8
 LONG = 1000
-"""A training of more epochs or steps may be ended by the limit of time."""
+"""Trainings of more epochs or steps may exceed the time limit."""
 
 CALLS, LINES = 700, 300
 
@@ -110,7 +110,7 @@ USUAL: dict[str, tuple[Any, ...]] = {
 
 
 class Stop(bow.Callback):
-    """Ends every training soon."""
+    """Stops every training early."""
 
     def on_round_end(self, run: Any) -> None:
         if run.round > 3:
@@ -168,7 +168,7 @@ DAMAGED: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "graph": (lambda: json.loads(bow.capture(**BATCH).to_json()), loaded(bow.StepGraph.from_json, False)),
     "strategy": (lambda: json.loads(strategy().to_json()), loaded(read_schedule, True)),
 }
-"""What can be kept, and what reads it."""
+"""Objects that can be saved, and the functions that load them."""
 
 
 def strategy() -> Any:
@@ -176,7 +176,7 @@ def strategy() -> Any:
 
 
 def damaged(kind: str, place: int, value: Any) -> Any:
-    """Read something that was kept, in which one value is another one."""
+    """Load a saved object in which one value was replaced."""
     make, read = DAMAGED[kind]
     made = [copy.deepcopy(make())]
     places = [(made, 0)]
@@ -211,7 +211,7 @@ WEIGHTS = {"train": 14, "damaged": 14, "Replicas": 8, "capture": 3, "plan": 4}
 
 
 def parameters(name: str) -> list[str]:
-    """What a call can be told."""
+    """Names of the parameters of a call."""
     function = {"Replicas": bow.Replicas, "train": bow.train}.get(name) or CALLED[name][0]
     kinds = inspect.signature(function).parameters.values()
     own = [
@@ -228,7 +228,7 @@ def parameters(name: str) -> list[str]:
 
 @st.composite
 def calls(draw: Any) -> tuple[str, dict[str, Any]]:
-    """A call, one to three arguments of which are not those that it is usually given."""
+    """A call with one to three unusual arguments."""
     name = draw(st.sampled_from([name for name in CALLED for _ in range(WEIGHTS.get(name, 1))]))
     if name == "damaged":
         return name, {
@@ -242,7 +242,7 @@ def calls(draw: Any) -> tuple[str, dict[str, Any]]:
 
 
 def keys(prefix: str = "", values: Any = None) -> Iterable[str]:
-    """Everything that `bow train` can be told, groups included."""
+    """Yield all keys of `bow train`, including groups."""
     values = (
         yaml.safe_load(Path(bow.__file__).parents[1].joinpath("conf/config.yaml").read_text())
         if values is None
@@ -278,7 +278,7 @@ FIRST = {
 
 @st.composite
 def lines(draw: Any) -> list[str]:
-    """A command line. What a usual one says stays, but where the same key is given again."""
+    """A command line. Usual words remain, unless the same key is given again."""
     command = draw(
         st.sampled_from(["train"] * 12 + [name for name in COMMANDS if name != "bench"] + ["tarin", "", "--help"])
     )
@@ -296,7 +296,7 @@ def lines(draw: Any) -> list[str]:
 
 
 def call(name: str, changes: dict[str, Any]) -> str:
-    """What a call gives: "result", or what was said."""
+    """Return the outcome of a call: "result", or the error message."""
     function, usual = CALLED[name]
     try:
         function(**{**usual, **changes})
@@ -312,7 +312,7 @@ def call(name: str, changes: dict[str, Any]) -> str:
             any(frame.name == "step" and frame.filename.endswith("engine/task.py") for frame in frames)
             and name != "train"
         ):
-            return "result"  # what the user's own model or loss raises, he gets
+            return "result"  # exceptions of the user's own model or loss
         where = next(
             (
                 f"{frame.filename.split('/bow/')[-1]}:{frame.lineno}"
@@ -326,7 +326,7 @@ def call(name: str, changes: dict[str, Any]) -> str:
 
 
 def run(action: Callable[[], Any], folder: Path) -> tuple[str, str, str]:
-    """Do something in a process of its own, in an empty folder: what it gave, and what it printed on both streams."""
+    """Run an action in a separate process in an empty folder; returns its outcome, and its output on both streams."""
     home = folder / "home"
     work = folder / "work"
     for each in (home, work):
@@ -354,12 +354,12 @@ def run(action: Callable[[], Any], folder: Path) -> tuple[str, str, str]:
 
 
 def limited(action: Callable[[], Any], folder: Path) -> None:
-    """The child's part; it does not return."""
+    """Run in the child; does not return."""
     try:
         os.setsid()
         os.chdir(folder / "work")
         os.environ.update(HOME=str(folder / "home"), XDG_CACHE_HOME=str(folder / "cache"), TMPDIR=str(folder))
-        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pool of compiling processes
+        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pool of compiler processes
         tempfile.tempdir = str(folder)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         for name, number in (("out", 1), ("err", 2)):
@@ -377,7 +377,7 @@ def limited(action: Callable[[], Any], folder: Path) -> None:
 
 
 def processes(session: int) -> int:
-    """How many there are of a session."""
+    """Return the number of processes of a session."""
     count = 0
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -386,7 +386,7 @@ def processes(session: int) -> int:
 
 
 def judged(kind: str, given: Any, made: str, out: str, err: str, left: list[str]) -> str:
-    """What came of it in a word or two; "wrong: ..." is what must not be."""
+    """Classify an outcome in a word or two; "wrong: ..." is a failure."""
     if made == "hang":
         numbers = [
             abs(float(each)) for each in re.findall(r"-?\d+(?:\.\d+)?(?:e\d+)?", re.sub(r"'\w*\d\w*'", "", repr(given)))
@@ -420,7 +420,7 @@ def is_sentence(text: str) -> bool:
 
 
 def shown(kind: str, given: Any) -> str:
-    """A call or a command line as one would write it."""
+    """Format a call or a command line as source code."""
     if kind == "line":
         return f"bow {given!r}"
     name, changes = given
@@ -428,7 +428,7 @@ def shown(kind: str, given: Any) -> str:
 
 
 def attempt(kind: str, given: Any) -> str:
-    """Make a call, or run a command line, and say what came of it."""
+    """Make a call, or run a command line, and classify the outcome."""
     with tempfile.TemporaryDirectory(prefix="hostile", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         action = functools.partial(call, *given) if kind == "call" else functools.partial(main, given)
@@ -438,7 +438,7 @@ def attempt(kind: str, given: Any) -> str:
 
 
 def fuzz(kind: str, count: int, seed: int) -> collections.Counter[str]:
-    """Make so many calls, or run so many command lines; what must not be is printed."""
+    """Make `count` calls, or run as many command lines; prints failures."""
     counts: collections.Counter[str] = collections.Counter()
 
     @hypothesis.seed(seed)

@@ -1,7 +1,7 @@
-"""Measures of the package's size and structure, tree beside tree: `python -m tests.house [TREE ...] [--wheel]`.
+"""Compare the size and structure of source trees: `python -m tests.house [TREE ...] [--wheel]`.
 
-A tree is a checkout of bow, or any folder with a package in it (`TREE:PACKAGE`). Code lines are those that are no
-blank, comment or docstring. `tests/test_house.py` keeps limits on some of the numbers.
+A tree is a checkout of bow, or any folder with a package in it (`TREE:PACKAGE`). Lines of code exclude blank lines,
+comments and docstrings. `tests/test_house.py` limits some of the numbers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Documented = ast.Module | ast.ClassDef | Function
 
 @dataclass(frozen=True, eq=False)
 class Module:
-    """A file of the package."""
+    """A source file of the package."""
 
     name: str  # dotted
     path: Path
@@ -51,7 +51,7 @@ class Module:
 
     @functools.cached_property
     def code(self) -> set[int]:
-        """The numbers of the lines that hold code."""
+        """Line numbers of the code."""
         held = {
             n for n, line in enumerate(self.text.splitlines(), 1) if line.strip() and not line.lstrip().startswith("#")
         }
@@ -78,14 +78,14 @@ class Module:
 
 
 def docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
-    """Every string that stands alone: of a module, class or function, or below a field."""
+    """Yield every standalone string: docstrings of modules, classes, functions and fields."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.value
 
 
 def read(root: Path, package: str = "bow") -> dict[str, Module]:
-    """All modules of a package, by dotted name; what is linked in from elsewhere is none of it."""
+    """Read all modules of a package, by dotted name; symbolic links are excluded."""
     found = {}
     for path in sorted((root / package).rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
@@ -110,7 +110,7 @@ def class_names(modules: dict[str, Module]) -> Counter[str]:
 
 
 def unfinished_overrides(modules: dict[str, Module]) -> list[str]:
-    """Methods that do nothing but raise NotImplementedError, in a class that inherits from one of the package."""
+    """Return methods that only raise NotImplementedError, in a class that inherits from one of the package."""
     known = class_names(modules)
     found = []
     for module in modules.values():
@@ -132,7 +132,7 @@ def _only_raises(function: Function, error: str) -> bool:
 
 
 def sections_of_internals(modules: dict[str, Module], public: set[str]) -> list[str]:
-    """Functions with lists of arguments in their docstring that are no public name, nor a method of one."""
+    """Return functions with argument lists in their docstrings that are neither public nor methods of public ones."""
     found = []
     for module in modules.values():
         for name, node in _members(module.tree):
@@ -150,7 +150,7 @@ def _members(owner: ast.AST, prefix: str = "") -> Iterator[tuple[str, Function]]
 
 
 def roots(root: Path, modules: dict[str, Module]) -> set[str]:
-    """What users name: the public names, the commands, what the configuration instantiates, and `bow.testing`."""
+    """Return all entry points: public names, commands, targets in the configuration, and `bow.testing`."""
     named = {"bow.cli", "bow.cli.*", "bow.testing", *(name for name in modules if name.endswith(".__main__"))}
     named |= {f"{node.module}.{each.name}" for node in _from_imports(modules["bow"]) for each in node.names}
     for path in (root / "conf").rglob("*.yaml"):
@@ -159,17 +159,17 @@ def roots(root: Path, modules: dict[str, Module]) -> set[str]:
 
 
 class Imports:
-    """Which modules are reached from others.
+    """Reachability of modules through imports.
 
-    An import of a name that a package only passes on leads to the module that has it, and not to all that the package
-    passes on. Dotted names in strings count as imports: names that are imported lazily, and `python -m`.
+    Importing a re-exported name leads to the module that defines it, and not to everything that the package
+    re-exports. Dotted names in strings count as imports: lazily imported names, and `python -m`.
     """
 
     def __init__(self, modules: dict[str, Module]) -> None:
         self.modules = modules
 
     def reached(self, roots: set[str]) -> set[str]:
-        """The modules that are reached from dotted names."""
+        """Return the modules reachable from dotted names."""
         found: set[str] = set()
         left = [where for root in roots for where in self._resolved(root)]
         while left:
@@ -185,15 +185,15 @@ class Imports:
         if module.is_package and not any(
             isinstance(each, (*Function.__args__, ast.ClassDef)) for each in module.tree.body
         ):
-            # It passes names on, each of which is followed where it is asked for, and imports modules for what they
-            # register.
+            # A re-exporting package: its names are followed where they are used; modules without names are imported for
+            # their side effects.
             return [
                 dotted for dotted in _dotted(module) if dotted in self.modules and not self.modules[dotted].is_package
             ]
         return [where for dotted in _dotted(module) for where in self._resolved(dotted)]
 
     def _resolved(self, dotted: str) -> list[str]:
-        """The modules that `package.module.name` leads to."""
+        """Return the modules of `package.module.name`."""
         if dotted.endswith(".*"):
             inside = dotted[:-1]
             return [name for name in self.modules if name.startswith(inside) and "." not in name[len(inside) :]]
@@ -215,7 +215,7 @@ class Imports:
 
 @functools.cache
 def passed_on(package: Module) -> dict[str, str]:
-    """The names that a package imports, and what they are."""
+    """Return the names that a package re-exports, and their definitions."""
     found = {}
     for node in _from_imports(package):
         found |= {each.asname or each.name: f"{node.module}.{each.name}" for each in node.names}
@@ -228,7 +228,7 @@ def _from_imports(module: Module) -> Iterator[ast.ImportFrom]:
 
 @functools.cache
 def _dotted(module: Module) -> tuple[str, ...]:
-    """What a module names: `package.module` or `package.module.name`."""
+    """Return the imports of a module: `package.module` or `package.module.name`."""
     return tuple(_each_dotted(module))
 
 
@@ -242,20 +242,20 @@ def _each_dotted(module: Module) -> Iterator[str]:
             yield from (f"{node.module}.{each.name}" for each in node.names)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
             yield from re.findall(rf"\b{package}(?:\.\w+)+", node.value)
-        elif isinstance(node, ast.JoinedStr):  # f"bow.cli.{command}": any of them
+        elif isinstance(node, ast.JoinedStr):  # f"bow.cli.{command}": any command
             first = node.values[0]
             if isinstance(first, ast.Constant) and re.fullmatch(rf"{package}(\.\w+)*\.", first.value):
                 yield first.value.rstrip(".") + ".*"
 
 
 def loaded(root: Path) -> list[str]:
-    """The modules of bow that `bow.train` loads."""
+    """Return the modules of bow that `bow.train` loads."""
     done = subprocess.run([sys.executable, "-P", "-c", LOADED], cwd=root, capture_output=True, text=True, check=True)
     return done.stdout.split()
 
 
 def wheel_kib(root: Path) -> float:
-    """The size of the wheel."""
+    """Return the size of the wheel."""
     with tempfile.TemporaryDirectory() as folder:
         for name in ("bow", "conf", "hydra_plugins", "kernels"):
             shutil.copytree(
@@ -269,7 +269,7 @@ def wheel_kib(root: Path) -> float:
 
 
 def table(root: Path, package: str = "bow", with_wheel: bool = False) -> dict[str, str]:
-    """The measures of a tree, in words."""
+    """Return the measures of a tree as text."""
     modules = read(root, package)
     files = list(modules.values())
     functions = [(module, node) for module in files for node in module.functions]

@@ -1,4 +1,4 @@
-"""Machines that nobody here has."""
+"""Topologies of machines that are not available."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from bow.devices.cores import HardwareThread
 
 
 def manycore(tiles: int = 34, cores_per_tile: int = 2, threads_per_core: int = 4) -> tuple[HardwareThread, ...]:
-    """A machine like the Xeon Phi of both papers: tiles of two cores that share a cache, four threads a core.
+    """A machine like the Xeon Phi of both papers: tiles of two cores that share a cache, four threads per core.
 
-    Hardware threads are numbered as Linux does there: the first of every core, then the second of every core.
+    Hardware threads are numbered as by Linux there: the first of every core, then the second of every core.
 
     References:
         Tang et al., 2018, section 2; Liu et al., 2019, section II.
@@ -22,5 +22,5 @@ def manycore(tiles: int = 34, cores_per_tile: int = 2, threads_per_core: int = 4
 
 
 def server(sockets: int = 2, cores_per_socket: int = 16, threads_per_core: int = 2) -> tuple[HardwareThread, ...]:
-    """A server whose sockets each have a cache of their own."""
+    """A server with a cache for each socket."""
     return manycore(sockets, cores_per_socket, threads_per_core)

@@ -1,8 +1,8 @@
-"""Every synchroniser computed a second time, in plain NumPy and float64, to test bow against.
+"""An independent implementation of every synchroniser in plain NumPy and float64, to test bow against.
 
-Written from the specification (the formulas of Algorithm 1 and 2 as the design page states them) and not from
-`bow/sync`: it shares no code, no layout and no library with bow. Learners are visited one after another, gradients are
-derived by hand, and the optimizers are the formulas in torch's documentation. It is slow, short, and meant to be read.
+Written from the specification (Algorithms 1 and 2 as stated on the design page) and not from `bow/sync`: it
+shares no code, layout or library with bow. Learners are processed one after another, gradients are derived by hand,
+and the optimizers are the formulas in torch's documentation. It is slow, short, and meant to be read.
 
 References:
     A. Koliousis et al., CROSSBOW: Scaling Deep Learning with Small Batch Sizes on Multi-GPU Servers, 2019.
@@ -94,7 +94,7 @@ class TanhNetwork(Model):
         )
 
 
-# Optimizers, as torch.optim defines them; the learning rate comes with every step, as a scheduler would set it.
+# Optimizers, as torch.optim defines them; the learning rate is an argument of every step, as set by a scheduler.
 
 
 class Optimizer(Protocol):
@@ -148,7 +148,7 @@ class AdamW:
 
 @dataclass
 class Learner:
-    """One replica: its weights and an optimizer of its own."""
+    """A replica: its weights and its own optimizer."""
 
     w: Vector
     optimizer: Optimizer
@@ -158,11 +158,11 @@ class Synchroniser(abc.ABC):
     """k learners and the central model z, advanced one round at a time.
 
     Args:
-        model: gives loss and gradient at any weights.
-        optimizer: builds one fresh optimizer for one learner.
+        model: computes loss and gradient.
+        optimizer: creates an optimizer for a learner.
         learners: k.
-        start: w_0, where every learner and z begin.
-        every: round t (from 0) ends with a synchronisation task when (t + 1) % every == 0.
+        start: w_0, the initial weights of every learner and z.
+        every: round t (from 0) ends with a synchronisation task if (t + 1) % every == 0.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Synchroniser(abc.ABC):
         self.learners.pop()
 
     def round(self, batches: Sequence[Batch | None], lr: float) -> Vector:
-        """Trains one round; the losses [k] are those before the step, NaN for a learner without a batch."""
+        """Train one round; the losses [k] are those before the step, NaN for a learner without a batch."""
         losses = np.full(self.k, np.nan)
         gradients: list[Vector | None] = [None] * self.k
         for j, (learner, batch) in enumerate(zip(self.learners, batches, strict=True)):
@@ -202,7 +202,7 @@ class Synchroniser(abc.ABC):
 
     @abc.abstractmethod
     def update(self, gradients: list[Vector | None], lr: float, *, synchronises: bool) -> None:
-        """Moves the learners and z by this round's gradients; None is a learner that sits out."""
+        """Update the learners and z with this round's gradients; None is a learner that sits out."""
 
     def step_learners(self, gradients: Iterable[Vector | None], lr: float) -> None:
         for learner, gradient in zip(self.learners, gradients, strict=True):
@@ -216,13 +216,13 @@ class Synchroniser(abc.ABC):
     def mean_of_learners(self) -> Vector:
         return sum(learner.w for learner in self.learners) / self.k
 
-    def settle(self) -> None:  # noqa: B027 - most have nothing to do
-        """Brings z up to date before an evaluation; only synchronisers that never average have to."""
+    def settle(self) -> None:  # noqa: B027 - nothing to do by default
+        """Update z before an evaluation; only needed by synchronisers that never average."""
 
 
 @dataclass
 class DropDetector:
-    """Says when the learning rate has fallen to half of its maximum since the last restart."""
+    """Detects when the learning rate has fallen to half of its maximum since the last restart."""
 
     all_time_peak: float = 0.0
     maximum: float = 0.0
@@ -243,7 +243,7 @@ class DropDetector:
 class SMA(Synchroniser):
     """Algorithm 2: corrections from the weights before the step, momentum mu on the central model.
 
-    One learner and no explicit alpha: z is that learner.
+    With one learner and no explicit alpha, z is that learner.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class SMA(Synchroniser):
         if self.k == 1 and self.alpha is None:
             self.step_learners(gradients, lr)
             self.z = self.learners[0].w.copy()
-            self.z_prev = self.z.copy()  # should a second learner come, averaging starts at rest
+            self.z_prev = self.z.copy()  # if a second learner is added, averaging starts without momentum
         elif synchronises:
             self.average(gradients, lr)
         else:
@@ -293,9 +293,9 @@ class EASGD(SMA):
 
 
 class SSGD(Synchroniser):
-    """Algorithm 1: every learner steps with the mean of the gradients that there are.
+    """Algorithm 1: every learner steps with the mean of the available gradients.
 
-    Learners stay equal only if their optimizers do: a new one takes over the state of learner 0.
+    Learners stay equal only if their optimizers do: a new one copies the state of learner 0.
     """
 
     def add_learner(self) -> None:
@@ -309,7 +309,7 @@ class SSGD(Synchroniser):
 
 
 class LocalSGD(Synchroniser):
-    """Learners run alone and are replaced by their mean."""
+    """Learners train independently and are replaced by their mean."""
 
     def update(self, gradients: list[Vector | None], lr: float, *, synchronises: bool) -> None:
         self.step_learners(gradients, lr)
@@ -334,7 +334,7 @@ class DiLoCo(Synchroniser):
 
 
 class ASGD(Synchroniser):
-    """Round-robin: learner j adds its step to z, and leaves with the z that it then finds."""
+    """Round-robin: learner j adds its step to z, and takes the resulting z."""
 
     def update(self, gradients: list[Vector | None], lr: float, *, synchronises: bool) -> None:
         before = [learner.w for learner in self.learners]
@@ -345,7 +345,7 @@ class ASGD(Synchroniser):
 
 
 class Independent(Synchroniser):
-    """Learners never meet; their mean is taken at the end, and when a learner comes that is to start from it."""
+    """Independent learners; their mean is computed at the end, and when a new learner starts from it."""
 
     def add_learner(self) -> None:
         self.settle()
@@ -363,7 +363,7 @@ class Independent(Synchroniser):
 
 @dataclass
 class Trajectory:
-    """What a run went through: z [rounds, parameters], weights [rounds][k, parameters], losses [rounds][k]."""
+    """Results of a run: z [rounds, parameters], weights [rounds][k, parameters], losses [rounds][k]."""
 
     z: list[Vector] = field(default_factory=list)
     weights: list[Vector] = field(default_factory=list)
@@ -371,7 +371,7 @@ class Trajectory:
 
 
 def train(synchroniser: Synchroniser, batches: Iterable[Sequence[Batch | None]], lrs: Iterable[float]) -> Trajectory:
-    """Trains a round for every entry of `batches`, at the learning rate beside it in `lrs`."""
+    """Train a round for every entry of `batches`, at the corresponding learning rate in `lrs`."""
     trajectory = Trajectory()
     for deal, lr in zip(batches, lrs, strict=False):
         trajectory.losses.append(synchroniser.round(deal, lr))
@@ -381,14 +381,14 @@ def train(synchroniser: Synchroniser, batches: Iterable[Sequence[Batch | None]],
 
 
 def step_decay(lr: float, every: int, gamma: float) -> Iterator[float]:
-    """The rates of `torch.optim.lr_scheduler.StepLR(optimizer, every, gamma)`, stepped once a round."""
+    """Learning rates of `torch.optim.lr_scheduler.StepLR(optimizer, every, gamma)`, stepped once per round."""
     return (lr * gamma ** (t // every) for t in itertools.count())
 
 
 def random_batches(
     rounds: int, learners: int, batch_size: int, features: int, classes: int, *, seed: int
 ) -> list[list[Batch]]:
-    """Gaussian inputs with labels that depend on them, so that there is something to learn."""
+    """Gaussian inputs with labels that depend on them, so that they can be learned."""
     random = np.random.default_rng(seed)
     teacher = random.normal(size=(features, classes))
     inputs = random.normal(size=(rounds, learners, batch_size, features))

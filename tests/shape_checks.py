@@ -1,8 +1,8 @@
-"""Checks, while tests run, that tensors have the shapes and dtypes that bow's annotations promise.
+"""Check during tests that tensors have the shapes and dtypes of bow's annotations.
 
-Only functions whose annotations name a shape are wrapped, and only those annotations are checked: a test that hands
-over a wrong type on purpose shall meet bow's own error. Code that `torch.compile` traces runs as it is, because the
-check itself cannot be traced. The checks take a fifth of the time of a test, so they are on where `during` says.
+Only functions with shape annotations are wrapped, and only those annotations are checked: a test that passes a
+wrong type on purpose should meet bow's own error. Code traced by `torch.compile` is not checked, because the check
+itself cannot be traced. The checks take a fifth of the time of a test, so they are enabled by `during`.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ _is_on = False
 
 @contextlib.contextmanager
 def during(is_on: bool = True) -> Iterator[None]:
-    """Checks are made, or are not."""
+    """Enable or disable the checks."""
     global _is_on
     before, _is_on = _is_on, is_on
     try:
@@ -40,7 +40,7 @@ def install(package: str) -> None:
 
 
 def checked(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with its shapes checked where checks are on, or the function itself where it names none."""
+    """Wrap a function in shape checks, which run if enabled; returns it unchanged if no annotation has a shape."""
     hints = function.__annotations__
     if not any(map(_has_shape, hints.values())):
         return function

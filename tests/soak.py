@@ -1,6 +1,6 @@
-"""Training for minutes while learners come and go: memory stays flat, and no thread and no open file is left behind.
+"""Train for minutes while learners are added and removed: memory stays constant, and no thread or file is leaked.
 
-`make soak` runs it for ten minutes per engine; `tests/engines/test_soak.py` for some seconds.
+`make soak` runs it for ten minutes per engine; `tests/engines/test_soak.py` for a few seconds.
 
 Usage: python -m tests.soak [MINUTES [ENGINE ...]]
 """
@@ -36,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Footprint:
-    """What this process holds."""
+    """Resources of this process."""
 
     memory_mib: float
     threads: int
@@ -53,7 +53,7 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Soaked:
-    """How a training with coming and going learners went."""
+    """Results of a training with a varying number of learners."""
 
     before: Footprint
     warm: Footprint
@@ -64,16 +64,16 @@ class Soaked:
 
 
 def network() -> nn.Module:
-    """Convolution, batch norm and dropout: buffers and random numbers are part of it."""
+    """A network with convolution, batch norm and dropout: with buffers and random numbers."""
     return nn.Sequential(
         nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Dropout(0.2), nn.Linear(8 * 36, 10)
     )
 
 
 def soak(seconds: float, tell: Callable[[str], None] = lambda line: None, **settings: Any) -> Soaked:
-    """Train for so long, on a slow machine longer, and add or remove a learner every few rounds."""
+    """Train for this long (longer on slow machines), and add or remove a learner every few rounds."""
     draw = random.Random(0)
-    with training(engine="eager") as replicas:  # torch's own threads and caches come with the first training
+    with training(engine="eager") as replicas:  # the first training creates torch's own threads and caches
         replicas.round([batch() for _ in range(replicas.learners)])
     before = Footprint.now()
     with training(**settings) as replicas:
@@ -111,14 +111,14 @@ def batch() -> tuple[Tensor, Tensor]:
 
 
 def check(soaked: Soaked) -> None:
-    """Nothing grows, and nothing is left."""
+    """Assert that nothing grows or leaks."""
     assert soaked.end.memory_mib < soaked.warm.memory_mib + SLACK_MIB, soaked
     assert soaked.closed.threads == soaked.before.threads, soaked
     assert soaked.closed.files == soaked.before.files, soaked
 
 
 def main(minutes: float = 10, *variants: str) -> None:
-    torch.set_num_threads(1)  # as in the tests: torch's own pool of threads is not what is looked at
+    torch.set_num_threads(1)  # as in the tests: excludes torch's own thread pool
     for name in variants or VARIANTS:
         print(f"{name}, {minutes:g} minutes", flush=True)
         soaked = soak(60 * minutes, lambda line: print(line, flush=True), **VARIANTS[name])

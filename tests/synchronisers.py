@@ -1,4 +1,4 @@
-"""Every synchroniser, as engines and devices are compared with it."""
+"""All synchronisers, for comparisons of engines and devices."""
 
 from __future__ import annotations
 

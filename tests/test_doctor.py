@@ -1,4 +1,4 @@
-"""What doctor finds out about a machine."""
+"""What `bow doctor` reports about a machine."""
 
 import importlib.metadata
 import tomllib

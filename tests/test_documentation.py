@@ -1,4 +1,4 @@
-"""The site of the documentation: no link leads nowhere, nothing comes from the network, every public name is there."""
+"""The documentation site: no broken links, no network access, and every public name is in the reference."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The blocks of docs/training.md that stand on their own run as they stand."""
+"""The self-contained code blocks of docs/training.md run without changes."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ BLOCKS = {
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("title", BLOCKS)
 def test_a_block_runs(title: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    let_torchvision_be_imported()  # which others import where it is there
+    let_torchvision_be_imported()  # others import it if it is installed
     for package in re.findall(r"^(?:import|from) (\w+)", BLOCKS[title], re.MULTILINE):
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)

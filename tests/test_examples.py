@@ -1,4 +1,4 @@
-"""The examples in the docstrings of public names; `make nightly` runs those of the modules as well."""
+"""The doctests of public names; `make nightly` also runs those of the modules."""
 
 import doctest
 import importlib

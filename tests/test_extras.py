@@ -1,4 +1,4 @@
-"""Each extra alone, in an environment of its own: what it is for works, and nothing that belongs to others is there."""
+"""Each extra alone, in its own environment: its feature works, and no package of other extras is installed."""
 
 import importlib.metadata
 import re
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 ADDRESS = re.compile(r"No matching distribution|Could not find a version|Temporary failure|NewConnectionError")
 
-# By extra: what it brings, and a program that needs it. The doctests of integrations are their examples.
+# By extra: a description, and a program that needs it. The programs of integrations are their doctests.
 DOCTEST = """
 import doctest, importlib, pathlib
 folder = {{"getfixture": lambda name: pathlib.Path.cwd()}}
@@ -62,7 +62,7 @@ EXTRAS = {
         COMMANDS.format(["plan compare network=nmt size=tiny topology=k80_node methods=gpu,metis"]),
     ),
 }
-# A GPU, a whole benchmark, or the environment that the tests themselves run in.
+# Extras for a GPU, a whole benchmark, or the environment of the tests.
 ELSEWHERE = {"cu12", "cu13", "peers", "docs", "dev"}
 BROUGHT = set.union(*(brought for brought, _ in EXTRAS.values()))
 
@@ -85,7 +85,7 @@ assert loaded() == {brought!r}, loaded()
 
 
 def needed(requirements: list[str], extra: str = "") -> Iterator[importlib.metadata.Distribution]:
-    """The distributions here that these requirements come to."""
+    """Return the installed distributions that these requirements resolve to."""
     seen, left = set(), [Requirement(each) for each in requirements]
     while left:
         requirement = left.pop()
@@ -97,7 +97,7 @@ def needed(requirements: list[str], extra: str = "") -> Iterator[importlib.metad
 
 
 def environment(folder: Path) -> Path:
-    """The interpreter of an environment that has bow and what it needs, as links to what is here, and nothing else."""
+    """Return the interpreter of an environment with bow and its dependencies only, as links to the installed ones."""
     (others := folder / "others").mkdir(parents=True)
     for distribution in needed(PROJECT["dependencies"]):
         for top in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
@@ -105,7 +105,7 @@ def environment(folder: Path) -> Path:
                 (others / top).symlink_to(Path(str(distribution.locate_file(top))))
     venv.create(folder / "environment", symlinks=True)
     (site,) = (folder / "environment").glob("lib/python*/site-packages")
-    (site / "others.pth").write_text(f"{others}\n{ROOT}\n")  # which pip reads, and does not write to
+    (site / "others.pth").write_text(f"{others}\n{ROOT}\n")  # read by pip, which does not write to these folders
     return folder / "environment/bin/python"
 
 
@@ -113,7 +113,7 @@ def environment(folder: Path) -> Path:
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_an_extra_works_alone(extra: str, tmp_path: Path) -> None:
     python, (brought, example) = environment(tmp_path), EXTRAS[extra]
-    if extra:  # as users install it, but for torch, of which there is one
+    if extra:  # as users install it, except for torch, of which there is one
         (tmp_path / "constraints").write_text(f"torch=={importlib.metadata.version('torch').partition('+')[0]}\n")
         install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "-c", tmp_path / "constraints"]
         install += PROJECT["optional-dependencies"][extra]

@@ -1,4 +1,4 @@
-"""Forking before bow computes is harmless; behind it torch would hang, and bow says so."""
+"""Forking before bow computes is harmless; afterwards torch would hang, and bow raises an error."""
 
 import subprocess
 

@@ -1,4 +1,4 @@
-"""The rules of the house. A limit that is above its aim may only fall: put it down to what the tree has reached."""
+"""Structural rules of the package. A limit above its aim may only decrease: set it to the current value of the tree."""
 
 import functools
 from pathlib import Path
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.quick
 
 ROOT = Path(__file__).parents[1]
 
-# What the tree has reached; the aim stands beside it.
+# Current values of the tree; the comments are the aims.
 UNREACHED = 0  # 0
 NAMES_TWICE = 0  # 0
 LARGE_CLASSES = 0  # 0
@@ -24,7 +24,7 @@ SECTIONS = 2  # 0
 
 LARGE = 25
 
-# Whose names users meet, beside those of `bow` itself: they extend these, or name them in a configuration.
+# Packages whose names users meet, in addition to those of `bow` itself: for subclasses or in configurations.
 EXTENDED = ("bow.data", "bow.devices", "bow.members", "bow.models", "bow.observe", "bow.sync", "bow.testing")
 
 

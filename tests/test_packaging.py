@@ -17,7 +17,7 @@ from bow.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-# What an installed bow does, in the folder where the clone lies: a folder there is called bow.
+# Commands of an installed bow, run next to a clone: the folder there is called bow.
 LINES = (
     "train engine=graph learners=2 steps=4 model=logistic_regression run.progress=false run.path=run",
     "report run",
@@ -28,7 +28,7 @@ LINES = (
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that bow is built from, on their own: a build leaves folders beside them."""
+    """A copy of the files that bow is built from: a build creates folders next to them."""
     folder = tmp_path_factory.mktemp("source")
     for name in ("bow", "conf", "hydra_plugins", "kernels"):
         shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
@@ -39,7 +39,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from the source distribution, as by `make wheel`: what either of the two lacks is missing in it."""
+    """Built from the source distribution, as by `make wheel`: what is missing in either is missing in the wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     packed = folder / build(source, "build_sdist", folder)
     shutil.unpack_archive(packed, folder, filter="data")
@@ -53,11 +53,11 @@ def build(source: Path, step: str, target: Path) -> str:
 
 
 def installed(wheel: Path, environment: Path) -> Path:
-    """The interpreter of a new environment with this wheel, and with the other packages of this one's."""
+    """Return the interpreter of a new environment with this wheel, and with the other packages of this one."""
     venv.create(environment, symlinks=True)
     python = environment / "bin" / "python"
     (site,) = environment.glob("lib/python*/site-packages")
-    (site / "others.pth").write_text(sysconfig.get_path("purelib"))  # a path on its own: its .pth files are not read
+    (site / "others.pth").write_text(sysconfig.get_path("purelib"))  # a plain path: its .pth files are not read
     arguments = ["--python", python, "install", "-q", "--no-index", "--no-deps", "--disable-pip-version-check", wheel]
     subprocess.run([sys.executable, "-m", "pip", *arguments], check=True)
     return python

@@ -1,4 +1,4 @@
-"""Other systems: importing bow, and `eager` and `fused`, need nothing that Linux alone has; Windows is refused."""
+"""Other systems: importing bow, and engines `eager` and `fused`, need nothing Linux-only; Windows is rejected."""
 
 import subprocess
 import sys

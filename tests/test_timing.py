@@ -1,4 +1,4 @@
-"""Cases that are timed in turns, on a clock that is told what time it is."""
+"""Timing of cases in turns, on a simulated clock."""
 
 import pytest
 
@@ -13,7 +13,7 @@ class Clock:
 
 
 class Step:
-    """Takes so many seconds, and longer while the machine is busy."""
+    """Takes a number of seconds, and longer while the machine is busy."""
 
     def __init__(self, name: str, seconds: float, clock: Clock, log: list[str]) -> None:
         self._name, self._seconds, self._clock, self._log = name, seconds, clock, log
