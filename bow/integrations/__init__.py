@@ -1,1 +1,1 @@
-"""bow inside other libraries: one file each, loaded by `bow.<library>` when it is first used, and by nothing else."""
+"""Adapters to other libraries, one file each; `bow.<library>` imports it on first use."""

@@ -1,4 +1,4 @@
-"""`bow.lightning`: the module, the data and the callbacks of Lightning, trained by bow."""
+"""`bow.lightning`: train a `LightningModule`, with its data module and callbacks."""
 
 import copy
 import dataclasses
@@ -19,54 +19,53 @@ from bow.training.config import PerRound, Validation
 from bow.training.stopping import EarlyStopping, value_of
 
 PACKAGES = ("lightning", "pytorch_lightning")
-OWN = ("model", "loss", "step", "optimizer", "scheduler")
-"""Arguments of `bow.train` that the module stands for."""
+OWN = ("model", "loss", "step", "optimizer", "scheduler")  # arguments of `bow.train` that the module provides
 
+# Methods of modules other than `on_...` that are not supported
 OF_MODULES = (
     "backward", "configure_callbacks", "configure_gradient_clipping", "lr_scheduler_step", "optimizer_step",
     "optimizer_zero_grad", "transfer_batch_to_device",
 )  # fmt: skip
-"""What modules may have beside `on_...`, and is not carried out."""
 
+# Hooks of callbacks that are called
 OF_CALLBACKS = (
     "setup", "teardown", "on_fit_start", "on_fit_end", "on_train_start", "on_train_end", "on_train_epoch_start",
     "on_train_epoch_end", "on_train_batch_end", "on_validation_epoch_end", "on_validation_end",
 )  # fmt: skip
-"""Hooks of callbacks that are called."""
 
+# Substrings of the names of hooks that never apply here, and are ignored
 NEVER = ("test", "predict", "sanity_check", "on_exception", "on_save_checkpoint", "on_load_checkpoint")
-"""Parts of names of hooks for what does not happen here, or not by Lightning."""
 
 LOGGED = "_logged_by_bow"
-OF_THE_LOSS = ("loss", "train_loss")
-"""Names under which modules log the loss that records have anyway."""
+OF_THE_LOSS = ("loss", "train_loss")  # logged names of the loss, which records contain anyway
 
 
 def train(
     module: nn.Module, data: Any = None, *, validation: Any = None, callbacks: Sequence[object] = (), **settings: Any
 ) -> Result:
-    """Train a `LightningModule` by `bow.train`: several learners of it side by side.
+    """Train a `LightningModule` by `bow.train`, with one or more learners.
 
-    Its `training_step` is what learning tasks compute, its `validation_step` what the central model is evaluated by,
-    and its `configure_optimizers` makes optimizer and learning-rate scheduler, whose interval `"step"` is a round. What
-    `self.log` is told is in records and in `result.metrics`: in `validation_step` by its name, in `training_step` as
-    `train_...`, its mean over the samples of the epoch, with `on_step=True` too. With one learner weights and means are
-    those of Lightning's `Trainer`.
+    Learners run its `training_step`, the central model is evaluated by its `validation_step`, and
+    `configure_optimizers` makes optimizer and learning-rate scheduler; an interval of `"step"` is one round. Values
+    passed to `self.log` appear in records and in `result.metrics`: those of `validation_step` by their name, those of
+    `training_step` as `train_...`, averaged over the samples of the epoch, also with `on_step=True`. With one learner,
+    weights and averages equal those of Lightning's `Trainer`.
 
-    Callbacks of Lightning are called at the ends of rounds (`on_train_batch_end`, without the batch), epochs and
-    training, with the central model and a trainer that has `current_epoch`, `global_step`, `max_epochs`,
-    `callback_metrics`, `optimizers`, `is_global_zero` and `should_stop`, which may be set; its `EarlyStopping` becomes
-    bow's. Anything else is refused by its name: manual optimization, several optimizers, `batch_idx`, other hooks.
+    Lightning callbacks are called at the start and end of training and epochs, and after each round
+    (`on_train_batch_end`, without the batch). They receive the central model and a trainer with `current_epoch`,
+    `global_step`, `max_epochs`, `callback_metrics`, `optimizers`, `is_global_zero` and a writable `should_stop`.
+    Lightning's `EarlyStopping` is converted to `bow.EarlyStopping`. Other features raise an error that names them:
+    manual optimization, several optimizers, `batch_idx`, other hooks.
 
     Args:
-        module: a `LightningModule`. It is read, not changed: `result.model` is the trained one.
+        module: a `LightningModule`. It is not modified; the trained copy is `result.model`.
         data: a `LightningDataModule`, or as for `bow.train`; None: the module's own `train_dataloader`.
-        validation: as for `bow.train`; None: the data module's `val_dataloader`, or the module's, if it has one.
-        callbacks: those of Lightning and of bow.
-        settings: others of `bow.train`, such as `epochs`, `learners`, `engine`, `clip_norm` and `run`.
+        validation: as for `bow.train`; None: `val_dataloader` of the data module, or else of the module, if any.
+        callbacks: callbacks of Lightning and of bow.
+        settings: other arguments of `bow.train`, such as `epochs`, `learners`, `engine`, `clip_norm` and `run`.
 
     Raises:
-        BowError: as `bow.train`, and for what cannot be taken over.
+        BowError: as `bow.train`, and for features of Lightning that are not supported.
 
     Example:
         >>> import lightning, bow
@@ -125,10 +124,9 @@ def train(
 
 
 class Logging:
-    """What a module that is trained has in the place of Lightning's methods that ask its trainer."""
+    """Replaces the methods of `LightningModule` that need a trainer."""
 
     def log(self, name: str, value: Any, *_: Any, reduce_fx: Any = "mean", **__: Any) -> None:
-        """Keep what a step says."""
         if reduce_fx not in ("mean", torch.mean):
             raise SettingError(f"{name!r} is logged with reduce_fx={reduce_fx!r}, and epochs have means; leave it out")
         if (logged := vars(self).get(LOGGED)) is None:
@@ -143,18 +141,15 @@ class Logging:
         logged[name] = value
 
     def log_dict(self, dictionary: Mapping[str, Any], *given: Any, **settings: Any) -> None:
-        """The same of several values."""
         for name, value in dictionary.items():
             self.log(name, value, *given, **settings)
 
     @property
     def current_epoch(self) -> int:
-        """There is one for all learners, outside of what they compute."""
         raise _not_here("current_epoch")
 
     @property
     def global_step(self) -> int:
-        """The same."""
         raise _not_here("global_step")
 
 
@@ -166,7 +161,7 @@ def _not_here(name: str) -> SettingError:
 
 
 class BatchIndex:
-    """Stands for the number of a batch, which learners side by side do not have."""
+    """Placeholder for `batch_idx`, which learners do not have; any use raises an error."""
 
     def _refuse(self, *_: Any) -> Any:
         raise _not_here("batch_idx")
@@ -176,7 +171,7 @@ class BatchIndex:
 
 
 def _step(model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
-    """What a learning task computes, and in evaluation mode what the central model is evaluated by."""
+    """Run `training_step`, or in evaluation mode `validation_step`; return the loss and the logged values."""
     kind = "training_step" if model.training else "validation_step"
     logged: dict[str, Any] = {}
     vars(model)[LOGGED] = logged
@@ -206,7 +201,7 @@ def _scalar(value: Any, like: Tensor) -> Tensor:
 
 
 def _base(thing: object, name: str) -> type | None:
-    """The class of Lightning that something is made of; None where it is none."""
+    """Return the base class of this name that Lightning defines, or None."""
     kinds = (each for each in type(thing).__mro__ if each.__module__.partition(".")[0] in PACKAGES)
     return next((each for each in kinds if each.__name__ == name), None)
 
@@ -235,7 +230,7 @@ def _check_module(module: Any, base: type) -> None:
 
 
 def _prepared(module: Any) -> Any:
-    """A copy that logs to bow."""
+    """Return a copy of the module, set up for training, whose `log` is that of `Logging`."""
     made = copy.deepcopy(module)
     kind = type(module)
     made.__class__ = type(kind.__name__, (Logging, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
@@ -246,7 +241,7 @@ def _prepared(module: Any) -> Any:
 
 
 def _loaders(module: Any, data: Any) -> tuple[Any, Any]:
-    """What is trained and evaluated on."""
+    """Return the training and validation data."""
     base, source = _base(data, "LightningDataModule"), data
     if base is not None:
         data.prepare_data()
@@ -266,7 +261,7 @@ def _loaders(module: Any, data: Any) -> tuple[Any, Any]:
 
 
 class Optimization:
-    """What `configure_optimizers` makes: for one module here, and for learners from parameters of the same names."""
+    """Factories of optimizer and scheduler that call `configure_optimizers` on a copy of the module."""
 
     SCHEDULER = "scheduler_of_lightning"
 
@@ -276,13 +271,13 @@ class Optimization:
 
     @property
     def scheduler_factory(self) -> Any:
-        """As `bow.train` wants it; None where there is no scheduler."""
+        """Return the `scheduler` argument of `bow.train`, or None without a scheduler."""
         if self._scheduler is None:
             return None
         return PerRound(self._made_with) if self._interval == "step" else self._made_with
 
     def optimizer(self, named: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
-        """The optimizer of parameters with the names of the module's; of others, its first group's."""
+        """Build the optimizer and replace its parameters by those of the same names; without any, use one group."""
         parameters, module = dict(named), copy.deepcopy(self._module)
         made, scheduler, _ = self._configured(module)
         others = {id(parameter): parameters.get(name) for name, parameter in module.named_parameters()}
@@ -290,7 +285,7 @@ class Optimization:
         made.state = defaultdict(dict, {new: value for new, value in kept if new is not None})
         for group in made.param_groups:
             group["params"] = [new for old in group["params"] if (new := others.get(id(old))) is not None]
-        if not any(group["params"] for group in made.param_groups):  # of one that is only tried
+        if not any(group["params"] for group in made.param_groups):  # a trial run with other names
             made.param_groups[0]["params"] = list(parameters.values())
             del made.param_groups[1:]
         vars(made)[self.SCHEDULER] = scheduler
@@ -303,7 +298,7 @@ class Optimization:
     def _configured(self, module: Any) -> tuple[Optimizer, LRScheduler | None, str]:
         try:
             given = module.configure_optimizers()
-        except RuntimeError as error:  # such as that there is no trainer
+        except RuntimeError as error:  # for example, it needs a trainer
             raise SettingError(f"configure_optimizers fails ({reason(error)}); give it what it needs itself") from error
         if isinstance(given, Mapping):
             optimizers, schedulers = [given["optimizer"]], [given["lr_scheduler"]] if "lr_scheduler" in given else []
@@ -334,7 +329,7 @@ class Optimization:
 
 
 def _stop_rule(callback: Any) -> EarlyStopping | None:
-    """The rule of bow for Lightning's `EarlyStopping`."""
+    """Convert Lightning's `EarlyStopping`; return None for other callbacks."""
     if _base(callback, "EarlyStopping") is None:
         return None
     if callback.stopping_threshold is not None or callback.divergence_threshold is not None:
@@ -343,7 +338,7 @@ def _stop_rule(callback: Any) -> EarlyStopping | None:
 
 
 class TrainerView:
-    """What callbacks of Lightning see of a training."""
+    """The trainer object that Lightning callbacks receive."""
 
     def __init__(self, max_epochs: int) -> None:
         self.max_epochs = max_epochs
@@ -363,7 +358,7 @@ class TrainerView:
 
 
 class Hooked:
-    """Callbacks of Lightning as one of bow's."""
+    """A callback of `bow.train` that calls Lightning callbacks."""
 
     def __init__(self, callbacks: Sequence[Any], epochs: int) -> None:
         self._callbacks, self._trainer = callbacks, TrainerView(epochs)
@@ -383,7 +378,6 @@ class Hooked:
                 )
 
     def on_train_start(self, run: Any) -> None:
-        """Before the first round."""
         self._trainer.optimizers = [run.replicas.optimizer]
         self._trainer.is_global_zero = run.replicas.world.leads
         self._call(run, "setup", "fit")
@@ -391,18 +385,16 @@ class Hooked:
             self._call(run, hook)
 
     def on_round_end(self, run: Any) -> None:
-        """After every round."""
         self._trainer.global_step = run.round
         self._call(run, "on_train_batch_end", {"loss": run.replicas.last.losses.nanmean()}, None, run.round - 1)
         self._heed(run)
 
     def on_epoch_end(self, run: Any, record: Mapping[str, Any]) -> None:
-        """After every epoch's evaluation."""
         from bow.observe.records import metrics
 
         trainer, values = self._trainer, metrics(record)
         of_training = {name for name in values if name.startswith("train")}
-        logged = {name: value_of(record, name) for name in run.replicas.last.metrics}  # by the names of the module
+        logged = {name: value_of(record, name) for name in run.replicas.last.metrics}  # by their names in the module
         known = logged | {name: value for name, value in values.items() if name not in of_training}
         for name, value in {**known, "train_loss": record["train_loss"]}.items():
             trainer.callback_metrics[name] = torch.tensor(value)
@@ -415,7 +407,6 @@ class Hooked:
             self._call(run, "on_train_epoch_start")
 
     def on_train_end(self, run: Any, result: Result) -> None:
-        """After the last round."""
         self._call(run, "on_train_end")
         self._call(run, "on_fit_end")
         self._call(run, "teardown", "fit")

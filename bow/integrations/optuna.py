@@ -1,4 +1,4 @@
-"""`bow.optuna`: trials of an Optuna study, side by side."""
+"""`bow.optuna`: run trials of an Optuna study concurrently."""
 
 import dataclasses
 import warnings
@@ -36,36 +36,36 @@ def optimize(
     metric: str | None = None,
     **settings: Any,
 ) -> Sweep:
-    """Run trials of a study side by side, as members of a `bow.sweep`.
+    """Run trials of a study concurrently, as members of a `bow.sweep`.
 
-    The study is asked for a trial whenever a row is free, and told of each as it ends, so that a sampler learns from
-    `side_by_side - 1` fewer trials than in a loop: with 1, and in general with samplers that do not learn, the trials
-    are those of a loop. After every epoch the value is reported, and where the trial says `should_prune()` its member
-    ends and its row is given to the next trial. Members that diverge, or are interrupted, are failed trials. There are
-    no checkpoints: where a process died, what has ended is in the study's storage, and the next call, with a run
-    directory of its own, goes on with the study; it warns of trials that are still said to be running.
+    A trial is requested from the study whenever a row is free, and its result is reported when it ends, so a sampler
+    knows up to `side_by_side - 1` fewer results than in a sequential loop. With `side_by_side=1`, or a sampler that
+    does not learn, the trials equal those of a loop. The value is reported after every epoch; if `should_prune()`
+    returns true, the member ends and its row is used for the next trial. Members that diverge or are interrupted are
+    failed trials. There are no checkpoints: if the process dies, finished trials are in the study's storage, and the
+    next call, with another run directory, continues the study. It warns of trials that are still marked as running.
 
     Args:
-        study: with one objective; its direction must be that of `metric`. Its storage may be shared with others.
-        objective_settings: a function that asks a trial for its parameters and returns the `bow.Variant` to train; it
-            may raise `optuna.TrialPruned`. Settings that change shapes, such as `Variant(model={"width": ...})`, train
-            in groups of their own, one after another.
+        study: a study with one objective, whose direction matches `metric`. Its storage may be shared.
+        objective_settings: a function that takes a trial, suggests its parameters and returns the `bow.Variant` to
+            train; it may raise `optuna.TrialPruned`. Trials whose settings change shapes, such as
+            `Variant(model={"width": ...})`, train in separate groups, one after another.
         model: as for `bow.sweep`.
         data: as for `bow.sweep`.
         loss: as for `bow.sweep`.
-        n_trials: how many trials are asked for.
-        side_by_side: how many train at once.
-        metric: what is optimised, `"loss"` or the name of a metric of the validation data; None: its first metric, else
-            the loss.
-        settings: others of `bow.sweep`, except `variants` and `at_once`.
+        n_trials: number of trials.
+        side_by_side: number of members that train at once.
+        metric: the value to optimise, `"loss"` or a metric of the validation data; None: its first metric, else the
+            loss.
+        settings: other arguments of `bow.sweep`, except `variants` and `at_once`.
 
     Returns:
-        The members, named `trial 0` and so on after the numbers of their trials, whose user attribute `run_dir` is the
-        folder of the model.
+        The members, named `trial 0`, `trial 1`, ... by trial number. The user attribute `run_dir` of a trial is the
+        member's folder.
 
     Raises:
-        SettingError: the study has several objectives, its direction is not that of the metric, or the function returns
-            no variant.
+        SettingError: the study has several objectives, its direction does not match the metric, or the function does
+            not return a variant.
         BowError: as `bow.sweep`.
 
     Example:
@@ -119,7 +119,7 @@ def optimize(
 
 
 class StudyTrials:
-    """The trials of a study as what proposes members, and the rule by which they are pruned."""
+    """Member search and stop rule of a sweep that ask, report to and prune the trials of a study."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class StudyTrials:
         self._running: dict[str, optuna.trial.Trial] = {}
 
     def ask(self) -> Variant | None:
-        """The next trial's member; one that is pruned before it begins counts as well."""
+        """Return the next trial's variant; trials pruned before they start count towards `n_trials`."""
         while self._left:
             self._left -= 1
             trial = self._study.ask()
@@ -154,7 +154,6 @@ class StudyTrials:
         return None
 
     def tell(self, member: Member) -> None:
-        """What came of a trial."""
         self._running[member.name].set_user_attr("run_dir", str(member.run_dir))
         if member.stopped in ("diverged", "interrupted"):
             self._end(member.name, state=optuna.trial.TrialState.FAIL)
@@ -164,13 +163,13 @@ class StudyTrials:
             self._end(member.name, self._value(member))
 
     def why_over(self, member: Member) -> str | None:
-        """Report an epoch's value; `"pruned"` where the study says so."""
+        """Report the value of an epoch; return `"pruned"` if the trial is to be pruned."""
         trial = self._running[member.name]
         trial.report(self._value(member), step=len(member.history))
         return "pruned" if trial.should_prune() else None
 
     def fail_others(self) -> None:
-        """Trials that have not ended have failed."""
+        """Mark all trials that have not ended as failed."""
         for name in list(self._running):
             self._end(name, state=optuna.trial.TrialState.FAIL)
 

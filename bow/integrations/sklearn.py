@@ -1,4 +1,4 @@
-"""`bow.sklearn`: ensembles of PyTorch models as scikit-learn estimators, whose members train side by side."""
+"""`bow.sklearn`: deep ensembles of PyTorch models as scikit-learn estimators."""
 
 import functools
 import tempfile
@@ -33,19 +33,18 @@ Module = Callable[[int, int], nn.Module]
 
 Splits = Sequence[tuple[Tensor | None, Tensor | None]]
 
-ROWS = 4096
-"""Samples that are predicted at once."""
+ROWS = 4096  # samples predicted at once
 
 
 def mlp(num_features: int, num_outputs: int) -> nn.Module:
-    """The model of an estimator that is given none: two hidden layers of 64."""
+    """Build the default model: an MLP with two hidden layers of 64."""
     return nn.Sequential(
         nn.Linear(num_features, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, num_outputs)
     )
 
 
 class MemberEstimator(BaseEstimator):  # type: ignore[misc]
-    """What `Classifier` and `Regressor` share: members that are trained, and what they say."""
+    """Base of `Classifier` and `Regressor`."""
 
     _combine: Combine
 
@@ -83,23 +82,24 @@ class MemberEstimator(BaseEstimator):  # type: ignore[misc]
         self.verbose = verbose
 
     def spread(self, X: Any) -> np.ndarray:
-        """The standard deviation over the members of what the prediction is the mean of.
+        """Return the standard deviation over the members, a measure of uncertainty.
 
         Args:
             X: samples `[samples, features]`.
 
         Returns:
-            Of probabilities `[samples, classes]`, or of predictions, in their shape; zero where there is one member.
+            Standard deviation of probabilities `[samples, classes]`, or of predictions, in their shape; 0 with one
+            member.
         """
         return np.asarray(self._each(X).std(0, correction=0))
 
     def _each(self, X: Any) -> Tensor:
-        """What every member says `[members, samples, outputs]`."""
+        """Return the outputs of every member `[members, samples, outputs]`."""
         check_is_fitted(self)
         return each(self.ensemble_, torch.tensor(validate_data(self, X, dtype=np.float32, reset=False)))
 
     def _train(self, X: np.ndarray, y: np.ndarray, targets: Tensor, num_outputs: int, loss: Any) -> None:
-        """Train the members on data that have been checked."""
+        """Train the members on validated data."""
         if isinstance(self.module, nn.Module) or not callable(self.module):
             raise SettingError(f"module must be a function module(num_features, num_outputs), got {self.module!r}")
         if self.early_stopping is not None and not isinstance(self.early_stopping, EarlyStopping):
@@ -127,7 +127,7 @@ class MemberEstimator(BaseEstimator):  # type: ignore[misc]
                 run=Run(Path(folder) / "sweep", checkpoint_every=None, progress=bool(self.verbose)),
             )
             stop = () if self.early_stopping is None else (self.early_stopping,)
-            # bow.sweep's, without the report: nothing is left of the folder.
+            # No report: the folder is temporary.
             result = run_sweep(SweepConfig(train=train, variants=variants, stop=stop, has_report=False))
         models = {m.number: m.model for m in result if m.model is not None and m.stopped != "diverged"}
         if num_lost := len(variants) - len(models):
@@ -145,7 +145,7 @@ class MemberEstimator(BaseEstimator):  # type: ignore[misc]
             self._keep_held_out(inputs, y, splits, by_fold)
 
     def _splits(self, X: np.ndarray, y: np.ndarray) -> Splits:
-        """By fold, the numbers of the samples to train on and of those held out; None: all, and none."""
+        """Return the indices of training and held-out samples by fold; (None, None): all, and none held out."""
         of_classes = is_classifier(self)
         if self.cv is not None:
             pairs: Iterable[Any] = check_cv(self.cv, y, classifier=of_classes).split(X, y)
@@ -165,7 +165,7 @@ class MemberEstimator(BaseEstimator):  # type: ignore[misc]
     def _keep_held_out(
         self, inputs: Tensor, y: np.ndarray, splits: Splits, by_fold: Sequence[Sequence[nn.Module]]
     ) -> None:
-        """What members say of samples that they have not seen: the mean, and each fold's score."""
+        """Set `oof_` and `cv_scores_` from predictions for the held-out samples of each fold."""
         sums, counts, scores = torch.zeros((), dtype=torch.float64), torch.zeros(len(inputs)), []
         for (_, held_out), models in zip(splits, by_fold, strict=True):
             assert held_out is not None
@@ -182,50 +182,49 @@ class MemberEstimator(BaseEstimator):  # type: ignore[misc]
         self.cv_scores_ = np.array(scores)
 
     def _shaped(self, mean: np.ndarray) -> np.ndarray:
-        """What users get of a mean over the members."""
+        """Return a mean over the members in the shape of the targets."""
         return mean
 
     def _score_of(self, y: np.ndarray, mean: np.ndarray) -> float:
-        """The score of a mean over the members."""
+        """Score a mean over the members."""
         raise NotImplementedError
 
 
 class Classifier(ClassifierMixin, MemberEstimator):  # type: ignore[misc]
-    """A deep ensemble that classifies: members with seeds of their own, trained side by side, whose mean is predicted.
+    """A deep ensemble for classification: the mean of members with different seeds, trained concurrently.
 
-    A scikit-learn estimator, for pipelines, `cross_val_score`, `GridSearchCV` and `clone`. With `cv` it trains as many
-    members on every fold, as stackers and AutoML libraries do, keeps what they say of the samples that they have not
-    seen, and predicts with all of them. Features are taken as they are: put a `StandardScaler` in front.
+    A scikit-learn estimator, for pipelines, `cross_val_score`, `GridSearchCV` and `clone`. With `cv` it trains
+    `members` models on every fold, as stackers and AutoML libraries do, keeps the out-of-fold predictions, and predicts
+    with all models. Features are not scaled: put a `StandardScaler` before it.
 
     Args:
         module: a function or class `module(num_features, num_outputs)` that makes the model, whose outputs are logits
             `[batch, num_outputs]`; the default is an MLP with two hidden layers of 64.
-        members: how many models, or how many on every fold.
-        cv: None; or folds as scikit-learn understands them: a number, a splitter, pairs of indices.
-        loss: a function of outputs and class numbers `[batch]`; None: cross-entropy.
+        members: number of models; with `cv`, per fold.
+        cv: None, or folds as in scikit-learn: a number, a splitter, or pairs of indices.
+        loss: a function of outputs and class indices `[batch]`; None: cross-entropy.
         optimizer: a factory `optimizer(parameters, lr=...)`.
-        lr: the learning rate; None: the optimizer's own.
-        batch_size: samples of a member's batch, at most all.
+        lr: learning rate; None: the optimizer's default.
+        batch_size: batch size of a member, at most all samples.
         epochs: passes of every member over its samples.
-        early_stopping: a `bow.EarlyStopping` that ends a member by its values on the samples that are held out: the
-            fold's, or `validation_fraction` of all.
-        validation_fraction: what is held out for `early_stopping` where there is no `cv`.
+        early_stopping: a `bow.EarlyStopping`, applied to a member's values on held-out samples: those of its fold, or
+            `validation_fraction` of all.
+        validation_fraction: share held out for `early_stopping` without `cv`.
         engine: as for `bow.train`.
         devices: as for `bow.train`; one.
-        random_state: of the members' seeds and of what is held out.
+        random_state: seed of the members' seeds and of the held-out samples.
         verbose: show progress.
 
     Attributes:
         classes_: the labels.
-        n_features_in_: features of a sample.
-        ensemble_: the members as one module, on the CPU; `ensemble_.models` are they.
-        histories_: by member, one record per epoch, as `history` of `bow.sweep`'s members.
-        oof_: with `cv`, probabilities `[samples, classes]` of every sample by members that have not seen it; NaN
-            where there is none.
-        cv_scores_: with `cv`, the accuracy of each fold's members on what they have not seen.
+        n_features_in_: number of features.
+        ensemble_: the members as one module on the CPU; the models are `ensemble_.models`.
+        histories_: by member, one record per epoch, like `Member.history`.
+        oof_: with `cv`, out-of-fold probabilities `[samples, classes]`; NaN for samples that no fold holds out.
+        cv_scores_: with `cv`, accuracy of each fold's members on its held-out samples.
 
     Raises:
-        SettingError: in `fit`, an argument that cannot be carried out, or no member stayed finite.
+        SettingError: in `fit`, an argument is not valid, or all members diverged.
 
     Example:
         >>> from sklearn.datasets import make_blobs
@@ -254,11 +253,11 @@ class Classifier(ClassifierMixin, MemberEstimator):  # type: ignore[misc]
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Mean of the members' probabilities `[samples, classes]`."""
+        """Return the mean of the members' probabilities `[samples, classes]`."""
         return np.asarray(self._each(X).mean(0))
 
     def predict(self, X: Any) -> np.ndarray:
-        """The label with the highest mean probability `[samples]`."""
+        """Return the label with the highest mean probability `[samples]`."""
         check_is_fitted(self)
         return np.asarray(self.classes_[self.predict_proba(X).argmax(1)])
 
@@ -267,10 +266,10 @@ class Classifier(ClassifierMixin, MemberEstimator):  # type: ignore[misc]
 
 
 class Regressor(RegressorMixin, MemberEstimator):  # type: ignore[misc]
-    """A deep ensemble for numbers: members with seeds of their own, trained side by side, whose mean is predicted.
+    """A deep ensemble for regression: the mean of members with different seeds, trained concurrently.
 
-    As `Classifier`, for targets that are numbers. They are taken as they are too: where they are not of the order of 1,
-    wrap it in scikit-learn's `TransformedTargetRegressor`.
+    Like `Classifier`, for numeric targets. Targets are not scaled: unless they are of the order of 1, wrap it in
+    scikit-learn's `TransformedTargetRegressor`.
 
     Args:
         module: as for `Classifier`; outputs `[batch, num_outputs]` are the predictions.
@@ -278,11 +277,11 @@ class Regressor(RegressorMixin, MemberEstimator):  # type: ignore[misc]
             arguments are those of `Classifier`.
 
     Attributes:
-        oof_: with `cv`, a prediction of every sample by members that have not seen it; NaN where there is none.
-        cv_scores_: with `cv`, R² of each fold's members on what they have not seen. All others are as of `Classifier`.
+        oof_: with `cv`, out-of-fold predictions; NaN for samples that no fold holds out.
+        cv_scores_: with `cv`, R² of each fold's members on its held-out samples. All others as for `Classifier`.
 
     Raises:
-        SettingError: in `fit`, an argument that cannot be carried out, or no member stayed finite.
+        SettingError: in `fit`, an argument is not valid, or all members diverged.
 
     Example:
         >>> from sklearn.datasets import make_regression
@@ -308,7 +307,7 @@ class Regressor(RegressorMixin, MemberEstimator):  # type: ignore[misc]
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """Mean of the members' predictions, in the shape of the targets."""
+        """Return the mean of the members' predictions, in the shape of the targets."""
         return self._shaped(np.asarray(self._each(X).mean(0)))
 
     def spread(self, X: Any) -> np.ndarray:
@@ -323,5 +322,5 @@ class Regressor(RegressorMixin, MemberEstimator):  # type: ignore[misc]
 
 @torch.no_grad()
 def each(ensemble: Ensemble, inputs: Tensor) -> Tensor:
-    """What every model says, of some samples at a time, in the numbers that scikit-learn computes with."""
+    """Return the outputs of every model as float64, computed `ROWS` samples at a time."""
     return torch.cat([ensemble.each(part) for part in torch.split(inputs, ROWS)], dim=1).double()
