@@ -1,4 +1,4 @@
-"""What is refused before a sweep begins."""
+"""Checks of a sweep's settings before it starts."""
 
 import copy
 import dataclasses
@@ -31,7 +31,7 @@ from bow.training.stopping import directed, names_of_epochs
 
 
 def checked(config: SweepConfig) -> SweepConfig:
-    """Refuse what cannot be trained, before anything is written; numbers of samples become tensors."""
+    """Check the settings, before anything is written; return them with sample indices as tensors."""
     train = config.train
     if config.batches not in ("own", "shared"):
         raise SettingError(f'batches must be "own" or "shared", got {config.batches!r}')
@@ -84,7 +84,7 @@ def checked(config: SweepConfig) -> SweepConfig:
 
 
 def why_no_member(train: TrainConfig, has_learners: bool) -> str | None:
-    """What a training alone can do and members cannot; None: they can."""
+    """Return the setting of `bow.train` that members do not support, or None."""
     validation, engine = train.validation, train.engine
     if validation.every != 1:
         return f"validation.every={validation.every}: members are evaluated after every epoch; use 1"
@@ -100,7 +100,7 @@ def why_no_member(train: TrainConfig, has_learners: bool) -> str | None:
 
 
 def state_of_step(train: TrainConfig) -> str | None:
-    """Name a value outside the model that step or loss changes whenever it runs; found by running it."""
+    """Run step or loss; return the name of a value outside the model that it changes on every call, or None."""
     step, loss = train.step_or_loss, train.loss
     while isinstance(loss, functools.partial):
         loss = loss.func
@@ -109,13 +109,13 @@ def state_of_step(train: TrainConfig) -> str | None:
     template = copy.deepcopy(prepare_template(train.model, train.seed)).train()
     batch = DataSource(train.data, **train.stream_settings).example
     with python_random_kept(), torch.random.fork_rng(devices=[]):
-        for _ in range(2):  # the first time it may fill a cache
+        for _ in range(2):  # the first call may fill a cache
             frozen = FrozenValues(step, nn.Module())
             tensors = [(tensor, tensor._version) for tensor in frozen.tensors]
             generators = [(each, state_of(each)) for each in frozen.generators]
             try:
                 step(template, tree_map_only(Tensor, Tensor.clone, batch))
-            except Exception:  # it may need the device of the training, where mistakes are said
+            except Exception:  # it may need the training's device; errors are reported there
                 return None
     if any(tensor._version != version for tensor, version in tensors):
         return "a tensor"
@@ -169,7 +169,7 @@ def _warn_of_leaks(variants: Sequence[Variant], num_samples: int) -> None:
 
 
 def _try_first_batches(config: SweepConfig) -> None:
-    """Make every member's optimizer and stream, and run a batch through the model of each kind of member."""
+    """Build every member's optimizer, scheduler and stream, and run a batch through the model of each kind."""
     train, templates = config.train, dict[Hashable, nn.Module]()
     for variant in config.variants:
         kind = config.kind_of(variant)

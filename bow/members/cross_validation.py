@@ -1,4 +1,4 @@
-"""`bow.cross_validate`: a model on every fold of the data, side by side."""
+"""`bow.cross_validate`: train a model on every fold of the data, as members of a sweep."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -27,22 +27,22 @@ def cross_validate(
     stratify: bool | None = None,
     **settings: Any,
 ) -> Sweep:
-    """Train a model on every fold of the data, side by side, each evaluated on what was held out of it.
+    """Train a model on every fold of the data concurrently, and evaluate each on its held-out samples.
 
     Args:
         model: as for `bow.sweep`.
-        data: tensors or a `Dataset`, of which no copies are made.
+        data: tensors or a `Dataset`; it is not copied.
         loss: as for `bow.sweep`.
-        folds: how many, or pairs of the numbers of the samples to train on and to evaluate on.
-        seeds: each fold is trained with each of them: members of an ensemble.
-        stratify: have the classes in the same shares in every fold; None: where targets are classes.
-        settings: others of `bow.sweep`.
+        folds: number of folds, or pairs (train, test) of sample indices.
+        seeds: seeds that each fold is trained with.
+        stratify: keep the class proportions in every fold; None: if targets are classes.
+        settings: other arguments of `bow.sweep`.
 
     Returns:
-        The members, named `fold=0 seed=0` and so on, with their values on what was held out.
+        The members, named `fold=0 seed=0` and so on, with their values on the held-out samples.
 
     Raises:
-        BowError: as `bow.sweep`, and for folds that cannot be made.
+        BowError: as `bow.sweep`, or the folds are not valid.
 
     Example:
         >>> import bow, torch
@@ -65,7 +65,7 @@ def cross_validate(
 def fold_variants(data: Any, count: Any, seeds: Any, stratify: bool | None) -> list[Variant]:
     if not isinstance(seeds, Iterable):
         raise SettingError(f"seeds must be a list of seeds, got {shortened(seeds)}; give for instance range(4)")
-    seeds = list(seeds)  # which every fold is trained with
+    seeds = list(seeds)  # an iterator would end after the first fold
     if not isinstance(count, Iterable):
         data = as_torch_data(data)
         labels = all_labels(data)
@@ -91,9 +91,9 @@ def fold_variants(data: Any, count: Any, seeds: Any, stratify: bool | None) -> l
 
 
 def folds(num_samples: int, count: int, *, seed: int = 0, labels: Tensor | None = None) -> list[tuple[Tensor, Tensor]]:
-    """Cross-validation (Stone, 1974): by fold, the numbers of the samples to train on and of those held out.
+    """Return the indices of training and held-out samples by fold of a cross-validation (Stone, 1974).
 
-    With `labels`, classes `[samples]`, every fold has them in the same shares.
+    With `labels`, classes `[samples]`, folds are stratified.
 
     Example:
         >>> train, test = folds(10, 5)[0]

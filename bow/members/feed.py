@@ -1,4 +1,4 @@
-"""The batches of members: each has a stream of its own, and what lies in the same tensors is gathered at once."""
+"""Batches of members: a stream per member, over data that are loaded once."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,35 +16,35 @@ from bow.members.variant import Variant
 
 
 class MemberFeed:
-    """Deals batches to the members on the rows: of a round, or turns of several."""
+    """Deal batches to the members on the rows, for one round or for turns of several rounds."""
 
     def __init__(self, rows: int) -> None:
-        self.streams: list[BatchStream | None] = [None] * rows  # None: the row sits out
+        self.streams: list[BatchStream | None] = [None] * rows  # None: the row is idle
 
     def most_turns(self) -> float:
-        """How many batches each member can be given at once, so that no epoch ends before the last of them."""
+        """Return how many batches a turn may have without passing an epoch's end."""
         streams = [stream for stream in self.streams if stream is not None]
         if not all(isinstance(stream, TensorStream) and not stream.resides for stream in streams):
             return 1
         return min(stream.full_batches_in_epoch() for stream in streams if isinstance(stream, TensorStream))
 
     def turns(self, count: int) -> list[Indexed | None]:
-        """The next batches of each member, whose streams stay where they are."""
+        """Return the next batches of each member without advancing its stream."""
         return [
             Indexed(stream.samples, stream.coming(count).view(count, -1)) if isinstance(stream, TensorStream) else None
             for stream in self.streams
         ]
 
     def skip(self, counts: Sequence[int]) -> list[int]:
-        """Go on behind so many batches of each row's `turns`; by row, the epochs that it has completed then."""
-        most: dict[BatchStream | None, int] = {}  # members that share a stream go through it once
+        """Advance each row's stream by this many batches; return the epochs completed, by row."""
+        most: dict[BatchStream | None, int] = {}  # a shared stream advances once
         for stream, count in zip(self.streams, counts, strict=True):
             most[stream] = max(count, most.get(stream, 0))
         epochs = {stream: stream.skip(count) for stream, count in most.items() if isinstance(stream, TensorStream)}
         return [epochs.get(stream, 0) for stream in self.streams]  # type: ignore[call-overload]
 
     def deal(self) -> tuple[list[Batch | None], Sequence[tuple[int, int] | None]]:
-        """The batches of a round, and samples and completed epochs by row; None: it sits out, or has no more."""
+        """Return batches, and samples and completed epochs, by row; None: idle, or out of batches."""
         batches: list[Any] = []
         dealt: list[tuple[int, int] | None] = []
         shared: dict[int, Any] = {}  # members that share a stream share its batch
@@ -64,12 +64,12 @@ class MemberFeed:
 
 
 class SharedSamples:
-    """Streams over the same data, taken in once; with `batches="shared"` members that begin together have one."""
+    """Open streams over data loaded once; with `batches="shared"`, members that start together share a stream."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
         self._first: TensorStream | None = None
-        self._beginning: dict[Any, BatchStream] = {}  # streams that nothing was dealt from
+        self._beginning: dict[Any, BatchStream] = {}  # streams not yet read from
 
     def open(self, config: SweepConfig, variant: Variant) -> BatchStream:
         if config.batches == "own":
@@ -80,11 +80,11 @@ class SharedSamples:
         return self._beginning[key]
 
     def dealt(self) -> None:
-        """Members that begin from now on have streams of their own."""
+        """Stop sharing the open streams with members that start later."""
         self._beginning.clear()
 
     def _open(self, config: SweepConfig, variant: Variant) -> BatchStream:
-        """A stream over the data, or over some samples of them, of which no copies are made."""
+        """Open a stream over the data or the member's samples, without copying."""
         settings, data = config.of(variant).stream_settings, self._data
         if config.batches == "shared":
             settings["seed"] = config.train.seed

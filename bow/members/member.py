@@ -1,4 +1,4 @@
-"""A member: a training of its own, among others that it owes nothing; and what proposes members one by one."""
+"""Members of a sweep, their progress, and the interface of searches that propose them."""
 
 import math
 from collections.abc import Hashable, Mapping
@@ -14,20 +14,20 @@ from bow.training.best import BestModel
 
 
 class Member:
-    """One model of a sweep.
+    """One member of a sweep: a variant, its training history and its model.
 
     Attributes:
-        number: its place among the variants.
-        variant: what sets it apart.
-        name: what it is called.
-        model: its model, a plain module in evaluation mode, on the CPU; None where it never got a row; of a member
-            that diverged, the model as it was then, whose weights or buffers need not be finite.
-        best: the model as it was at its best evaluation, as `result.best` of `bow.train` has it; also in
-            `best.safetensors` of its folder, where it is not the last. None where no evaluation had a value.
+        number: index among the variants.
+        variant: the settings that differ from those of the sweep.
+        name: name of the member.
+        model: the model, a plain module in evaluation mode, on the CPU; None if it never trained. If the member
+            diverged, its weights or buffers need not be finite.
+        best: the model at its best evaluation, as `result.best` of `bow.train`; also saved as `best.safetensors` in its
+            folder unless it is the last model. None if no evaluation had a value.
         history: one record per epoch: `train_loss`, `lr`, and the values of the validation data.
-        stopped: why it ended before its time: `"diverged"`, `"patience"`, `"halving"`, `"target"`, `"interrupted"`, or
-            what a rule of the user's said (`"pruned"`: by Optuna); None: it did not.
-        run_dir: where its settings, records and model are.
+        stopped: why it ended early: `"diverged"`, `"patience"`, `"halving"`, `"target"`, `"interrupted"`, or the
+            reason returned by a custom rule (`"pruned"`: by Optuna); None: it did not.
+        run_dir: folder with its settings, records and model.
     """
 
     def __init__(self, number: int, variant: Variant, run_dir: Path) -> None:
@@ -47,20 +47,20 @@ class Member:
 
     @property
     def epochs(self) -> float:
-        """Passes over its data."""
+        """Epochs trained."""
         return self.history[-1]["epoch"] if self.history else 0
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The last epoch's values of the validation data, by name."""
+        """Values of the validation data after the last epoch, by name."""
         from bow.observe.records import metrics
 
         return metrics(self.history[-1]) if self.history else {}
 
     def value(self, name: str, epochs: float = math.inf) -> float:
-        """The value of this name after the last epoch, or the last within so many; NaN where that has none.
+        """Return a value after the last epoch, or the last one up to `epochs`; NaN if it is missing.
 
-        Of `loss` without validation data it is that of training.
+        Without validation data, `loss` is the training loss.
         """
         last: Mapping[str, Any] = next((record for record in reversed(self.history) if record["epoch"] <= epochs), {})
         value = last.get(name, last.get("train_loss") if name == "loss" else None)
@@ -69,23 +69,23 @@ class Member:
 
 @dataclass
 class Progress:
-    """How far a member is that is on a row, or waits for one."""
+    """Progress of a member that is training or waits for a row."""
 
     member: Member
     kind: Hashable  # members of one kind share a matrix
     round: int = 0
     samples: int = 0
     epoch: int = 0
-    rung: int = 0  # epochs at which it is compared with others next; 0: never
-    state: Mapping[str, Any] | None = None  # what it takes to go on, while it is on no row
+    rung: int = 0  # epochs at the next comparison with others; 0: never
+    state: Mapping[str, Any] | None = None  # training state to resume from, while it is on no row
     best: dict[str, Any] = field(default_factory=dict)  # its best evaluation so far, as `BestEvaluation` keeps it
     scheduler: LRScheduler | None = None
-    losses: list[Tensor] = field(default_factory=list)  # of the epoch's rounds
+    losses: list[Tensor] = field(default_factory=list)  # of the rounds of this epoch
 
 
 @runtime_checkable
 class MemberSearch(Protocol):
-    """Proposes the members of a sweep as rows become free: `bow.sweep(variants=search)`.
+    """Protocol of objects that propose members of a sweep as rows become free: `bow.sweep(variants=search)`.
 
     Example:
         >>> class Doubling:
@@ -100,7 +100,7 @@ class MemberSearch(Protocol):
     """
 
     def ask(self) -> Variant | None:
-        """The next member; None: there are no more."""
+        """Return the variant of the next member; None: there are no more."""
 
     def tell(self, member: Member) -> None:
-        """A member has ended; `stopped` says whether before its time."""
+        """Receive a member that has ended; `member.stopped` is the reason if it ended early."""

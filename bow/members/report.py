@@ -1,4 +1,4 @@
-"""The report of a sweep: one self-contained HTML page with the curves of all members, a table and comparisons."""
+"""Report of a sweep: a self-contained HTML page with curves, a table of members and comparisons."""
 
 import math
 import os
@@ -22,11 +22,11 @@ from bow.observe.records import Record, is_number
 from bow.observe.report import Report, ResultTile, fact_text, flat, value_text, write_page
 from bow.observe.text import count_text, duration_text, is_share, metric_text, rate_text
 
-CHANCE = ("seed", FOLD)  # settings whose values are not compared: others are, over them
-FEW = 4  # values of a setting of which all pairs are compared; of more, each is compared with the best one
+CHANCE = ("seed", FOLD)  # settings to pair over, which are not compared themselves
+FEW = 4  # up to this many values, compare all pairs; above, compare each with the best
 MOST_TICKS = 8
-OWN = "each member's own"  # of settings that differ
-ACCURACY = {"accuracy": True}  # metrics and their directions, of a sweep whose record of the start is lost
+OWN = "each member's own"  # shown for settings that differ
+ACCURACY = {"accuracy": True}  # metrics and whether higher is better, if the start record is missing
 ENDED = {
     None: "all epochs",
     "diverged": "diverged",
@@ -51,7 +51,7 @@ def write_sweep_report(directory: RunDirectory) -> Path:
 
 @dataclass(frozen=True)
 class SweepReport(Report):
-    """What the page shows."""
+    """Contents of the page."""
 
     sweep: Sweep
     end: Record
@@ -116,7 +116,7 @@ class SweepReport(Report):
         best = sweep.best
         tiles = [ResultTile(metric_text(name, best.value(name)), f"best {_words(name)}", best.name)]
         own = {id(m): {k: repr(v) for k, v in m.variant.values.items() if k not in CHANCE} for m in sweep}
-        # But for seed or fold, and all to their end.
+        # Members equal to the best except for seed or fold, and not ended early by halving.
         like_best = [m.value(name) for m in sweep if own[id(m)] == own[id(best)] and m.stopped not in BEATEN]
         alike = [value for value in like_best if is_number(value)]
         if len(alike) > 1:
@@ -151,7 +151,7 @@ class SweepReport(Report):
 
     @property
     def members(self) -> tuple[list[str], list[tuple[bool, str, str, list[str]]]]:
-        """The table: names of the columns; and whether it is the best, name, folder and cells of each member."""
+        """Column names, and for each member: whether it is the best, name, folder, cells."""
         sweep = self.sweep
         settings = [name for name in sweep.varying if not all(f"{name}=" in member.name for member in sweep)]
         names = list(dict.fromkeys(name for member in sweep for name in member.metrics))
@@ -189,7 +189,7 @@ class SweepReport(Report):
 
     @property
     def unpaired(self) -> list[str]:
-        """Settings that vary and cannot be compared, since no two members differ in them alone."""
+        """Varying settings that cannot be compared, as no two members differ in them alone."""
         compared = [setting for setting, _ in self.comparisons]
         return [setting for setting in self.sweep.varying if setting not in (*compared, FOLD)]
 
@@ -215,7 +215,7 @@ class SweepReport(Report):
 
     @cached_property
     def _colors(self) -> tuple[str | None, dict[str, str]]:
-        """The setting by whose values members are coloured, and the colours."""
+        """The setting that determines the colour of members, and the colours by value."""
         for setting in self.sweep.varying:
             values = dict.fromkeys(repr(member.variant.values.get(setting)) for member in self.sweep)
             if setting not in CHANCE and len(values) <= len(PALETTE):
@@ -241,9 +241,9 @@ class SweepReport(Report):
         return Chart(title, lines, EPOCHS, ChartAxis(percent=is_share(name)))
 
     def _by_setting(self, setting: str) -> Chart:
-        """The values at the end over those of a setting; a line joins members that are alike otherwise.
+        """Chart final values over a setting, with a line for members otherwise equal.
 
-        Where some ended because others were better, the values are those after as many epochs as all have.
+        If halving or pruning ended some, compare after the epochs of the shortest of those.
         """
         name, sweep = self.sweep.metric, [m for m in self.sweep if m.history and m.stopped != "diverged"]
         epochs = min((m.epochs for m in sweep if m.stopped in BEATEN), default=math.inf)
@@ -285,7 +285,7 @@ def _words(name: str) -> str:
 
 
 def _gap_text(name: str, gap: float) -> str:
-    """A difference; of shares in percentage points."""
+    """Format a difference; for shares in percentage points."""
     if not math.isfinite(gap):
         return fact_text(gap)
     return f"{100 * gap:+.2f} points" if is_share(name) else f"{gap:+.4g}"

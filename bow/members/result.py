@@ -1,4 +1,4 @@
-"""What a sweep returns: members, the best of them, their ensemble, comparisons of settings."""
+"""The result of a sweep: members, the best one, their ensemble, comparisons of settings."""
 
 import functools
 import itertools
@@ -21,21 +21,20 @@ from bow.training.metrics import Metric, is_higher_better
 from bow.values import shortened
 
 CONFIDENCE = 0.95
-MOST_NAMED = 8  # members in a message
+MOST_NAMED = 8  # members listed in a message
 
-Combine = Literal["probabilities", "sigmoid", "outputs"]
-"""What an ensemble takes the mean of: softmax over classes, sigmoid, or the outputs as they are."""
+Combine = Literal["probabilities", "sigmoid", "outputs"]  # an ensemble averages softmax, sigmoid, or raw outputs
 
 
 class Difference(NamedTuple):
-    """How two values of a setting differ, over members that are otherwise alike.
+    """Paired difference between two values of a setting, over members with otherwise equal settings.
 
     Attributes:
-        low: the one value of the setting.
-        high: the other one.
+        low: the first value of the setting.
+        high: the second value.
         mean: mean of the differences, `high` minus `low`.
-        interval: its confidence interval of 95 % (Student's t); infinite where there is one pair.
-        pairs: how many pairs there are.
+        interval: 95 % confidence interval of the mean (Student's t); infinite with one pair.
+        pairs: number of pairs.
     """
 
     low: Any
@@ -46,12 +45,12 @@ class Difference(NamedTuple):
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval leaves out zero."""
+        """Whether the interval excludes zero."""
         return self.interval[0] > 0 or self.interval[1] < 0
 
 
 class Differences(list[Difference]):
-    """Paired differences between all values of a setting."""
+    """Paired differences between all values of a setting, as a list."""
 
     def __init__(self, setting: str, metric: str, differences: Sequence[Difference]) -> None:
         super().__init__(differences)
@@ -69,11 +68,11 @@ class Differences(list[Difference]):
 
 
 class Ensemble(nn.Module):
-    """Several models as one: the mean of what they say.
+    """An ensemble: a module that averages the predictions of several models.
 
     Args:
-        models: plain modules.
-        combine: what the mean is taken of.
+        models: the modules.
+        combine: what to average: `"probabilities"` (softmax), `"sigmoid"`, or `"outputs"`.
 
     Example:
         >>> both = Ensemble([nn.Identity(), nn.Flatten()], "outputs")
@@ -91,15 +90,15 @@ class Ensemble(nn.Module):
         self.combine = combine
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The mean over the models: probabilities, or outputs."""
+        """Return the mean over the models of probabilities or outputs."""
         return self.each(*args, **kwargs).mean(0)
 
     def spread(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The standard deviation over the models, of what `forward` is the mean of; of one model 0."""
+        """Return the standard deviation over the models of probabilities or outputs; 0 with one model."""
         return self.each(*args, **kwargs).std(0, correction=min(1, len(self.models) - 1))
 
     def each(self, *args: Any, **kwargs: Any) -> Tensor:
-        """What every model says `[models, batch, ...]`."""
+        """Return the probabilities or outputs of every model `[models, batch, ...]`."""
         outputs = torch.stack([model(*args, **kwargs) for model in self.models])
         if self.combine == "probabilities":
             return outputs.softmax(2 if outputs.dim() > 2 else -1)
@@ -108,17 +107,17 @@ class Ensemble(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """What `bow.sweep` returns.
+    """The result of `bow.sweep`.
 
     Attributes:
-        members: in the order of the variants.
-        run_dir: where their folders are.
-        report_path: the page with all curves, the table of members and the comparisons; None: it cannot be written.
-        seconds: from the first round to the end, evaluation included.
-        engine: what ran them, after any fallback.
-        at_once: how many trained side by side.
-        throughput: training samples per second, all members together.
-        interrupted_by: the signal that the sweep was asked to end by, with `on_interrupt="return"`.
+        members: the members, in the order of the variants.
+        run_dir: run directory, which contains the folders of the members.
+        report_path: HTML page with curves, the table of members and comparisons; None: it could not be written.
+        seconds: time from the first round to the end, including evaluation.
+        engine: engine that ran the members, after any fallback.
+        at_once: number of members that trained concurrently.
+        throughput: training samples per second of all members together.
+        interrupted_by: signal that interrupted the sweep, with `on_interrupt="return"`.
     """
 
     members: list[Member]
@@ -146,24 +145,24 @@ class Sweep:
 
     @property
     def metric(self) -> str:
-        """What members are ranked by: the first metric of the validation data, else the loss."""
+        """Name of the value that ranks members: the first metric of the validation data, else the loss."""
         measured = {name for member in self.members for name in member.metrics}
         return next((metric.name for metric in self.metrics if metric.name in measured), "loss")
 
     @property
     def varying(self) -> list[str]:
-        """The settings in which members differ, but for the seed."""
+        """Names of the settings in which members differ, except the seed."""
         values = [member.variant.values for member in self.members]
         names = dict.fromkeys(name for each in values for name in each if name != "seed")
         return [name for name in names if len({repr(each.get(name)) for each in values}) > 1]
 
     @property
     def best(self) -> Member:
-        """The member with the best value at its end, among those that trained longest."""
+        """The member with the best final value, among those not ended by halving or pruning."""
         return self.ranked()[0]
 
     def ranked(self, metric: str | None = None) -> list[Member]:
-        """Members, the best first; those that ended because others were better behind those that went on."""
+        """Return the members, best first; those ended by halving or pruning after the others, diverged ones last."""
         name = metric or self.metric
         self._check_has(name)
         ways = {metric.name: metric.higher_is_better for metric in self.metrics}
@@ -178,28 +177,28 @@ class Sweep:
 
     @property
     def ensemble(self) -> Ensemble:
-        """All members that have a model, did not diverge and did not end because others were better, as one."""
+        """Ensemble of all members with a model, except those that diverged or were ended by halving or pruning."""
         models = [m.model for m in self.members if m.model is not None and m.stopped not in ("diverged", *BEATEN)]
         if not models:
             raise SettingError("no member has a model; see their `stopped`")
         return Ensemble(models, combine_for(self.loss))
 
     def mean(self, metric: str | None = None) -> tuple[float, float]:
-        """Mean and standard deviation of a value over the members; NaN where one of them has none."""
+        """Return mean and standard deviation of a value over the members; NaN if a member has no value."""
         name = metric or self.metric
         self._check_has(name)
         values = torch.tensor([member.value(name) for member in self.members], dtype=torch.float64)
         return float(values.mean()), float(values.std()) if len(values) > 1 else 0.0
 
     def compare(self, setting: str, metric: str | None = None) -> Differences:
-        """How the values of a setting differ, paired over members that are otherwise alike, such as seeds.
+        """Compare the values of a setting by paired differences between members with otherwise equal settings.
 
-        A member that ended because others were better is compared with others after as many epochs as it has; one that
-        diverged with none.
+        If halving or pruning ended one member of a pair, both are compared after as many epochs as the shorter one
+        trained. Diverged members are left out.
 
         Args:
-            setting: a name among the settings of variants, such as `"lr"`.
-            metric: of the validation data; None: the first one, else the loss.
+            setting: name of a setting of the variants, such as `"lr"`.
+            metric: name of a value; None: the first metric of the validation data, else the loss.
 
         Raises:
             SettingError: no member has the setting, or there are no pairs.
@@ -233,7 +232,7 @@ class Sweep:
         return Differences(setting, name, differences)
 
     def _settings_of_optimizers(self) -> set[str]:
-        """The settings of optimizers with one value for each optimizer, which are compared along with it."""
+        """Return the optimizer settings with a single value per optimizer, which vary along with it."""
         by_optimizer: dict[str, dict[str, set[str]]] = {}
         for variant in (member.variant for member in self.members):
             values, keywords = variant.values, getattr(variant.optimizer, "keywords", {})
@@ -250,7 +249,7 @@ class Sweep:
 
 
 def combine_for(loss: Any) -> Combine:
-    """What the outputs are that a loss is given."""
+    """Return what to average of models that are trained with this loss."""
     while isinstance(loss, functools.partial):
         loss = loss.func
     name = getattr(loss, "__name__", type(loss).__name__)
@@ -268,7 +267,7 @@ def _gap(low: Member, high: Member, name: str) -> float:
 
 
 def _interval(gaps: Sequence[float]) -> tuple[float, float]:
-    """Student's t interval of a mean."""
+    """Return the Student's t confidence interval of the mean."""
     mean, count = statistics.fmean(gaps), len(gaps)
     if count < 2:
         return -math.inf, math.inf

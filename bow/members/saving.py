@@ -1,4 +1,4 @@
-"""What a sweep leaves behind: a folder for each member, a table of all, checkpoints to go on from."""
+"""Files of a sweep: a folder for each member, a table of members, checkpoints to resume from."""
 
 import copy
 import functools
@@ -28,13 +28,13 @@ from bow.training.best import BestModel
 from bow.training.checkpoint import delete_checkpoints_after, open_checkpoint, save_checkpoint
 from bow.training.result import save_central, save_whole
 
-MEMBERS = "members"  # folder of a sweep with those of its members
-TABLE = "members.json"  # file of a sweep with a row for each member
-FOLD = "fold"  # name in a sweep's settings for which part of the data a member is trained on
-FOLDER = "folder"  # name there for the directory of a member that is not among those of the others
-DESCRIBED = ("model", "data", "loss", "step", "scheduler")  # settings of a command line that are code in a call
-MOST_ELEMENTS = 2**16  # of a tensor that are looked at to tell it from others
-AT = ("round", "samples", "epoch", "rung", "state", "best")  # what a checkpoint has of a member's progress
+MEMBERS = "members"  # subfolder with the folders of members
+TABLE = "members.json"  # file with a row for each member
+FOLD = "fold"  # key of a variant in the settings: index of its training samples (fold)
+FOLDER = "folder"  # key of a variant in the settings: its directory, if outside `MEMBERS`
+DESCRIBED = ("model", "data", "loss", "step", "scheduler")  # code in a Python call, text on a command line
+MOST_ELEMENTS = 2**16  # elements of a tensor that its digest covers
+AT = ("round", "samples", "epoch", "rung", "state", "best")  # fields of `Progress` in checkpoints
 
 _PARTS: dict[str, type | tuple[type, ...]] = {
     "members": list,
@@ -51,10 +51,10 @@ def folder_of(number: int, name: str) -> str:
 
 @runtime_checkable
 class GroupLogger(Logger, Protocol):
-    """A logger that `bow.sweep` takes: it makes one for each member."""
+    """Protocol of loggers of `bow.sweep`, which create a logger for each member."""
 
     def for_member(self, name: str, group: str) -> Logger:
-        """The logger of a member; `group` is the name of the sweep's run directory."""
+        """Return the logger of a member; `group` is the name of the sweep's run directory."""
 
 
 class SweepDirectory(RunDirectory):
@@ -65,8 +65,8 @@ class SweepDirectory(RunDirectory):
         self._config = config
         self._records = SafeLogger(JsonLinesLogger(self.metrics_path))
         self._loggers = [each for each in config.train.run.loggers if isinstance(each, GroupLogger)]
-        self.engine: dict[str, Any] = {}  # by kind of those that train, what decides how their rounds run
-        self._own: dict[int, tuple[list[SafeLogger], int]] = {}  # by member, its loggers and how much they were told
+        self.engine: dict[str, Any] = {}  # by kind of the training members, the state of the engine
+        self._own: dict[int, tuple[list[SafeLogger], int]] = {}  # by member: loggers, number of records logged
 
     def save_member(self, member: Member, engine: str) -> None:
         try:
@@ -162,10 +162,10 @@ class SweepDirectory(RunDirectory):
         for member in members:
             progress = under_way.get(member.number)
             at = {} if progress is None else {name: getattr(progress, name) for name in AT}
-            best = {} if member.best is None else {**vars(member.best), "model": None}  # which is in its folder
+            best = {} if member.best is None else {**vars(member.best), "model": None}  # the model is in its folder
             own = {"history": member.history, "stopped": member.stopped, "best": best}
             states.append({"name": member.name, **own, "at": at})
-        order = [each.member.name for each in waiting]  # in which they are given rows
+        order = [each.member.name for each in waiting]  # the order in which they get rows
         state = {
             "members": states,
             "waiting": order,
@@ -186,12 +186,12 @@ class SweepDirectory(RunDirectory):
                 f"what is in {folder} is of a sweep with other variants, data or settings; give the same ones in the "
                 "same order, or name another run directory"
             )
-        delete_checkpoints_after(folder, state["round"])  # one that is damaged
+        delete_checkpoints_after(folder, state["round"])  # damaged ones
         self.engine = state.get("engine", {})
         return state
 
     def load_models(self, member: Member, template: nn.Module, best: Mapping[str, Any]) -> None:
-        """Give a member the models of its folder; `best` is what a checkpoint says of the best one."""
+        """Load a member's models from its folder; `best` has the other fields of its `BestModel`."""
         own = RunDirectory(member.run_dir)
         member.model = _loaded(own.model_path, template)
         model = _loaded(own.best_path, template) or member.model
@@ -200,7 +200,7 @@ class SweepDirectory(RunDirectory):
 
     @functools.cached_property
     def _kinds(self) -> list[str]:
-        """What the trajectories of members depend on, as text."""
+        """Text of all settings that determine the results of members, to compare with those of a checkpoint."""
         train = self._config.train
         common = {
             "batch_size": train.batch_size,
@@ -214,7 +214,7 @@ class SweepDirectory(RunDirectory):
             "batches": self._config.batches,
             "seed": train.seed if self._config.batches == "shared" else None,
         }
-        if train.source is not None:  # what the command line describes can be compared
+        if train.source is not None:  # text from the command line can be compared
             common |= {name: train.source[name] for name in DESCRIBED}
         else:
             described = {name: plain(getattr(train, name)) for name in ("loss", "step", "scheduler")}
@@ -237,7 +237,7 @@ def _loaded(path: Path, template: nn.Module) -> nn.Module | None:
 
 
 def digest_of(data: Any) -> str | None:
-    """What tells tensors in memory from others, by many of their elements; None for all else."""
+    """Return a digest of tensors in memory over a sample of their elements; None for other data."""
     leaves = tree_leaves(data.tensors if type(data) is TensorDataset else data)
     if not leaves or not all(isinstance(leaf, Tensor) and leaf.layout == torch.strided for leaf in leaves):
         return None

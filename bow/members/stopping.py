@@ -1,4 +1,4 @@
-"""When members end before their time: patience, and successive halving, where they are compared at rungs."""
+"""Successive halving: compare members at rungs, and end the worse ones early."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,26 +11,26 @@ from bow.training.metrics import is_higher_better
 from bow.training.stopping import StopRule, check_metric, check_rules, value_of
 from bow.values import whole
 
-BEATEN = ("halving", "pruned")  # why a member ended that others were better than
+BEATEN = ("halving", "pruned")  # values of `stopped` for members ended because others were better
 
 
 @dataclass(frozen=True)
 class Halving:
-    """Successive halving: all members train for a little, the best part goes on for longer, and so on.
+    """Successive halving: compare members at increasing numbers of epochs, and end all but the best.
 
-    The epochs at which members are compared are `first`, `first * reduction`, `first * reduction**2`, ...; there the
-    best `1 / reduction` of them go on. Rows that are freed are refilled, so that the machine stays full.
+    Members are compared after `first`, `first * reduction`, `first * reduction**2`, ... epochs (the rungs), where the
+    best `1 / reduction` of them continue. Free rows are given to waiting members.
 
     Args:
         metric: `"loss"` or the name of a metric of the validation data.
-        reduction: the best one of so many goes on.
-        first: epochs of every member, at least.
-        asynchronous: a member goes on as soon as it is among the best of those that have come so far (ASHA), so that
-            none waits for the others; which ones go on then depends on how many train at once.
-        higher_is_better: which way; None: as for `bow.EarlyStopping`.
+        reduction: one of this many members continues.
+        first: epochs before the first comparison.
+        asynchronous: continue a member as soon as it is among the best that have reached the rung so far (ASHA),
+            without waiting for the others; which members continue then depends on how many train at once.
+        higher_is_better: direction of the metric; None: as for `bow.EarlyStopping`.
 
     Raises:
-        SettingError: a value that cannot be carried out.
+        SettingError: a value is not valid.
 
     Example:
         >>> Halving(reduction=3).next_rung(3)
@@ -53,14 +53,14 @@ class Halving:
         whole("first", self.first)
 
     def next_rung(self, epochs: float) -> int:
-        """The number of epochs at which a member with so many is compared next."""
+        """Return the next rung of a member that has trained this many epochs."""
         rung = self.first
         while rung <= epochs:
             rung *= self.reduction
         return rung
 
     def share(self, members: int, epochs: int) -> float:
-        """Which part of all epochs of all members comes about."""
+        """Return the fraction of all members' epochs that is trained."""
         total, before, going, rung = 0, 0, members, self.first
         while before < epochs:
             total += going * (min(rung, epochs) - before)
@@ -68,11 +68,11 @@ class Halving:
         return total / (members * epochs)
 
     def num_kept(self, members: int) -> int:
-        """How many of those that have come to a rung go on."""
+        """Return how many of the members at a rung continue."""
         return members // self.reduction if self.asynchronous else math.ceil(members / self.reduction)
 
     def best(self, values: Mapping[int, float], count: int) -> list[int]:
-        """The members with the best values, by their numbers; of equal ones the first. NaN is never among them."""
+        """Return the numbers of the members with the best values; ties by number. NaN is never included."""
         sign = -1 if is_higher_better(self.metric, self.higher_is_better) else 1
         ranked = sorted((sign * value, member) for member, value in values.items() if not math.isnan(value))
         return [member for _, member in ranked[:count]]
@@ -89,7 +89,7 @@ def check_stop(stop: Any) -> Sequence[Stop]:
 
 
 class Rungs:
-    """The values of members at each rung, and the members that wait there; `members` are all, with their epochs."""
+    """Values of members at each rung, and the members that wait there; `members` are all, with their histories."""
 
     def __init__(self, rule: Halving, members: Sequence[Member]) -> None:
         self.paused: dict[int, Progress] = {}
@@ -99,7 +99,7 @@ class Rungs:
             self._recall(member)
 
     def admit(self, waiting: Iterable[Progress]) -> list[Progress]:
-        """Members that are to train, without those that wait at a rung: so they did when a sweep was interrupted."""
+        """Return the members to train; keep those that waited at a rung when the sweep was interrupted."""
         admitted = []
         for each in waiting:
             each.rung = each.rung or self._rule.first
@@ -110,13 +110,13 @@ class Rungs:
         return admitted
 
     def note(self, member: Member, rung: int) -> None:
-        """Remember what a member is worth at a rung; one that has ended before counts there as well."""
+        """Record a member's value at a rung; members that ended before it count as well."""
         is_lost = member.stopped == "diverged" or not member.history
         value = math.nan if is_lost else value_of(member.history[-1], self._rule.metric)
         self._values.setdefault(rung, {})[member.number] = value
 
     def pause(self, progress: Progress) -> list[Progress]:
-        """A member has come to its rung; returns those that go on at once."""
+        """Pause a member at its rung; return the members that continue now."""
         self.note(progress.member, progress.rung)
         self.paused[progress.member.number] = progress
         if not self._rule.asynchronous:
@@ -126,7 +126,7 @@ class Rungs:
         return [self._go_on(n) for n in best if n in self.paused and self.paused[n].rung == progress.rung]
 
     def decide(self) -> tuple[list[Progress], list[Progress]]:
-        """With all members at the lowest rung that some wait at: those that go on, and those that end."""
+        """Decide the lowest rung with waiting members; return those that continue, and those that end."""
         rung = min(each.rung for each in self.paused.values())
         values = self._values[rung]
         count = 0 if self._rule.asynchronous else self._rule.num_kept(len(values))
@@ -141,7 +141,7 @@ class Rungs:
         return progress
 
     def _recall(self, member: Member) -> None:
-        """What a member of a sweep that is resumed was worth at its rungs."""
+        """Restore a member's values at its rungs from its history."""
         rung, is_at_rung = self._rule.first, False
         for record in member.history:
             is_at_rung = record["epoch"] >= rung

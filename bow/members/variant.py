@@ -1,4 +1,4 @@
-"""What sets members of a sweep apart."""
+"""Variants: the settings in which members of a sweep differ."""
 
 import functools
 import itertools
@@ -18,27 +18,26 @@ from bow.values import shortened, whole, whole_seed
 ModelFactory: TypeAlias = Callable[..., nn.Module]
 Indices: TypeAlias = Sequence[int] | Tensor
 
-OWN = ("seed", "batch_size", "model", "optimizer", "scheduler")  # that `grid` takes; others are the optimizer's
+OWN = ("seed", "batch_size", "model", "optimizer", "scheduler")  # fields set by `grid`; others: optimizer's
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Variant:
-    """One member of a sweep: where it differs from the others.
+    """The settings of one member of a sweep that differ from those of the sweep.
 
     Args:
-        seed: of its initial weights, the order of its data, and the random numbers of its learning tasks.
-        settings: keyword arguments for the optimizer's factory, such as `{"lr": 0.02}`.
-        optimizer: its own factory; None: the sweep's.
-        scheduler: its own; None: the sweep's.
-        batch_size: its own; None: the sweep's.
-        model: keyword arguments for the model's factory, such as `{"width": 64}`.
-        train_on: the samples that it is trained on, by their numbers; None: all.
-        validate_on: the samples of the training data that it is evaluated on, by their numbers; None: the sweep's
-            validation data.
-        name: what it is called; None: after its settings.
+        seed: seed of the initial weights, the data order, and the random numbers drawn in training.
+        settings: keyword arguments for the optimizer factory, such as `{"lr": 0.02}`.
+        optimizer: optimizer factory; None: the sweep's.
+        scheduler: learning-rate scheduler; None: the sweep's.
+        batch_size: batch size; None: the sweep's.
+        model: keyword arguments for the model factory, such as `{"width": 64}`.
+        train_on: indices of the training samples; None: all.
+        validate_on: indices of samples of the training data to evaluate on; None: the sweep's validation data.
+        name: name of the member; None: derived from its settings.
 
     Raises:
-        SettingError: a value that cannot be carried out.
+        SettingError: a value is not valid.
 
     Example:
         >>> Variant(seed=3, settings={"lr": 0.02}).values
@@ -68,7 +67,7 @@ class Variant:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Its settings by name, those included that its optimizer's `functools.partial` holds."""
+        """Settings by name, including the keywords of a `functools.partial` given as optimizer."""
         factory, opened = self.optimizer, {}
         if isinstance(factory, functools.partial):
             factory, opened = functools.partial(factory.func, *factory.args), factory.keywords
@@ -78,12 +77,12 @@ class Variant:
         return {**own, **{name: plain(value) for name, value in named.items() if value is not None}}
 
     def make_optimizer(self, base: OptimizerFactory) -> OptimizerFactory:
-        """Its factory: its own or the sweep's, with its settings."""
+        """Return the optimizer factory, its own or the given one, with its settings."""
         factory = self.optimizer or base
         return functools.partial(factory, **self.settings) if self.settings else factory
 
     def make_model(self, model: nn.Module | ModelFactory) -> nn.Module | Callable[[], nn.Module]:
-        """Its model, or what makes it."""
+        """Return the model or model factory, with its settings."""
         if not self.model:
             return model
         if isinstance(model, nn.Module):
@@ -105,15 +104,15 @@ def _made_with(model: ModelFactory, settings: Mapping[str, Any]) -> nn.Module:
 
 
 def grid(**values: Iterable[Any] | Any) -> list[Variant]:
-    """All combinations of some settings, as variants.
+    """Return all combinations of some settings, as variants.
 
     Args:
-        values: by name, the values of a setting: `seed`, `batch_size`, `scheduler` and `optimizer` are a variant's own,
-            `model` is keyword arguments of the model's factory; every other name is a keyword argument of the
-            optimizer's factory. One value that is no list stands for itself.
+        values: the values of each setting, by name. `seed`, `batch_size`, `scheduler`, `optimizer` and `model` (keyword
+            arguments of the model factory) set the field of `Variant`; other names are keyword arguments of the
+            optimizer factory. A value that is not iterable counts as a list of one.
 
     Returns:
-        The variants, the last setting changing fastest.
+        The variants; the last setting changes fastest.
 
     Raises:
         SettingError: there are no settings, or one has no values.
@@ -143,7 +142,7 @@ def _listed(name: str, value: Any) -> list[Any]:
 
 
 def check_variants(variants: Any) -> list[Variant]:
-    """Refuse what is no list of variants with names of their own; name those that have none."""
+    """Check that variants are a list of `Variant` with unique names; name those without a name."""
     if isinstance(variants, (Variant, Mapping, str)) or not isinstance(variants, Iterable):
         raise SettingError(
             f"variants must be a list of bow.Variant, got {type(variants).__name__}; "
@@ -167,7 +166,7 @@ def check_variants(variants: Any) -> list[Variant]:
 
 
 def check_proposed(variant: Any, names: Sequence[str]) -> Variant:
-    """Refuse what is no variant with a name of its own; name one that has none: alike ones by their number."""
+    """Check type and name of a proposed variant; name it if it has no name, with a number if needed."""
     if not isinstance(variant, Variant):
         raise SettingError(f"a search must propose bow.Variant objects, got {shortened(variant)}; None ends it")
     if variant.name in names:
@@ -179,7 +178,7 @@ def check_proposed(variant: Any, names: Sequence[str]) -> Variant:
 
 
 def name_of(variant: Variant, others: Sequence[Variant]) -> str:
-    """After the settings in which variants differ."""
+    """Return a name made of the settings in which variants differ."""
     differing = [n for n in variant.values if len({repr(other.values.get(n)) for other in others}) > 1]
     return _named(variant, differing or ["seed"])
 
