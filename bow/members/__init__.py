@@ -1,4 +1,4 @@
-"""Members: many models side by side that owe each other nothing."""
+"""Members: many independent models trained concurrently."""
 
 from bow.members.cross_validation import cross_validate as cross_validate
 from bow.members.cross_validation import folds as folds

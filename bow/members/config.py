@@ -16,29 +16,28 @@ from bow.training.best import BestEvaluation
 from bow.training.config import TrainConfig
 from bow.training.stopping import StopRule
 
-Dealing = Literal["own", "shared"]
-"""Whether every member has an order of the data of its own, or all see the same batches."""
+Dealing = Literal["own", "shared"]  # a separate data order for each member, or the same batches for all
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SweepConfig:
-    """What all members have in common, and what sets them apart."""
+    """Settings common to all members, and the variants."""
 
     train: TrainConfig
     variants: Sequence[Variant]
-    search: MemberSearch | None = None  # proposes those behind the first
+    search: MemberSearch | None = None  # proposes variants after the first one
     at_once: int | Literal["auto"] = "auto"
     batches: Dealing = "own"
     cluster: Literal["ray"] | None = None
-    part_of: int | None = None  # members of the whole sweep, where this is the part of a worker
+    part_of: int | None = None  # number of members of the whole sweep, if this is a part on a worker
     stop: Sequence[Stop] = ()
     has_report: bool = True
-    jobs: Mapping[str, TrainConfig] = field(default_factory=dict)  # by name, the training that a member stands for
-    # by kind, the samples of all batches but short ones
+    jobs: Mapping[str, TrainConfig] = field(default_factory=dict)  # by name, the training a member replaces
+    # by kind, the size of all batches except short ones
     usual_batches: dict[Hashable, int | None] = field(default_factory=dict)
-    parts: dict[bytes, Tensor] = field(default_factory=dict)  # by digest, numbers of samples: one tensor if alike
-    _own: dict[str | None, TrainConfig] = field(default_factory=dict, init=False)  # by name, what members are
-    go_on: str = "go on with bow.sweep(..., run=bow.Run('{path}', resume='auto'))"  # said of one that was interrupted
+    parts: dict[bytes, Tensor] = field(default_factory=dict)  # by digest, sample indices: equal ones share a tensor
+    _own: dict[str | None, TrainConfig] = field(default_factory=dict, init=False)  # by name, cache of `of`
+    go_on: str = "go on with bow.sweep(..., run=bow.Run('{path}', resume='auto'))"  # message after an interruption
 
     @property
     def num_members(self) -> int:
@@ -54,15 +53,15 @@ class SweepConfig:
 
     @property
     def rules(self) -> list[StopRule]:
-        """Those by which a training alone would end, too."""
+        """Rules that also apply to a single training."""
         return [rule for rule in self.stop if not isinstance(rule, Halving)]
 
     def kind_of(self, variant: Variant) -> Hashable:
-        """Variants of one kind share a matrix: they have models alike, batches of one size, and step in one way."""
+        """Return a key of variants that can share a matrix: same model shape, batch size and optimizer kind."""
         return repr(sorted(variant.model.items())), variant.batch_size, kind_of(self.of(variant).optimizer)
 
     def of(self, variant: Variant) -> TrainConfig:
-        """The training that a member is."""
+        """Return the settings of a member's training."""
         if variant.name not in self._own:
             train, job = self.train, self.jobs.get(variant.name or "")
             self._own[variant.name] = dataclasses.replace(
@@ -83,6 +82,6 @@ class SweepConfig:
         return BestEvaluation(self.rules, self.train.validation.metrics, progress.best)
 
     def run_dir_of(self, variant: Variant) -> Path | None:
-        """The directory that a member's own training named."""
+        """Return the run directory of the training that a member replaces, if it names one."""
         job = self.jobs.get(variant.name or "")
         return None if job is None or job.run.path is None else Path(job.run.path)

@@ -1,4 +1,4 @@
-"""Trainings of `bow.train` that differ in seed, optimizer, scheduler or batch size alone, as members of one sweep."""
+"""Run calls of `bow.train` that differ only in seed, optimizer, scheduler or batch size as members of one sweep."""
 
 import copy
 import dataclasses
@@ -30,13 +30,13 @@ from bow.training.config import Run, TrainConfig
 from bow.training.result import Result
 from bow.training.train import INSTEAD, run_training
 
-# What members may differ in, have not, or are given by their sweep; all other settings must be alike.
+# Settings that may differ between members, or that the sweep provides; all others must be equal.
 APART = {"model", "optimizer", "scheduler", "batch_size", "learners", "sync", "run", "callbacks", "seed", "source"}
-Outcome = Result | Exception  # what a training returns, or raises
+Outcome = Result | Exception  # the result of a training, or the exception it raised
 
 
 def why_alone(configs: Sequence[TrainConfig], goes_on: bool = False) -> str | None:
-    """Why trainings cannot be members of one sweep; None: they can."""
+    """Return why trainings cannot be members of one sweep, or None."""
     paths = [Path(config.run.path) for config in configs if config.run.path is not None]
     if len(set(paths)) < len(paths):
         return "they name one run directory"
@@ -56,7 +56,7 @@ def why_alone(configs: Sequence[TrainConfig], goes_on: bool = False) -> str | No
         if not all(is_same(getattr(first, name), getattr(other, name)) for other in configs[1:]):
             return f"they differ in {name}"
     if not all(config.model is first.model for config in configs):
-        # All but the values of parameters and buffers.
+        # Compare everything except the values of parameters and buffers.
         metas = (copy.deepcopy(prepare_template(each.model, each.seed)).to("meta") for each in configs)
         if len(set(map(cloudpickle.dumps, metas))) > 1:
             return "their models differ"
@@ -66,7 +66,7 @@ def why_alone(configs: Sequence[TrainConfig], goes_on: bool = False) -> str | No
 
 
 def as_members(configs: Sequence[TrainConfig], run: Run, go_on: str) -> SweepConfig:
-    """A sweep of which each of the trainings is a member; `go_on` is said where it is interrupted."""
+    """Return the sweep with a member for each training; `go_on` is its message after an interruption."""
     first = configs[0]
     schedulers = [config.scheduler for config in configs]
     shared = all(is_same(each, schedulers[0]) for each in schedulers)
@@ -95,10 +95,10 @@ def as_members(configs: Sequence[TrainConfig], run: Run, go_on: str) -> SweepCon
 def train_together(
     configs: Sequence[TrainConfig], run: Run, go_on: str, say: Callable[[str], None]
 ) -> list[Outcome] | None:
-    """What each training alone would have returned or raised; None: they cannot be members of one sweep."""
+    """Train as one sweep; return the outcome of each training, or None if they cannot be members of one sweep."""
     if len(configs) == 1:
         return None
-    learners = max(map(num_learners, configs))  # of several, a sweep would be no faster, and fail as a whole
+    learners = max(map(num_learners, configs))  # with several, a sweep is no faster, and fails as a whole
     why = f"learners={learners}" if learners > 1 else why_alone(configs, goes_on=run.resume is not None)
     if why is not None:
         say(f"{len(configs)} runs one after another: {why}")
@@ -124,10 +124,10 @@ def run_together(
     train: Callable[[Sequence[TrainConfig]], Sequence[Outcome] | None],
     surroundings: Callable[[Any], Any],
 ) -> list[Any]:
-    """Run functions that call `bow.train`, one at a time, until all wait there; train what they ask for at once; go on.
+    """Run each function up to its call of `bow.train`, run these trainings together, then continue the functions.
 
-    Where `train` returns None, one at a time, too. `surroundings(before)` brings back what it gave when the function
-    was left, None at first, and returns a function that takes down what is there now.
+    If `train` returns None, run the trainings one after another. `surroundings(saved)` restores global state saved when
+    the function was suspended (None at first), and returns a function that saves the current state.
     """
     jobs = [_Job(task, surroundings) for task in tasks]
     waiting = jobs
@@ -139,7 +139,7 @@ def run_together(
             if waiting:
                 try:
                     outcomes = train([job.wanted for job in waiting if job.wanted is not None])
-                except Exception as error:  # what is wrong with all is each one's own mistake
+                except Exception as error:  # an error of the sweep is raised in every job
                     outcomes = [error] * len(waiting)
                 outcomes = [job.alone() for job in waiting] if outcomes is None else outcomes
                 for job, outcome in zip(waiting, outcomes, strict=True):
@@ -147,7 +147,7 @@ def run_together(
     except BaseException as error:
         for job in jobs:
             if job.wanted is not None:
-                job.answer, job.wanted = type(error)(*error.args), None  # of its own: tracebacks would add up
+                job.answer, job.wanted = type(error)(*error.args), None  # a copy: tracebacks would accumulate
                 job.go_on()
         raise
     for job in jobs:
@@ -157,7 +157,7 @@ def run_together(
 
 
 class _Job:
-    """A function in a thread of its own that runs only while `go_on` waits for it."""
+    """A function in a separate thread that runs only while `go_on` waits for it."""
 
     def __init__(self, task: Callable[[], Any], surroundings: Callable[[Any], Any]) -> None:
         self.wanted: TrainConfig | None = None
@@ -167,12 +167,12 @@ class _Job:
         self._task = task
         self._surroundings = surroundings
         self._left: Any = None
-        self._random: tuple[Any, dict[str, Any], Tensor] | None = None  # Python's, NumPy's and torch's states
+        self._random: tuple[Any, dict[str, Any], Tensor] | None = None  # states of Python, NumPy and torch
         self._may_run, self._has_paused = threading.Semaphore(0), threading.Semaphore(0)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def go_on(self) -> None:
-        """Run until it waits for a training, or ends."""
+        """Run the function until it requests a training or ends."""
         take_down = self._surroundings(self._left)
         if self._random is not None:
             random.setstate(self._random[0])
@@ -188,7 +188,7 @@ class _Job:
             self._thread.join()
 
     def alone(self) -> Outcome:
-        """Train what it waits for, in the thread that asks for it: signals come to the main one."""
+        """Run the requested training in the calling thread, the main one, which receives signals."""
         assert self.wanted is not None
         take_down = self._surroundings(self._left)
         try:
@@ -210,7 +210,7 @@ class _Job:
 
     def _train(self, config: TrainConfig) -> Result:
         path = config.run.path
-        if path is not None:  # of this job's own directory
+        if path is not None:  # relative to this job's working directory
             config = config.with_run(path=Path(path).absolute())
         self.wanted = config
         self._has_paused.release()

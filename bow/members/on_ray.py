@@ -1,4 +1,4 @@
-"""A sweep on the machines of a Ray cluster: Ray runs it in parts, and again what a machine had begun that is gone."""
+"""Run a sweep on a Ray cluster, in parts; Ray restarts the parts of machines that are lost."""
 
 import dataclasses
 import math
@@ -15,13 +15,13 @@ from bow.members.member import Progress
 from bow.members.result import Sweep
 from bow.observe import RunLock
 
-PARTS = "parts"  # folder of a sweep with those of the parts that are under way
+PARTS = "parts"  # subfolder with the folders of the parts that are running
 POLL_S = 0.2
-ENDING_S = 60.0  # seconds for a part that is begun again to wait until the process that had begun it has gone
+ENDING_S = 60.0  # longest wait of a restarted part for the process that ran it before to exit
 
 
 class RayLoop(SweepLoop):
-    """A sweep whose members train on the workers of a Ray cluster, some of them side by side on each."""
+    """Sweep whose members train on the workers of a Ray cluster, several at once on each."""
 
     def _train(self) -> None:
         import ray
@@ -52,7 +52,7 @@ class RayLoop(SweepLoop):
             shutil.rmtree(self._directory.path / PARTS, ignore_errors=True)
 
     def _parts(self, workers: int) -> list[list[Progress]]:
-        """The members that train side by side; those of a part have models of one kind."""
+        """Split the members into parts that train concurrently; a part has members of one kind."""
         asked, kinds = self._config.at_once, dict[Any, list[Progress]]()
         for progress in self._queue:
             kinds.setdefault(progress.kind, []).append(progress)
@@ -80,8 +80,8 @@ class RayLoop(SweepLoop):
 
 
 def train_part(config: SweepConfig, numbers: Sequence[int], path: Path) -> Sweep:
-    """Train some members on this machine, and go on where one that is gone has left checkpoints."""
-    from bow.members.sweep import run_sweep  # which leads here
+    """Train some members on this machine, resuming from checkpoints of a lost machine if there are any."""
+    from bow.members.sweep import run_sweep  # circular import
 
     if path.exists():
         with RunLock() as lock:
@@ -93,7 +93,7 @@ def train_part(config: SweepConfig, numbers: Sequence[int], path: Path) -> Sweep
 
 
 def _workers(nodes: Iterable[Any], devices: Any) -> tuple[int, dict[str, int]]:
-    """How many parts run at once, and what each is given: a GPU, or the cores of the smallest machine."""
+    """Return how many parts run at once, and the resources of each: a GPU, or the cores of the smallest machine."""
     there = [each["Resources"] for each in nodes if each["Alive"]]
     gpus = sum(int(each.get("GPU", 0)) for each in there)
     if gpus and devices in ("auto", "cuda", 1):

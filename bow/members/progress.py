@@ -1,4 +1,4 @@
-"""The progress of a sweep: a bar with the best member so far, and a line for each member that has ended."""
+"""Progress of a sweep: a bar with the best member so far, and a line for each member that has ended."""
 
 import math
 import time
@@ -18,12 +18,12 @@ from bow.observe import ProgressBar
 from bow.observe.text import duration_text, metric_text, rate_text
 from bow.terminal import fitted_by_rank
 
-WIDTH = 80  # columns that lines keep to, for ordinary names
+WIDTH = 80  # longest line, except with long names
 EVERY_S = 0.2
 
 
 class _TwoLines(Bar):
-    """A bar and below it a line of text."""
+    """Progress bar with a line of text below it."""
 
     below = ""
 
@@ -33,7 +33,7 @@ class _TwoLines(Bar):
 
 
 class SweepProgress(ProgressBar):
-    """What a sweep shows: on a terminal a bar, and everywhere a line for each member that ends and a last one."""
+    """Progress output: a bar on terminals, and everywhere a line for each ended member and a final line."""
 
     def __init__(
         self, config: SweepConfig, members: Sequence[Member], enabled: bool = True, console: Console | None = None
@@ -46,7 +46,7 @@ class SweepProgress(ProgressBar):
             each.number for each in members if each.stopped is not None or (each.model is not None and each.history)
         }
         self._began = self._shown_at = time.perf_counter()
-        self._before: float = 0  # samples of an earlier part of the sweep
+        self._before: float = 0  # samples trained before this process resumed
         self._per_epoch: int | None = None
         self._batch_size: int | None = None
 
@@ -112,7 +112,7 @@ class SweepProgress(ProgressBar):
             self._live = None
 
     def _samples(self, under_way: Sequence[Progress]) -> tuple[float, float | None]:
-        """Those that all members have seen, and those that they will see if none ends early but by halving."""
+        """Return samples trained so far, and the total if no member ends early except by halving; None: unknown."""
         going, halving = {progress.member.number for progress in under_way}, self._config.halving
         ended = sum(m.history[-1]["samples"] for m in self._members if m.history and m.number not in going)
         seen = ended + sum(progress.samples for progress in under_way)

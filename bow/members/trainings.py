@@ -1,4 +1,4 @@
-"""Members of several learners: each is a training of `bow.train`, and one comes after another."""
+"""Members with several learners: each is a training of `bow.train`, one after another."""
 
 import dataclasses
 import time
@@ -15,14 +15,14 @@ from bow.training.result import Result
 from bow.training.run import TrainingLoop
 from bow.training.train import run_training
 
-RUNG, INTERRUPTED = "rung", "interrupted"  # why a training ends that may go on
+RUNG, INTERRUPTED = "rung", "interrupted"  # reasons for ending a training that can resume
 
 
 class TrainingsLoop(SweepLoop):
-    """A sweep whose members' learners fill the machine, so that one member trains at a time."""
+    """Sweep whose members have several learners, which fill the machine; one member trains at a time."""
 
     def _train(self) -> None:
-        """Train the first member that waits, up to its next rung."""
+        """Train the first waiting member up to its next rung."""
         began, progress = time.perf_counter(), self._queue.popleft()
         member, before = progress.member, progress.round
         try:
@@ -56,7 +56,7 @@ class TrainingsLoop(SweepLoop):
         if variant.validate_on is not None:
             validation = dataclasses.replace(validation, data=held_out(train.data, variant.validate_on))
         if newest_round(own.checkpoints) is None:
-            own.model_path.unlink(missing_ok=True)  # of a training that had ended when the sweep was killed
+            own.model_path.unlink(missing_ok=True)  # of a finished training, if the sweep was killed then
         return dataclasses.replace(
             train.with_run(path=own.path, resume="auto", on_interrupt="return", loggers=(), progress=False),
             data=train.data if variant.train_on is None else held_out(train.data, variant.train_on),
@@ -67,8 +67,8 @@ class TrainingsLoop(SweepLoop):
         )
 
     def _epoch_ended(self, progress: Progress, run: TrainingLoop) -> str | None:
-        """Take over what a training has recorded; why it ends, if it does."""
-        if run.interrupted_by is not None:  # within an epoch, which is completed when it goes on
+        """Copy the records of a training to its member; return why the training is to end, or None."""
+        if run.interrupted_by is not None:  # within an epoch, which is completed after resuming
             return None
         member, later = progress.member, self.elapsed_s - run.position.elapsed_s
         known = {record["round"]: record for record in member.history}
@@ -82,7 +82,7 @@ class TrainingsLoop(SweepLoop):
             self._progress.show([progress], [*self._queue, *self._paused])
         if (why := self._why_over(progress)) is not None or self._has_all_rounds(progress):
             return why
-        if self.interrupted_by is not None:  # before or behind the training's own rounds
+        if self.interrupted_by is not None:  # before or after the training's own rounds
             return INTERRUPTED
         return RUNG if 0 < progress.rung <= progress.epoch else None
 
@@ -91,18 +91,18 @@ class TrainingsLoop(SweepLoop):
         return progress.epoch >= epochs if steps is None else progress.round >= steps
 
     def _count(self, progress: Progress) -> None:
-        if not isinstance(self._config.train.run.checkpoint_every, int):  # then those at rungs are not to be kept
+        if not isinstance(self._config.train.run.checkpoint_every, int):  # checkpoints were for resuming at rungs
             delete_checkpoints(RunDirectory(progress.member.run_dir).checkpoints)
         super()._count(progress)
 
 
 class _Part:
-    """A member's training up to its next rung, for `bow.train`: a rule of `stop=`, and a callback."""
+    """Stop rule and callback of `bow.train` that ends a member's training at its next rung."""
 
     def __init__(self, rules: Sequence[Any], why_over: Callable[[Any], str | None]) -> None:
         self.why_over = why_over
         for rule in reversed(rules):
-            if hasattr(rule, "higher_is_better"):  # what `result.best` is the best by
+            if hasattr(rule, "higher_is_better"):  # the metric of `result.best`
                 self.metric, self.higher_is_better = rule.metric, rule.higher_is_better
 
     def on_train_end(self, run: TrainingLoop, result: Result) -> None:
