@@ -92,12 +92,11 @@ class TorchTeam {
     }
   }
 
-  // Run `work(0)` to `work(count - 1)`, each on the first free executor.
-  void run_each(int count, const std::function<void(int)>& work) {
+  void run_parts(std::vector<int64_t> left, const std::function<int64_t(int)>& part) {
     py::gil_scoped_release no_gil;
     ComputeMode mode;
     ThreadsHere threads(caller_takes_part_ ? threads_[0] : at::get_num_threads());
-    team_.run_each(count, work);
+    team_.run_parts(std::move(left), part);
   }
 
   void post(int executor, Execution& execution, bool record) {
@@ -407,16 +406,25 @@ class Job : public Work {
     turns_ = Turns{std::move(sources), std::move(indices), std::move(seeds), std::move(results)};
   }
 
-  // The losses of the completed turns, and whether the last one stayed finite.
-  std::tuple<at::Tensor, bool> turns_outcome(at::ScalarType dtype) const {
+  // The losses of the completed turns, whether the last one stayed finite, and the duration of one in seconds.
+  std::tuple<at::Tensor, bool, double> turns_outcome(at::ScalarType dtype) const {
     at::Tensor losses = at::empty({static_cast<int64_t>(turns_.losses.size())}, at::kDouble);
     std::copy(turns_.losses.begin(), turns_.losses.end(), losses.mutable_data_ptr<double>());
-    return {losses.to(dtype), turns_.finite};
+    return {losses.to(dtype), turns_.finite, static_cast<double>(turn_ns_) * 1e-9};
   }
 
-  void take_turns() {
+  // Estimated duration of the remaining turns in ns; 0: none is left.
+  int64_t turns_left() const {
+    return static_cast<int64_t>(turns_.seeds.size() - turns_.next) * std::max<int64_t>(turn_ns_, 1);
+  }
+
+  // Run turns for about `kPartNs`, and return what `turns_left` is then.
+  int64_t take_turns() {
+    const int64_t began = now_ns();
+    size_t& turn = turns_.next;
+    const size_t first = turn;
     try {
-      for (size_t turn = 0; turn < turns_.seeds.size(); ++turn) {
+      for (; turn < turns_.seeds.size() && (turn == first || now_ns() - began < kPartNs); ++turn) {
         std::vector<at::Tensor> batch;
         const at::Tensor indices = turns_.indices.select(0, static_cast<int64_t>(turn));
         for (const at::Tensor& source : turns_.sources) batch.push_back(source.index_select(0, indices));
@@ -425,16 +433,19 @@ class Job : public Work {
         reset_uses();
         execution().begin(false);
         execution().run_lane(0, nullptr);
-        if (execution().error() != nullptr) return;
+        if (execution().error() != nullptr) return 0;
         const TaskOutcome& own = *learners_[0].outcome;
         turns_.losses.push_back(own.loss);
         turns_.finite = own.finite && !rows_->has_overflowed(0);
         release(turns_.results);
-        if (!turns_.finite) return;
+        if (!turns_.finite) return 0;
       }
     } catch (...) {
       turns_.error = std::current_exception();
+      return 0;
     }
+    turn_ns_ = (now_ns() - began) / static_cast<int64_t>(turn - first);
+    return turns_left();
   }
 
   void raise_failure() {
@@ -577,6 +588,7 @@ class Job : public Work {
     at::Tensor indices;  // [turns, batch]
     std::vector<uint64_t> seeds;
     std::vector<int> results;  // slots to free after each turn
+    size_t next = 0;
     std::vector<double> losses{};
     bool finite = true;
     std::exception_ptr error{};
@@ -589,6 +601,8 @@ class Job : public Work {
       set_step(rows_->numbers[j], steps_[steps_.size() == 1 ? 0 : j], count);
     }
   }
+
+  static constexpr int64_t kPartNs = 5'000'000;
 
   Learner& learner(int group) {
     while (static_cast<int>(learners_.size()) <= group) learners_.emplace_back();
@@ -687,6 +701,7 @@ class Job : public Work {
   std::vector<Learner> learners_;
   std::vector<StepSettings> steps_;  // by learner, or one for all
   Turns turns_;
+  int64_t turn_ns_ = 0;  // duration of a turn, as last measured
   std::shared_ptr<RowState> rows_ = std::make_shared<RowState>();
   std::vector<std::vector<int>> frees_, shared_frees_;  // by node
   std::vector<int> num_uses_, shared_;
@@ -719,7 +734,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def(
           "take_turns",
           [](TorchTeam& team, const std::vector<Job*>& jobs) {
-            team.run_each(static_cast<int>(jobs.size()), [&jobs](int index) { jobs[index]->take_turns(); });
+            std::vector<int64_t> left;
+            for (const Job* job : jobs) left.push_back(job->turns_left());
+            team.run_parts(std::move(left), [&jobs](int index) { return jobs[index]->take_turns(); });
           },
           py::arg("jobs"))
       .def("close", &TorchTeam::close)

@@ -515,13 +515,23 @@ class Team {
     post(executor, [&execution, lane] { execution.run_lane(lane, nullptr); });
   }
 
-  // Run `work(0)` to `work(count - 1)`, which must not throw, each on the first free executor.
-  void run_each(int count, const std::function<void(int)>& work) {
-    std::atomic<int> next{0};
-    const auto take = [&next, &work, count] {
-      for (int index = next++; index < count; index = next++) work(index);
+  // Run pieces of work part by part until none has anything left. A free executor runs the next part of the piece that
+  // has most left and that no other executor runs. `part(i)` returns what is left of a piece, and must not throw.
+  void run_parts(std::vector<int64_t> left, const std::function<int64_t(int)>& part) {
+    const int executors = std::min(size(), static_cast<int>(left.size())), first = caller_takes_part_ ? 1 : 0;
+    std::mutex taking;  // guards `left`, which is 0 while an executor runs a part
+    const auto take = [&left, &part, &taking] {
+      std::unique_lock<std::mutex> guard(taking);
+      for (;;) {
+        const auto most = std::max_element(left.begin(), left.end());
+        if (most == left.end() || *most <= 0) return;  // other executors run all that is left
+        *most = 0;
+        guard.unlock();
+        const int64_t rest = part(static_cast<int>(most - left.begin()));
+        guard.lock();
+        *most = rest;
+      }
     };
-    const int executors = std::min(size(), count), first = caller_takes_part_ ? 1 : 0;
     for (int executor = first; executor < executors; ++executor) ensure_thread(executor);
     for (int executor = first; executor < executors; ++executor) post(executor, take);
     if (caller_takes_part_) {

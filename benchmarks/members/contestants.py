@@ -23,10 +23,9 @@ from benchmarks.trainings import ENDLESS, SGD, Data, Feed, PlainTraining, Tensor
 from benchmarks.workloads import WORKLOADS, Workload
 from bow.devices import StreamDevice
 from bow.members import Member
-from bow.members.cohort import Cohort
+from bow.members.cohort import Cohort, run_side_by_side
 from bow.members.config import SweepConfig
 from bow.members.feed import SharedSamples
-from bow.members.loop import MOST_ROUNDS
 from bow.members.member import Progress
 from bow.members.variant import check_variants
 from bow.training.config import TrainConfig
@@ -227,8 +226,7 @@ class Bow:
     def _round(self) -> int:
         assert self._cohort is not None
         before = sum(progress.samples for progress in self._cohort.rows if progress is not None)
-        for _ in self._cohort.rounds(MOST_ROUNDS):
-            pass
+        run_side_by_side([self._cohort])
         return sum(progress.samples for progress in self._cohort.rows if progress is not None) - before
 
     def _begun(self) -> Cohort:
@@ -261,8 +259,8 @@ def begun(
         Progress(Member(n, variant, Path()), config.kind_of(variant)) for n, variant in enumerate(config.variants)
     ]
     cohort = Cohort(config, waiting[0], len(waiting), device, SharedSamples(data), rounds=None)
-    for row, each in enumerate(waiting):
-        cohort.place(row, each)
+    for each in waiting:
+        cohort.place(each)
     return cohort
 
 

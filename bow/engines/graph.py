@@ -20,6 +20,7 @@ from bow.engines.graph_jobs import GraphJobs
 from bow.engines.graph_round import ExecutorGroups, GraphRound
 from bow.engines.live_check import COMPILED_ROUNDING, ROUNDING, LiveCheck
 from bow.engines.loop import step_alone
+from bow.engines.memory_budget import out_of_memory_explained
 from bow.engines.outcome import Outcome, SideBySide, Turns
 from bow.engines.random import NumbersOfGraph, task_random
 from bow.engines.runner import AheadRunner, InParts, SeedOf
@@ -28,7 +29,7 @@ from bow.engines.task import Learned, out_of_range
 from bow.engines.task_scheduler import Learn
 from bow.engines.thread_pool import num_threads
 from bow.errors import GraphError, RuntimeUnavailableError, reason
-from bow.runtime.loading import native
+from bow.runtime.loading import NativeTeam, native
 from bow.sync import SMA, Members
 
 
@@ -162,25 +163,21 @@ class Graph(AheadRunner):
             or not isinstance(self.context.sync, Members)
             or self._jobs.forgot_stale()
         ):
-            return 1
-        return max(1, self.live.rounds_before(self.context.round_index))
+            return 0
+        return self.live.rounds_before(self.context.round_index)
 
-    def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> list[Turns | None] | None:
-        """Run each member's batches on one executor, if they are captured."""
+    def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> "ReadyTurns | None":
+        """Prepare each member's batches to run on one executor, if they are captured."""
         first = [None if each is None else each.samples.gather(each.indices[0]) for each in batches]
         if any(batch is not None and shape_of(batch) not in self.tasks for batch in first):
             return None
-        team = self._jobs.team_of(self._jobs.one_executor_each())
-        running: dict[int, GraphRound] = {}
+        jobs: list[GraphRound | None] = [None] * len(batches)
         for learner, (turns, batch) in enumerate(zip(batches, first, strict=True)):
             if turns is not None:
-                running[learner] = job = self._jobs.alone(learner, batch, self._stepping)
+                jobs[learner] = job = self._jobs.alone(learner, batch, self._stepping)
                 numbers = range(len(turns.indices))
                 job.feed_turns(turns, [seed_of(learner, turn) if job.is_random else 0 for turn in numbers])
-        GraphRound.run_turns(team, list(running.values()))
-        with _indices_are_data():
-            taken = {learner: job.collect_turns() for learner, job in running.items()}
-        return [taken.get(learner) for learner in range(len(batches))]
+        return ReadyTurns(self.context, self._jobs.team_of(self._jobs.one_executor_each()), jobs)
 
     def _start_task(self, period: Period, task: Learn, executor: int) -> GraphRound:
         """Start one learner's learning task on an idle executor."""
@@ -307,6 +304,28 @@ class Graph(AheadRunner):
     def _fall_back(self, why: str) -> None:
         self._failed, self.context.log.side_by_side = why, None
         self.context.log.tell(f"{why}; running {self.description}", stacklevel=8)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadyTurns:
+    """Batches that the learners of a group take next without waiting for others."""
+
+    context: RoundContext
+    team: NativeTeam
+    jobs: Sequence[GraphRound | None]  # by learner
+
+    def run_with(self, others: "Sequence[ReadyTurns]") -> None:
+        """Run these and those of other groups, on whichever executor is free, and wait for all."""
+        several = (self, *others)
+        GraphRound.run_turns(self.team, [job for each in several for job in each.jobs if job is not None])
+
+    def collect(self) -> list[Turns | None]:
+        """What has come of them, by learner."""
+        group, offload = self.context.group, self.context.settings.offload
+        with out_of_memory_explained(len(group), group.device, offload), _indices_are_data():
+            taken = [None if job is None else job.collect_turns() for job in self.jobs]
+        self.context.log.round_index += max(len(each.losses) for each in taken if each is not None)
+        return taken
 
 
 @contextlib.contextmanager

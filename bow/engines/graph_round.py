@@ -197,7 +197,7 @@ class GraphRound:
 
     @staticmethod
     def run_turns(team: NativeTeam, rounds: Sequence["GraphRound"]) -> None:
-        """Run each learner's turns on whichever executor is free first, and wait for all."""
+        """Run each learner's turns on whichever executor is free, and wait for all."""
         team.take_turns([each._builder.job for each in rounds])
 
     def _outcome(self) -> Outcome:

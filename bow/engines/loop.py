@@ -4,7 +4,7 @@ import abc
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
 from jaxtyping import Shaped
@@ -14,7 +14,7 @@ from bow.data import Indexed
 from bow.devices import StreamDevice
 from bow.engines.context import RoundContext
 from bow.engines.memory_budget import out_of_memory_explained
-from bow.engines.outcome import Batches, LearningConfig, Outcome, RoundEvent, Turns
+from bow.engines.outcome import Batches, LearningConfig, Outcome, RoundEvent
 from bow.engines.resizing import Resizing
 from bow.engines.runner import AheadRunner, SeedOf, TaskRunner
 from bow.interruption import Uninterrupted
@@ -22,10 +22,11 @@ from bow.replicas import LearnerGroup
 from bow.schedule import Span
 from bow.sync import DropRule, Synchroniser
 
+if TYPE_CHECKING:
+    from bow.engines.graph import ReadyTurns
+
 # Limit of rounds passed to an engine at once, so that not all batches of an epoch are in memory.
 MAX_ROUNDS_TOGETHER = 64
-
-TURNS_S = 0.1  # longest time (s) between two checks for signals and progress output
 
 
 class Loop(abc.ABC):
@@ -67,11 +68,11 @@ class Loop(abc.ABC):
 
     @property
     def most_turns(self) -> int:
-        """Number of learning tasks that each learner can run next without waiting, if learners are independent."""
-        return 1
+        """Number of learning tasks that each learner can run next without waiting for others; 0: run a round."""
+        return 0
 
-    def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> list[Turns | None] | None:
-        """Run each learner's batches [turns, batch] one after another; return None if they have to run as rounds."""
+    def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> "ReadyTurns | None":
+        """Prepare each learner's batches [turns, batch] to run one after another; None: they have to run as rounds."""
         return None
 
     @abc.abstractmethod
@@ -174,7 +175,6 @@ class RoundLoop(Loop):
         context = RoundContext(group, sync, settings, device)
         super().__init__(context, kind.name, keeps_step=not issubclass(kind, AheadRunner))
         self.runner = kind(self.context)
-        self._round_s = TURNS_S  # duration of a round
         self._has_stepped = False
 
     @property
@@ -202,7 +202,7 @@ class RoundLoop(Loop):
 
     @torch.no_grad()
     def round(self, batches: Batches) -> Outcome:
-        context, began = self.context, time.perf_counter()
+        context = self.context
         due = context.averaging.due(context.round_index)
         self._has_stepped = False
         context.before.forget()
@@ -217,25 +217,15 @@ class RoundLoop(Loop):
                     context.before.put_back()
                 raise
             self._end_round(outcome, due)
-        self._round_s = time.perf_counter() - began
         return outcome
 
     @property
     def most_turns(self) -> int:
-        if self.context.log.spans is not None:
-            return 1
-        return max(1, min(self.runner.most_turns, int(TURNS_S / max(self._round_s, 1e-9))))
+        return 0 if self.context.log.spans is not None else self.runner.most_turns
 
     @torch.no_grad()
-    def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> list[Turns | None] | None:
-        began = time.perf_counter()
-        with out_of_memory_explained(len(self.group), self.group.device, self.settings.offload):
-            taken = self.runner.turns(batches, seed_of)
-        if taken is not None:
-            count = max(len(each.losses) for each in taken if each is not None)
-            self.context.log.round_index += count
-            self._round_s = (time.perf_counter() - began) / count
-        return taken
+    def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> "ReadyTurns | None":
+        return self.runner.turns(batches, seed_of)
 
     def close(self) -> None:
         self.runner.close()

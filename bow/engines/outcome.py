@@ -97,6 +97,7 @@ class Turns:
 
     losses: Shaped[Tensor, " turns"]  # before each step
     finite: bool  # of all turns; a turn that is not finite is the last one
+    turn_s: float  # duration of one on its executor
 
 
 @dataclass

@@ -2,11 +2,14 @@
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from bow.data import Indexed
 from bow.engines.context import RoundContext
-from bow.engines.outcome import Batches, Outcome, Turns
+from bow.engines.outcome import Batches, Outcome
+
+if TYPE_CHECKING:
+    from bow.engines.graph import ReadyTurns
 
 # `seed_of(learner, turn)`: seed of the random numbers of a learner's next learning tasks.
 SeedOf: TypeAlias = Callable[[int, int], int]
@@ -55,10 +58,10 @@ class TaskRunner(abc.ABC):
     @property
     def most_turns(self) -> int:
         """Number of learning tasks that each learner can run next; see `Loop.turns`."""
-        return 1
+        return 0
 
-    def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> list[Turns | None] | None:
-        """Run each learner's batches; return None if the runner cannot run these."""
+    def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> "ReadyTurns | None":
+        """Prepare each learner's batches; return None if the runner cannot run these."""
         return None
 
     @property

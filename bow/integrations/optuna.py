@@ -49,7 +49,7 @@ def optimize(
         study: a study with one objective, whose direction matches `metric`. Its storage may be shared.
         objective_settings: a function that takes a trial, suggests its parameters and returns the `bow.Variant` to
             train; it may raise `optuna.TrialPruned`. Trials whose settings change shapes, such as
-            `Variant(model={"width": ...})`, train in separate groups, one after another.
+            `Variant(model={"width": ...})`, train concurrently, too.
         model: as for `bow.sweep`.
         data: as for `bow.sweep`.
         loss: as for `bow.sweep`.

@@ -1,18 +1,17 @@
 """Members whose models have the same shapes: the matrix that they share, and the rounds that they run together."""
 
 import math
-import queue
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from bow.data import BatchStream, Indexed
-from bow.devices import StreamDevice, available_cores
-from bow.engines import Batch, Batches, LearningConfig, Loop, Turns, make_engine
+from bow.devices import StreamDevice, available_cores, cuda_device
+from bow.engines import Batch, Batches, LearningConfig, Loop, Outcome, Turns, make_engine
 from bow.engines.captured import shape_of
 from bow.engines.thread_pool import num_threads
 from bow.errors import ModelError
@@ -21,12 +20,23 @@ from bow.members.config import SweepConfig
 from bow.members.feed import MemberFeed, SharedSamples
 from bow.members.group import MemberGroup
 from bow.members.member import Progress
+from bow.members.saving import THREADS
 from bow.replicas import prepare_template
 from bow.seeds import derive_seed
 from bow.sync import Members
 from bow.training.checks import make_scheduler
 from bow.training.evaluation import Evaluator
 from bow.training.metrics import mean_of
+
+if TYPE_CHECKING:
+    from bow.engines.graph import ReadyTurns
+
+
+MOST_ROUNDS = 1000
+TURNS_S = 0.1  # that members may take without anybody seeing to signals and progress
+
+RowOutcome: TypeAlias = tuple[int, Progress, bool, int | None]
+"""A row and its member, whether it is finite and, if it ran, epochs completed."""
 
 
 class Cohort:
@@ -43,10 +53,14 @@ class Cohort:
         is_reused: bool = False,  # whether rows will be given to others
     ) -> None:
         train, variant = config.train, like.member.variant
+        self.kind = like.kind
         self._config = config
         self._samples = samples
         streams = device if isinstance(device, StreamDevice) else None
         self.device = device.torch_device if isinstance(device, StreamDevice) else device
+        if self.device.type == "cuda" and streams is None:
+            streams = cuda_device(self.device)
+        self.where = device
         template = prepare_template(config.of(variant).model, variant.seed)
         self.group = MemberGroup(template, config.of(variant).optimizer, rows, self.device)
         self._python = python_state(self.group.learners[0].module)
@@ -62,13 +76,24 @@ class Cohort:
         self.feed = MemberFeed(rows)
         self.rows: list[Progress | None] = [None] * rows
         self.num_rounds = 0  # that it has run
+        self.turn_s = math.inf  # seconds of a member's turn, as last measured
         self._task = task
+        # Under way, by row where it is not by part of a round.
+        self._turns: Sequence[Indexed | None] = []
+        self._dealt: Sequence[tuple[int, int] | None] = []
+        self._issued: list[Outcome] = []
         self._ends: list[float] = [math.inf] * rows  # rounds at which a row's member has its steps
         self._is_reused = is_reused
         self._is_checked = False
-        self._shown: list[nn.Module] = []  # models in which members are evaluated at the same time
+        self._shown: list[nn.Module] = []  # models that no member is evaluated in now
 
-    def place(self, row: int, progress: Progress) -> None:
+    @property
+    def num_training(self) -> int:
+        return len(self.rows) - self.rows.count(None)
+
+    def place(self, progress: Progress) -> None:
+        """Give a member a free row."""
+        row = self.rows.index(None)
         train, variant, group = self._config.train, progress.member.variant, self.group
         model = prepare_template(self._config.of(variant).model, variant.seed)
         group.place(row, model, self._config.of(variant).optimizer, variant.seed)
@@ -113,34 +138,46 @@ class Cohort:
         assert stream is not None
         return stream
 
-    def rounds(self, most: int) -> Iterator[tuple[int, Progress, bool, int | None]]:
-        """Run a round or more, up to an epoch's end; by row whether it is finite and, if it ran, epochs completed."""
+    def rounds_left(self) -> float:
+        """Rounds of the member that has most left."""
+        return max(self._rounds_left(row) for row, progress in enumerate(self.rows) if progress is not None)
+
+    def _rounds_left(self, row: int) -> float:
+        left = self._stream_of(row).rounds_left(1)
+        return min(self._ends[row] - self._on(row).round, math.inf if left is None else left)
+
+    def most_turns(self) -> int:
+        """How many batches every member can take without anybody looking at it in between; 0: the next is a round."""
+        most = min(self.feed.most_turns(), self.loop.most_turns)
+        for row, progress in enumerate(self.rows):
+            if progress is not None:
+                is_per_round = self._config.of(progress.member.variant).is_per_round
+                most = min(most, 1 if is_per_round else self._ends[row] - progress.round)
+        return int(most)
+
+    def begin(self, turns: int) -> "ReadyTurns | None":
+        """So many batches of every member, to be run with those of other cohorts; None: a round, which has begun."""
         self._samples.dealt()
         for row, progress in enumerate(self.rows):
             if progress is not None:
                 self.group.own_rounds[row] = progress.round
-        most = self._most_turns(most)
-        turns = self.feed.turns(most) if most > 1 else []
-        seeds, begun = self.group.seeds, self.group.own_rounds
-        taken = self.loop.turns(turns, lambda row, n: derive_seed(seeds[row], begun[row] + n, 0)) if turns else None
-        return self._round() if taken is None else self._taken(turns, taken)
+        if turns > 0:
+            self._turns, seeds, begun = self.feed.turns(turns), self.group.seeds, self.group.own_rounds
+            ready = self.loop.turns(self._turns, lambda row, turn: derive_seed(seeds[row], begun[row] + turn, 0))
+            if ready is not None:
+                return ready
+        batches, self._dealt = self.feed.deal()
+        self.num_rounds += 1
+        self._issued = [self.loop.round(part) for part in self._parts(batches)]
+        return None
 
-    def _most_turns(self, most: int) -> int:
-        """How many batches every member can take without anybody looking at it in between."""
-        halving = self._config.halving
-        if most < 2 or self._config.search is not None or (halving and halving.asynchronous):
-            return 1  # what is begun or goes on next may depend on who has ended by now
-        for row, progress in enumerate(self.rows):
-            if progress is not None:
-                if self._config.of(progress.member.variant).is_per_round:
-                    return 1
-                most = int(min(most, self._ends[row] - progress.round))
-        return int(min(most, self.feed.most_turns(), self.loop.most_turns))
+    def outcomes(self, ready: "ReadyTurns | None") -> Iterator[RowOutcome]:
+        """What has come of what `begin` returned."""
+        return self._of_round() if ready is None else self._of_turns(ready.collect())
 
-    def _taken(
-        self, turns: Sequence[Indexed | None], taken: Sequence[Turns | None]
-    ) -> Iterator[tuple[int, Progress, bool, int]]:
-        counts = [0 if each is None else len(each.losses) for each in taken]
+    def _of_turns(self, taken: Sequence[Turns | None]) -> Iterator[RowOutcome]:
+        turns, counts = self._turns, [0 if each is None else len(each.losses) for each in taken]
+        self.turn_s = max(each.turn_s for each in taken if each is not None) or self.turn_s
         self.num_rounds += max(counts)
         epochs = self.feed.skip(counts)
         for row, (progress, batches, own) in enumerate(zip(list(self.rows), turns, taken, strict=True)):
@@ -150,20 +187,17 @@ class Cohort:
                 progress.losses.append(own.losses)
                 yield row, progress, own.finite, epochs[row]
 
-    def _round(self) -> Iterator[tuple[int, Progress, bool, int | None]]:
-        batches, dealt = self.feed.deal()
-        self.num_rounds += 1
-        outcomes = [self.loop.round(part) for part in self._parts(batches)]
+    def _of_round(self) -> Iterator[RowOutcome]:
         if not self._is_checked:
             self._check_python_state()
         for row, progress in enumerate(list(self.rows)):
             if progress is None:
                 continue
-            each = dealt[row]
+            each = self._dealt[row]
             if each is None:
                 yield row, progress, True, None
                 continue
-            outcome = next(outcome for outcome in outcomes if outcome.active[row])
+            outcome = next(outcome for outcome in self._issued if outcome.active[row])
             progress.round += 1
             progress.samples += each[0]
             progress.losses.append(outcome.losses[row : row + 1])
@@ -176,7 +210,7 @@ class Cohort:
         return [[b if s == kind else None for b, s in zip(batches, shapes, strict=True)] for kind in kinds]
 
     def is_over(self, row: int, progress: Progress) -> bool:
-        return progress.round >= self._ends[row] or self._stream_of(row).rounds_left(1) == 0
+        return self._rounds_left(row) <= 0
 
     def epochs(self, row: int) -> float:
         """Passes of a row's member over its data, where their length is known."""
@@ -191,30 +225,19 @@ class Cohort:
     def last_loss(self, progress: Progress) -> float:
         return float(progress.losses[-1][-1]) if isinstance(progress.scheduler, ReduceLROnPlateau) else math.nan
 
-    def evaluate(self, rows: Sequence[tuple[int, Evaluator | None]]) -> list[dict[str, float]]:
-        """The values of the members on these rows, whose best are kept; several at once where data are in memory."""
-        self.loop.catch_up()
-        places = min(len(rows), len(available_cores())) if self.device.type == "cpu" else 1
-        if places == 1 or any(each is None or not each.is_in_memory for _, each in rows):
-            return [{} if each is None else self._evaluate(row, each) for row, each in rows]
-        while len(self._shown) < places:
-            self._shown.append(self.group.new_central())
-        free = queue.SimpleQueue[nn.Module]()
-        for model in self._shown:
-            free.put(model)
+    def evaluate_beside_others(self, row: int, evaluator: Evaluator) -> dict[str, float]:
+        """The same in a thread of its own, which has a model and a number of threads of its own."""
+        try:
+            model = self._shown.pop()
+        except IndexError:
+            model = self.group.new_central()
+        with num_threads(THREADS):
+            values = self.evaluate(row, evaluator.copy(), model)
+        self._shown.append(model)
+        return values
 
-        def evaluate(row: int, evaluator: Evaluator) -> dict[str, float]:
-            model = free.get()
-            try:
-                with num_threads(1):  # a thread has its own number
-                    return self._evaluate(row, evaluator.copy(), model)
-            finally:
-                free.put(model)
-
-        with ThreadPoolExecutor(places) as pool:
-            return list(pool.map(evaluate, *zip(*rows, strict=True)))
-
-    def _evaluate(self, row: int, evaluate: Evaluator, model: nn.Module | None = None) -> dict[str, float]:
+    def evaluate(self, row: int, evaluate: Evaluator, model: nn.Module | None = None) -> dict[str, float]:
+        """The values of the member on a row, whose best is kept."""
         progress, model = self._on(row), self.group.central_of(row, model)
         values, best = evaluate(model, self.device, self._task), self._config.best_of(progress)
         best.look(values, progress.round, self.epochs(row), model)
@@ -222,6 +245,7 @@ class Cohort:
         return values
 
     def export(self, row: int) -> None:
+        """Give a member its model as it is on its row."""
         progress = self._on(row)
         progress.member.model = self.group.export_of(row)
         progress.member.best = self._config.best_of(progress).model(progress.member.model, progress.round)
@@ -246,3 +270,35 @@ class Cohort:
         losses: Tensor = state["losses"]
         progress.losses = [losses.to(self.device)] if len(losses) else []
         progress.state = None
+
+
+def run_side_by_side(cohorts: Sequence[Cohort], most: int = MOST_ROUNDS) -> list[tuple[Cohort, list[RowOutcome]]]:
+    """Run a round of each cohort, or at most so many turns of its members, all at the same time where they can be."""
+    begun = [cohort.begin(turns) for cohort, turns in zip(cohorts, _turns(cohorts, most), strict=True)]
+    together = [ready for ready in begun if ready is not None]
+    if together:
+        together[0].run_with(together[1:])
+    return [(cohort, list(cohort.outcomes(ready))) for cohort, ready in zip(cohorts, begun, strict=True)]
+
+
+def _turns(cohorts: Sequence[Cohort], most: int) -> list[int]:
+    """Turns of each cohort's members, which take some time: the same part of what they have left; 0: a round."""
+    limits = [min(most, cohort.most_turns()) for cohort in cohorts]
+    if len(cohorts) == 1 and limits[0] < 2:
+        return [0]  # a round is of all members at once
+    left = [cohort.rounds_left() if limit else 0 for cohort, limit in zip(cohorts, limits, strict=True)]
+    seconds = [rounds * cohort.turn_s if rounds else 0 for cohort, rounds in zip(cohorts, left, strict=True)]
+    in_all = sum(each * cohort.num_training for cohort, each in zip(cohorts, seconds, strict=True))
+    longest = max(*seconds, in_all / len(available_cores()), 1e-9)
+    return [min(limit, max(1, int(TURNS_S / longest * rounds))) for limit, rounds in zip(limits, left, strict=True)]
+
+
+def evaluate(ended: Sequence[tuple[Cohort, int, Evaluator | None]]) -> list[dict[str, float]]:
+    """The values of members on rows, whose best are kept; several at once where data are in memory."""
+    for cohort in {cohort for cohort, _, _ in ended}:
+        cohort.loop.catch_up()
+    places = min(len(ended), len(available_cores())) if ended[0][0].device.type == "cpu" else 1
+    if places == 1 or any(each is None or not each.is_in_memory for _, _, each in ended):
+        return [{} if each is None else cohort.evaluate(row, each) for cohort, row, each in ended]
+    with ThreadPoolExecutor(places) as pool:
+        return list(pool.map(Cohort.evaluate_beside_others, *zip(*ended, strict=True)))

@@ -22,10 +22,10 @@ class MemberFeed:
         self.streams: list[BatchStream | None] = [None] * rows  # None: the row is idle
 
     def most_turns(self) -> float:
-        """Return how many batches a turn may have without passing an epoch's end."""
+        """Return how many batches a turn may have without passing an epoch's end; 0: run rounds."""
         streams = [stream for stream in self.streams if stream is not None]
         if not all(isinstance(stream, TensorStream) and not stream.resides for stream in streams):
-            return 1
+            return 0
         return min(stream.full_batches_in_epoch() for stream in streams if isinstance(stream, TensorStream))
 
     def turns(self, count: int) -> list[Indexed | None]:

@@ -232,7 +232,7 @@ def _outcome(sweep: Sweep, member: Member) -> Outcome:
         history=member.history,
         throughput=sweep.throughput / max(1, min(sweep.at_once, len(sweep.members))),
         learners=1,
-        engine=sweep.engine,
+        engine=member.engine,
         time_to_target=last["time_s"] if member.stopped == "target" else None,
         run_dir=path.parent,
         seconds=last["time_s"],

@@ -1,10 +1,11 @@
 """The rounds of a sweep: a queue of members, rows that are refilled, epochs, rules by which members end."""
 
 import dataclasses
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from bow.devices import StreamDevice, available_cores
 from bow.interruption import Interruption
-from bow.members.cohort import Cohort
+from bow.members.cohort import MOST_ROUNDS, Cohort, RowOutcome, evaluate, run_side_by_side
 from bow.members.config import SweepConfig
 from bow.members.feed import SharedSamples
 from bow.members.member import Member, Progress
@@ -27,7 +28,9 @@ from bow.training.evaluation import Evaluator
 from bow.training.metrics import reached
 
 MOST_ROWS = 16  # members that train at once where the sweep may choose: with more, small models gain nothing
-MOST_ROUNDS = 1000
+
+EpochEnd: TypeAlias = tuple[Cohort, int, Progress, float, bool]
+"""A member on a row whose epoch or time has ended: with so many epochs, and whether it has all its rounds."""
 
 
 class SweepLoop:
@@ -38,7 +41,7 @@ class SweepLoop:
         config: SweepConfig,
         members: Sequence[Member],  # all of them, those included that have ended before
         waiting: Iterable[Progress],
-        device: torch.device | StreamDevice,
+        devices: Sequence[torch.device | StreamDevice],
         directory: SweepDirectory,
         progress: SweepProgress,
         elapsed_s: float = 0.0,  # before it was resumed, as rounds
@@ -49,15 +52,16 @@ class SweepLoop:
         self._members = members
         self._queue = deque(waiting)
         self._ask = ask
-        self._device = device
+        self._devices = devices
         self._directory = directory
         self._progress = progress
-        self._samples = SharedSamples(config.train.data)
         self._evaluators: dict[int, Evaluator] = {}
         self._began = time.perf_counter() - elapsed_s
         self._interruption = Interruption()
-        self._cohort: Cohort | None = None
-        self._cohort_kind: Hashable = None
+        self._cohorts: list[Cohort] = []  # that are open
+        asked = max(MOST_ROWS, len(available_cores())) if config.at_once == "auto" else config.at_once
+        self._most = asked * len(devices)  # members that train at once
+        self._timer: CheckpointTimer | None = None
         self._num_rounds = num_rounds
         self._num_samples = 0
         self._train_s = 0.0
@@ -93,7 +97,8 @@ class SweepLoop:
                 while (self._queue or self._decide()) and self.interrupted_by is None:
                     self._train()
         finally:
-            self._close_cohort()
+            for cohort in self._cohorts:
+                cohort.loop.close()
             self._progress.close()
         waiting = [*self._queue, *self._paused]
         if not waiting and self._config.search is None:  # a sweep that has ended is known by its last checkpoint
@@ -103,68 +108,85 @@ class SweepLoop:
             if self._config.search is not None:
                 self._config.search.tell(progress.member)
 
-    def _open(self) -> Cohort:
-        first = self._queue[0]
-        alike = [each for each in self._queue if each.kind == first.kind]
-        if self._cohort is not None and self._cohort_kind == first.kind:
-            return self._cohort
-        self._close_cohort()
-        asked = self._config.at_once
-        most = max(MOST_ROWS, len(available_cores())) if asked == "auto" else asked
-        is_search = self._config.search is not None
-        rows = most if is_search else min(len(alike), most)
-        rounds = self._config.train.steps
-        if rounds is None:
-            rounds = self._samples.open(self._config, first.member.variant).rounds_left(1)
-        in_all = None if rounds is None or is_search else rounds * (self._config.part_of or self._config.num_members)
-        is_reused = len(alike) > rows or is_search or self._config.halving is not None
-        self._cohort = Cohort(self._config, first, rows, self._device, self._samples, in_all, is_reused)
-        self._cohort_kind = first.kind
-        before, self._resumed = self._resumed, {}
-        self._cohort.loop.load_engine(before.get(repr(first.kind), {}))
-        self.at_once = max(self.at_once, rows)
-        copies = rows + len(self._queue)
-        self._timer = CheckpointTimer(3 * 4 * num_trainable(self._cohort.group.template) * copies, time.perf_counter())
-        return self._cohort
-
-    def _close_cohort(self) -> None:
-        if self._cohort is not None:
-            self._cohort.loop.close()
-            self._cohort = None
+    @property
+    def _training(self) -> list[Progress]:
+        return [each for cohort in self._cohorts for each in cohort.rows if each is not None]
 
     def _train(self) -> None:
-        """Train the first member that waits and all of its kind, or until the sweep is asked to end."""
-        cohort, began = self._open(), time.perf_counter()
+        """Train those that wait, until all have ended or wait at rungs, or the sweep is asked to end."""
+        began = time.perf_counter()
         while True:
-            self._fill(cohort)
-            if all(row is None for row in cohort.rows):
+            self._fill()
+            if not self._training:
                 break
-            self._round(cohort)
+            self._round([cohort for cohort in self._cohorts if cohort.num_training])
             if self._progress.is_due:
-                self._progress.show([each for each in cohort.rows if each is not None], [*self._queue, *self._paused])
+                self._progress.show(self._training, [*self._queue, *self._paused])
             if self.interrupted_by is not None or self._checkpoint_is_due():
                 self._train_s += time.perf_counter() - began
                 if self._config.search is None:
-                    self._fill(cohort)  # so that who goes on finds members in this order
-                    self._save(cohort)
+                    self._fill()  # so that who goes on finds members in this order
+                    self._save()
                 began = time.perf_counter()
                 if self.interrupted_by is not None:
-                    for row in [row for row, each in enumerate(cohort.rows) if each is not None]:
+                    for cohort, row in [(c, row) for c in self._cohorts for row, each in enumerate(c.rows) if each]:
                         cohort.export(row)
                         self._queue.append(cohort.take(row))
                     break
         self._train_s += time.perf_counter() - began
 
-    def _fill(self, cohort: Cohort) -> None:
-        while None in cohort.rows:
-            index = next((i for i, each in enumerate(self._queue) if each.kind == self._cohort_kind), None)
-            if index is None:
-                if not self._propose(len(cohort.rows) - cohort.rows.count(None), len(cohort.rows)):
-                    return
-                continue
-            progress = self._queue[index]
-            del self._queue[index]
-            cohort.place(cohort.rows.index(None), progress)
+    def _fill(self) -> None:
+        """Give rows to members that wait, in the order of the queue, as long as fewer train than may."""
+        num_training = len(self._training)
+        while self._propose(num_training, self._most):
+            pass
+        waiting = deque[Progress]()
+        while self._queue and num_training < self._most:
+            progress = self._queue.popleft()
+            free = (each for each in self._cohorts if each.kind == progress.kind and None in each.rows)
+            cohort = next(free, None) or self._open(progress)
+            if cohort is None:
+                waiting.append(progress)
+            else:
+                cohort.place(progress)
+                num_training += 1
+        self._queue.extendleft(reversed(waiting))
+        self.at_once = max(self.at_once, num_training)
+
+    def _open(self, first: Progress) -> Cohort | None:
+        """A cohort for a member and those of its kind that wait; None: there are as many rows as may be."""
+        training, num_devices = self._training, len(self._devices)
+        waiting = 1 + sum(each.kind == first.kind for each in self._queue)
+        share = math.ceil((waiting + sum(each.kind == first.kind for each in training)) / num_devices)
+        by_device = [sum(c.num_training for c in self._cohorts if c.where is each) for each in self._devices]
+        least = min(by_device)
+        rows = self._room_for(min(waiting, share, self._most // num_devices - least))
+        if rows < 1:
+            return None
+        is_search = self._config.search is not None
+        samples, rounds = SharedSamples(self._config.train.data), self._config.train.steps
+        if rounds is None:
+            rounds = samples.open(self._config, first.member.variant).rounds_left(1)
+        in_all = None if rounds is None or is_search else rounds * (self._config.part_of or self._config.num_members)
+        is_reused = waiting > rows or is_search or self._config.halving is not None
+        cohort = Cohort(self._config, first, rows, self._devices[by_device.index(least)], samples, in_all, is_reused)
+        cohort.loop.load_engine(self._resumed.pop(repr(first.kind), {}))
+        self._cohorts.append(cohort)
+        if self._timer is None:
+            size = 3 * 4 * num_trainable(cohort.group.template) * (rows + len(self._queue))
+            self._timer = CheckpointTimer(size, time.perf_counter())
+        return cohort
+
+    def _room_for(self, rows: int) -> int:
+        """How many rows of these there may be more, once cohorts are closed that nobody needs."""
+        most = 2 * self._most  # as cohorts keep the rows of members that have ended as long as others train there
+        wanted = {each.kind for each in (*self._queue, *self._paused)}
+        for cohort in [each for each in self._cohorts if not each.num_training]:
+            is_kept = cohort.kind in wanted or self._config.search is not None
+            if not is_kept or rows > most - sum(len(each.rows) for each in self._cohorts):
+                cohort.loop.close()
+                self._cohorts.remove(cohort)
+        return min(rows, most - sum(len(each.rows) for each in self._cohorts))
 
     def _propose(self, training: int, rows: int) -> bool:
         """Ask the search for a member, unless as many train or wait as there are rows; whether there is one."""
@@ -177,15 +199,27 @@ class SweepLoop:
         self._queue.extend([progress] if self._rungs is None else self._rungs.admit([progress]))
         return True
 
-    def _round(self, cohort: Cohort) -> None:
-        """Run a round, or some up to the next checkpoint, and do what is due behind them."""
-        every, before = self._config.train.run.checkpoint_every, cohort.num_rounds
+    def _round(self, cohorts: Sequence[Cohort]) -> None:
+        """Run a round of each cohort, or turns up to the next checkpoint, and do what is due behind them."""
+        every, halving = self._config.train.run.checkpoint_every, self._config.halving
         most = every - self._num_rounds % every if isinstance(every, int) else MOST_ROUNDS
-        outcomes = list(cohort.rounds(most))
-        self._num_rounds += cohort.num_rounds - before
-        self.engine = cohort.loop.description
-        ended: list[tuple[int, Progress, float, bool]] = []
+        if self._config.search is not None or (halving and halving.asynchronous):
+            most = 1  # what is begun or goes on next may depend on who has ended by now
+        before, ended = [cohort.num_rounds for cohort in cohorts], list[EpochEnd]()
+        for cohort, outcomes in run_side_by_side(cohorts, most):
+            ended += self._epochs_ended(cohort, outcomes)
+        self.engine = ", ".join(dict.fromkeys(cohort.loop.description for cohort in cohorts))
+        self._num_rounds += max(cohort.num_rounds - each for cohort, each in zip(cohorts, before, strict=True))
+        if ended:
+            values = evaluate([(cohort, row, self._evaluator_of(each.member)) for cohort, row, each, _, _ in ended])
+            for (cohort, row, progress, epoch, is_over), own in zip(ended, values, strict=True):
+                self._end_epoch(cohort, row, progress, epoch, own, is_over)
+
+    def _epochs_ended(self, cohort: Cohort, outcomes: Sequence[RowOutcome]) -> list[EpochEnd]:
+        """See to what a cohort's members have done."""
+        ended = list[EpochEnd]()
         for row, progress, is_finite, epochs in outcomes:
+            progress.member.engine = cohort.loop.description
             if not is_finite:
                 self._end(cohort, row, "diverged")
                 continue
@@ -194,18 +228,14 @@ class SweepLoop:
             is_over = epochs is None or cohort.is_over(row, progress)
             if epochs is not None and epochs > progress.epoch:
                 progress.epoch = epochs
-                ended.append((row, progress, epochs, is_over))
+                ended.append((cohort, row, progress, epochs, is_over))
             elif is_over:
-                ended.append((row, progress, cohort.epochs(row), is_over))
-        for row, *_ in ended:
+                ended.append((cohort, row, progress, cohort.epochs(row), is_over))
+        for _, row, *_ in ended:
             # A device with streams does not look at weights behind a step.
             if not bool(torch.isfinite(cohort.group.matrix.weights_of(row).sum())):
                 self._end(cohort, row, "diverged")
-        ended = [each for each in ended if cohort.rows[each[0]] is not None]
-        if ended:
-            values = cohort.evaluate([(row, self._evaluator_of(progress.member)) for row, progress, _, _ in ended])
-            for (row, progress, epoch, is_over), own in zip(ended, values, strict=True):
-                self._end_epoch(cohort, row, progress, epoch, own, is_over)
+        return [each for each in ended if cohort.rows[each[1]] is not None]
 
     def _end_epoch(
         self, cohort: Cohort, row: int, progress: Progress, epoch: float, values: Mapping[str, float], is_over: bool
@@ -224,7 +254,7 @@ class SweepLoop:
                 **values,
             }
             member.history.append(record)
-            self._directory.log_member(member, self.engine)
+            self._directory.log_member(member)
             if not self._config.of(member.variant).is_per_round:
                 step_scheduler(progress.scheduler, record.get("loss", record["train_loss"]))
         if (why := self._why_over(progress)) is not None or is_over:
@@ -256,7 +286,7 @@ class SweepLoop:
         self._count(progress)
 
     def _wait_at_rung(self, progress: Progress) -> None:
-        self._directory.save_member(progress.member, self.engine)
+        self._directory.save_member(progress.member)
         assert self._rungs is not None
         self._queue.extendleft(self._rungs.pause(progress))
 
@@ -273,8 +303,8 @@ class SweepLoop:
 
     def _count(self, progress: Progress) -> None:
         self._num_samples += progress.samples
-        self._directory.save_member(progress.member, self.engine)
-        self._directory.log_member(progress.member, self.engine, has_ended=True)
+        self._directory.save_member(progress.member)
+        self._directory.log_member(progress.member, has_ended=True)
         self._progress.ended(progress.member, self.elapsed_s)
         if self._config.search is not None:
             self._config.search.tell(progress.member)
@@ -293,21 +323,24 @@ class SweepLoop:
     def _checkpoint_is_due(self) -> bool:
         every = None if self._config.search is not None else self._config.train.run.checkpoint_every
         if every == "auto":
-            return self._timer.is_due(time.perf_counter())
+            return self._timer is not None and self._timer.is_due(time.perf_counter())
         return every is not None and self._num_rounds % every == 0
 
-    def _save(self, cohort: Cohort) -> None:
-        began = time.perf_counter()
-        cohort.loop.catch_up()
-        training = [
-            dataclasses.replace(progress, state=cohort.state_of(row))
-            for row, progress in enumerate(cohort.rows)
-            if progress is not None
-        ]
+    def _save(self) -> None:
+        began, training = time.perf_counter(), list[Progress]()
+        for cohort in self._cohorts:
+            cohort.loop.catch_up()
+            training += [
+                dataclasses.replace(progress, state=cohort.state_of(row))
+                for row, progress in enumerate(cohort.rows)
+                if progress is not None
+            ]
         waiting = [*training, *self._queue, *self._paused]
-        self._directory.engine = {repr(self._cohort_kind): cohort.loop.engine_state}
+        open_ones = {repr(cohort.kind): cohort.loop.engine_state for cohort in self._cohorts}
+        self._directory.engine = {**self._resumed, **open_ones}
         self._directory.save_checkpoint(self._num_rounds, waiting, self._members, self.elapsed_s)
-        self._timer.wrote(began, time.perf_counter())
+        if self._timer is not None:
+            self._timer.wrote(began, time.perf_counter())
 
 
 def held_out(data: Any, indices: Any) -> Any:

@@ -27,6 +27,7 @@ class Member:
         history: one record per epoch: `train_loss`, `lr`, and the values of the validation data.
         stopped: why it ended early: `"diverged"`, `"patience"`, `"halving"`, `"target"`, `"interrupted"`, or the
             reason returned by a custom rule (`"pruned"`: by Optuna); None: it did not.
+        engine: name of the engine that ran it.
         run_dir: folder with its settings, records and model.
     """
 
@@ -39,6 +40,7 @@ class Member:
         self.best: BestModel | None = None
         self.history: list[dict[str, Any]] = []
         self.stopped: str | None = None
+        self.engine = ""
         self.run_dir = run_dir
 
     def __repr__(self) -> str:

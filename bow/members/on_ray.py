@@ -52,12 +52,11 @@ class RayLoop(SweepLoop):
             shutil.rmtree(self._directory.path / PARTS, ignore_errors=True)
 
     def _parts(self, workers: int) -> list[list[Progress]]:
-        """Split the members into parts that train concurrently; a part has members of one kind."""
-        asked, kinds = self._config.at_once, dict[Any, list[Progress]]()
-        for progress in self._queue:
-            kinds.setdefault(progress.kind, []).append(progress)
+        """Split the members into parts that train concurrently; members of one kind are neighbours."""
+        asked, kinds = self._config.at_once, list(dict.fromkeys(progress.kind for progress in self._queue))
+        by_kind = sorted(self._queue, key=lambda progress: kinds.index(progress.kind))
         most = min(MOST_ROWS, math.ceil(len(self._members) / workers)) if asked == "auto" else asked
-        return [alike[start : start + most] for alike in kinds.values() for start in range(0, len(alike), most)]
+        return [by_kind[start : start + most] for start in range(0, len(by_kind), most)]
 
     def _folder(self, part: Sequence[Progress]) -> Path:
         numbers = [progress.member.number for progress in part]
@@ -68,7 +67,7 @@ class RayLoop(SweepLoop):
         self.engine, self.at_once = sweep.engine, max(self.at_once, sweep.at_once)
         for progress, other in zip(part, sweep.members, strict=True):
             member = progress.member
-            member.model, member.best = other.model, other.best
+            member.model, member.best, member.engine = other.model, other.best, other.engine
             member.history = [{**record, "time_s": record["time_s"] + later} for record in other.history]
             last = member.history[-1] if member.history else {"round": 0, "samples": 0}
             progress.round, progress.samples = last["round"], last["samples"]

@@ -34,6 +34,7 @@ FOLD = "fold"  # key of a variant in the settings: index of its training samples
 FOLDER = "folder"  # key of a variant in the settings: its directory, if outside `MEMBERS`
 DESCRIBED = ("model", "data", "loss", "step", "scheduler")  # code in a Python call, text on a command line
 MOST_ELEMENTS = 2**16  # elements of a tensor that its digest covers
+THREADS = 1  # threads of a member; fixed, because their number decides how sums are rounded
 AT = ("round", "samples", "epoch", "rung", "state", "best")  # fields of `Progress` in checkpoints
 
 _PARTS: dict[str, type | tuple[type, ...]] = {
@@ -68,7 +69,7 @@ class SweepDirectory(RunDirectory):
         self.engine: dict[str, Any] = {}  # by kind of the training members, the state of the engine
         self._own: dict[int, tuple[list[SafeLogger], int]] = {}  # by member: loggers, number of records logged
 
-    def save_member(self, member: Member, engine: str) -> None:
+    def save_member(self, member: Member) -> None:
         try:
             member.run_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -80,7 +81,7 @@ class SweepDirectory(RunDirectory):
         job = self._config.jobs.get(member.name)
         settings = {"member": member.name, "variant": member.variant.values} if job is None else job.as_settings()
         own.write_config(settings)
-        lines = "".join(json.dumps(plain(record)) + "\n" for record in self._records_of(member, engine))
+        lines = "".join(json.dumps(plain(record)) + "\n" for record in self._records_of(member))
         save_text("the records of a member", own.metrics_path, lines, RunDirectoryError)
         if member.model is not None:
             save_central(member.model, own)
@@ -92,13 +93,13 @@ class SweepDirectory(RunDirectory):
                 problem = disk_reason(error)
                 warnings.warn(f"{own.best_path} cannot be written ({problem}); the last model is there", stacklevel=2)
 
-    def log_member(self, member: Member, engine: str, *, has_ended: bool = False) -> None:
+    def log_member(self, member: Member, *, has_ended: bool = False) -> None:
         if not self._loggers:
             return
         loggers, told = self._own.get(member.number, ([], 0))
         if not told:
             loggers = [SafeLogger(each.for_member(member.name, self.path.name)) for each in self._loggers]
-        records = self._records_of(member, engine)[: None if has_ended else -1]
+        records = self._records_of(member)[: None if has_ended else -1]
         for logger in loggers:
             for record in records[told:]:
                 logger.log(record)
@@ -110,13 +111,14 @@ class SweepDirectory(RunDirectory):
         for logger in self._own.pop(number)[0]:
             logger.close()
 
-    def _records_of(self, member: Member, engine: str) -> list[Record]:
+    def _records_of(self, member: Member) -> list[Record]:
         last = member.history[-1] if member.history else {}
         start = {
             "kind": "start",
             "time_s": 0.0,
             "learners": self._config.train.num_learners,
-            "engine": engine,
+            "engine": member.engine,
+            **({} if self._config.has_learners else {"threads": THREADS}),
             "batch_size": self._config.batch_size_of(member.variant),
             "epochs": None if self._config.train.steps is not None else self._config.train.epochs,
             "steps": self._config.train.steps,
@@ -163,7 +165,7 @@ class SweepDirectory(RunDirectory):
             progress = under_way.get(member.number)
             at = {} if progress is None else {name: getattr(progress, name) for name in AT}
             best = {} if member.best is None else {**vars(member.best), "model": None}  # the model is in its folder
-            own = {"history": member.history, "stopped": member.stopped, "best": best}
+            own = {"history": member.history, "stopped": member.stopped, "engine": member.engine, "best": best}
             states.append({"name": member.name, **own, "at": at})
         order = [each.member.name for each in waiting]  # the order in which they get rows
         state = {

@@ -26,7 +26,7 @@ from bow.members.loop import SweepLoop
 from bow.members.member import Member, MemberSearch, Progress
 from bow.members.progress import SweepProgress
 from bow.members.result import Sweep
-from bow.members.saving import FOLD, FOLDER, MEMBERS, SweepDirectory, folder_of
+from bow.members.saving import FOLD, FOLDER, MEMBERS, THREADS, SweepDirectory, folder_of
 from bow.members.stopping import Stop, check_stop
 from bow.members.variant import ModelFactory, Variant, check_proposed, check_variants
 from bow.observe import Record, RunDirectory, RunLock
@@ -88,7 +88,7 @@ def sweep(
         steps: rounds of every member; when given, `epochs` is not looked at.
         learners: of each member, which they average as `bow.train` does; with more than one, members train one after
             another, and each becomes what `bow.train(learners=...)` makes of its settings, with its threads.
-        at_once: how many members train side by side; the others wait for a row. Changes no result.
+        at_once: how many members train side by side on each device; the others wait for a row. Changes no result.
         batches: `"own"`: members see the data in orders of their own; `"shared"`: all in the order of `seed`, and
             batches that a `Dataset` has to decode are read once for all.
         cluster: `"ray"`: train on the machines of a Ray cluster (`pip install "bow-trainer[ray]"`), the one that
@@ -96,7 +96,7 @@ def sweep(
         stop: `bow.EarlyStopping`, `bow.Halving`, an object of yours with a method `why_over(member)` that is asked
             after every epoch (`bow.members.StopRule`), or a list of them.
         engine: as for `bow.train`; `"auto"` is `graph`.
-        devices: as for `bow.train`; one.
+        devices: as for `bow.train`; several GPUs take members from one queue.
         clip_norm: the largest gradient norm of a member.
         validation: like `data`, or a `bow.Validation`; members are evaluated on it after every epoch.
         run: the run directory, or a `bow.Run`; every member has a folder in it.
@@ -142,12 +142,10 @@ def run_sweep(config: SweepConfig) -> Sweep:
     begin_to_compute("bow.sweep")
     config = checked(config)
     train = config.train
-    device, count = choose_devices(train.devices.count)
-    if count not in (None, 1):
-        raise SettingError(f'devices={count}: a sweep trains on one device; use devices=1, or cluster="ray"')
+    devices = devices_of(config)
     with contextlib.ExitStack() as at_the_end:
         if not config.has_learners:
-            at_the_end.enter_context(num_threads(1))  # of all members alike, whatever trains beside them
+            at_the_end.enter_context(num_threads(THREADS))
         lock = at_the_end.enter_context(RunLock())
         directory = _directory(config, lock)
         at_the_end.callback(directory.close)
@@ -155,8 +153,8 @@ def run_sweep(config: SweepConfig) -> Sweep:
         directory.write_config(_settings(config))  # behind what refuses to go on from another sweep's
         progress = SweepProgress(config, members, enabled=train.run.progress)
         ask = None if config.search is None else functools.partial(_ask, config, members, directory.path)
-        loop = _loop_of(config)(config, members, waiting, device, directory, progress, elapsed_s, num_rounds, ask)
-        directory.log(_start(config, device, directory))
+        loop = _loop_of(config)(config, members, waiting, devices, directory, progress, elapsed_s, num_rounds, ask)
+        directory.log(_start(config, devices, directory))
         loop.go()
         if config.search is not None:
             proposed = dataclasses.replace(config, variants=[member.variant for member in members])
@@ -183,6 +181,19 @@ def run_sweep(config: SweepConfig) -> Sweep:
         metrics=train.validation.metrics,
         interrupted_by=None if number is None else signal.Signals(number),
     )
+
+
+def devices_of(config: SweepConfig) -> list[torch.device | StreamDevice]:
+    """The devices that take members from the queue; without GPUs one, as members share the cores anyway."""
+    device, count = choose_devices(config.train.devices.count)
+    if count in (None, 1):
+        return [device]
+    if config.cluster is not None or config.has_learners:
+        what = "on a cluster" if config.cluster else "of several learners"
+        raise SettingError(f"devices={count}: members {what} train on one device each; use devices=1")
+    assert count is not None
+    is_gpu = isinstance(device, torch.device) and device.type == "cuda"
+    return [torch.device("cuda", index) for index in range(count)] if is_gpu else [device]
 
 
 def _loop_of(config: SweepConfig) -> type[SweepLoop]:
@@ -261,7 +272,7 @@ def _listed(config: SweepConfig) -> list[dict[str, Any]]:
     return listed
 
 
-def _start(config: SweepConfig, device: torch.device | StreamDevice, directory: SweepDirectory) -> Record:
+def _start(config: SweepConfig, devices: Sequence[torch.device | StreamDevice], directory: SweepDirectory) -> Record:
     train, first = config.train, config.variants[0]
     model = prepare_template(config.of(first).model, first.seed)
     return {
@@ -273,7 +284,7 @@ def _start(config: SweepConfig, device: torch.device | StreamDevice, directory: 
         "batch_size": config.batch_size_of(first),
         "epochs": None if train.steps is not None else train.epochs,
         "steps": train.steps,
-        "device": str(device.torch_device if isinstance(device, StreamDevice) else device),
+        "device": ", ".join(str(each.torch_device if isinstance(each, StreamDevice) else each) for each in devices),
         "model": type(model).__name__,
         "parameters": num_trainable(model),
         "metrics": {each.name: each.higher_is_better for each in train.validation.metrics},
@@ -303,7 +314,7 @@ def _members(config: SweepConfig, directory: SweepDirectory) -> tuple[list[Membe
     for member in members:
         each = saved[member.name]
         member.history = list(each["history"])
-        member.stopped = each["stopped"]
+        member.stopped, member.engine = each["stopped"], each.get("engine", "")
         template = prepare_template(config.of(member.variant).model, member.variant.seed)
         directory.load_models(member, template, each["best"])
         if at := each["at"]:

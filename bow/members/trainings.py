@@ -76,8 +76,8 @@ class TrainingsLoop(SweepLoop):
             known.get(each["round"]) or {**each, "time_s": each["time_s"] + later} for each in run.history
         ]
         progress.round, progress.samples, progress.epoch = run.round, run.samples, run.epoch
-        self.engine = run.replicas.engine
-        self._directory.log_member(member, self.engine)
+        self.engine = member.engine = run.replicas.engine
+        self._directory.log_member(member)
         if self._progress.is_due:
             self._progress.show([progress], [*self._queue, *self._paused])
         if (why := self._why_over(progress)) is not None or self._has_all_rounds(progress):

@@ -145,10 +145,10 @@ def test_a_sweep_that_was_interrupted_goes_on_where_it_was(
     words = ["train", "-m", *SMALL, "seed=range(3)"]
     before, rounds = loop.SweepLoop._round, itertools.count()
 
-    def interrupted(self: Any, cohort: Any) -> None:
+    def interrupted(self: Any, cohorts: Any) -> None:
         if next(rounds) == 5:
             signal.raise_signal(signal.SIGINT)
-        before(self, cohort)
+        before(self, cohorts)
 
     with monkeypatch.context() as patch:
         patch.setattr(loop.SweepLoop, "_round", interrupted)

@@ -467,13 +467,13 @@ def test_members_that_take_turns_are_checked_as_often(tmp_path: Path, monkeypatc
     monkeypatch.setattr("bow.engines.live_check.FREE_S", 1e9)
     cohorts: list[Cohort] = []
     checked: list[tuple[int, int]] = []
-    rounds, verdict = Cohort.rounds, LiveCheck.verdict
+    begin, verdict = Cohort.begin, LiveCheck.verdict
 
     def seen(self: Any, *given: Any) -> Any:
         checked.append((given[-1] + 1, cohorts[-1].num_rounds))
         return verdict(self, *given)
 
-    monkeypatch.setattr(Cohort, "rounds", lambda self, most: cohorts.append(self) or rounds(self, most))
+    monkeypatch.setattr(Cohort, "begin", lambda self, turns: cohorts.append(self) or begin(self, turns))
     monkeypatch.setattr(LiveCheck, "verdict", seen)
     swept(tmp_path / "sweep", mlp, (FLAT, LABELS), VARIANTS, engine="graph", epochs=8)
     assert len(cohorts) < 60  # of 75 rounds

@@ -35,12 +35,12 @@ import bow, bow.members.loop as loop
 path, at, stop = sys.argv[1], int(sys.argv[2]), sys.argv[3] != "all"
 rounds = 0
 before = loop.SweepLoop._round
-def counted(self, cohort):
+def counted(self, cohorts):
     global rounds
     rounds += 1
     if rounds == at:
         os.kill(os.getpid(), signal.SIGKILL)
-    before(self, cohort)
+    before(self, cohorts)
 loop.SweepLoop._round = counted
 rule = bow.Halving(reduction=2, asynchronous=sys.argv[3] == "asha") if stop else None
 bow.sweep(mlp, (FLAT, LABELS), torch.nn.functional.cross_entropy, variants=bow.grid(seed=range(4), lr=[.05, .01]),
@@ -137,10 +137,10 @@ def test_ctrl_c_keeps_what_was_trained(tmp_path: Path, monkeypatch: pytest.Monke
 
     before, rounds = loop.SweepLoop._round, iter(range(1000))
 
-    def interrupted(self: Any, cohort: Any) -> None:
+    def interrupted(self: Any, cohorts: Any) -> None:
         if next(rounds) == 9:  # behind fifteen rounds at least
             os.kill(os.getpid(), signal.SIGINT)
-        before(self, cohort)
+        before(self, cohorts)
 
     monkeypatch.setattr(loop.SweepLoop, "_round", interrupted)
     result = by_hand(tmp_path / "sweep", None, on_interrupt="return")
@@ -177,10 +177,10 @@ def test_batches_whose_first_dimension_is_another_are_captured(tmp_path: Path, m
 def test_a_short_batch_may_be_the_first_behind_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = SweepLoop._round
 
-    def interrupted(self: Any, cohort: Any) -> None:
-        if cohort.num_rounds == 8:  # then the last of ten is left, of six samples
+    def interrupted(self: Any, cohorts: Any) -> None:
+        if cohorts[0].num_rounds == 8:  # then the last of ten is left, of six samples
             os.kill(os.getpid(), signal.SIGINT)
-        before(self, cohort)
+        before(self, cohorts)
 
     monkeypatch.setattr("bow.members.loop.MOST_ROUNDS", 1)
     variants = [bow.Variant(seed=0), bow.Variant(seed=1)]
@@ -221,10 +221,10 @@ def test_the_one_before_a_damaged_checkpoint_is_taken(tmp_path: Path, monkeypatc
     expected = by_hand(tmp_path / "whole", None)
     before, rounds = SweepLoop._round, iter(range(1000))
 
-    def interrupted(self: Any, cohort: Any) -> None:
+    def interrupted(self: Any, cohorts: Any) -> None:
         if next(rounds) == 9:
             os.kill(os.getpid(), signal.SIGINT)
-        before(self, cohort)
+        before(self, cohorts)
 
     with monkeypatch.context() as patched:
         patched.setattr(SweepLoop, "_round", interrupted)
@@ -243,11 +243,11 @@ def test_an_engine_that_was_left_is_not_tried_again(tmp_path: Path, monkeypatch:
     given: dict[str, Any] = {"data": (FLAT, LABELS), "loss": F.cross_entropy, "variants": variants, "engine": "graph"}
     before = SweepLoop._round
 
-    def interrupted(self: Any, cohort: Any) -> None:
-        if cohort.num_rounds == 4:
-            cohort.loop.runner._fall_back("it was found out")
+    def interrupted(self: Any, cohorts: Any) -> None:
+        if cohorts[0].num_rounds == 4:
+            cohorts[0].loop.runner._fall_back("it was found out")
             os.kill(os.getpid(), signal.SIGINT)
-        before(self, cohort)
+        before(self, cohorts)
 
     run = bow.Run(tmp_path / "sweep", progress=False, on_interrupt="return")
     monkeypatch.setattr("bow.members.loop.MOST_ROUNDS", 1)

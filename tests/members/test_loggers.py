@@ -67,10 +67,10 @@ def test_a_sweep_that_goes_on_begins_a_logger_with_all_epochs(tmp_path: Path, mo
 
     before, rounds = loop.SweepLoop._round, iter(range(1000))
 
-    def interrupted(self: Any, cohort: Any) -> None:
+    def interrupted(self: Any, cohorts: Any) -> None:
         if next(rounds) == 15:
             self._interruption.signal = 2
-        before(self, cohort)
+        before(self, cohorts)
 
     monkeypatch.setattr(loop.SweepLoop, "_round", interrupted)
     first, second = Listing(), Listing()

@@ -1,5 +1,6 @@
 """Members on a device with streams, by the fake one: as alone there, and one that diverges ends alone."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 import bow
+from bow.members.cohort import Cohort
 from bow.testing import FakeDevice
 from tests.members.test_equality import (
     ADAMW,
@@ -61,3 +63,27 @@ def test_one_whose_last_step_leaves_the_finite_numbers_has_diverged(device: Any,
     settings: dict[str, Any] = {"engine": "graph", "devices": device(), "steps": 1, "validation": None}
     result = swept(tmp_path / "sweep", mlp, (1e3 * FLAT, LABELS), variants, **settings)
     assert [member.stopped for member in result.members] == [None, "diverged"]
+
+
+@pytest.mark.parametrize("at_once", [1, "auto"])
+def test_several_devices_take_from_one_queue(at_once: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices, opened = [FakeDevice(), FakeDevice()], list[tuple[Any, int]]()
+    before = Cohort.__init__
+
+    def noted(self: Any, *given: Any) -> None:
+        before(self, *given)
+        opened.append((self.where, len(self.rows)))
+
+    monkeypatch.setattr(Cohort, "__init__", noted)
+    monkeypatch.setattr(sys.modules["bow.members.sweep"], "devices_of", lambda config: devices)
+    settings = {"engine": "graph", "optimizer": ADAMW}
+    result = swept(tmp_path / "sweep", Normed, (IMAGES, LABELS), VARIANTS, at_once=at_once, **settings)
+    assert opened == [(devices[0], 1 if at_once == 1 else 2), (devices[1], 1)]
+    assert all(device.replays for device in devices)
+    for number, member in enumerate(result.members):
+        path = tmp_path / str(number)
+        assert_same(member, alone(path, Normed, (IMAGES, LABELS), member.variant, devices=FakeDevice(), **settings))
+
+
+def test_without_gpus_devices_are_shares_of_cores_that_members_share_anyway(tmp_path: Path) -> None:
+    assert_same(*(swept(tmp_path / str(n), mlp, (FLAT, LABELS), VARIANTS[:1], devices=n).members[0] for n in (1, 2)))

@@ -92,10 +92,10 @@ def test_an_interrupted_search_is_told(tmp_path: Path, monkeypatch: pytest.Monke
 
     before, rounds = loop.SweepLoop._round, iter(range(1000))
 
-    def interrupted(self: Any, cohort: Any) -> None:
+    def interrupted(self: Any, cohorts: Any) -> None:
         if next(rounds) == 25:
             os.kill(os.getpid(), signal.SIGINT)
-        before(self, cohort)
+        before(self, cohorts)
 
     monkeypatch.setattr(loop.SweepLoop, "_round", interrupted)
     search = Listed(*VARIANTS)

@@ -147,10 +147,12 @@ int main(int argc, char** argv) {
         return std::printf("graph %d differs from sequential execution\n", i), 1;
       }
     }
-    std::vector<int> times(random() % 6, 0);
-    team.run_each(static_cast<int>(times.size()), [&times](int index) { ++times[index]; });
-    for (int each : times) {
-      if (each != 1) return std::printf("graph %d: one of several was run %d times\n", i, each), 1;
+    std::vector<int64_t> parts(random() % 6, 0);
+    for (int64_t& each : parts) each = static_cast<int64_t>(random() % 4);
+    std::vector<int64_t> left = parts;
+    team.run_parts(parts, [&left](int index) { return --left[index]; });
+    for (int64_t each : left) {
+      if (each != 0) return std::printf("graph %d: of one of several, %d parts are left\n", i, static_cast<int>(each)), 1;
     }
     if (random() % 500 == 0) team.close();
   }
