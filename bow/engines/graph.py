@@ -308,19 +308,19 @@ class Graph(AheadRunner):
 
 @dataclasses.dataclass(frozen=True)
 class ReadyTurns:
-    """Batches that the learners of a group take next without waiting for others."""
+    """Batches that are prepared to run, by learner, without waiting for other learners."""
 
     context: RoundContext
     team: NativeTeam
     jobs: Sequence[GraphRound | None]  # by learner
 
     def run_with(self, others: "Sequence[ReadyTurns]") -> None:
-        """Run these and those of other groups, on whichever executor is free, and wait for all."""
+        """Run these and those of other groups on this team, and wait for all."""
         several = (self, *others)
         GraphRound.run_turns(self.team, [job for each in several for job in each.jobs if job is not None])
 
     def collect(self) -> list[Turns | None]:
-        """What has come of them, by learner."""
+        """Results by learner."""
         group, offload = self.context.group, self.context.settings.offload
         with out_of_memory_explained(len(group), group.device, offload), _indices_are_data():
             taken = [None if job is None else job.collect_turns() for job in self.jobs]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 MOST_ROUNDS = 1000
-TURNS_S = 0.1  # that members may take without anybody seeing to signals and progress
+TURNS_S = 0.1  # longest time (s) between two checks for signals and progress output
 
 RowOutcome: TypeAlias = tuple[int, Progress, bool, int | None]
 """A row and its member, whether it is finite and, if it ran, epochs completed."""
@@ -78,7 +78,7 @@ class Cohort:
         self.num_rounds = 0  # that it has run
         self.turn_s = math.inf  # seconds of a member's turn, as last measured
         self._task = task
-        # Under way, by row where it is not by part of a round.
+        # What `begin` prepared or started.
         self._turns: Sequence[Indexed | None] = []
         self._dealt: Sequence[tuple[int, int] | None] = []
         self._issued: list[Outcome] = []
@@ -139,7 +139,7 @@ class Cohort:
         return stream
 
     def rounds_left(self) -> float:
-        """Rounds of the member that has most left."""
+        """Number of rounds left of the member that has most left."""
         return max(self._rounds_left(row) for row, progress in enumerate(self.rows) if progress is not None)
 
     def _rounds_left(self, row: int) -> float:
@@ -147,7 +147,7 @@ class Cohort:
         return min(self._ends[row] - self._on(row).round, math.inf if left is None else left)
 
     def most_turns(self) -> int:
-        """How many batches every member can take without anybody looking at it in between; 0: the next is a round."""
+        """Number of batches that every member can run before its outcome is needed; 0: run a round."""
         most = min(self.feed.most_turns(), self.loop.most_turns)
         for row, progress in enumerate(self.rows):
             if progress is not None:
@@ -156,7 +156,7 @@ class Cohort:
         return int(most)
 
     def begin(self, turns: int) -> "ReadyTurns | None":
-        """So many batches of every member, to be run with those of other cohorts; None: a round, which has begun."""
+        """Prepare `turns` batches of every member, for `run_with`; None: started a round instead."""
         self._samples.dealt()
         for row, progress in enumerate(self.rows):
             if progress is not None:
@@ -172,7 +172,7 @@ class Cohort:
         return None
 
     def outcomes(self, ready: "ReadyTurns | None") -> Iterator[RowOutcome]:
-        """What has come of what `begin` returned."""
+        """Outcomes of what `begin` prepared or started."""
         return self._of_round() if ready is None else self._of_turns(ready.collect())
 
     def _of_turns(self, taken: Sequence[Turns | None]) -> Iterator[RowOutcome]:
@@ -209,7 +209,7 @@ class Cohort:
         kinds = dict.fromkeys(shape for shape in shapes if shape is not None)
         return [[b if s == kind else None for b, s in zip(batches, shapes, strict=True)] for kind in kinds]
 
-    def is_over(self, row: int, progress: Progress) -> bool:
+    def is_over(self, row: int) -> bool:
         return self._rounds_left(row) <= 0
 
     def epochs(self, row: int) -> float:
@@ -226,7 +226,7 @@ class Cohort:
         return float(progress.losses[-1][-1]) if isinstance(progress.scheduler, ReduceLROnPlateau) else math.nan
 
     def evaluate_beside_others(self, row: int, evaluator: Evaluator) -> dict[str, float]:
-        """The same in a thread of its own, which has a model and a number of threads of its own."""
+        """`evaluate` in a thread of a pool, with a model that no other thread uses."""
         try:
             model = self._shown.pop()
         except IndexError:
@@ -273,7 +273,7 @@ class Cohort:
 
 
 def run_side_by_side(cohorts: Sequence[Cohort], most: int = MOST_ROUNDS) -> list[tuple[Cohort, list[RowOutcome]]]:
-    """Run a round of each cohort, or at most so many turns of its members, all at the same time where they can be."""
+    """Run a round, or up to `most` turns of every member, of each cohort; turns of all cohorts at the same time."""
     begun = [cohort.begin(turns) for cohort, turns in zip(cohorts, _turns(cohorts, most), strict=True)]
     together = [ready for ready in begun if ready is not None]
     if together:
@@ -282,10 +282,10 @@ def run_side_by_side(cohorts: Sequence[Cohort], most: int = MOST_ROUNDS) -> list
 
 
 def _turns(cohorts: Sequence[Cohort], most: int) -> list[int]:
-    """Turns of each cohort's members, which take some time: the same part of what they have left; 0: a round."""
+    """By cohort: turns of its members, about the same share of their remaining rounds for all; 0: a round."""
     limits = [min(most, cohort.most_turns()) for cohort in cohorts]
     if len(cohorts) == 1 and limits[0] < 2:
-        return [0]  # a round is of all members at once
+        return [0]  # a round runs all members at once
     left = [cohort.rounds_left() if limit else 0 for cohort, limit in zip(cohorts, limits, strict=True)]
     seconds = [rounds * cohort.turn_s if rounds else 0 for cohort, rounds in zip(cohorts, left, strict=True)]
     in_all = sum(each * cohort.num_training for cohort, each in zip(cohorts, seconds, strict=True))
@@ -294,7 +294,7 @@ def _turns(cohorts: Sequence[Cohort], most: int) -> list[int]:
 
 
 def evaluate(ended: Sequence[tuple[Cohort, int, Evaluator | None]]) -> list[dict[str, float]]:
-    """The values of members on rows, whose best are kept; several at once where data are in memory."""
+    """Evaluate members by cohort and row; several at once if the data are in memory."""
     for cohort in {cohort for cohort, _, _ in ended}:
         cohort.loop.catch_up()
     places = min(len(ended), len(available_cores())) if ended[0][0].device.type == "cpu" else 1

@@ -113,7 +113,7 @@ class SweepLoop:
         return [each for cohort in self._cohorts for each in cohort.rows if each is not None]
 
     def _train(self) -> None:
-        """Train those that wait, until all have ended or wait at rungs, or the sweep is asked to end."""
+        """Train members until all have ended or wait at rungs, or the sweep is interrupted."""
         began = time.perf_counter()
         while True:
             self._fill()
@@ -136,7 +136,7 @@ class SweepLoop:
         self._train_s += time.perf_counter() - began
 
     def _fill(self) -> None:
-        """Give rows to members that wait, in the order of the queue, as long as fewer train than may."""
+        """Give rows to members in the order of the queue, up to the number that may train at once."""
         num_training = len(self._training)
         while self._propose(num_training, self._most):
             pass
@@ -154,7 +154,7 @@ class SweepLoop:
         self.at_once = max(self.at_once, num_training)
 
     def _open(self, first: Progress) -> Cohort | None:
-        """A cohort for a member and those of its kind that wait; None: there are as many rows as may be."""
+        """Open a cohort for a member and those of its kind that wait; None: there are too many rows."""
         training, num_devices = self._training, len(self._devices)
         waiting = 1 + sum(each.kind == first.kind for each in self._queue)
         share = math.ceil((waiting + sum(each.kind == first.kind for each in training)) / num_devices)
@@ -178,8 +178,8 @@ class SweepLoop:
         return cohort
 
     def _room_for(self, rows: int) -> int:
-        """How many rows of these there may be more, once cohorts are closed that nobody needs."""
-        most = 2 * self._most  # as cohorts keep the rows of members that have ended as long as others train there
+        """Close cohorts that are not needed; return how many of `rows` more rows are allowed."""
+        most = 2 * self._most  # a cohort keeps the rows of members that ended until all its members have
         wanted = {each.kind for each in (*self._queue, *self._paused)}
         for cohort in [each for each in self._cohorts if not each.num_training]:
             is_kept = cohort.kind in wanted or self._config.search is not None
@@ -216,7 +216,7 @@ class SweepLoop:
                 self._end_epoch(cohort, row, progress, epoch, own, is_over)
 
     def _epochs_ended(self, cohort: Cohort, outcomes: Sequence[RowOutcome]) -> list[EpochEnd]:
-        """See to what a cohort's members have done."""
+        """Process the outcomes of a cohort; return its members whose epoch or time has ended."""
         ended = list[EpochEnd]()
         for row, progress, is_finite, epochs in outcomes:
             progress.member.engine = cohort.loop.description
@@ -225,7 +225,7 @@ class SweepLoop:
                 continue
             if epochs is not None and self._config.of(progress.member.variant).is_per_round:
                 step_scheduler(progress.scheduler, cohort.last_loss(progress))
-            is_over = epochs is None or cohort.is_over(row, progress)
+            is_over = epochs is None or cohort.is_over(row)
             if epochs is not None and epochs > progress.epoch:
                 progress.epoch = epochs
                 ended.append((cohort, row, progress, epochs, is_over))

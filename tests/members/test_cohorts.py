@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 import bow
-from bow.engines.graph_round import GraphRound
 from bow.members.cohort import Cohort
 from bow.members.loop import SweepLoop
 from tests.members.test_equality import FLAT, LABELS, alone, assert_same, swept
@@ -144,19 +143,6 @@ def test_an_interruption_changes_nothing(rule: Any, tmp_path: Path, monkeypatch:
     for member, other in zip(result, expected, strict=True):
         assert member.stopped == other.stopped
         assert_same(member, other)
-
-
-def test_a_member_that_is_done_leaves_its_core_to_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs: list[int] = []
-    before = GraphRound.run_turns
-
-    def noted(team: Any, rounds: Any) -> None:
-        jobs.append(len(rounds))
-        before(team, rounds)
-
-    monkeypatch.setattr(GraphRound, "run_turns", staticmethod(noted))
-    swept(tmp_path / "sweep", wide, DATA, SHAPES[:4], engine="graph", at_once=2, epochs=4)
-    assert set(jobs) == {2}
 
 
 def test_the_engine_and_the_threads_of_a_member_are_in_its_record(tmp_path: Path) -> None:
