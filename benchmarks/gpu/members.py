@@ -48,10 +48,12 @@ class MembersTraining:
     epochs = 0
 
     def __init__(self, subject: Subject, number: int, most_rounds: int) -> None:
-        from benchmarks.members.contestants import begun  # which needs packages that a bare machine may not have
+        # These need packages that a bare machine may not have.
+        from benchmarks.members.contestants import begun
+        from bow.members.cohort import run_side_by_side
 
         workload = subject.workload
-        self._most_rounds = most_rounds
+        self._run, self._most_rounds = run_side_by_side, most_rounds
         self._cohort: Cohort = begun(
             workload, subject.data, subject.batch_size, range(number), Engine("graph"), subject.machine.device
         )
@@ -68,8 +70,7 @@ class MembersTraining:
 
     def __call__(self) -> int:
         before = self._samples
-        for _ in self._cohort.rounds(self._most_rounds):
-            pass
+        self._run([self._cohort], self._most_rounds)
         return self._samples - before
 
     @property
