@@ -1,6 +1,7 @@
 """bow's exceptions, a single hierarchy, so that one `except` catches all user errors."""
 
 import errno
+import os
 import re
 
 _FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
@@ -95,9 +96,9 @@ def disk_reason(error: BaseException) -> str:
     number = known.errno if isinstance(known, OSError) else None
     if number is None and (wrapped := _OS_ERROR.search(str(error))):
         number = int(wrapped[1])
-    if number in _FULL:
-        return _FULL[number]
-    return (known.strerror if isinstance(known, OSError) else None) or reason(error)
+    if number is not None:
+        return _FULL.get(number) or os.strerror(number)
+    return reason(error)
 
 
 def reason(error: BaseException) -> str:

@@ -1,6 +1,7 @@
 """Text and JSON files with atomic writes and clear errors on damage; output streams that may fail."""
 
 import contextlib
+import io
 import itertools
 import json
 import tempfile
@@ -22,11 +23,11 @@ class Expendable:
     """A text stream whose failures are ignored: once it cannot be written, output is dropped."""
 
     def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream
-        self.error: Exception | None = None
+        self._stream = io.StringIO() if stream is None else stream  # None is what Python has for one that was closed
+        self.error: Exception | None = BrokenPipeError() if stream is None else None
 
     def write(self, text: str) -> int:
-        if self._stream is not None and self.error is None:
+        if self.error is None:
             try:
                 self._stream.write(text)
             except UnicodeEncodeError as error:
@@ -36,7 +37,7 @@ class Expendable:
         return len(text)
 
     def flush(self) -> None:
-        if self._stream is not None and self.error is None:
+        if self.error is None:
             try:
                 self._stream.flush()
             except (OSError, ValueError) as error:

@@ -51,7 +51,7 @@ def terminal() -> "Console":
 def say(text: str, file: TextIO | None = None) -> None:
     """Print lines; on a terminal, long lines wrap between words."""
     file = file or sys.stdout
-    width = shutil.get_terminal_size().columns if file.isatty() else sys.maxsize
+    width = shutil.get_terminal_size().columns if file is not None and file.isatty() else sys.maxsize
     print("\n".join(part for line in text.split("\n") for part in wrapped(line, width)), file=file, flush=True)
 
 

@@ -99,7 +99,7 @@ class Place:
         return ["train", *self.words.split(), *settings]
 
 
-def start(place: Place, prepare: Callable[[], None]) -> int:
+def start(place: Place, prepare: Callable[[], bool]) -> int:
     """Train in a process forked from this one, which has imported everything; returns its process id."""
     place.told.write_text("")
     child = os.fork()
@@ -114,7 +114,9 @@ def start(place: Place, prepare: Callable[[], None]) -> int:
         output = os.open(place.beside / "said", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         os.dup2(output, 1)
         os.dup2(output, 2)
-        prepare()
+        if prepare():
+            os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
+            os.execv(sys.executable, [sys.executable, "-m", "bow", *place.command()])
         sys.argv = ["bow", *place.command()]
         try:
             status = bow.cli.main()
@@ -142,10 +144,10 @@ def end_of(child: int, within_s: float, until: Callable[[], bool] = lambda: Fals
     return None
 
 
-def preparation(output: str, most_bytes: int | None) -> Callable[[], None]:
-    """Return a function that sets up the faulty environment of a training."""
+def preparation(output: str, most_bytes: int | None) -> Callable[[], bool]:
+    """Return a function that sets up the faulty environment of a training, and tells if Python must start in it."""
 
-    def prepare() -> None:
+    def prepare() -> bool:
         if most_bytes is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most_bytes))
         if output == "full":
@@ -156,6 +158,7 @@ def preparation(output: str, most_bytes: int | None) -> Callable[[], None]:
             os.dup2(writer, 1)
         elif output == "closed":
             os.close(1)
+        return output == "closed"
 
     return prepare
 

@@ -66,18 +66,36 @@ OTHERS: tuple[Any, ...] = (
 )
 VALUES = st.sampled_from([*NASTY, *NUMBERS, *OTHERS]) | st.integers() | st.floats() | st.text(max_size=5)
 
+
+class Lying(torch.utils.data.Dataset[Any]):
+    """Says what it is told to of its length."""
+
+    def __init__(self, length: Any) -> None:
+        self.length = length
+
+    def __len__(self) -> Any:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= 30:
+            raise IndexError(index)
+        return X[index], Y[index]
+
+
 X, Y = torch.randn(64, 4, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3
 PAIRS = TensorDataset(X, Y)
 DATA: tuple[Any, ...] = (
     (X, Y), (X[:0], Y[:0]), (X, Y[:9]), (X * float("nan"), Y), (X, Y + 9), (X.double(), Y), (X.to("meta"), Y), X, [],
     (X.numpy(), Y.numpy()), (X.tolist(), Y.tolist()), {"x": X, "y": Y}, PAIRS, DataLoader(PAIRS, batch_size=9), None,
-    (X[0, 0], Y[0]), (X, Y.float()), "digits", iter([]),
+    (X[0, 0], Y[0]), (X, Y.float()), "digits", iter([]), *map(Lying, (-5, 0, 6.5, 20, 40, 2**40, 2**62, 2**70, "3")),
+    DataLoader(Lying(40), batch_size=9), DataLoader(Lying(2**40), batch_size=9, shuffle=True),
 )
 MODELS: tuple[Any, ...] = (
     nn.Linear(4, 3), lambda: nn.Linear(4, 3), nn.Linear(5, 3), nn.Linear(4, 3).half(), nn.Linear(4, 3, device="meta"),
     nn.Linear, nn.LazyLinear(3), nn.Identity(), nn.Sequential(), nn.Linear(4, 3).requires_grad_(False), nn.Dropout(),
     lambda: 3, "lenet", torch.compile(nn.Linear(4, 3)), nn.Linear(4, 3, dtype=torch.cfloat),
-    nn.DataParallel(nn.Linear(4, 3)),
+    nn.DataParallel(nn.Linear(4, 3)), torch.jit.script(nn.Linear(4, 3)),
+    nn.Sequential(torch.jit.script(nn.Linear(4, 3))), nn.Sequential(torch.jit.trace(nn.Linear(4, 3), X)),
 )
 LOSSES: tuple[Any, ...] = (
     F.cross_entropy, nn.CrossEntropyLoss(), nn.CrossEntropyLoss, F.mse_loss, lambda o, t: o, lambda o, t: 1.0,

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import os
 import random
 import signal
 from collections.abc import Callable, Iterator, Mapping
@@ -10,11 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, default_collate
 
 from bow.data.stream import Batch, BatchStream, Deal, IndexedStream, SampleOrder, check_seed
 from bow.errors import DataError, reason
 from bow.seeds import derive_seed
+
+ORDER_BYTES = torch.int64.itemsize  # of each sample, for its place in an epoch
 
 
 class PrivateRandom:
@@ -61,14 +64,20 @@ class DatasetStream(IndexedStream):
 
 
 def num_samples(dataset: Any) -> int:
+    name = f"the data set {type(dataset).__name__}"
     try:
         count = len(dataset)
     except TypeError as error:
-        raise DataError(
-            f"the data set {type(dataset).__name__} has no length; define __len__, or make it an IterableDataset"
-        ) from error
+        raise DataError(f"{name} has no length; define __len__, or make it an IterableDataset") from error
+    except (ValueError, OverflowError) as error:
+        raise DataError(f"{name} has a length that is none ({reason(error)}); correct its __len__") from error
     if count == 0:
-        raise DataError(f"the data set {type(dataset).__name__} has 0 samples; give at least one")
+        raise DataError(f"{name} has 0 samples; give at least one")
+    if count * ORDER_BYTES > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
+        raise DataError(
+            f"{name} says that it has {count} samples, whose order alone takes {count * ORDER_BYTES / 2**30:.3g} GiB "
+            f"of {memory / 2**30:.3g} GiB; correct its __len__, or make it an IterableDataset"
+        )
     return count
 
 
@@ -98,6 +107,8 @@ class LoaderStream(BatchStream):
     """A stream over the batches of a `DataLoader`, with its own batch size, workers and collation."""
 
     def __init__(self, loader: DataLoader[Any], epochs: int | None, seed: int) -> None:
+        if isinstance(loader.sampler, RandomSampler):
+            num_samples(loader.sampler.data_source)
         self.samples_per_epoch = _samples_per_epoch(loader)
         self.batch_size = loader.batch_size
         self._loader = loader
@@ -242,3 +253,8 @@ def _length(loader: DataLoader[Any], part: Any) -> int | None:
         return len(part)
     except TypeError:
         return None
+    except (ValueError, OverflowError) as error:
+        name = type(loader.dataset).__name__
+        raise DataError(
+            f"the data set {name} has a length that is none ({reason(error)}); correct its __len__"
+        ) from error

@@ -235,9 +235,13 @@ class CapturedTasks(CaptureCache[CapturedTask]):
                 if self.refused is None:
                     self._tell(f"batches of another shape cannot be captured ({reason(error)}); they run in eager")
 
-    def distrust(self) -> bool:
-        """Drop all captures if any came from the disk cache; return whether one did."""
-        if not self._kept.distrust():
+    def trust(self, shape: Shape) -> None:
+        """Trust the capture for this shape, which this training has found equal to the step, if it is a kept one."""
+        self._kept.trust(shape)
+
+    def distrust(self, shape: Shape) -> bool:
+        """Drop all captures if the one for this shape is from the disk cache, and not trusted; return whether it is."""
+        if not self._kept.distrust(shape):
             return False
         self.clear()
         return True
@@ -266,8 +270,9 @@ class CapturedTasks(CaptureCache[CapturedTask]):
         model = self._group.learners[0].module
         has_layers = any(isinstance(module, nn.RNNBase) for module in model.modules())
         settings = self._settings.precision, self._settings.engine.accumulate, unrolled and has_layers
-        key = self._kept.key(model, (shape_of(batch), *settings), frozen)
-        graph = self._kept.find(key)
+        shape = shape_of(batch)
+        key = self._kept.key(model, (shape, *settings), frozen)
+        graph = self._kept.find(key, shape)
         if unrolled and graph is not None and any(map(has_recurrent_layer, graph.operators)):
             graph = None  # from a layer that is no module, which the key does not cover
         if graph is None:
@@ -342,7 +347,7 @@ class KeptGraphs:
     """
 
     def __init__(self) -> None:
-        self._found: list[str] = []
+        self._found: dict[Any, set[str]] = {}  # by shape, until the training finds its graph equal to the step
         self._distrusted = False
 
     def key(self, model: nn.Module, shape: Any, frozen: FrozenValues) -> str | None:
@@ -350,11 +355,11 @@ class KeptGraphs:
         text = None if self._distrusted else frozen.text()
         return None if text is None else content_hash(_recipe(), text, repr(shape), *_model(model), *_settings())
 
-    def find(self, key: str | None) -> StepGraph | None:
-        """Return the graph of a key; None if it is missing or damaged."""
+    def find(self, key: str | None, shape: Any) -> StepGraph | None:
+        """Return the graph of a key, for batches of a shape; None if it is missing or damaged."""
         graph = None if key is None or (cache := _cache()) is None else cache.find(key, _read)
         if graph is not None and key is not None:
-            self._found.append(key)
+            self._found.setdefault(shape, set()).add(key)
         return graph
 
     def store(self, key: str | None, graph: StepGraph) -> None:
@@ -363,13 +368,19 @@ class KeptGraphs:
             with contextlib.suppress(OSError):
                 cache.store(key, graph.to_json())
 
-    def distrust(self) -> bool:
-        """Delete the graphs that were found and disable the cache; return whether there were any."""
-        found, self._found, self._distrusted = self._found, [], True
-        for key in found:
+    def trust(self, shape: Any) -> None:
+        """Trust the graphs found for a shape."""
+        self._found.pop(shape, None)
+
+    def distrust(self, shape: Any) -> bool:
+        """If one was found for this shape, delete all that are not trusted and disable the cache; return whether."""
+        if shape not in self._found:
+            return False
+        found, self._found, self._distrusted = self._found, {}, True
+        for key in set().union(*found.values()):
             if (cache := _cache()) is not None:
                 cache.path(key).unlink(missing_ok=True)
-        return bool(found)
+        return True
 
 
 def _cache() -> JsonCache | None:

@@ -4,6 +4,7 @@ import contextlib
 import functools
 import operator
 import sys
+from array import array
 from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -47,6 +48,8 @@ _IMPLICIT = {
         *("get", "missing"),
     )
 } | {"forward", "backward", "setup_context"}
+
+BUFFERS = (array, bytearray)
 
 _TENSORS = ("_parameters", "_buffers", "_modules")
 
@@ -199,6 +202,11 @@ class _Walk:
                 self._watch(np.ndarray.tobytes, value, label)
             else:
                 self.is_whole = False
+        elif kind in BUFFERS:
+            if len(value) <= MAX_SIZE:
+                self.containers.append((value, value[:], label))
+            else:
+                self.is_whole = False
         elif issubclass(kind, ModuleType):
             if not _is_foreign(value.__name__):
                 self._entries(vars(value), label)
@@ -218,6 +226,8 @@ class _Walk:
             self.is_whole = False  # an operator's registered implementation cannot be found
         for name in sorted(names & function.__globals__.keys()):
             self._watch(function.__globals__.get, name, name)
+        for name in sorted(names & sys.modules.keys()):  # imported in the function
+            self._visit(sys.modules[name], name)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             self._watch(_contents, cell, name)
         for name in ("__defaults__", "__kwdefaults__"):
@@ -304,7 +314,7 @@ def _text(value: Any) -> str:
     """Return a value as text: plain ones in full, functions by their code, others by their type alone."""
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if issubclass(kind, (*PLAIN, Number, slice, range, np.generic, np.dtype, torch.finfo)):
+    if issubclass(kind, (*PLAIN, *BUFFERS, Number, slice, range, np.generic, np.dtype, torch.finfo)):
         return f"{name} {value!r}"
     if issubclass(kind, dict):
         return f"{name} {{{', '.join(f'{_text(key)}: {_text(part)}' for key, part in dict.items(value))}}}"
@@ -361,7 +371,7 @@ def _is_foreign(module: Any) -> bool:
 
 def _equal(now: Any, before: Any) -> bool:
     """Return whether values of built-in types are equal; False for other types."""
-    if type(now) is not type(before) or not isinstance(now, (*PLAIN, tuple, list, dict, set, deque)):
+    if type(now) is not type(before) or not isinstance(now, (*PLAIN, *BUFFERS, tuple, list, dict, set, deque)):
         return False
     try:
         return bool(now == before)

@@ -12,7 +12,7 @@ import torch
 
 from bow.data import Indexed
 from bow.engines.batches import Batches, Stacked, batch_of
-from bow.engines.captured import MAX_SHAPES, CapturedTasks, shape_of
+from bow.engines.captured import MAX_SHAPES, CapturedTasks, Shape, shape_of
 from bow.engines.context import RoundContext
 from bow.engines.eager import Eager, InTurn
 from bow.engines.first_come import FinishedTask, Period, run_tasks
@@ -60,6 +60,7 @@ class Graph(AheadRunner):
         self._failed: str | None = None  # why it runs in eager from now on
         self._alone_s: float | None = None  # of the task that a live check just ran alone
         self._running: GraphRound | None = None  # the job of this round
+        self._replayed: Batches | None = None  # the last batches that a capture ran on
         self.resized()
         try:
             native()
@@ -135,11 +136,18 @@ class Graph(AheadRunner):
     def num_ahead(self, batches: Sequence[Batches]) -> int:
         if self._failed or self._jobs.forgot_stale() or self.live.is_due(self.context.round_index):
             return 1
-        return max(1, sum(1 for _ in itertools.takewhile(self._is_captured, batches)))
+
+        def is_captured(batches: Batches) -> bool:
+            different = 1 if isinstance(batches, Stacked) else len(self.group)
+            dealt = (batch_of(batches, learner) for learner in range(different))
+            return all(shape_of(batch) in self.tasks for batch in dealt if batch is not None)
+
+        return max(1, sum(1 for _ in itertools.takewhile(is_captured, batches)))
 
     def learn_ahead(self, batches: Sequence[Batches], due: bool) -> list[Outcome]:
         groups = self._jobs.one_executor_each()
         team = self._jobs.team_of(groups)
+        self._replayed = batches[-1]
         period = Period(self.group, batches, ahead=len(batches) - due)
         scheduler, runs = period.start(groups.count, "first_come")
         try:
@@ -171,6 +179,7 @@ class Graph(AheadRunner):
         first = [None if each is None else each.samples.gather(each.indices[0]) for each in batches]
         if any(batch is not None and shape_of(batch) not in self.tasks for batch in first):
             return None
+        self._replayed = first
         jobs: list[GraphRound | None] = [None] * len(batches)
         for learner, (turns, batch) in enumerate(zip(batches, first, strict=True)):
             if turns is not None:
@@ -241,22 +250,39 @@ class Graph(AheadRunner):
         self._jobs.forgot_stale()
         job = self._jobs.ready(batches, stepping)
         while job is not None and not self._failed and self.live.is_due(self.context.round_index):
-            if self._compare(batches):
+            difference, shape, is_sure = self._difference(batches)
+            if (is_sure and not difference) or shape is None or not self.tasks.distrust(shape):
+                if difference:
+                    self._fall_back(difference)
                 break
+            self._jobs.forget()  # another training's: it is captured anew
             job = self._jobs.ready(batches, stepping)
-        return None if self._failed else job
+        job = None if self._failed else job
+        self._replayed = batches if job is not None else self._replayed
+        return job
 
-    def _compare(self, batches: Batches) -> bool:
-        """Live-check one learner's step graph; return False if it came from the disk cache and must be recaptured.
+    def check_last(self) -> None:
+        while (
+            self._replayed is not None
+            and not self._failed
+            and not self._jobs.forgot_stale()
+            and self.live.has_unchecked(self.context.round_index)
+        ):
+            if difference := self._difference(self._replayed)[0]:
+                self.context.log.tell(difference, stacklevel=6)
+
+    def _difference(self, batches: Batches) -> tuple[str | None, Shape | None, bool]:
+        """Live-check one learner's step graph: return the difference, the shape, and whether the result is certain.
 
         Leaves the state of the training unchanged.
         """
         dealt = [batch_of(batches, learner) for learner in range(len(self.group))]
         shapes = [None if batch is None else shape_of(batch) for batch in dealt]
         learner = self.live.choose(shapes)
-        if learner is None:
-            return True
-        batch, task = dealt[learner], self.tasks[shapes[learner]]
+        shape = None if learner is None else shapes[learner]
+        if learner is None or shape is None:
+            return None, None, True
+        batch, task = dealt[learner], self.tasks[shape]
         seed = self.context.task_seed(learner)
         draws = [operator.index for operator in task.graph.operators if operator.is_random]
 
@@ -282,12 +308,10 @@ class Graph(AheadRunner):
         with num_threads(1):  # as above: bitwise equal where nothing is compiled
             expected = self.live.expect(learner, batch, numbers)
         difference = self.live.verdict(made, expected, self.context.round_index)
-        if (difference or self.live.is_unsure or expected.run is None) and self.tasks.distrust():
-            self._jobs.forget()
-            return False
-        if difference:
-            self._fall_back(difference)
-        return True
+        is_sure = not self.live.is_unsure and expected.run is not None
+        if is_sure and not difference:
+            self.tasks.trust(shape)
+        return difference, shape, is_sure
 
     @property
     def _stepping(self) -> StepState | None:
@@ -295,11 +319,6 @@ class Graph(AheadRunner):
         if self._step_state is None or not fits(self.group, self.context.sync, self.context.settings, native=True):
             return None
         return self._step_state
-
-    def _is_captured(self, batches: Batches) -> bool:
-        different = 1 if isinstance(batches, Stacked) else len(self.group)
-        dealt = (batch_of(batches, learner) for learner in range(different))
-        return all(shape_of(batch) in self.tasks for batch in dealt if batch is not None)
 
     def _fall_back(self, why: str) -> None:
         self._failed, self.context.log.side_by_side = why, None

@@ -98,6 +98,7 @@ class LiveCheck:
         self._spent_s = self._last_s = 0.0
         self._written: list[Tensor] | None = None
         self._equal: int | None = None
+        self._checked = -1  # the round that was checked last
 
     def resized(self) -> None:
         """Called after learners were added or removed."""
@@ -119,6 +120,10 @@ class LiveCheck:
             return has_doubled
         since_last_s = self._trained_s - self._trained_at_last_s
         return since_last_s * SHARE >= self._last_s and self._trained_s * SHARE >= self._spent_s
+
+    def has_unchecked(self, round_index: int) -> bool:
+        """Whether rounds before this one may have replayed a capture since the last check."""
+        return self._num_captures > 0 and self._comparable and (self._again or self._checked < round_index - 1)
 
     def _count_time(self) -> None:
         now = time.perf_counter()
@@ -179,7 +184,7 @@ class LiveCheck:
         differing = [what for run in made for what in self._differing(run, expected)]
         self._last_s = time.perf_counter() - self._started
         self._spent_s += self._last_s
-        self._trained_at_last_s = self._trained_s
+        self._trained_at_last_s, self._checked = self._trained_s, round_index
         self._next = max(self._next, 2 * (round_index - self._since + 1))
         self._again = bool(differing) and expected.spread is None
         self._closely = self._again

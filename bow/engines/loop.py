@@ -76,6 +76,10 @@ class Loop(abc.ABC):
         return None
 
     @abc.abstractmethod
+    def check_last(self) -> None:
+        """Hold what was captured against the step behind the last round, and tell of a difference."""
+
+    @abc.abstractmethod
     def close(self) -> None:
         """Stop the threads and free pinned memory; the next round reallocates both."""
 
@@ -226,6 +230,10 @@ class RoundLoop(Loop):
     @torch.no_grad()
     def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> "ReadyTurns | None":
         return self.runner.turns(batches, seed_of)
+
+    @torch.no_grad()
+    def check_last(self) -> None:
+        self.runner.check_last()
 
     def close(self) -> None:
         self.runner.close()

@@ -75,6 +75,9 @@ class TaskRunner(abc.ABC):
     def resized(self) -> None:  # noqa: B027 - a runner that keeps nothing per learner has nothing to do
         """Called after learners were added or removed."""
 
+    def check_last(self) -> None:  # noqa: B027 - most replay nothing
+        """Hold what was captured against the step behind the last round, and tell of a difference."""
+
     def close(self) -> None:  # noqa: B027 - most hold nothing
         """Stop the runner's threads, if it has any; the next round restarts them."""
 

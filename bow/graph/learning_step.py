@@ -17,6 +17,9 @@ Step: TypeAlias = Callable[[nn.Module, Any], Any]
 # `step(model, batch) -> loss`, or `(loss, {name: scalar})`.
 
 
+PROBE = 1e4  # a gradient that no training has, for hooks that bound it or change its size
+
+
 class StepOutputs(NamedTuple):
     """The results of one learning task."""
 
@@ -91,15 +94,44 @@ class LearningStep(nn.Module):
         return StepOutputs(loss.detach(), dict(zip(self.trained, gradients, strict=True)), after, metrics)
 
 
+def refuse_scripted(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            which = f"the model's {name!r}" if name else "the model"
+            raise ModelError(
+                f"{which} is scripted or traced, and such modules cannot be copied; pass the module itself"
+            )
+
+
 def refuse_parameter_hooks(model: nn.Module) -> None:
     """Refuse gradient hooks on parameters: training replaces the parameters by other tensors, without the hooks."""
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
+        if not parameter.requires_grad:
+            continue
+        named = parameter._backward_hooks or parameter._post_accumulate_grad_hooks
+        if named or _is_hooked_where_gradients_add_up(parameter):
+            how = "register_hook or register_post_accumulate_grad_hook" if named else "of its AccumulateGrad node"
             raise ModelError(
-                f"parameter {name!r} has a gradient hook (register_hook or register_post_accumulate_grad_hook), which "
-                "the rows that are trained in its place would not have; remove it, and change the gradient in the "
-                "module's forward (a parametrization, an autograd function) or by requires_grad_(False)"
+                f"parameter {name!r} has a gradient hook ({how}), which the rows that are trained in its place would "
+                "not have; remove it, and change the gradient in the module's forward (a parametrization, an autograd "
+                "function) or by requires_grad_(False)"
             )
+
+
+def _is_hooked_where_gradients_add_up(parameter: Any) -> bool:
+    """Return whether a gradient comes to the parameter's AccumulateGrad node, whose hooks nothing shows, as another."""
+    if parameter.is_meta or is_lazy(parameter) or parameter.layout is not torch.strided:
+        return False
+    before, parameter.grad = parameter.grad, None
+    probe = torch.tensor(PROBE, dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
+    try:
+        with torch.enable_grad():
+            torch.autograd.backward(parameter.view_as(parameter), probe)
+        return parameter.grad is None or not torch.equal(parameter.grad, probe)
+    except Exception:  # the hook's own
+        return True
+    finally:
+        parameter.grad = before
 
 
 def checked_model(model: Any) -> nn.Module:
@@ -107,6 +139,7 @@ def checked_model(model: Any) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be an nn.Module, got {type(model).__name__}; build the model first")
     module: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    refuse_scripted(module)
     if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
         raise ModelError("the model has lazy modules without shapes; run one batch through it first")
     if not any(parameter.requires_grad for parameter in module.parameters()):

@@ -133,6 +133,7 @@ class SweepLoop:
                         cohort.export(row)
                         self._queue.append(cohort.take(row))
                     break
+        cohort.loop.check_last()
         self._train_s += time.perf_counter() - began
 
     def _fill(self) -> None:

@@ -20,6 +20,7 @@ REMEMBERED = (*POSITION, "samples_per_s", "learners")  # fields with a special f
 EVERY_S = 0.2  # seconds between two updates of the bar in a notebook
 
 BESIDE = 24  # columns for share, bar and time left
+WARNED_OF = ("not written", "not finite", "not equal")  # events that also give a warning
 SHOWN_EVENTS = 5  # events shown per name; further ones are only in the records
 
 
@@ -89,6 +90,8 @@ class ProgressBar:
 
     def _event_line(self, record: Record) -> str | None:
         name = record["event"]
+        if name in WARNED_OF:
+            return None
         self._events[name] += 1
         if self._events[name] > SHOWN_EVENTS:
             return None

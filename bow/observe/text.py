@@ -50,4 +50,4 @@ def duration_text(seconds: float) -> str:
 
 
 def learners_text(learners: float) -> str:
-    return "1 learner" if learners == 1 else f"{learners:g} learners"
+    return "1 learner" if learners == 1 else f"{learners:,.10g} learners"

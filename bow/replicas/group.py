@@ -151,15 +151,18 @@ class LearnerGroup:
         self.first = sum(self.by_device[: self.world.rank])
 
     @property
-    def held_bytes(self) -> int:
-        """Measured memory of learners and central model, without rows that are only reserved."""
+    def held(self) -> list[Tensor]:
+        """All tensors of learners and central model, without rows that are only reserved."""
         matrix = self.matrix
         rows = [matrix.weights, matrix.gradients, matrix.z, matrix.total, *matrix.state.values()]
         rows += [matrix.corrections] if matrix.has_corrections else []
         states = [value for state in self.optimizer.optimizer.state.values() for value in state.values()]
         buffers = [buffer for module in (self._central, *self._modules()) for buffer in module.buffers()]
-        tensors = [*rows, *buffers, *self._frozen.values(), *(s for s in states if isinstance(s, Tensor))]
-        return sum(tensor.nbytes for tensor in tensors)
+        return [*rows, *buffers, *self._frozen.values(), *(s for s in states if isinstance(s, Tensor))]
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.held)
 
     @property
     def central(self) -> nn.Module:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bow.errors import ModelError, reason
-from bow.graph.learning_step import refuse_parameter_hooks
+from bow.graph.learning_step import refuse_parameter_hooks, refuse_scripted
 from bow.replicas.layout import ParameterLayout
 
 PARALLEL_WRAPPERS = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"}
@@ -22,14 +22,17 @@ def prepare_template(model: nn.Module | Callable[[], nn.Module], seed: int) -> n
     """Build or unwrap the user's model and check that bow can replicate it."""
     template = model if isinstance(model, nn.Module) else _build(model, seed)
     template = getattr(template, "_orig_mod", template)  # wrapped by torch.compile
-    if isinstance(template, torch.jit.ScriptModule):
-        raise ModelError("the model is scripted or traced, and such modules cannot be copied; pass the module itself")
+    refuse_scripted(template)
     if any(tensor.is_meta and not is_lazy(tensor) for tensor in _tensors(template)):
         raise ModelError("the model is on the meta device, where tensors have no values; build it on the CPU")
     wrappers = {base.__name__ for base in type(template).__mro__} & PARALLEL_WRAPPERS
     if wrappers:
         raise ModelError(f"the model is wrapped in {wrappers.pop()}; pass the plain module, bow replicates it itself")
     refuse_parameter_hooks(template)
+    for name, parameter in template.named_parameters():
+        is_made = parameter.requires_grad and not is_lazy(parameter)
+        if is_made and (wrong := int((~torch.isfinite(parameter.detach())).sum())):
+            raise ModelError(f"parameter {name!r} has {wrong} elements that are not finite; initialise it")
     return template
 
 

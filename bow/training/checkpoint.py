@@ -235,7 +235,7 @@ class RunCheckpoints:
         self._state = state  # of the whole training; a collective call that returns it at rank 0
         copies = context.replicas.group.num_all + 1  # times 3 below: with optimizer state such as Adam's
         self._timer = CheckpointTimer(3 * 4 * context.replicas.num_parameters * copies, time.perf_counter())
-        self._dealt_from: dict[str, Any] = {}
+        self.dealt_from: dict[str, Any] = {}  # the stream before the last deal
 
     @property
     def is_due(self) -> bool:
@@ -265,15 +265,12 @@ class RunCheckpoints:
         self.write()
         self._records.event("interrupted", f"{signal.Signals(number).name}: the training ends; {self.way_on}")
 
-    def deal_begins(self) -> None:
-        self._dealt_from = self._context.stream.state_dict()
-
-    def keep_what_was(self) -> None:
-        """Write a checkpoint of the state before rounds that failed without changing the learners."""
+    def keep_what_was(self, stream: dict[str, Any] | None = None) -> None:
+        """Write a checkpoint after a failure that has not changed the learners, with this state of the stream."""
         asked_for = self._context.config.run.checkpoint_every is not None
         has_run = self._position.meter.samples > 0 and self._position.round == self._context.replicas.rounds
         if asked_for and self._context.world.is_one and has_run:
-            self.write(self._dealt_from)
+            self.write(stream)
 
     def rounds_failed(self, error: Exception) -> None:
         """Write a checkpoint if the error has left the learners unchanged."""
@@ -287,7 +284,7 @@ class RunCheckpoints:
             is_plain = type(replicas.optimizer).__module__.startswith("torch.optim.")
             leaves_nothing = in_turn and is_plain
         if leaves_nothing:
-            self.keep_what_was()
+            self.keep_what_was(self.dealt_from)
 
     @property
     def way_on(self) -> str:

@@ -40,6 +40,13 @@ class Dealing:
         steps = self._context.config.steps
         return steps is not None and self._position.round >= steps
 
+    def ends_with(self, deals: Sequence[Deal]) -> bool:
+        """Whether these rounds are the last ones, as far as is known before callbacks hear of them."""
+        config = self._context.config
+        if config.steps is not None:
+            return self._position.round + len(deals) >= config.steps
+        return self._context.stream.rounds_left(self._replicas.group.num_all) == 0
+
     def rounds_left(self) -> int | None:
         steps = self._context.config.steps
         if steps is not None:

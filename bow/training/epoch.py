@@ -9,7 +9,7 @@ from torch import Tensor
 from bow.cluster import World
 from bow.engines import OnNan, Outcome
 from bow.engines.restarts import REMEDY
-from bow.errors import DivergenceError
+from bow.errors import DivergenceError, SettingError
 from bow.training.context import Learners
 from bow.training.metrics import RESERVED, mean_of
 
@@ -39,6 +39,13 @@ class Epoch:
     def mean_loss(self) -> float:
         return mean_loss(self._losses, self._world)
 
+    def check_values(self, of_validation: Iterable[str]) -> None:
+        for name in {recorded(name) for name in self._values}.intersection(of_validation):
+            raise SettingError(
+                f"a value of the step in training and one of the validation data would both be recorded as {name!r}; "
+                f"name it without {OF_TRAINING}_"
+            )
+
     def take_values(self) -> dict[str, float]:
         """Return and clear the step values' means over the samples of all devices, by their names in records."""
         by_device = self._world.all_gather({name: _sums(_table(own)) for name, own in self._values.items()})
@@ -46,8 +53,7 @@ class Epoch:
         means = {}
         for name in _names(by_device):
             total, count = map(sum, zip(*(each[name] for each in by_device if name in each), strict=True))
-            known = name if name.startswith(OF_TRAINING) else f"{OF_TRAINING}_{name}"
-            means[known] = total / count if count else float("nan")
+            means[recorded(name)] = total / count if count else float("nan")
         return means
 
     def end(self) -> None:
@@ -82,6 +88,23 @@ class Epoch:
         if self._world.leads:
             for name, (own, samples) in values.items():
                 self._values[name] = [(own.to(self._replicas.device), samples)]
+
+
+def recorded(name: str) -> str:
+    """The name in records of a value that a step returns in training."""
+    return name if name.startswith(OF_TRAINING) else f"{OF_TRAINING}_{name}"
+
+
+def check_recorded(of_step: Iterable[str], others: Iterable[str]) -> None:
+    """Refuse values of a step whose names in records something else has."""
+    owners = {name: f"a metric is named {name!r}" for name in others}
+    for name in of_step:
+        known = recorded(name)
+        if known in owners:
+            raise SettingError(
+                f"a value of the step in training is recorded as {known!r}, and {owners[known]}; name one differently"
+            )
+        owners[known] = f"another value is named {name!r}"
 
 
 def mean_loss(by_round: list[Tensor], world: World) -> float:

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import itertools
 import math
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -43,12 +42,19 @@ class NotFinite(NamedTuple):
     of_the_data: bool  # whether the batch itself is not finite, so that no model would help
 
     @classmethod
-    def found(cls, name: str, value: float, index: int, batch: Any) -> "NotFinite":
+    def found(cls, name: str, value: float, index: int, batch: Any, model: nn.Module) -> "NotFinite":
         """Describe the value of batch `index`, and check whether the batch itself is finite."""
         count = num_not_finite(batch)
         cause = f"{count} values of the batch are not finite" if count else "the batch itself is finite"
-        remedy = "correct the data" if count else "the model may be diverging"
+        remedy = "correct the data" if count else buffers_with_nan(model) or "the model may be diverging"
         return cls(f"{name} is {value} in batch {index} of the validation data: {cause}; {remedy}", count > 0)
+
+
+def buffers_with_nan(model: nn.Module) -> str | None:
+    for name, buffer in model.named_buffers():
+        if buffer.is_floating_point() and bool(buffer.isnan().any()):
+            return f"buffer {name!r} of the model holds NaN, which may have been there before the training"
+    return None
 
 
 class Evaluator:
@@ -113,11 +119,17 @@ class Evaluator:
                 number = float(value)
                 sums[name] = sums.get(name, 0.0) + number * size
                 if not math.isfinite(number) and self.problem is None:
-                    self.problem = NotFinite.found(name, number, index, batch)
+                    self.problem = NotFinite.found(name, number, index, batch, model)
         if not count:  # such as a stream that is exhausted
             raise DataError(EMPTY)
         means = {name: total / count for name, total in sums.items()}
-        return means | {metric.name: _computed(metric) for metric in applying or []}
+        computed = {metric.name: _computed(metric) for metric in applying or []}
+        for name, number in computed.items():
+            if math.isnan(number) and self.problem is None:
+                self.problem = NotFinite(
+                    f"{name} is nan over the validation data; correct the metric or the data", False
+                )
+        return means | computed
 
 
 def evaluate(
@@ -276,9 +288,8 @@ class Evaluations:
             own = evaluate(replicas.central, replicas.device, replicas.loop.settings), evaluate.problem
         values, problem = context.world.broadcast(own)
         if problem is not None:
-            self._records.event("not finite", problem.text)
             if context.world.leads:
-                warnings.warn(problem.text, stacklevel=2)
+                self._records.warn_of("not finite", problem.text)
             if problem.of_the_data and any(math.isnan(values.get(name, 0.0)) for name in context.target):
                 raise DataError(f"the target cannot be reached: {problem.text}")
         return dict(values)

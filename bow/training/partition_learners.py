@@ -2,6 +2,7 @@
 
 import copy
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ from bow.cluster import World
 from bow.engines import Batch, Outcome, RoundEvent, Stacked
 from bow.engines.eager import batch_of
 from bow.engines.frozen import FrozenValues
-from bow.errors import CheckpointError, DivergenceError
+from bow.errors import CaptureError, CheckpointError, DivergenceError
 from bow.planning.problem.partition import Partition
 from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime, capture_operators
 from bow.planning.tiles.agreement import check_agreement
@@ -113,6 +114,12 @@ class PartitionRounds:
             )
         return outcomes
 
+    def check_last(self) -> None:
+        """Capture the step behind the last round anew, and tell where it is another one by now."""
+        if (difference := self._check.last(self.count)) is not None:
+            self.events.append(RoundEvent(self.count, "not equal", difference))
+            warnings.warn(difference, stacklevel=5)
+
     def take_events(self) -> list[RoundEvent]:
         events, self.events = self.events, []
         return events
@@ -161,21 +168,33 @@ class StepCheck:
         self._leads = leads
         self._frozen = FrozenValues(config.task.step, config.model)
         self._check_at = time.perf_counter() + FIRST_CHECK_S
-        self._equal_until = 0
+        self._equal_until = self._looked_at = 0
 
     def look(self, round_index: int) -> None:
         name, began = self._frozen.changed(), time.perf_counter()
         if name is None and not (self._leads and began >= self._check_at):
             return
-        model = self._config.model
-        if not captured_again(self._config, self._placed.example).equals(self._placed.captured, model):
-            what = f"reads {_quoted(name)}, which has changed in Python, in round {round_index}"
-            since = f" (it was the same in round {self._equal_until})"
-            raise refusal(type(model).__name__, f"{what}{since}, and a placed strategy keeps what it was", REMEDY)
-        self._equal_until = round_index
-        self._frozen = FrozenValues(self._config.task.step, model)
+        if (error := self._difference(name, round_index)) is not None:
+            raise error
+        self._frozen = FrozenValues(self._config.task.step, self._config.model)
         now = time.perf_counter()
         self._check_at = now + (now - began) / SHARE
+
+    def last(self, round_index: int) -> str | None:
+        """How the step behind the last round differs; a value that only changed behind it says nothing."""
+        if not self._leads or round_index <= self._looked_at + 1 or self._frozen.changed() is not None:
+            return None
+        error = self._difference(None, round_index)
+        return None if error is None else str(error)
+
+    def _difference(self, name: str | None, round_index: int) -> CaptureError | None:
+        model, self._looked_at = self._config.model, round_index
+        if captured_again(self._config, self._placed.example).equals(self._placed.captured, model):
+            self._equal_until = round_index
+            return None
+        what = f"reads {_quoted(name)}, which has changed in Python, in round {round_index}"
+        since = f" (it was the same in round {self._equal_until})"
+        return refusal(type(model).__name__, f"{what}{since}, and a placed strategy keeps what it was", REMEDY)
 
 
 class PartitionLearners:

@@ -336,6 +336,7 @@ class Replicas(nn.Module):
                 f"use every={self.rounds} or less, or train for longer",
                 stacklevel=2,
             )
+        self.loop.check_last()
         self.loop.catch_up()
         return self.group.export()
 

@@ -1,10 +1,12 @@
 """The result of a training, and its files: the model, written atomically, and the report."""
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,16 +95,16 @@ def save_results(
     """Save the model, the best model if it differs, and the report; delete checkpoints if `deletes`."""
     if deletes:
         delete_checkpoints(directory.checkpoints, keep=1)  # a small disk may need the space for the model
-    model_path = save_central(model, directory)
-    if model_path != directory.model_path:
-        records.event("not written", f"the model is not in the run directory, but in {model_path}")
+    model_path = save_central(model, directory, functools.partial(records.warn_of, "not written"))
     if best is None:
         directory.best_path.unlink(missing_ok=True)
     else:
         where = directory.best_path
-        deletes &= records.attempt(lambda: save_whole(best, where), "best model", "the last one is there") is not None
+        deletes &= records.attempt(lambda: save_whole(best, where), "best model", "the last one is kept") is not None
     if deletes and model_path == directory.model_path:  # else the newest checkpoint is the only copy
         delete_checkpoints(directory.checkpoints)
+    if not directory.path.is_dir():  # it has gone, which was said of the model
+        return model_path, None
     report = records.attempt(lambda: _report(directory), "report", "bow report writes it anew")
     return model_path, report
 
@@ -113,21 +115,18 @@ def _report(directory: RunDirectory) -> Path:
     return write_report(directory.path)
 
 
-def save_central(model: nn.Module, directory: RunDirectory) -> Path | None:
+def save_central(model: nn.Module, directory: RunDirectory, tell: Callable[[str], None] = warnings.warn) -> Path | None:
     wanted = directory.model_path
     try:
-        save_whole(model, wanted, directory.config_path)
-        return wanted
+        return save_whole(model, wanted, directory.config_path)
     except (OSError, SafetensorError) as error:
         problem = f"the model cannot be written to {wanted} ({disk_reason(error)})"
     for path in spare_files(directory.path.name, wanted.suffix):
-        try:
+        with contextlib.suppress(OSError, SafetensorError):
             save_whole(model, path)
-        except (OSError, SafetensorError):
-            continue
-        warnings.warn(f"{problem}; it is in {path} instead", stacklevel=3)
-        return path
-    warnings.warn(f"{problem}, nor to the current directory or a temporary one; free space", stacklevel=3)
+            tell(f"{problem}; it is in {path} instead")
+            return path
+    tell(f"{problem}, nor to the current directory or a temporary one; it is in no file")
     return None
 
 

@@ -20,7 +20,7 @@ from bow.training.checkpoint import RunCheckpoints, newest_round
 from bow.training.checks import step_scheduler
 from bow.training.context import RunContext
 from bow.training.dealing import Dealing
-from bow.training.epoch import Epoch, mean_loss
+from bow.training.epoch import Epoch, check_recorded, mean_loss
 from bow.training.evaluation import Evaluations
 from bow.training.metrics import check_names
 from bow.training.replicas import Replicas, remember
@@ -62,6 +62,7 @@ class TrainingLoop:
         self._interruption = Interruption()
         self._dealing = Dealing(context, self._records, hooks, self._agreement, self._evaluations)
         self._watch: Watch | None = None
+        self._is_between = True  # no batches have been dealt that learners have yet to run
         self._asked_to_stop = False
         self._agreed_to_stop = False
         self._seconds = 0.0
@@ -118,8 +119,11 @@ class TrainingLoop:
             is_new = self._context.fresh and not self.position.meter.samples
             if isinstance(error, Exception) and is_new and leads:
                 directory.discard()
-            elif leads and newest_round(directory.checkpoints) is not None:
-                error.add_note(self.way_on)
+            else:
+                if self._is_between and isinstance(error, Exception) and not isinstance(error, DivergenceError):
+                    self._checkpoints.keep_what_was()
+                if leads and newest_round(directory.checkpoints) is not None:
+                    error.add_note(self.way_on)
             self._records.close()
             raise
         finally:
@@ -199,6 +203,10 @@ class TrainingLoop:
     def _has_ended(self) -> bool:
         return self._agreed_to_stop or self.stopped is not None or self.position.time_to_target is not None
 
+    @property
+    def _is_evaluated(self) -> bool:
+        return bool(self.history) and self.history[-1]["round"] == self.round
+
     def _ask_rules(self) -> None:
         """Apply rank 0's `stop` rules on all devices."""
         if self.stopped is None and self.history and (rules := self._context.config.stop):
@@ -226,6 +234,10 @@ class TrainingLoop:
         rounds = self._dealing.rounds_left()
         self._records.begin(rounds)
         self._hooks.call("on_train_start", self)
+        begun = position.samples // (position.samples_per_epoch or math.inf)
+        if begun > self.epoch and not self._is_evaluated:  # where it failed at the end of an epoch, and goes on now
+            self.replicas.optimizer._opt_called = True  # type: ignore[attr-defined]  # before
+            self._end_epoch(begun)
         warm_at = self.round + min(WARMUP_ROUNDS, (rounds or WARMUP_ROUNDS) // 4)
         meter.resume()
         self._agreement.begin(meter.now, self.round)
@@ -242,10 +254,12 @@ class TrainingLoop:
                 if memory is not None and (report := memory.report(self.replicas.learners)):
                     self._records.event("memory", report)
         meter.pause()
+        self.replicas.loop.check_last()
+        self._records.gather_events()
         self.interrupted_by = self._agreement.signal_of(self._interruption.signal)
         if self.interrupted_by is not None:
             self._checkpoints.interrupted(self.interrupted_by)
-        if not self.history or self.history[-1]["round"] != self.round:
+        if not self._is_evaluated:
             self._end_epoch(position.epochs)
         self._seconds = position.elapsed_s
         found = self.replicas.loop.context.log.side_by_side if isinstance(self.replicas, Replicas) else None
@@ -254,12 +268,15 @@ class TrainingLoop:
         self._records.end(self._evaluations.state["best"].get("round"))
 
     def _deal(self) -> list[Deal]:
-        self._checkpoints.deal_begins()
+        self._is_between, before = False, self._context.stream.state_dict()
+        self._checkpoints.dealt_from = before
         try:
-            return self._dealing.deal()
+            deals = self._dealing.deal()
         except Exception:
-            self._checkpoints.keep_what_was()
+            self._checkpoints.keep_what_was(before)
             raise
+        self._is_between = not deals
+        return deals
 
     def _rounds(self, deals: Sequence[Deal]) -> None:
         before, meter = self.round, self.position.meter
@@ -268,8 +285,9 @@ class TrainingLoop:
         except Exception as error:
             self._checkpoints.rounds_failed(error)
             raise
-        for deal, outcome in ran:
-            self._count_round(deal, outcome)
+        if self._dealing.ends_with(deals):
+            self.replicas.loop.check_last()
+        self._count_rounds(ran)
         self._records.rounds()
         if self._world.is_one:
             self._hear_tuner(meter.now)
@@ -283,25 +301,38 @@ class TrainingLoop:
         self._checkpoints.after_round(before)
         self._agree()
 
+    def _count_rounds(self, ran: Sequence[tuple[Deal, Outcome]]) -> None:
+        failure: Exception | None = None
+        for deal, outcome in ran:
+            self._count_round(deal, outcome)
+            try:
+                if failure is None:
+                    self._hooks.call("on_round_end", self)
+            except Exception as error:  # those behind it have been run, too
+                failure = error
+            if self._context.config.is_per_round:
+                needs_loss = isinstance(self._scheduler, ReduceLROnPlateau)
+                step_scheduler(self._scheduler, mean_loss([outcome.losses], self._world) if needs_loss else math.nan)
+        self._is_between = True
+        if failure is not None:
+            raise failure
+
     def _count_round(self, deal: Deal, outcome: Outcome) -> None:
         position = self.position
         position.round += 1
         position.samples += deal.num_samples
         if not position.meter.samples and self._context.evaluate is not None:
             check_names("a value of the step", outcome.metrics)
+            check_recorded(outcome.metrics, self._context.metrics)
         position.meter.samples += deal.num_samples
         self._epoch.add(outcome, deal.num_samples)
         self._records.round_ended(outcome)
         if self._evaluations.average is not None:
             self._evaluations.average.round_ended()
         remember(self.replicas, outcome)
-        self._hooks.call("on_round_end", self)
-        if self._context.config.is_per_round:
-            needs_loss = isinstance(self._scheduler, ReduceLROnPlateau)
-            step_scheduler(self._scheduler, mean_loss([outcome.losses], self._world) if needs_loss else math.nan)
 
     def _end_epoch(self, epochs: float) -> None:
-        self.position.epoch = int(epochs)
+        before, self.position.epoch = self.position.epoch, int(epochs)
         record = {
             "kind": "epoch",
             "epoch": epochs,
@@ -312,15 +343,22 @@ class TrainingLoop:
         signals = self._context.tuned.signals
         if signals is not None and math.isfinite(noise := signals.noise_scale or 0.0) and noise:
             record["noise_scale"] = noise
-        values = self._evaluations.evaluate()
+        try:
+            values = self._evaluations.evaluate()
+            self._epoch.check_values(values)
+        except Exception:
+            self.position.epoch = before  # which ends where the training goes on
+            raise
         of_training = self._epoch.take_values()
         self.history.append(self._records.log(record | values | (of_training | values)))
-        self._epoch.check_divergence(self._context.config.on_nan, self._has_ended)
-        self._evaluations.check_target(values)
-        self._hooks.call("on_epoch_end", self, self.history[-1])
-        if not self._context.config.is_per_round:
-            step_scheduler(self._scheduler, values.get("loss", record["train_loss"]))
-        self._epoch.end()
+        try:
+            self._epoch.check_divergence(self._context.config.on_nan, self._has_ended)
+            self._evaluations.check_target(values)
+            self._hooks.call("on_epoch_end", self, self.history[-1])
+        finally:  # what fails there leaves a checkpoint
+            if not self._context.config.is_per_round:
+                step_scheduler(self._scheduler, values.get("loss", record["train_loss"]))
+            self._epoch.end()
         self._ask_rules()
 
     def _agree(self) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bow.data import SyntheticSamples
 from bow.engines import Outcome
-from bow.errors import reason
+from bow.errors import BowError, disk_reason, reason
 from bow.observe import JsonLinesLogger, ProgressBar, SafeLogger
 from bow.observe.records import SYNTHETIC
 from bow.training.context import RunContext
@@ -34,6 +34,7 @@ class RunRecords:
             own = JsonLinesLogger(context.directory.metrics_path)
             self._loggers = [SafeLogger(logger) for logger in (own, *context.config.run.loggers)]
         self._warned_of: set[tuple[int, str]] = set()
+        self._unwritten: set[str] = set()  # what a warning has told of
         self._losses: list[Tensor] = []
         self._last = (0.0, context.position.samples)
 
@@ -133,10 +134,16 @@ class RunRecords:
         try:
             return write()
         except Exception as error:
-            message = f"the {what} cannot be written ({reason(error)}); {then}"
-            warnings.warn(message, stacklevel=3)
-            self.event("not written", message)
+            why = reason(error) if isinstance(error, BowError) else disk_reason(error)
+            tell = self.event if what in self._unwritten else self.warn_of
+            tell("not written", f"the {what} cannot be written ({why}); {then}")
+            self._unwritten.add(what)
             return None
+
+    def warn_of(self, event: str, message: str) -> None:
+        """Record an event, and warn of it, which the progress then leaves out."""
+        warnings.warn(message, stacklevel=4)
+        self.event(event, message)
 
     def _own_events(self) -> None:
         if not self._world.leads:

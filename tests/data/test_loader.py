@@ -416,3 +416,41 @@ def test_position_beyond_a_shorter_epoch_is_refused() -> None:
 def test_position_in_the_order_of_another_seed_is_refused() -> None:
     with pytest.raises(SettingError, match="resume with seed=1"):
         open_stream(_loader(), seed=2).load_state_dict(open_stream(_loader(), seed=1).state_dict())
+
+
+class Lying(Dataset[Tensor]):
+    """Says what it is told to of its length."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("length", "message"),
+    [
+        (-5, r"Lying has a length that is none \(__len__\(\) should return >= 0\); correct its __len__"),
+        (2**70, "Lying has a length that is none .*; correct its __len__"),
+        (
+            2**40,
+            r"says that it has 1099511627776 samples, whose order alone takes .* GiB of .* GiB; correct its __len__",
+        ),
+        (2**62, "says that it has 4611686018427387904 samples, whose order alone takes"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["data set", "loader", "shuffled"])
+def test_a_length_that_cannot_be_is_refused(length: int, message: str, kind: str) -> None:
+    data = Lying(length)
+    if kind == "shuffled" and not 0 < length < 2**63:
+        return  # torch refuses it
+    given = data if kind == "data set" else DataLoader(data, batch_size=2, shuffle=kind == "shuffled")
+    if kind == "loader" and 0 < length < 2**63:
+        assert open_stream(given, steps=1).deal(1) is not None
+        return
+    with pytest.raises(DataError, match=message):
+        open_stream(given, steps=1)

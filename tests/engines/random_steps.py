@@ -7,6 +7,7 @@ are drawn by a seed. Everything is float64, and nothing here is of bow.
 from __future__ import annotations
 
 import contextvars
+import ctypes
 import dataclasses
 import functools
 import itertools
@@ -25,6 +26,12 @@ from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 WIDTH, CLASSES, BATCH = 6, 3, 5
+
+VALUES = (0.0, 0.0, 0.0, 0.5, 0.5, 1.5, 0.0, 0.25)
+"""What the value in Python is, by round."""
+
+LATE = (*(0.0,) * 8, 0.5, 0.5)
+"""The same, where it changes behind the last round in which an engine looks for that."""
 
 BLOCKS: dict[str, Callable[[], nn.Module]] = {}
 """Modules `[batch, WIDTH] -> [batch, WIDTH]` by name."""
@@ -180,6 +187,23 @@ for name, register in {
     block(inner=hooked(register))(forward)
 
 
+NODES: list[Any] = []
+"""Where gradients add up; such a node is gone, and its hooks with it, where nobody keeps it."""
+
+
+def hooked_where_gradients_add_up() -> nn.Linear:
+    module = linear(dtype=torch.float64)
+    node = module.weight.view_as(module.weight).grad_fn.next_functions[0][0]
+    node.register_prehook(lambda gradients: (gradients[0] * 0.5,))
+    NODES.append(node)
+    return module
+
+
+@block(inner=hooked_where_gradients_add_up)
+def accumulate_grad_hook(self, h):
+    return self.inner(h)
+
+
 @block()
 def tensor_hook(self, h):
     h = h * 1.0
@@ -240,6 +264,11 @@ def straight_through(self, h):
 @block(scale=lambda: 0.3)
 def reversal(self, h):
     return Reversal.apply(h, self.scale)
+
+
+@block(inner=linear, gate=lambda: nn.Parameter(torch.zeros(WIDTH)))
+def gated_from_zero(self, h):
+    return h + self.gate * StraightThrough.apply(self.inner(h))
 
 
 @block(w=weight())
@@ -528,6 +557,18 @@ def in_array() -> State:
 
 
 @state
+def in_bytes() -> State:
+    values = bytearray(2)
+    return lambda: values[1] / 100, lambda value: values.__setitem__(1, int(100 * value))
+
+
+@state
+def in_c() -> State:
+    values = ctypes.c_double()
+    return lambda: values.value, functools.partial(setattr, values, "value")
+
+
+@state
 def in_tensor() -> State:
     values = torch.zeros((), dtype=torch.float64)
     return lambda: values, values.fill_
@@ -683,6 +724,8 @@ class Case:
     optimizer: str
     learners: int
     clip_norm: float | None = None
+    from_zero: bool = False
+    late: bool = False
 
     @classmethod
     def drawn(cls, seed: int) -> Case:
@@ -698,6 +741,8 @@ class Case:
             draw.choice(list(OPTIMIZERS)),
             1 if state in ALONE else draw.choice((1, 2)),
             draw.choice((None, None, None, 0.5)),
+            draw.random() < 0.3,
+            draw.random() < 0.3,
         )
 
     def simpler(self) -> Iterator[Case]:
@@ -705,12 +750,17 @@ class Case:
         for place in range(len(self.blocks)):
             yield dataclasses.replace(self, blocks=self.blocks[:place] + self.blocks[place + 1 :])
         plain = {"in_model": False, "loss": "cross_entropy", "optimizer": "sgd", "learners": 1, "clip_norm": None}
+        plain |= {"from_zero": False, "late": False}
         for name, value in plain.items():
             if getattr(self, name) != value:
                 yield dataclasses.replace(self, **{name: value})
 
     def optimizer_over(self, parameters: Any) -> torch.optim.Optimizer:
         return OPTIMIZERS[self.optimizer](parameters)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        return LATE if self.late else VALUES
 
     @property
     def is_random(self) -> bool:
@@ -722,6 +772,8 @@ class Case:
         read, write = STATES[self.state]()
         write(0.0)
         model = Model(self.blocks, (lambda: read()) if self.in_model else None).double()  # a copy reads the same
+        if self.from_zero:
+            nn.init.zeros_(model.head.weight)
         chosen = STEPS[self.loss](read, model) if self.loss in STEPS else LOSSES[self.loss](read)
         chosen = chosen.double() if isinstance(chosen, nn.Module) else chosen
         return Program(model, *((None, chosen) if self.loss in STEPS else (chosen, None)), write)

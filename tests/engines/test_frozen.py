@@ -1,8 +1,10 @@
 """Values in Python that a captured step reads: where they may lie, and what is left alone."""
 
 import argparse
+import array
 import dataclasses
 import functools
+import sys
 import types
 from collections import ChainMap, UserDict
 from collections.abc import Callable
@@ -105,6 +107,12 @@ def with_global(outputs: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(outputs, targets) + sum(BETA for _ in range(1))
 
 
+def with_import(outputs: Tensor, targets: Tensor) -> Tensor:
+    import imported_settings
+
+    return cross_entropy(outputs, targets) + imported_settings.beta
+
+
 def set_global(value: float) -> None:
     global BETA
     BETA = value
@@ -112,7 +120,7 @@ def set_global(value: float) -> None:
 
 def place(name: str) -> tuple[Callable[..., Tensor], Callable[[float], None]]:
     """A loss that reads a value at some place, and what sets it there."""
-    dictionary, listed, array = {"beta": 0.0}, [0.0], np.zeros(2)
+    dictionary, listed, of_numpy = {"beta": 0.0}, [0.0], np.zeros(2)
     namespace, config, slots = argparse.Namespace(beta=0.0), Config(), Slots()
     nested, scaled, module = {"loss": {"kl": [0.0, 1.0]}}, Scaled(), LossModule()
     omega, beta, chosen = OmegaConf.create({"train": {"beta": 0.0}}), 0.0, {0.0}
@@ -120,6 +128,8 @@ def place(name: str) -> tuple[Callable[..., Tensor], Callable[[float], None]]:
     context: ContextVar[float] = ContextVar("beta", default=0.0)
     file: Any = types.ModuleType("settings_of_the_users")
     file.beta = 0.0
+    numbers, octets, imported = array.array("d", [0.0]), bytearray(2), types.ModuleType("imported_settings")
+    vars(sys.modules.setdefault("imported_settings", imported)).update(beta=0.0)
     Settings.beta = by_default.__defaults__[0][0] = 0.0  # type: ignore[index]
     set_global(0.0)
 
@@ -146,7 +156,10 @@ def place(name: str) -> tuple[Callable[..., Tensor], Callable[[float], None]]:
         "list": (with_term(lambda: listed[0]), lambda v: listed.__setitem__(0, v)),
         "longer list": (with_term(lambda: len(listed) - 1), lambda v: listed.extend([1.0] * int(v))),
         "set": (with_term(lambda: max(chosen)), set_choice),
-        "array": (with_term(lambda: array[1]), lambda v: array.__setitem__(1, v)),
+        "array": (with_term(lambda: of_numpy[1]), lambda v: of_numpy.__setitem__(1, v)),
+        "array of Python's": (with_term(lambda: numbers[0]), lambda v: numbers.__setitem__(0, v)),
+        "bytearray": (with_term(lambda: octets[1]), lambda v: octets.__setitem__(1, int(v))),
+        "imported where it is read": (with_import, lambda v: setattr(sys.modules["imported_settings"], "beta", v)),
         "namespace": (with_term(lambda: namespace.beta), lambda v: setattr(namespace, "beta", v)),
         "getattr": (with_term(lambda: getattr(namespace, "beta")), lambda v: setattr(namespace, "beta", v)),  # noqa: B009
         "dataclass": (with_term(lambda: config.beta), lambda v: setattr(config, "beta", v)),
@@ -175,6 +188,7 @@ PLACES = [
     *("dataclass", "property of slots", "class", "cell", "global", "callable object", "bound method", "loss module"),
     *("module", "descriptor", "context variable", "ChainMap", "UserDict", "cached function"),
     *("partial", "default", "hydra's configuration"),
+    *("array of Python's", "bytearray", "imported where it is read"),
 ]
 
 
@@ -294,3 +308,14 @@ def test_so_much_is_watched_and_not_more() -> None:
     assert len(frozen._values) < MAX_PLACES + 100
     large.append(1)
     assert "large" in (frozen.changed() or "")
+
+
+def test_buffers_that_have_not_changed_are_no_change() -> None:
+    numbers, octets = array.array("d", [0.0]), bytearray(2)
+    frozen = FrozenValues(with_term(lambda: numbers[0] + octets[0] + np.zeros(1)[0]), model())
+    other = FrozenValues(with_term(lambda: numbers[0] + octets[0] + np.zeros(1)[0]), model())
+    assert frozen.changed() is None
+    before = frozen.text()
+    octets[0] = 1
+    assert frozen.changed() == other.changed() == "octets"
+    assert before != FrozenValues(with_term(lambda: numbers[0] + octets[0] + np.zeros(1)[0]), model()).text()

@@ -1,8 +1,10 @@
 """Step graphs on disk: the next training of the same model finds them, and another one's does not."""
 
 import functools
+import itertools
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -367,3 +369,31 @@ bow.train(torch.nn.Linear(6, 3), data, torch.nn.functional.cross_entropy, engine
 def test_the_second_process_does_without_torchs_compiler(tmp_path: Path) -> None:
     for words in ((), ("second",)):
         subprocess.run([sys.executable, "-c", SCRIPT, *words], cwd=tmp_path, check=True)
+
+
+class Hidden(threading.local):
+    """What is in no place that can be looked at."""
+
+    beta = 1.0
+
+
+HIDDEN = Hidden()
+
+
+def with_hidden(learner: nn.Module, given: Any) -> Tensor:
+    return plain_step(learner, given) * HIDDEN.beta
+
+
+def test_a_kept_graph_that_was_once_equal_is_trusted_and_a_later_difference_is_told(captures: list[int]) -> None:
+    for _ in range(2):
+        HIDDEN.beta = 1.0
+        replicas = bow.Replicas(model(), step=with_hidden, learners=1, engine="graph", device="cpu")
+        batch = torch.ones(4, FEATURES), torch.zeros(4, dtype=torch.int64)
+        for _ in range(3):
+            replicas.round([batch])
+        HIDDEN.beta = 2.0
+        with pytest.warns(UserWarning, match="last known to be equal in round 1,"):
+            replicas.run(itertools.repeat(batch), 3)
+        assert [event.event for event in replicas.loop.take_events()] == ["engine changed"]
+        assert (replicas.engine, len(captures)) == ("eager", 1)
+        replicas.close()

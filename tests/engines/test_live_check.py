@@ -448,3 +448,62 @@ def test_what_was_measured_of_learners_side_by_side_is_said_as_it_was_measured()
     assert str(found) == (
         "4 learners, 2 side by side: 1.9 times the throughput of one on a core (a round 15.5 ms, one task alone 7.4 ms)"
     )
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(("what", "engine"), [case for case in product(STEPS, REPLAYING) if case != UNREPLAYED])
+def test_a_change_behind_the_last_check_is_told_at_the_end(
+    what: str, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LiveCheck, "is_due", of_rounds(0, 1))
+    replicas = training(engine, step=STEPS[what])
+    run_rounds(replicas, range(3))
+    monkeypatch.setenv("BETA", "1.5")
+    run_rounds(replicas, range(3, 6))
+    before = state_of(replicas)
+    with pytest.warns(UserWarning, match=f"{what}.*last known to be equal in round 1,") as caught:
+        replicas.export()
+    assert len(caught) == 1
+    assert [event.event for event in replicas.loop.take_events()] == ["engine changed"]
+    assert equal(before, state_of(replicas))
+    replicas.export()  # says it once
+    run_rounds(replicas, range(6, 7))
+    replicas.close()
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("engine", REPLAYING)
+@pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("sync", [bow.SMA(alpha=0.1), bow.SMA(alpha=0.1, every=2)], ids=["every", "second"])
+def test_the_last_check_leaves_nothing(sync: Any, optimizer: Any, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(*, checks: bool) -> list[Any]:
+        monkeypatch.setattr(LiveCheck, "is_due", of_rounds(*range(2 * checks)))
+        torch.manual_seed(1)
+        build = functools.partial(model, 0.2)
+        replicas = training(engine, build, loss=cross_entropy, optimizer=optimizer, sync=sync, seed=7)
+        for t in range(7):
+            replicas.round(round_of(t))
+            if checks:
+                replicas.loop.check_last()
+        assert not replicas.loop.take_events()
+        state = state_of(replicas)
+        replicas.close()
+        return state
+
+    assert equal(trained(checks=True), trained(checks=False))
+
+
+def of_rounds(*checked: int) -> Callable[[LiveCheck, int], bool]:
+    """`is_due` that looks at these rounds alone."""
+    is_due = LiveCheck.is_due
+    return lambda self, index: is_due(self, index) and index in checked
+
+
+def state_of(replicas: bow.Replicas) -> list[Any]:
+    replicas.loop.catch_up()
+    return [replicas.training_state(), replicas.G.clone(), torch.random.get_rng_state(), replicas.engine]
+
+
+def equal(state: Any, other: Any) -> bool:
+    pairs = zip(tree_leaves(state), tree_leaves(other), strict=True)
+    return all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch
@@ -26,6 +27,8 @@ EXAMPLES = {
     "derivatives": Case(("functional_derivative", "double_backward"), "in_dict", False, "module", "momentum", 2),
     "generator": Case(("noise", "loop_until"), "in_dict", False, "module", "sgd", 2),
 }
+EXAMPLES["from zero"] = Case(("gated_from_zero", "reversal"), "in_dict", False, "module", "sgd", 1, None, True)
+EXAMPLES["node"] = Case(("accumulate_grad_hook",), "in_dict", False, "module", "sgd", 1)
 EXAMPLES["counter that cannot be fused"] = Case(("memory", "straight_through"), "in_dict", False, "module", "sgd", 2)
 AS_ASKED = {("complex", "graph"), ("checkpoint", "graph"), ("complex", "fused"), ("derivatives", "graph")}
 """What an engine is known to run itself."""
@@ -60,6 +63,18 @@ def test_placed_strategies_find_changes_whether_they_can_be_watched_or_not(state
 
 
 @pytest.mark.usefixtures("_uncompiled")
+@pytest.mark.parametrize("engine", ["graph", PLACED])
+def test_a_late_change_is_told_at_the_end_where_a_graph_was_kept_as_well(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bow.engines.captured.cache_folder", lambda: tmp_path)
+    case = Case(("dense",), "in_c", False, "scaled", "sgd", 1, late=True)
+    for _ in range(2):
+        what = outcome(case, engine, *course_and_bound(case))
+        assert what.startswith("told behind it" if engine == "graph" else "refused: CaptureError"), what
+
+
+@pytest.mark.usefixtures("_uncompiled")
 def test_a_capture_of_what_every_call_changes_is_told_of() -> None:
     case = Case((), "in_iterator", False, "metrics", "sgd", 1)
     assert outcome(case, "graph", *course_and_bound(case)).startswith("told behind it")
@@ -90,7 +105,10 @@ CHUNK, CHUNKS = 20, 12
 @pytest.mark.nightly
 @pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_engines_train_steps_at_random_as_plain_pytorch_does_or_say_why_not(chunk: int) -> None:
+def test_engines_train_steps_at_random_as_plain_pytorch_does_or_say_why_not(
+    chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bow.engines.captured.cache_folder", lambda: tmp_path)  # for graphs that are kept
     wrong = {}
     for seed in range(CHUNK * chunk, CHUNK * (chunk + 1)):
         case = Case.drawn(seed)

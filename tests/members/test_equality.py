@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -477,4 +478,39 @@ def test_members_that_take_turns_are_checked_as_often(tmp_path: Path, monkeypatc
     monkeypatch.setattr(LiveCheck, "verdict", seen)
     swept(tmp_path / "sweep", mlp, (FLAT, LABELS), VARIANTS, engine="graph", epochs=8)
     assert len(cohorts) < 60  # of 75 rounds
-    assert checked == [(count, count) for count in (1, 2, 4, 8, 16, 32, 64)]
+    assert checked == [*((count, count) for count in (1, 2, 4, 8, 16, 32, 64)), (76, 75)]  # and behind the last
+
+
+class Hidden(threading.local):
+    """A value where nobody can watch it."""
+
+    beta = 1.0
+
+
+HIDDEN = Hidden()
+
+
+def hidden(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1]) * HIDDEN.beta
+
+
+@pytest.mark.parametrize("learners", [1, 2])
+def test_a_change_behind_the_last_check_is_told_at_the_end(
+    learners: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_due = LiveCheck.is_due
+
+    def not_again(self: LiveCheck, index: int) -> bool:
+        due = is_due(self, index)
+        HIDDEN.beta = 1.0 if index < 3 else 2.0
+        return due and index < 2
+
+    monkeypatch.setattr(LiveCheck, "is_due", not_again)
+    monkeypatch.setattr(LiveCheck, "rounds_before", lambda self, index: 1)
+    HIDDEN.beta = 1.0
+    run = bow.Run(tmp_path, progress=False)
+    with pytest.warns(UserWarning, match="the loss is .* it was last known to be equal in round 1,"):
+        bow.sweep(
+            mlp, (FLAT, LABELS), step=hidden, variants=[bow.Variant(seed=0)], engine="graph", epochs=2,
+            learners=learners, batch_size=16, optimizer=SGD, run=run,
+        )  # fmt: skip

@@ -22,6 +22,7 @@ from bow.observe.text import count_text, duration_text, learners_text, metric_te
         (duration_text(180000), "2 d 2 h"),
         (learners_text(1), "1 learner"),
         (learners_text(4), "4 learners"),
+        (learners_text(10**6), "1,000,000 learners"),
     ],
 )
 def test_numbers_are_readable(text: str, expected: str) -> None:

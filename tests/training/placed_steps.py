@@ -25,8 +25,8 @@ from bow.planning.problem.partition import Partition
 from bow.planning.tiles import capture_operators
 from bow.training.placed import train_by
 from tests.cluster.worlds import in_world
-from tests.engines.many_steps import ALPHA, MU, UNSEEN, VALUES, course_and_bound
-from tests.engines.random_steps import BATCH, Case
+from tests.engines.many_steps import ALPHA, MU, UNSEEN, course_and_bound
+from tests.engines.random_steps import BATCH, Case, Program
 from tests.planning.tiles.strategies import accepted_splits, problem_on
 
 DEVICES = 2
@@ -69,12 +69,12 @@ def planned(case: Case, seed: int) -> Partition | str:
 class Between(bow.Callback):
     """Changes the value in Python between rounds."""
 
-    def __init__(self, write: Any) -> None:
-        self.write = write
+    def __init__(self, program: Program, case: Case) -> None:
+        self.write, self.values = program.write, case.values
 
     def on_round_end(self, run: Any) -> None:
-        if run.round < len(VALUES):
-            self.write(VALUES[run.round])
+        if run.round < len(self.values):
+            self.write(self.values[run.round])
 
 
 def train(world: World, cases: Sequence[tuple[Case, Partition]], folder: Path) -> list[Any]:
@@ -83,7 +83,7 @@ def train(world: World, cases: Sequence[tuple[Case, Partition]], folder: Path) -
     made: list[Any] = []
     for number, (case, strategy) in enumerate(cases):
         program = case.build()
-        samples = [pair for batches in case.batches(len(VALUES)) for pair in batches]
+        samples = [pair for batches in case.batches(len(case.values)) for pair in batches]
         data = TensorDataset(*(torch.cat(each) for each in zip(*samples, strict=True)))
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -98,7 +98,7 @@ def train(world: World, cases: Sequence[tuple[Case, Partition]], folder: Path) -
                     sync=bow.SMA() if case.learners == 1 else bow.SMA(alpha=ALPHA, mu=MU),
                     batch_size=BATCH,
                     check=False,
-                    callbacks=[Between(program.write)],
+                    callbacks=[Between(program, case)],
                     run=bow.Run(folder / str(number), progress=False),
                 )
                 made.append((result.model.state_dict(), [str(each.message) for each in told]))

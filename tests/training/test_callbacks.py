@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 import bow
@@ -103,3 +105,80 @@ def test_objects_without_hooks_are_refused(
     with pytest.raises(SettingError, match="callbacks must be"):
         train(model, data, callbacks=wrong)
     assert not (tmp_path / "run").exists()
+
+
+class Fails(Exception):
+    """The user's own."""
+
+
+class Failing(bow.Metric):
+    """A metric or a callback that fails once, at some place."""
+
+    name = "failing"
+
+    def __init__(self, where: str, at: int, again: bool = False) -> None:
+        self.where, self.at, self.again = where, at, again
+        self.heard: list[int] = []
+
+    def reset(self) -> None:
+        self._fail("metric", len(self.heard) + 1)
+
+    def applies(self, outputs: Any, targets: Any) -> bool:
+        return True
+
+    def update(self, outputs: Any, targets: Any) -> None:
+        """Nothing."""
+
+    def compute(self) -> float:
+        return 1.0
+
+    def on_round_end(self, run: Any) -> None:
+        self._fail("round", run.round)
+
+    def on_epoch_end(self, run: Any, record: Any) -> None:
+        self.heard.append(run.epoch)
+        self._fail("epoch", run.epoch)
+
+    def _fail(self, where: str, now: int) -> None:
+        if (where, now) == (self.where, self.at) and not self.again:
+            raise Fails
+
+
+STEPS_AN_EPOCH = 6
+
+
+@pytest.mark.parametrize("per_round", [False, True])
+@pytest.mark.parametrize(("engine", "settings"), [("eager", {}), ("graph", {"dispatch": "first_come"})])
+@pytest.mark.parametrize(
+    ("where", "at"), [("round", 4), ("round", 6), ("round", 18), ("metric", 2), ("epoch", 2), ("epoch", 3)]
+)
+def test_what_a_user_raises_leaves_a_checkpoint_that_goes_on(
+    where: str, at: int, engine: str, settings: Any, per_round: bool, train: Any, model: Any, data: Any, tmp_path: Path
+) -> None:
+    def trained(name: str, failing: Failing, **more: Any) -> bow.Result:
+        scheduler = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=4 if per_round else 1, gamma=0.5)
+        return train(
+            model, data, validation=bow.Validation(data, metrics=[failing]), callbacks=[failing], epochs=3,
+            scheduler=bow.PerRound(scheduler) if per_round else scheduler, engine=engine,
+            run_dir=tmp_path / name, learners=1 if engine == "graph" else 2, **settings, **more,
+        )  # fmt: skip
+
+    expected = trained("whole", Failing(where, at, again=True))
+    with pytest.raises(Fails) as raised:
+        trained("run", Failing(where, at))
+    (note,) = raised.value.__notes__
+    assert "there is a checkpoint of round" in note
+    assert "run.resume=auto" in note or "resume" in note
+    found = trained("run", Failing(where, at, again=True), resume="auto")
+    assert [record["epoch"] for record in found.history] == [1, 2, 3]
+    for name, value in expected.model.state_dict().items():
+        assert torch.equal(found.model.state_dict()[name], value)
+    assert [record["lr"] for record in found.history] == [record["lr"] for record in expected.history]
+
+
+def test_a_target_that_nothing_measures_leaves_what_was_trained(train: Any, model: Any, data: Any) -> None:
+    with pytest.raises(bow.BowError, match="is not measured") as raised:
+        train(
+            model, data, step=lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1]), validation=data, target={"x": 1}
+        )
+    assert "there is a checkpoint of round 6" in raised.value.__notes__[0]

@@ -48,6 +48,39 @@ def hooked(register: str) -> nn.Module:
     return model
 
 
+class Constant(bow.Metric):
+    def __init__(self, name: str, value: float) -> None:
+        self.name, self.value = name, value
+
+    def reset(self) -> None:
+        """Nothing is gathered."""
+
+    def applies(self, outputs: Any, targets: Any) -> bool:
+        return True
+
+    def update(self, outputs: Any, targets: Any) -> None:
+        """Nothing is gathered."""
+
+    def compute(self) -> float:
+        return self.value
+
+
+def with_nan() -> nn.Module:
+    model = nn.Linear(5, 3)
+    model.weight.data[0, 0] = math.nan
+    return model
+
+
+NODES: list[Any] = []
+
+
+def hooked_where_gradients_add_up() -> nn.Module:
+    model = nn.Sequential(nn.Linear(5, 3))
+    NODES.append(model[0].weight.view_as(model[0].weight).grad_fn.next_functions[0][0])
+    NODES[-1].register_prehook(lambda gradients: (gradients[0] * 2,))
+    return model
+
+
 WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
     ({"step": cross_entropy, "loss": cross_entropy}, SettingError, "give either loss= or step=, got both"),
     ({"loss": None}, SettingError, "give either loss= or step=, got neither, .* no dictionaries .* tuple"),
@@ -335,8 +368,17 @@ def test_iterable_data_that_end_at_once_are_refused(train: Train, model: nn.Modu
         (nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3).double()), "dtypes float32, float64|fails on the first"),
         (hooked("register_hook"), r"parameter '0.weight' has a gradient hook .*; remove it"),
         (hooked("register_post_accumulate_grad_hook"), r"parameter '0.weight' has a gradient hook .*; remove it"),
+        (hooked_where_gradients_add_up(), r"'0.weight' has a gradient hook \(of its AccumulateGrad node\)"),
+        (
+            nn.Sequential(torch.jit.script(nn.Linear(5, 3))),
+            r"the model's '0' is scripted or traced, .*; pass the module",
+        ),
+        (with_nan(), r"parameter 'weight' has 1 elements that are not finite"),
     ],
-    ids=["none", "frozen", "name", "function", "class", "meta", "scripted", "half", "mixed", "hook", "accumulated"],
+    ids=[
+        *("none", "frozen", "name", "function", "class", "meta", "scripted", "half", "mixed", "hook", "accumulated"),
+        *("node", "scripted part", "nan"),
+    ],
 )
 def test_models_that_cannot_be_replicated_are_refused(train: Train, tmp_path: Path, model: Any, message: str) -> None:
     with pytest.raises(ModelError, match=message):
@@ -472,3 +514,40 @@ def test_tensors_that_are_made_without_values_are_refused(model: nn.Module) -> N
             bow.train(model, (X, Y), cross_entropy)
     finally:
         torch.set_default_device(None)
+
+
+@pytest.mark.parametrize(
+    ("values", "metrics", "message"),
+    [
+        (("x", "train_x"), [], "recorded as 'train_x', and another value is named 'x'; name one differently"),
+        (("x",), [Constant("train_x", 5.0)], "recorded as 'train_x', and a metric is named 'train_x'"),
+    ],
+)
+def test_values_that_would_have_one_name_in_the_records_are_refused(
+    train: Train, model: nn.Module, values: Any, metrics: Any, message: str
+) -> None:
+    step = with_metrics({name: torch.zeros(()) for name in values})
+    with pytest.raises(SettingError, match=message):
+        train(model, (X, Y), step=step, validation=bow.Validation((X, Y), metrics=metrics))
+
+
+def test_a_value_in_training_is_not_recorded_as_that_of_the_validation_data(train: Train, model: nn.Module) -> None:
+    step = with_metrics({"train_x": torch.zeros(())})
+    with pytest.raises(SettingError, match="would both be recorded as 'train_x'; name it without train_"):
+        train(model, (X, Y), step=step, validation=(X, Y))
+    train(model, (X, Y), step=step, run_dir=None)
+
+
+def test_a_metric_that_is_never_a_number_is_told_of(train: Train, model: nn.Module) -> None:
+    validation = bow.Validation((X, Y), metrics=[Constant("q", math.nan)], target={"q": 0.1})
+    with pytest.warns(UserWarning, match="q is nan over the validation data; correct the metric or the data"):
+        result = train(model, (X, Y), validation=validation)
+    events = [each for each in read_records(result.run_dir / "metrics.jsonl") if each["kind"] == "event"]
+    assert [each["event"] for each in events] == ["not finite"]
+
+
+def test_buffers_that_are_no_numbers_are_named(train: Train) -> None:
+    model = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3))
+    model[1].running_mean.fill_(math.nan)
+    with pytest.warns(UserWarning, match="buffer '1.running_mean' of the model holds NaN, which may have been there"):
+        train(model, (X, Y), validation=(X, Y))

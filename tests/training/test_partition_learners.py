@@ -8,6 +8,7 @@ import importlib
 import json
 import math
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -436,3 +437,28 @@ def test_other_processes_get_the_rules_that_were_registered(monkeypatch: pytest.
     job: Any = module._packed(config, 2)
     job()
     assert taken == ["rules", 5]
+
+
+class Hidden(threading.local):
+    """A value where nobody can watch it."""
+
+    beta = 1.0
+
+
+def test_a_strategy_tells_at_the_end_of_a_change_that_nobody_could_see(tmp_path: Path) -> None:
+    hidden = Hidden()
+
+    class Later(bow.Callback):
+        def on_round_end(self, run: Any) -> None:
+            hidden.beta = 2.0 if run.round >= 2 else 1.0
+
+    def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return cross_entropy(model(batch[0]), batch[1]) * hidden.beta
+
+    graph = capture_operators(model(), tuple(each[:BATCH] for each in data()), step=step).graph
+    strategy = Partition(graph.hash, everything_on(graph))
+    settings = {"devices": "cpu", "run_dir": tmp_path / "run", **COMMON}
+    with pytest.warns(UserWarning, match=r"reads something, which has changed in Python, in round 6 .*same in round 0"):
+        by(strategy, model(), data(), step=step, callbacks=[Later()], **settings)
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [record["event"] for record in records if record["kind"] == "event"] == ["not equal"]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import copy
 import errno
 import functools
@@ -7,6 +8,7 @@ import json
 import math
 import os
 import shutil
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,49 @@ def test_a_training_ends_with_what_learners_side_by_side_have_brought(
     said = [(record.get("event"), record.get("message", "")) for record in recorder.records[-2:]]
     assert [event for event, _ in said] == ["side by side", None]
     assert said[0][1].startswith("2 learners, ")
+
+
+class Late(threading.local):
+    """A value where nobody can watch it."""
+
+    factor = 1.0
+
+
+LATE = Late()
+
+
+class Changing:
+    """Changes it behind a round, and may ask to stop a little later."""
+
+    def __init__(self, at: int, stop: int | None = None) -> None:
+        self.at = at
+        self.stop = stop
+
+    def on_round_end(self, run: Any) -> None:
+        LATE.factor = 1.0 if run.round < self.at else 2.0
+        if run.round == self.stop:
+            run.stop()
+
+
+def late(module: nn.Module, batch: Any) -> Tensor:
+    return cross_entropy(module(batch[0]), batch[1]) * LATE.factor
+
+
+@pytest.mark.parametrize(("ends", "told"), [({"steps": 80}, True), ({}, True), ({"steps": 70}, False)])
+def test_a_change_behind_the_last_check_is_told_at_the_end(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], ends: Any, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bow.engines.live_check.SHARE", 1e-9)  # nothing by the clock
+    LATE.factor = 1.0
+    recorder, changing = Recorder(), Changing(70, None if ends else 77)
+    with pytest.warns(UserWarning, match="was last known to be equal in round") if told else contextlib.nullcontext():
+        train(
+            model, data, None, step=late, engine="graph", learners=1, **{"steps": 200, **ends},
+            loggers=[recorder], callbacks=[changing],
+        )  # fmt: skip
+    found = [record["event"] for record in recorder.of_kind("event")]
+    assert found == ["engine changed"] * told
+    LATE.factor = 1.0
 
 
 def test_the_central_model_is_evaluated_after_every_epoch(
@@ -344,17 +389,29 @@ def test_a_model_that_does_not_fit_on_the_disk_is_in_a_place_that_is_told(
 
 
 def test_a_run_directory_that_has_gone_does_not_take_the_model_with_it(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], full: set[Path], tmp_path: Path
+    train: Train,
+    model: nn.Module,
+    data: tuple[Tensor, Tensor],
+    full: set[Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     class Gone:
         def on_epoch_end(self, run: Any, record: Any) -> None:
             shutil.rmtree(run.run_dir)
 
     full.add(tmp_path / "here")
-    with pytest.warns(UserWarning, match=r"\(No such file or directory\); it is in .*temporary/.*/run.safetensors"):
-        result = train(model, data, callbacks=[Gone()])
+    with pytest.warns(
+        UserWarning, match=r"\(No such file or directory\); it is in .*temporary/.*/run.safetensors"
+    ) as caught:
+        result = train(model, data, callbacks=[Gone()], progress=True)
     assert result.model_path is not None
     assert result.model_path.exists()
+    assert [str(each.message) for each in caught if "cannot be written" in str(each.message)] == [
+        f"the model cannot be written to {tmp_path}/run/model.safetensors (No such file or directory); it is in "
+        f"{result.model_path} instead"
+    ]
+    assert "it is in" not in capsys.readouterr().out
 
 
 def test_a_model_that_fits_nowhere_is_in_the_result(
@@ -367,8 +424,10 @@ def test_a_model_that_fits_nowhere_is_in_the_result(
 ) -> None:
     monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(tmp_path / "temporary"))
     full |= {tmp_path / name for name in ("run", "here", "temporary")}
-    with pytest.warns(UserWarning, match="nor to the current directory or a temporary one; free space"):
-        result = train(model, data)
+    recorder = Recorder()
+    with pytest.warns(UserWarning, match="nor to the current directory or a temporary one; it is in no file") as caught:
+        result = train(model, data, loggers=[recorder])
+    assert [record["message"] for record in recorder.of_kind("event")] == [str(each.message) for each in caught]
     assert result.model_path is None
     assert len(result.history) == 1
     assert not list(tmp_path.rglob("*.safetensors*"))

@@ -15,7 +15,7 @@ from bow.engines.cuda.first_come import issue_ahead
 from bow.engines.cuda.pending import IssuedRound, PendingRounds
 from bow.engines.cuda.results import LOSS, METRICS
 from bow.engines.cuda.runner import AheadDeviceRunner, DeviceRunner
-from bow.engines.cuda.whole_round import UNROLLED, RoundGraphs
+from bow.engines.cuda.whole_round import UNROLLED, RoundGraphs, unchanged
 from bow.engines.live_check import Expected
 from bow.engines.loop import Loop, rounds_to_synchronise, step_learners
 from bow.engines.memory_budget import out_of_memory_explained
@@ -59,6 +59,7 @@ class DeviceRoundLoop(Loop):
         context.kernels.launch_once()
         self._warn_of_library_dropout()
         self.runner = kind(context)
+        self._last: Batches | None = None  # that a capture may have been replayed for
         self._pending = PendingRounds(context)
         self._captures = Captures(context, self.runner, self._pending)
         self.runner.bind()
@@ -94,6 +95,8 @@ class DeviceRoundLoop(Loop):
                 made = results.empty(len(batches))
                 context.fork()
                 issued = self._issue_call(batches, made)
+                if self.runner.replays and self._chosen(batches[-1]) is not None:
+                    self._last = batches[-1]
             except BaseException:  # divergence, a user's error, Ctrl-C: some streams may not be joined
                 order.abandon(self.runner.streams())
                 raise
@@ -103,6 +106,28 @@ class DeviceRoundLoop(Loop):
 
     def catch_up(self) -> None:
         self._pending.catch_up()
+
+    @torch.no_grad()
+    def check_last(self) -> None:
+        """Issue the learning tasks of the last round once more, and undo what they and the steps behind them write."""
+        self.catch_up()
+        live, order, index = self.context.live, self.context.order, self.context.round_index
+        due = self.context.averaging.due(index)
+        while self._last is not None and self.context.captures.refused is None and live.has_unchecked(index):
+            with self.context.device.issuing(), unchanged(dict(enumerate(self.group.held))):
+                self.context.fork()
+                expected = self._expected(self._last)
+                if expected is None:
+                    return
+                slot = self._pending.make_room()
+                there = self.context.feed.put(slot, self._last, len(self.group))
+                self.runner.issue(slot, there, due)
+                with self.context.device.on(order.sync_stream):
+                    difference = self._difference(expected, slot)
+                order.move()
+                order.join()
+            if difference is not None:
+                self.context.log.tell(difference, stacklevel=5)
 
     def close(self) -> None:
         """Wait for the device, free pinned memory, and stop the threads."""
@@ -237,16 +262,10 @@ class DeviceRoundLoop(Loop):
 
     def _expected(self, batches: Batches) -> Expected | None:
         """Run the user's own step on one learner's batch, after waiting for all rounds."""
-        context, learners = self.context, range(len(self.group))
-        if isinstance(batches, Stacked):
-            whole = FlatBatch.of(batches.value, stacked=True)
-            dealt: list[FlatBatch | None] = [whole.of_learner(index) for index in learners]
-        else:
-            dealt = [None if batch is None else FlatBatch.of(batch) for batch in batches]
-        index = context.live.choose([None if batch is None else batch.signature for batch in dealt])
-        batch = None if index is None else dealt[index]
-        if index is None or batch is None:
+        context, chosen = self.context, self._chosen(batches)
+        if chosen is None:
             return None
+        index, batch = chosen
         self._pending.finish_all()
         context.order.join()
         context.fork()
@@ -254,6 +273,17 @@ class DeviceRoundLoop(Loop):
         expected = learner.expect(context.live, batch, context.order.issued, seed, self.runner.draws_as_eager)
         learner.through.synchronize()  # later work is issued after it
         return expected
+
+    def _chosen(self, batches: Batches) -> tuple[int, FlatBatch] | None:
+        """The learner to hold against the step, and its batch; None where no batch has been captured."""
+        if isinstance(batches, Stacked):
+            whole = FlatBatch.of(batches.value, stacked=True)
+            dealt: list[FlatBatch | None] = [whole.of_learner(index) for index in range(len(self.group))]
+        else:
+            dealt = [None if batch is None else FlatBatch.of(batch) for batch in batches]
+        index = self.context.live.choose([None if batch is None else batch.signature for batch in dealt])
+        batch = None if index is None else dealt[index]
+        return None if index is None or batch is None else (index, batch)
 
     def _difference(self, expected: Expected, slot: int) -> str | None:
         """Return how an issued round differs from the step; waits for its learning tasks."""

@@ -4,6 +4,7 @@ import abc
 import contextlib
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -266,7 +267,7 @@ def _repeated(leaf: Tensor, learners: int, device: torch.device) -> Tensor:
 
 
 @contextlib.contextmanager
-def unchanged(tensors: Mapping[str, Tensor]) -> Iterator[None]:
+def unchanged(tensors: Mapping[Any, Tensor]) -> Iterator[None]:
     """Restore these tensors after work outside of the training, on the current stream."""
     before = {name: tensor.clone() for name, tensor in tensors.items()}
     try:

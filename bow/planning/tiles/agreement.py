@@ -26,6 +26,7 @@ COPIES = 3  # peak memory of the comparison, in multiples of the bytes of all op
 # Gradients that are pure rounding error, such as that of a bias before batch norm, have no meaningful relative error.
 # So a gradient may differ by `NOISE` times its change when every weight is perturbed by up to `ROUNDING` ulps.
 ROUNDING, NOISE = 8, 16
+MOVED = 0.1  # of a weight's size, to move it where gradients are zero, as behind a layer that begins at zero
 CPU = torch.device("cpu")
 
 
@@ -43,7 +44,26 @@ def check_agreement(captured: CapturedOperators, model: nn.Module, batch: Any, s
     hooked = (path for path, module in model.named_modules() if module._backward_hooks or module._backward_pre_hooks)
     suspects = [f"the backward hook of module {path!r}" for path in hooked]
     expected = _by_autograd(captured, model, batch, step, suspects)
-    found = _by_tiles(captured, model, batch)
+    _compare(captured, model, batch, step, suspects, expected, _by_tiles(captured, model, batch))
+    gradients = (expected[f"gradient of {name!r}"] for name, each in model.named_parameters() if each.requires_grad)
+    if suspects or not all(map(torch.any, gradients)):
+        _move(model)
+        try:
+            expected, found = _by_autograd(captured, model, batch, step, None), _by_tiles(captured, model, batch)
+        except (ArithmeticError, RuntimeError):  # a matrix, say, that cannot be inverted any more
+            return
+        _compare(captured, model, batch, step, suspects, expected, found)
+
+
+def _compare(
+    captured: CapturedOperators,
+    model: nn.Module,
+    batch: Any,
+    step: Step,
+    suspects: list[str],
+    expected: dict[str, Tensor],
+    found: dict[str, Tensor],
+) -> None:
     if any(_differences(found, expected, {})):
         moved = _by_autograd(captured, model, batch, step, None, ROUNDING)
         noise = {name: _distance(moved[name], value) for name, value in expected.items()}
@@ -57,6 +77,16 @@ def check_agreement(captured: CapturedOperators, model: nn.Module, batch: Any, s
             what = f"would lose {lost}: the {name} would be off by {amount}"
             remedy = "leave out hooks, and autograd functions with a backward pass of their own"
             raise refusal(type(model).__name__, what, remedy)
+
+
+def _move(model: nn.Module) -> None:
+    """Change every weight at random, those that are zero as well."""
+    generator = torch.Generator().manual_seed(0)
+    for weight in model.parameters():
+        if weight.is_floating_point() and weight.numel():
+            size = float(weight.detach().square().mean().sqrt()) or 1.0
+            noise = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+            weight.data += (MOVED * size * noise).to(weight.dtype)
 
 
 def _by_autograd(

@@ -79,6 +79,12 @@ def forgotten(hidden: Tensor) -> Tensor:
         return hidden.square()
 
 
+def from_zero(model: nn.Module) -> nn.Module:
+    """No gradient comes through its last layer at first."""
+    nn.init.zeros_(model.last.weight)
+    return model
+
+
 def with_hook(register: str, *layers: nn.Module) -> nn.Module:
     model = nn.Sequential(nn.Linear(4, 6), *layers, nn.Linear(6, 3))
     getattr(model[-1], register)(lambda module, *gradients: tuple(0 * each for each in gradients[0]))
@@ -88,6 +94,9 @@ def with_hook(register: str, *layers: nn.Module) -> nn.Module:
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "straight-through": (lambda: Net(Rounded.apply), "lose the backward pass of Rounded: .*'first.weight'"),
     "reversal": (lambda: Net(Reversed.apply), "lose the backward pass of Reversed: .*'first.weight'"),
+    "straight-through from zero": (lambda: from_zero(Net(Rounded.apply)), "lose the backward pass of Rounded: "),
+    "reversal from zero": (lambda: from_zero(Net(Reversed.apply)), "lose the backward pass of Reversed: "),
+    "tensor hook from zero": (lambda: from_zero(Net(hooked)), "lose a hook behind operator 'first'"),
     "checkpointed": (
         lambda: Net(lambda hidden: checkpoint(Rounded.apply, hidden, use_reentrant=False)),
         "lose the backward pass of Rounded",
@@ -112,6 +121,7 @@ def test_a_strategy_that_would_lose_a_gradient_is_refused(case: str) -> None:
 
 TAKEN: dict[str, Callable[[], nn.Module]] = {
     "autograd function": lambda: Net(Tanh.apply),
+    "from zero": lambda: from_zero(Net(Tanh.apply)),
     "complex": lambda: Net(lambda hidden: torch.fft.rfft(hidden, n=10).abs()),
     "complex products": lambda: Net(lambda hidden: torch.fft.ifft(torch.fft.fft(hidden) * hidden).real),
     "detached": lambda: Net(lambda hidden: hidden + (hidden.round() - hidden).detach()),
