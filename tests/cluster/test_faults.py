@@ -11,12 +11,13 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
 from torch.distributed import HashStore
 
-from bow.cluster import World, heartbeat
+from bow.cluster import World, heartbeat, processes
 from bow.errors import ClusterError, SettingError
 from tests.cluster.worlds import in_world
 
@@ -69,6 +70,18 @@ def test_a_process_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ClusterError, match=r"rank 1 was not heard of for 4 s.*, and go on with another$"):
         in_world(2, stop_rank_1, remedy="go on with another")
     assert time.monotonic() - began < 240
+
+
+def rank_of(world: World) -> int:
+    return world.rank
+
+
+def test_processes_meet_after_others_have_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "PATIENCE", timedelta(milliseconds=100))
+    with pytest.raises(ClusterError, match="another process has ended or cannot be reached"):
+        processes.Processes(torch.device("cpu"), processes.Ranks(0, 2, 0, 2), HashStore())
+    monkeypatch.setattr(processes, "PATIENCE", timedelta(seconds=120))
+    assert in_world(2, rank_of) == [0, 1]
 
 
 def test_a_process_that_computes_is_not_silent_and_one_that_is_stopped_is(monkeypatch: pytest.MonkeyPatch) -> None:
