@@ -133,7 +133,8 @@ class SweepLoop:
                         cohort.export(row)
                         self._queue.append(cohort.take(row))
                     break
-        cohort.loop.check_last()
+        for cohort in self._cohorts:
+            cohort.loop.check_last()
         self._train_s += time.perf_counter() - began
 
     def _fill(self) -> None:
@@ -185,6 +186,7 @@ class SweepLoop:
         for cohort in [each for each in self._cohorts if not each.num_training]:
             is_kept = cohort.kind in wanted or self._config.search is not None
             if not is_kept or rows > most - sum(len(each.rows) for each in self._cohorts):
+                cohort.loop.check_last()
                 cohort.loop.close()
                 self._cohorts.remove(cohort)
         return min(rows, most - sum(len(each.rows) for each in self._cohorts))
