@@ -197,6 +197,21 @@ def test_setup_tells_what_it_does_in_few_lines(status: int, tmp_path: Path) -> N
     assert [line[:10] for line in done.stderr.splitlines()] == ["ERROR: no ", "bow: the i"][: 2 * status]
 
 
+def test_setup_says_every_quarter_of_a_minute_what_it_is_at(tmp_path: Path) -> None:
+    programs = {
+        "python": '[ "$1" = -c ] || { echo "Collecting scipy>=1.2 (from bow-trainer==1)"; /bin/sleep 1; }',
+        "sleep": '[ "$1" = 15 ] && exec /bin/sleep .3',
+    }
+    for name, text in programs.items():
+        (tmp_path / "bin").mkdir(exist_ok=True)
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "BOW_CUDA": "none"}
+    command = [ROOT / ".ci/setup", tmp_path, "python3"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[1:3] == ["  15 s: Collecting scipy>=1.2", "  30 s: Collecting scipy>=1.2"]
+
+
 def test_there_is_one_version_and_the_changelog_has_it() -> None:
     changes = re.search(r"^## (\d\S+) \((\S+)\)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
