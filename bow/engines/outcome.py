@@ -100,6 +100,9 @@ class Turns:
     turn_s: float  # duration of one on its executor
 
 
+MOST_GAIN, WIDEST = 1.1, 1.5  # gain per learner at once, and ratio of the quartiles, beyond which the machine was busy
+
+
 @dataclass
 class SideBySide:
     """Speedup of learners that run in parallel: a task is timed alone now and then, and the round after it."""
@@ -110,9 +113,13 @@ class SideBySide:
 
     def __str__(self) -> str:
         alone_s, round_s = map(statistics.median, zip(*self.times, strict=True))
-        gain = self.learners * alone_s / round_s
+        gain, what = self.learners * alone_s / round_s, f"{self.learners} learners, {self.at_once} side by side"
+        settled = [alone / together for alone, together in self.times[1:]] or [1.0]  # the first task is slower
+        low, _, high = statistics.quantiles([*settled, *settled], method="inclusive")
+        if gain > self.at_once * MOST_GAIN or high > low * WIDEST:
+            return f"{what}: the gain could not be measured, because the machine was busy"
         return (
-            f"{self.learners} learners, {self.at_once} side by side: {gain:.1f} times the throughput of one on a core "
+            f"{what}: {gain:.1f} times the throughput of one on a core "
             f"(a round {1000 * round_s:.3g} ms, one task alone {1000 * alone_s:.3g} ms)"
         )
 

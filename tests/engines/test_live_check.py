@@ -507,3 +507,17 @@ def state_of(replicas: bow.Replicas) -> list[Any]:
 def equal(state: Any, other: Any) -> bool:
     pairs = zip(tree_leaves(state), tree_leaves(other), strict=True)
     return all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [(0.9, 0.1), (0.0190, 0.0152), (0.0200, 0.0155), (0.0195, 0.0154)],  # 5.1 times
+        [(0.9, 0.1), (0.0070, 0.0152), (0.0070, 0.0400), (0.0070, 0.0155), (0.0140, 0.0500)],
+    ],
+    ids=["more than is possible", "too wide"],
+)
+def test_what_a_busy_machine_makes_of_learners_side_by_side_is_not_said(times: list[tuple[float, float]]) -> None:
+    assert str(SideBySide(4, 2, times)) == (
+        "4 learners, 2 side by side: the gain could not be measured, because the machine was busy"
+    )
