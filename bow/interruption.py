@@ -6,13 +6,15 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
     """Records the first signal; afterwards, signals have their previous handlers again."""
+
+    pending: ClassVar[bool] = False  # whether one has come to work under way, which a compiler may have died of, too
 
     def __init__(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
         self._signals = signals
@@ -33,10 +35,12 @@ class Interruption:
         try:
             yield
         finally:
+            Interruption.pending = False
             self._restore()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self.signal = number
+        Interruption.pending = True
         if number != signal.SIGHUP:  # a closing terminal sends it more than once
             self._restore()
 

@@ -21,6 +21,7 @@ from bow.engines.task import Batch, Step, autocast
 from bow.errors import CaptureError, DataError, GraphError, RuntimeUnavailableError, reason
 from bow.graph import Operator, StepGraph, capture
 from bow.graph.kinds import has_recurrent_layer
+from bow.interruption import Interruption
 from bow.replicas import LearnerGroup
 from bow.runtime.loading import content_hash
 from bow.runtime.region import Region, compile_region, is_compiled
@@ -262,7 +263,8 @@ class CapturedTasks(CaptureCache[CapturedTask]):
                 unrolled = self._compilable()
                 return CapturedTask(unrolled, compile_region(unrolled))
             except (RuntimeUnavailableError, CaptureError) as error:
-                self._tell(f"the learning task is not compiled ({reason(error)}); it runs operator by operator")
+                if not Interruption.pending:
+                    self._tell(f"the learning task is not compiled ({reason(error)}); it runs operator by operator")
         return CapturedTask(graph, None)
 
     def _graph(self, batch: Batch, frozen: FrozenValues, *, unrolled: bool) -> StepGraph:

@@ -22,6 +22,7 @@ from bow.engines.task_scheduler import Learn, TaskScheduler
 from bow.errors import BowError, LossError, ModelError, reason
 from bow.graph.outside import OutsideTensors
 from bow.graph.refusal import changed, python_state
+from bow.interruption import Interruption
 from bow.replicas import Learner, LearnerGroup, buffer_state, load_buffers
 
 Forward: TypeAlias = Callable[[], contextlib.AbstractContextManager[Any]]  # makes the context of one forward pass
@@ -191,7 +192,10 @@ class LearningTasks:
         except Exception as error:
             self._compiled = None
             learned = self._learn_one(learner, task, batch, contextlib.nullcontext)  # raises if the error is the user's
-            self._stop_compiling(reason(error))
+            if Interruption.pending:
+                self._compiled = compiled  # for the training that resumes this one
+            else:
+                self._stop_compiling(reason(error))
             return learned
         if before is not None:
             self._is_checked = True

@@ -21,6 +21,7 @@ from bow.engines.task import Batch, Metrics, TaskResult, compiled
 from bow.engines.vectorised import StackedBuffers, TogetherTask, vectorised, writing_results
 from bow.errors import BowError, ModelError, reason
 from bow.graph.refusal import changed, python_state
+from bow.interruption import Interruption
 from bow.replicas import LearnerGroup
 from bow.sync import SMA
 
@@ -89,6 +90,8 @@ class Fused(TaskRunner):
             raise
         except Exception as error:
             outcome = in_parts(Stacked(stacked), due)  # raises again if the error is the user's
+            if Interruption.pending:
+                return outcome
             self._whole_round = None
             self._failed.add(WHOLE)
             log.note("engine changed", f"the round cannot be one region ({reason(error)}); running it in parts")
@@ -110,7 +113,8 @@ class Fused(TaskRunner):
         self.context.before.keep()
         failures: dict[str, str] = {}
         outcome = None
-        for name, run in self._levels if stacked is not None else []:
+        is_asked_to_end = Interruption.pending and not self._has_run  # nothing is compiled any more
+        for name, run in self._levels if stacked is not None and not is_asked_to_end else []:
             try:
                 outcome = self._learn_together(run, stacked)
                 self._has_run = True
@@ -131,6 +135,8 @@ class Fused(TaskRunner):
         if outcome is None:
             self._buffers.moved()
             outcome = self._in_turn.learn(batches, self.context.round_index)  # raises again if the error is the user's
+        if Interruption.pending:
+            return outcome
         self._failed.update(failures)
         self._levels = [level for level in self._levels if level[0] not in failures]
         for failure in failures.values():

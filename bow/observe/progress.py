@@ -164,7 +164,7 @@ def _epoch_parts(record: Record, epochs: float | None) -> list[tuple[int, str]]:
 def _end_line(record: Record) -> str:
     values = [f"{name} {metric_text(name, value)}" for name, value in metrics(record).items()]
     did = f"trained on {count_text(record['samples'])} samples in {duration_text(record['seconds'])}"
-    line = f"{did} ({rate_text(record.get('samples_per_s'))})"
+    line = f"{did} ({rate_text(record.get('samples_per_s'))} without start-up and evaluation)"
     if values:
         line += f": {', '.join(values)}"
     if is_number(record.get("time_to_target_s")):

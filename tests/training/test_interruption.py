@@ -76,6 +76,35 @@ def test_a_training_that_is_asked_to_end_goes_on_later(
     assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True))
 
 
+@pytest.mark.parametrize(("engine", "learners"), [("graph", 2), ("eager", 1), ("eager", 2), ("fused", 2)])
+def test_a_compiler_that_dies_of_the_same_signal_is_not_complained_of(
+    train: Train, engine: str, learners: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C goes to the whole process group: to bow, and to the g++ that torch's compiler has started."""
+    asked: list[object] = []
+
+    def dies(*_: Any, **__: Any) -> Any:
+        asked.append(None)
+        os.kill(os.getpid(), signal.SIGINT)
+        raise RuntimeError("C++ compile error")
+
+    def compiled(function: Any) -> Any:
+        return dies
+
+    monkeypatch.setattr("torch._inductor.aot_compile", dies)
+    monkeypatch.setattr("bow.engines.eager.compiled", compiled)
+    monkeypatch.setattr("bow.engines.fused.compiled", compiled)
+    monkeypatch.setattr("bow.runtime.region.built", lambda folder, name, make: make(Path(name)))
+    settings = {"engine": bow.Engine(engine, compile=engine != "fused"), "learners": learners}
+    with pytest.raises(KeyboardInterrupt) as caught:  # and no warning, which would be an error here
+        train(**settings)
+    assert "round 1; go on with" in caught.value.__notes__[0]
+    assert len(asked) == 1
+    monkeypatch.undo()
+    resumed = train(resume="auto", **settings)  # which compiles, and says nothing either
+    assert resumed.engine == {"graph": "graph (compiled)"}.get(engine, engine)
+
+
 def test_asked_a_second_time_it_ends_at_once(train: Train, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         train(callbacks=[Ask(signal.SIGINT, at=5, times=2)])
