@@ -45,12 +45,12 @@ def advice(machine: MachineInfo) -> Iterator[str]:
             f"other processes use {others:.1f} of {machine.cores} cores, which trainings share: end them, or wait for "
             "their end"
         )
-    if machine.cores > 1 and (loss := _default_loss()):
-        yield loss
-    if machine.compiler is not None and loading.is_built() and machine.cores > 1:
-        if others > machine.cores / 2:
-            yield "engines are not measured while others use most cores, which would be noise; ask again later"
-        else:
+    if machine.cores > 1 and others > machine.cores / 2:
+        yield "threads and engines are not measured while others use most cores, which would be noise; ask again later"
+    elif machine.cores > 1:
+        if loss := _default_loss():
+            yield loss
+        if machine.compiler is not None and loading.is_built():
             yield _engines(machine.cores)
             yield from _bfloat16(machine.cores)
 

@@ -44,6 +44,13 @@ def run(words: Sequence[str]) -> int:
             "write bow predict RUN inputs.npy"
         )
     directory = RunDirectory(given_path("the run directory", given[0], RunDirectoryError))
+    with readable(directory.path):
+        has_config = directory.config_path.is_file()
+    if not has_config:
+        raise RunDirectoryError(
+            f"{directory.path} is not the directory of a run (it has no {directory.config_path.name}); name one that "
+            "bow train made"
+        )
     composition = recompose(directory.config_path, [])
     check_values(composition)
     make, splits = model_and_data(composition)

@@ -118,7 +118,8 @@ class Report:
 
     @property
     def summary(self) -> dict[str, str]:
-        last, of = self.last, f"/{self.start['epochs']:g}" if is_number(self.start.get("epochs")) else ""
+        epochs = [record.get("epochs") for record in self.records if record["kind"] == "start"][-1:]
+        last, of = self.last, "".join(f"/{each:g}" for each in epochs if is_number(each))
         values: dict[str, float | None] = {**self._final_metrics()}
         values = values or dict(zip(("loss",), self._final_losses, strict=False))
         return {

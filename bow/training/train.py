@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 ENDING_S = 60.0  # seconds that a training restarted by torchrun waits for the previous processes to exit
 REMEDY = 'go on with resume="auto"'  # remedy where another process of a training has exited
+RESTORED = ("optimizer", "scheduler")  # sections of config.yaml that a resumed training keeps
 JOB = ".torchrun"  # file of a run directory with the name of torchrun's job, if any
 # Called instead of `run_training`, in order to run several trainings side by side.
 INSTEAD: ContextVar[Callable[[TrainConfig], Result] | None] = ContextVar("INSTEAD", default=None)
@@ -189,7 +190,7 @@ def run_training(config: TrainConfig) -> Result:
         unit, steps = _scheduler_steps(config, prepared.opened.stream, replicas, state or {})
         check_scheduler_lasts(scheduler, steps, unit)
         name = type(prepared.request.replicas.model).__name__.lower()
-        directory, fresh = _made_directory(path, name, goes_on, config, world, lock)
+        directory, fresh = _made_directory(path, name, goes_on, state is not None, config, world, lock)
         if made.save is not None and world.leads:
             made.save(directory.path)
         is_manual = config.run.checkpoint_every != "auto"
@@ -324,7 +325,7 @@ def _divided(
 
 
 def _made_directory(
-    path: Path | None, name: str, goes_on: bool, config: TrainConfig, world: World, lock: RunLock
+    path: Path | None, name: str, goes_on: bool, is_restored: bool, config: TrainConfig, world: World, lock: RunLock
 ) -> tuple[RunDirectory, bool]:
     """Create the run directory on rank 0; return it, and whether it held no run."""
     made = ("", False)
@@ -334,7 +335,11 @@ def _made_directory(
         directory.check(goes_on)  # another training may have taken it first
         directory.remove_leftovers()
         made = str(directory.path), not directory.holds_run
-        directory.write_config(config.as_settings())
+        settings = dict(config.as_settings())
+        if goes_on and is_restored:  # with optimizer and scheduler of the checkpoint, whatever is given now
+            before = directory.read_config()
+            settings |= {name: before[name] for name in RESTORED if settings.get(name) and before.get(name)}
+        directory.write_config(settings)
         if job := job_name():
             save_text("the name of torchrun's job", directory.path / JOB, job, RunDirectoryError)
     where, fresh = world.broadcast(made)

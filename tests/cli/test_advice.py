@@ -46,7 +46,7 @@ def test_a_compiler_and_the_runtime_are_asked_for(told: Callable[..., list[str]]
 
 
 def test_a_busy_machine_is_told_and_not_measured(told: Callable[..., list[str]]) -> None:
-    busy, not_measured = told(others=1.6)
+    busy, not_measured = told(others=1.6, loss="2 300 427 500")
     assert "other processes use 1.6 of 2 cores" in busy
     assert "not measured" in not_measured
 

@@ -77,7 +77,7 @@ def test_the_best_model_is_no_other(run_dir: Path, tmp_path: Path, capsys: pytes
         (["RUN", "missing.npy"], "missing.npy cannot be read"),
         (["RUN", "ZIP"], "wrong.npz cannot be read"),
         (["RUN", "WRONG"], r"the model fails on inputs of shape \(3, 2\)"),
-        (["nowhere", "validation"], "nowhere/config.yaml cannot be read"),
+        (["nowhere", "validation"], "nowhere is not the directory of a run"),
         (["PYTHON", "validation"], "is not of a run that bow train made"),
     ],
 )
@@ -101,3 +101,10 @@ def test_what_cannot_be_predicted_is_one_sentence(
     shown = capsys.readouterr().err
     assert shown.count("\n") == 1
     assert message.replace("\\", "") in shown
+
+
+def test_a_directory_without_a_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", str(tmp_path / "nope"), "validation"]) == 2
+    told = capsys.readouterr().err
+    assert f"{tmp_path / 'nope'} is not the directory of a run (it has no config.yaml)" in told
+    assert "--config" not in told

@@ -234,3 +234,22 @@ def test_a_sweep_that_has_just_begun_is_shown(tmp_path: Path, capsys: pytest.Cap
     assert main(["runs"]) == 0
     assert "2 members" in capsys.readouterr().out
     assert main(["report", "runs/sweep"]) == 0
+
+
+@pytest.mark.filterwarnings("ignore:the training to be resumed")
+def test_a_run_resumed_with_fewer_epochs_says_what_was_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "data.limit=64", "learners=1", "engine=eager", f"run={tmp_path / 'runs/a'}"]
+    words += ["run.checkpoint_every=1", "-q"]
+    assert main([*words, "optimizer.lr=.01", "epochs=4"]) == 0
+    config = yaml.safe_load((tmp_path / "runs/a/config.yaml").read_text())
+    *_, before_last, last = sorted((tmp_path / "runs/a/checkpoints").iterdir())
+    last.unlink()
+    assert main([*words, "epochs=3", "optimizer.lr=.02", "run.resume=auto"]) == 0
+    resumed = yaml.safe_load((tmp_path / "runs/a/config.yaml").read_text())
+    assert resumed["epochs"] == 3
+    assert (resumed["optimizer"], resumed["scheduler"]) == (config["optimizer"], config["scheduler"])
+    capsys.readouterr()
+    assert main(["runs"]) == 0
+    assert "finished, 3/3, " in capsys.readouterr().out
