@@ -17,6 +17,7 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 LOG_WIDTH = 160  # columns without a terminal, so that tables in logs are complete
 ROOM = 24  # an explanation with fewer columns next to its name is placed below it
 COLUMNS = re.compile(r"(?P<name>\s*\S.*?\s{2,})(?P<text>\S.*)")
+UNIT = re.compile(r"(?<=\d) (?=(?:%|[mnµ]?s|min|h|d|[KMGT]i?B|samples/s)(?!\w))")
 COMMENT = re.compile(r"(?P<name>[^#]*)(?P<text># .*)")
 
 HEAD_WIDTH = 8  # width of the header of a numeric column; longer ones wrap
@@ -40,6 +41,23 @@ def terminal_table(
     return table
 
 
+def fit(table: "Table", width: int) -> None:
+    """Narrow the columns until a table fits, the widest first, and none below its longest word."""
+    texts = [[str(column.header), *map(str, column.cells)] for column in table.columns]
+    widths = [max(len(line) for text in column for line in text.split("\n")) for column in texts]
+    least = [
+        whole if column.no_wrap else max(map(len, " ".join(own).split()), default=0)
+        for column, own, whole in zip(table.columns, texts, widths, strict=True)
+    ]
+    while sum(widths) + 2 * (len(widths) - 1) > width:
+        number = max(range(len(widths)), key=lambda number: (widths[number] > least[number], widths[number]))
+        if widths[number] == least[number]:
+            return
+        widths[number] -= 1
+    for column, own in zip(table.columns, widths, strict=True):
+        column.width = own
+
+
 def terminal() -> "Console":
     """Return the console for tables: long lines wrap on a terminal, but not in a log."""
     from rich.console import Console
@@ -59,7 +77,7 @@ def wrapped(line: str, width: int) -> list[str]:
     """Wrap a line; parts separated by two spaces are kept together if they are short enough."""
     if len(line) <= width:
         return [line]
-    line = line.replace(" %", f"{NO_BREAK}%")
+    line = UNIT.sub(NO_BREAK, line)
     whole = re.sub(r"(?<=\S) (?=\S)", NO_BREAK, line) if "  " in line.strip() else line
     parts = _wrap(whole, width, "", "    ")
     if max(map(len, parts), default=0) > width:

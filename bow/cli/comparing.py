@@ -10,7 +10,7 @@ from bow.observe import RunDirectory
 from bow.observe.comparison import RunComparison
 from bow.observe.report import Report, write_page
 from bow.observe.run_directory import readable
-from bow.terminal import say, terminal, terminal_table
+from bow.terminal import fit, say, terminal, terminal_table
 from bow.values import given_path
 
 USAGE = """\
@@ -29,7 +29,9 @@ def run(words: Sequence[str]) -> int:
     comparison = RunComparison([str(path) for path in paths], [_read(path) for path in paths])
     texts = range(len(paths) + 1)
     for title, rows in (("Results", comparison.results), ("What differs", comparison.differences)):
-        terminal().print(terminal_table(title, "", *comparison.names, texts=texts, rows=rows), "")
+        table, console = terminal_table(title, "", *comparison.names, texts=texts, rows=rows), terminal()
+        fit(table, console.width)
+        console.print(table, "")
     say(f"curves: {write_page(out, 'compare.html', run=comparison)}")
     return 0
 

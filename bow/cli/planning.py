@@ -15,10 +15,11 @@ from bow.cli.planning_methods import all_methods, check_used, compared_methods, 
 from bow.cli.planning_settings import PlanSettings, as_planned, load, read, size_given
 from bow.cli.subject import SIZE, parts
 from bow.data import batch_length
+from bow.engines.memory import bytes_text
 from bow.errors import BowError, SettingError, disk_reason, reason
 from bow.files import spare_files, write_whole
 from bow.observe.searching import measuring
-from bow.planning.problem.device_topology import GIB, DeviceTopology
+from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.partition import Partition
 from bow.planning.problem.topology_files import save_topology, shipped_topologies
 from bow.planning.search.baselines import baseline
@@ -39,6 +40,7 @@ from bow.terminal import say, terminal, terminal_table
 from bow.values import given_path
 
 TIMELINE, PICTURE = "timeline.json", "timeline.svg"  # beside the partition in a folder
+MOST_PERCENT = 500  # above the lower bound; a bound that is farther away says nothing
 
 USAGE = """\
 usage: bow plan [--dry-run] [NAME=VALUE ...]
@@ -188,7 +190,7 @@ def _plan(console: Console, problems: Sequence[Problem], settings: PlanSettings)
     if base_ns is not None:
         ratio = base_ns / (result.makespan_ns / partition.learners)
         console.print(f"data parallelism: {base_ns / 1e6:.3f} ms; {ratio:.2f} times as fast")
-    console.print(_distance(problem, settings, result.makespan_ns / partition.learners, partition.learners))
+    _print_distance(console, problem, settings, result.makespan_ns / partition.learners, partition.learners)
     if settings.dry_run:
         console.print("dry run: nothing is written")
     else:
@@ -234,7 +236,7 @@ def _written_elsewhere(text: str) -> Path | None:
 
 
 def _compare(console: Console, problem: Problem, settings: PlanSettings) -> None:
-    rows = terminal_table("A step, simulated", "method", "ms", "over data", "sent MB", "compute ms", "peak memory GiB")
+    rows = terminal_table("A step, simulated", "method", "ms", "over data", "sent MB", "compute ms", "peak memory")
     base_ns = _data_parallel_ns(problem)
     fitting: list[tuple[float, int]] = []
     for method in settings.methods or compared_methods():
@@ -253,11 +255,11 @@ def _compare(console: Console, problem: Problem, settings: PlanSettings) -> None
             "" if base_ns is None else f"{base_ns / step_ns:.2f}",
             f"{result.communication_bytes / 1e6:.2f}",
             f"{result.task_ns / 1e6:.3f}",
-            f"{max(result.peaks) / GIB:.2f}",
+            bytes_text(max(result.peaks)),
         )
     console.print(rows)
     if fitting:
-        console.print(_distance(problem, settings, *min(fitting)))
+        _print_distance(console, problem, settings, *min(fitting))
     for sentence in tower_sentences(problem):
         console.print(sentence)
 
@@ -296,7 +298,7 @@ def _tell(console: Console, file: str, settings: PlanSettings, action: str) -> N
         console.print(f"{explanation.tried:,} other choices simulated{left_out}")
     result = problem.simulate(splits, learners)
     console.print(_summary(partition, result))
-    console.print(_distance(problem, loaded.settings, result.makespan_ns / learners, learners))
+    _print_distance(console, problem, loaded.settings, result.makespan_ns / learners, learners)
 
 
 def _lines(problem: Problem, explanation: Explanation) -> Iterator[str]:
@@ -335,13 +337,14 @@ def _worth(problem: Problem, partition: Partition, result: SimulationResult, wor
     )
 
 
-def _distance(problem: Problem, settings: PlanSettings, batch_ns: float, learners: int) -> str:
+def _print_distance(console: Console, problem: Problem, settings: PlanSettings, batch_ns: float, learners: int) -> None:
     """How far a partition is from the best possible one at most."""
     others = settings.search.learners if settings.search.noise_scale is None else ()
     bound_ns = least_batch_ns(problem, {learners, *others})
     percent = math.ceil(100 * (batch_ns / bound_ns - 1)) if bound_ns else 0
     batch = "" if learners == 1 else " for a batch"
-    return f"lower bound: {bound_ns / 1e6:.3f} ms{batch}; within {percent:,} % of the best possible"
+    if percent <= MOST_PERCENT:
+        console.print(f"lower bound: {bound_ns / 1e6:.3f} ms{batch}; within {percent} % of the best possible")
 
 
 def _action(words: Sequence[str]) -> tuple[str, str, Sequence[str]]:

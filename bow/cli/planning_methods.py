@@ -119,7 +119,7 @@ def _proven(problem: Problem, settings: SearchSettings, console: Console) -> Pla
     if not proof.bound_ns:
         shown = "it was ended before others were looked at, or what they take was bounded"
     else:
-        by = "" if proof.is_complete else f" by more than {proof.gap:.1%}"
+        by = "" if proof.is_complete else f" by more than {100 * proof.gap:.1f} %"
         shown = f"none of the {number} partitions with {space.description}, is faster{by}"
     return Planned(
         problem.partition(proof.splits), f"{proof.evaluated:,} partitions simulated in {proof.seconds:.1f} s; {shown}"

@@ -12,7 +12,7 @@ from bow.files import DAMAGE
 from bow.members.report import open_report
 from bow.observe import RunDirectory
 from bow.observe.run_directory import LOCK, readable
-from bow.terminal import say, terminal, terminal_table
+from bow.terminal import fit, say, terminal, terminal_table
 from bow.values import given_path
 
 USAGE = """\
@@ -45,6 +45,7 @@ def run(words: Sequence[str]) -> int:
         rows = [[DATED.sub("\\g<0>\n", row[0]) if len(row[0]) > LONGEST_NAME else row[0], *row[1:]] for row in rows]
     table = terminal_table(f"Runs in {folder}", *COLUMNS, texts=range(len(COLUMNS)), rows=rows)
     table.columns[0].no_wrap = all(len(part) <= LONGEST_NAME for row in rows for part in row[0].split("\n"))
+    fit(table, console.width)
     console.print(table)
     for _, _, damage in runs:
         if damage:

@@ -19,8 +19,8 @@ from bow.members.variant import Variant
 from bow.observe import RunDirectory, read_records
 from bow.observe.charts import BLUE, EPOCHS, GREY, PALETTE, Chart, ChartAxis, Series
 from bow.observe.records import Record, is_number
-from bow.observe.report import Report, ResultTile, fact_text, flat, value_text, write_page
-from bow.observe.text import count_text, duration_text, is_share, metric_text, rate_text
+from bow.observe.report import Report, ResultTile, flat, value_text, write_page
+from bow.observe.text import count_text, duration_text, gap_text, interval_text, is_share, metric_text, rate_text
 
 CHANCE = ("seed", FOLD)  # settings to pair over, which are not compared themselves
 FEW = 4  # up to this many values, compare all pairs; above, compare each with the best
@@ -120,7 +120,7 @@ class SweepReport(Report):
         like_best = [m.value(name) for m in sweep if own[id(m)] == own[id(best)] and m.stopped not in BEATEN]
         alike = [value for value in like_best if is_number(value)]
         if len(alike) > 1:
-            spread = f"± {_gap_text(name, statistics.stdev(alike)).lstrip('+')} over {len(alike)} like the best"
+            spread = f"± {gap_text(name, statistics.stdev(alike)).lstrip('+')} over {len(alike)} like the best"
             tiles.append(ResultTile(metric_text(name, statistics.fmean(alike)), f"mean {_words(name)}", spread))
         ended = [f"{sum(m.stopped == why for m in sweep)} {text}" for why, text in ENDED.items() if why is not None]
         rate = rate_text(sweep.throughput).removesuffix(" samples/s")
@@ -206,11 +206,10 @@ class SweepReport(Report):
         rows = []
         for each in differences:
             low, high = each.interval
-            interval = f"{_gap_text(name, low).removesuffix(' points')} to {_gap_text(name, high)}"
-            shown = interval if each.pairs > 1 else "one pair tells nothing"
+            shown = interval_text(name, low, high) if each.pairs > 1 else "one pair tells nothing"
             clear = "clear" if each.is_clear else "within chance"
             what = f"{value_text(each.high)} instead of {value_text(each.low)}"
-            rows.append([what, _gap_text(name, each.mean), shown, str(each.pairs), clear if each.pairs > 1 else ""])
+            rows.append([what, gap_text(name, each.mean), shown, str(each.pairs), clear if each.pairs > 1 else ""])
         return rows
 
     @cached_property
@@ -282,10 +281,3 @@ def _member(number: int, values: dict[str, Any], path: Path) -> Member:
 
 def _words(name: str) -> str:
     return name.replace("_", " ")
-
-
-def _gap_text(name: str, gap: float) -> str:
-    """Format a difference; for shares in percentage points."""
-    if not math.isfinite(gap):
-        return fact_text(gap)
-    return f"{100 * gap:+.2f} points" if is_share(name) else f"{gap:+.4g}"

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from bow.errors import SettingError
 from bow.members.member import Member
 from bow.members.stopping import BEATEN
+from bow.observe.text import gap_text, interval_text
 from bow.training.metrics import Metric, is_higher_better
 from bow.values import shortened
 
@@ -60,8 +61,8 @@ class Differences(list[Difference]):
     def __str__(self) -> str:
         lines = [f"{self.metric} by {self.setting}, paired, 95 % intervals"]
         for each in self:
-            low, high = each.interval
-            lines.append(f"  {each.high} - {each.low}: {each.mean:+.4g} ({low:+.4g} to {high:+.4g}, n={each.pairs})")
+            interval = interval_text(self.metric, *each.interval)
+            lines.append(f"  {each.high} - {each.low}: {gap_text(self.metric, each.mean)} ({interval}, n={each.pairs})")
         return "\n".join(lines)
 
     __repr__ = __str__

@@ -120,13 +120,15 @@ class Report:
     def summary(self) -> dict[str, str]:
         epochs = [record.get("epochs") for record in self.records if record["kind"] == "start"][-1:]
         last, of = self.last, "".join(f"/{each:g}" for each in epochs if is_number(each))
+        by_device = self.start.get("by_device") or [0]  # all alike, unless a partition computes one on several devices
+        devices = len(by_device) if all(by_device) else 1
         values: dict[str, float | None] = {**self._final_metrics()}
         values = values or dict(zip(("loss",), self._final_losses, strict=False))
         return {
             "began": self._began,
             "model": str(self.start.get("model", "")),
             "data": data_of(self.settings),
-            "learners": value_text(last.get("learners", "")),
+            "learners": value_text(last.get("learners", "")) + (f" x {devices} devices" if devices > 1 else ""),
             "engine": str(self.start.get("engine", "")),
             "epochs": f"{round(last.get('epoch', 0), 2):g}{of}",
             "result": ", ".join(f"{name.replace('_', ' ')} {metric_text(name, values[name])}" for name in values),

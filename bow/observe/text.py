@@ -28,6 +28,15 @@ def is_share(name: str) -> bool:
     return "accuracy" in name.lower()
 
 
+def gap_text(name: str, gap: float) -> str:
+    """A difference of a metric; of shares in percentage points."""
+    return f"{100 * gap:+.2f} points" if is_share(name) else f"{gap:+.4g}"
+
+
+def interval_text(name: str, low: float, high: float) -> str:
+    return f"{gap_text(name, low).removesuffix(' points')} to {gap_text(name, high)}"
+
+
 def rate_text(value: float | None) -> str:
     if value is None or not math.isfinite(value):
         return f"{MISSING} samples/s"

@@ -263,7 +263,9 @@ class RunCheckpoints:
     def interrupted(self, number: int) -> None:
         """Write a checkpoint of a training that a signal ends."""
         self.write()
-        self._records.event("interrupted", f"{signal.Signals(number).name}: the training ends; {self.way_on}")
+        is_returned = self._context.config.run.on_interrupt == "return"  # otherwise the exception has the way on
+        way_on = f"; {self.way_on}" if is_returned else ""
+        self._records.event("interrupted", f"{signal.Signals(number).name}: the training ends{way_on}")
 
     def keep_what_was(self, stream: dict[str, Any] | None = None) -> None:
         """Write a checkpoint after a failure that has not changed the learners, with this state of the stream."""

@@ -58,6 +58,7 @@ class RunRecords:
                 "rounds": rounds,
                 "learners": self._replicas.learners,
                 "engine": self._replicas.engine,
+                "by_device": list(self._replicas.group.by_device),
                 "batch_size": context.stream.batch_size,
                 "epochs": None if config.steps is not None else config.epochs,
                 "steps": config.steps,

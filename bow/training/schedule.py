@@ -79,6 +79,7 @@ def decide(
         return None
     from bow.training.schedule_search import compared  # the profiler, not needed otherwise
 
+    say("measuring schedules, which takes a minute or so for a large step")
     began = time.perf_counter()
     try:
         comparison = compared(replicas_config, batch, cores)

@@ -134,7 +134,7 @@ def _measured(
     budget = UNKNOWN_BUDGET_S if expected is None else min(MOST_BUDGET_S, PLANNED * tuner.share * expected)
     if expected is not None and budget - (time.perf_counter() - began) < LEAST_BUDGET_S:
         long = duration_text(expected)
-        return _by_rule(request, f"a training of about {long} is too short to measure in {tuner.share:.0%} of it")
+        return _by_rule(request, f"a training of about {long} is too short to measure in {100 * tuner.share:g} % of it")
     possible = [dataclasses.replace(each, setup_s=setup_s) for each in lanes(request, trials)]
     if not possible:
         has_room = request.engine != "auto" and _fits(EngineSetting(request.engine, count), request)

@@ -63,7 +63,7 @@ def _compared(record: TrialRecord, setting: EngineSetting, choice: EngineSetting
 
 
 def _relation(ratio: float, to: str) -> str:
-    return f"{100 * ratio:.1f}% of the {to.removeprefix('the ')}"
+    return f"{100 * ratio:.1f} % of the {to.removeprefix('the ')}"
 
 
 class Calibration:
@@ -123,7 +123,7 @@ class Calibration:
     def summary(self) -> str:
         """The choice and its cost in one line."""
         expected = self._budget.training_s
-        of_training = f", {self.spent_s / expected:.1%} of training" if expected else ""
+        of_training = f", {100 * self.spent_s / expected:.1f} % of training" if expected else ""
         found = "nothing ran" if self.choice is None else f"{self.choice}"
         return f"{found}; {len(self._record.trials)} tried in {self.spent_s:.1f} s{of_training}"
 

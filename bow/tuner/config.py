@@ -53,8 +53,8 @@ class Tuner:
             whole("learners", self.learners, also='"auto"')
         if self.objective not in get_args(Objective):
             raise SettingError(f'objective must be "throughput" or "goodput", got {self.objective!r}')
-        number("threshold", self.threshold, above=0, below=1, remedy="0.03 is 3%")
-        number("share", self.share, above=0, most=1, remedy="0.05 is 5% of the training")
+        number("threshold", self.threshold, above=0, below=1, remedy="0.03 is 3 %")
+        number("share", self.share, above=0, most=1, remedy="0.05 is 5 % of the training")
         number("window_s", self.window_s, above=0, remedy="1.0 is usual")
         for name in ("online", "cache", "pin"):
             if not isinstance(value := getattr(self, name), bool):

@@ -246,7 +246,7 @@ class OnlineTuner:
             costs = gain.exceeds(-self.threshold) is False
             if costs or self.learners == base + self._reach or not self._is_allowed(self.learners + 1):
                 break
-        outcome = f"{self.learners} bring {gain.value - 1:+.1%} over {base}"
+        outcome = f"{self.learners} bring {100 * (gain.value - 1):+.1f} % over {base}"
         while self.learners > base:
             yield from self._change(DOWN, outcome)
         return (yield from self._return_to(here, failed=UP))
@@ -262,7 +262,7 @@ class OnlineTuner:
             self._back_offs[DOWN].reset()
             self._back_offs[UP].begin(self.num_windows)
             return there
-        yield from self._change(UP, f"{there.learners} bring {gain.value - 1:+.1%} over {here.learners}")
+        yield from self._change(UP, f"{there.learners} bring {100 * (gain.value - 1):+.1f} % over {here.learners}")
         return (yield from self._return_to(here, failed=DOWN))
 
     def _return_to(self, before: Probe, failed: Step) -> _Rule[Probe]:

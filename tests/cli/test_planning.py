@@ -122,6 +122,12 @@ def test_every_plan_says_how_far_from_the_best_possible_it_is_at_most(learners: 
     assert step / float(bound) == pytest.approx(1 + int(percent.replace(",", "")) / 100, rel=0.05)  # as printed
 
 
+def test_a_bound_that_says_nothing_is_left_out(said: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "MOST_PERCENT", 1)
+    assert main(["plan", *MODEL, NODE, *SHORT]) == 0
+    assert "lower bound" not in said()
+
+
 def test_learners_and_batch_are_chosen_by_the_time_to_an_accuracy(
     said: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -236,15 +236,22 @@ def test_a_sweep_that_has_just_begun_is_shown(tmp_path: Path, capsys: pytest.Cap
     assert main(["report", "runs/sweep"]) == 0
 
 
+def test_learners_are_told_by_device(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = make(tmp_path / "runs/two")
+    start, *others = map(json.loads, directory.metrics_path.read_text().splitlines())
+    records = [{**start, "by_device": [3, 3]}, *others]
+    directory.metrics_path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    assert main(["runs"]) == 0
+    assert "3 x 2 devices, eager" in capsys.readouterr().out
+
+
 @pytest.mark.filterwarnings("ignore:the training to be resumed")
-def test_a_run_resumed_with_fewer_epochs_says_what_was_used(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_resumed_with_fewer_epochs_says_what_was_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "data.limit=64", "learners=1", "engine=eager", f"run={tmp_path / 'runs/a'}"]
-    words += ["run.checkpoint_every=1", "-q"]
+    words += ["run.checkpoint_every=5", "-q"]
     assert main([*words, "optimizer.lr=.01", "epochs=4"]) == 0
     config = yaml.safe_load((tmp_path / "runs/a/config.yaml").read_text())
-    *_, before_last, last = sorted((tmp_path / "runs/a/checkpoints").iterdir())
+    *_, last = sorted((tmp_path / "runs/a/checkpoints").iterdir())
     last.unlink()
     assert main([*words, "epochs=3", "optimizer.lr=.02", "run.resume=auto"]) == 0
     resumed = yaml.safe_load((tmp_path / "runs/a/config.yaml").read_text())

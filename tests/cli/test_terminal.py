@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bow.cli import main
-from bow.terminal import fitted_by_rank, terminal_table, wrapped
+from bow.terminal import fit, fitted_by_rank, terminal_table, wrapped
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -78,6 +78,20 @@ def test_numbers_of_a_table_are_whole_where_its_text_has_no_room() -> None:
     with console.capture() as captured:
         console.print(table)
     assert [line.rstrip() for line in captured.get().splitlines()[-2:]] == ["critical path,  1234.567", "2 executors"]
+
+
+def test_words_of_a_table_are_whole_where_they_fit() -> None:
+    from rich.console import Console
+
+    row = ["2026-01-31_120000_resnet", "ResNet, synthetic_images", "4, graph (compiled)", "finished, 15/15, 1 min"]
+    table = terminal_table("runs", "run", "model, data", "learners, engine", "state", texts=range(4), rows=[row])
+    fit(table, 67)
+    console = Console(width=67, file=io.StringIO())
+    with console.capture() as captured:
+        console.print(table)
+    shown = captured.get()
+    assert max(map(len, shown.splitlines())) <= 67
+    assert {"2026-01-31_120000_resnet", "synthetic_images", "(compiled)", "finished,"} <= set(shown.split())
 
 
 def test_what_matters_least_is_left_out_of_a_line() -> None:

@@ -45,7 +45,9 @@ def test_comparisons_are_paired_over_seeds() -> None:
 
 
 def test_one_pair_has_no_interval() -> None:
-    (only,) = made({(0, 0.1): 0.5, (0, 0.2): 0.7}).compare("lr")
+    differences = made({(0, 0.1): 0.5, (0, 0.2): 0.7}).compare("lr")
+    assert str(differences).splitlines()[1] == "  0.2 - 0.1: +20.00 points (-inf to +inf points, n=1)"
+    (only,) = differences
     assert only.interval == (-math.inf, math.inf)
 
 

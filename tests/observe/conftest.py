@@ -84,7 +84,13 @@ def _metrics(epoch: int) -> dict[str, float]:
 def calibration() -> dict[str, Any]:
     """The record of how engine and learners were found: one setting ran, one is faster, one was not tried."""
     rows = [
-        {"engine": "eager", "learners": 1, "samples_per_s": 1000.0, "status": "measured", "why": "50.0% of the choice"},
+        {
+            "engine": "eager",
+            "learners": 1,
+            "samples_per_s": 1000.0,
+            "status": "measured",
+            "why": "50.0 % of the choice",
+        },
         {"engine": "graph", "learners": 2, "samples_per_s": 2000.0, "status": "chosen", "why": "the highest"},
         {"engine": "fused", "learners": 1, "samples_per_s": None, "status": "not tried", "why": "takes <12 s>"},
     ]

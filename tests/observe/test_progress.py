@@ -191,4 +191,5 @@ def test_long_lines_and_tables_of_a_terminal():
     ]
     assert wrapped("a sentence that is longer than this", 20) == ["a sentence that is", "    longer than this"]
     assert wrapped("in the end, an accuracy of 92.11 %", 32) == ["in the end, an accuracy of", "    92.11 %"]
+    assert wrapped("a training of about 42 s is too short", 22) == ["a training of about", "    42 s is too short"]
     assert wrapped("short", 20) == ["short"]

@@ -248,7 +248,7 @@ def test_it_says_how_engine_and_learners_were_found(run, calibration):
     assert words[begin + 1] == "calibration of 2 settings took 3.0 s; chosen: graph, 2 learners"
     table = words[begin + 2 :]
     assert table[:9] == list(DECISION_HEAD)
-    assert table[9:17] == ["eager", "1", "1", "1,000", "990", "1,010", "1.5 s", "measured: 50.0% of the choice"]
+    assert table[9:17] == ["eager", "1", "1", "1,000", "990", "1,010", "1.5 s", "measured: 50.0 % of the choice"]
     assert "not tried: takes <12 s>" in table
     text = directory.report_path.read_text(encoding="utf-8")
     (chosen,) = re.findall(r'<tr class="chosen">(.*?)</tr>', text, re.DOTALL)

@@ -68,6 +68,8 @@ def test_a_training_that_is_asked_to_end_goes_on_later(
     with pytest.raises(outcome) as caught:
         train(callbacks=[Ask(number, at=5, times=2 if number == signal.SIGHUP else 1)])
     assert "round 5; go on with bow.train(..., run=bow.Run(" in caught.value.__notes__[0]
+    records = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert f'{signal.Signals(number).name}: the training ends"' in records  # the way on is said once
     assert caught.type is KeyboardInterrupt or caught.value.code == 128 + number
     assert signal.getsignal(number) is before
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["round_00000005.pt"]
@@ -115,6 +117,7 @@ def test_asked_a_second_time_it_ends_at_once(train: Train, tmp_path: Path) -> No
 def test_the_result_so_far_is_returned_where_that_is_asked_for(train: Train, number: int) -> None:
     result = train(callbacks=[Ask(number, at=5)], on_interrupt="return")
     assert result.interrupted_by == number
+    assert "the training ends; there is a checkpoint of round 5" in (result.run_dir / "metrics.jsonl").read_text()
     assert result.history[-1]["round"] == 5
     assert result.model_path is not None
     resumed = train(resume="auto", on_interrupt="return")

@@ -198,6 +198,7 @@ def test_auto_uses_a_schedule_when_it_wins_and_says_so_when_it_does_not(
     assert all((schedule is not None) == wins for schedule in seen)
     assert seen
     said = "".join(capsys.readouterr())
+    assert said.startswith("measuring schedules")
     assert ("2.00 times as fast as sequential" if wins else "nothing that runs operators side by side") in said
 
 

@@ -122,7 +122,7 @@ def test_nothing_is_measured_where_nothing_is_open(machine: Machine) -> None:
     ("given", "why"),
     [
         ({"rounds": 99}, "99 rounds are too few"),
-        ({"samples": 1000}, "about 500 ms is too short to measure in 5% of it"),
+        ({"samples": 1000}, "about 500 ms is too short to measure in 5 % of it"),
     ],
     ids=str,
 )

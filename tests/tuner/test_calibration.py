@@ -477,7 +477,7 @@ def test_fewer_learners_that_do_as_well_say_so() -> None:
     chosen = chosen_row(machine.calibrate(Calibration(lanes_of(["graph"], 8), 30.0)))
     assert chosen is not None
     assert chosen.learners == 4
-    assert chosen.why == "fewer learners or threads, 98.8% of the highest throughput"
+    assert chosen.why == "fewer learners or threads, 98.8 % of the highest throughput"
 
 
 def test_goodput_is_called_by_its_name() -> None:
@@ -502,4 +502,4 @@ def test_goodput_is_called_by_its_name_where_one_learner_is_best() -> None:
 def test_the_summary_states_the_cost() -> None:
     calibration = calibrated()
     assert calibration.summary.startswith("graph, 4 learners; ")
-    assert re.search(r"; \d+ tried in [\d.]+ s, [\d.]+% of training$", calibration.summary)
+    assert re.search(r"; \d+ tried in [\d.]+ s, [\d.]+ % of training$", calibration.summary)

@@ -25,9 +25,9 @@ def test_a_choice_can_be_pinned() -> None:
     ("arguments", "message"),
     [
         ({"objective": "speed"}, 'objective must be "throughput" or "goodput", got \'speed\''),
-        ({"threshold": 0}, "threshold must be above 0 and below 1, got 0; 0.03 is 3%"),
+        ({"threshold": 0}, "threshold must be above 0 and below 1, got 0; 0.03 is 3 %"),
         ({"threshold": math.nan}, "threshold must be .*above 0 and below 1, got nan"),
-        ({"share": 1.5}, "share must be above 0 and at most 1, got 1.5; 0.05 is 5% of the training"),
+        ({"share": 1.5}, "share must be above 0 and at most 1, got 1.5; 0.05 is 5 % of the training"),
         ({"window_s": 0.0}, "window_s must be .*above 0, got 0.0"),
         ({"window_s": math.inf}, "window_s must be .*above 0, got inf"),
         ({"online": "yes"}, "online must be True or False, got 'yes'"),

@@ -47,7 +47,7 @@ def longest_table(profile: Profile, found: Symmetric | None = None, count: int =
     first = profile.threads[0]
     for index in profile.longest(count, first):
         times = [profile.times[threads][index] for threads in profile.threads]
-        spread = f"{times[0].spread_s / max(times[0].median_s, 1e-12):.0%}"
+        spread = f"{100 * times[0].spread_s / max(times[0].median_s, 1e-12):.0f} %"
         cells = [*(_ms(time.median_s * 1e9) for time in times), spread]
         cells += [] if found is None else [_ms(found.nanoseconds[index])]
         table.add_row(_name(profile, index), profile.modules[index], *cells)
