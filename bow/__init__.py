@@ -105,6 +105,8 @@ def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
             return globals().setdefault(name, getattr(importlib.import_module(home), name))
+    if name == "BestCheckpoint":
+        raise AttributeError("bow keeps the best model by itself: see result.best, and best.safetensors of the run")
     raise AttributeError(f"module 'bow' has no attribute {name!r}")
 
 

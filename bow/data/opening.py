@@ -116,8 +116,21 @@ def _tensors(data: Any) -> TensorSamples | None:
     data = tuple(data) if isinstance(data, SyntheticSamples) else data
     leaves = tree_leaves(data)
     if leaves and all(isinstance(leaf, Tensor) for leaf in leaves):
-        return TensorSamples(data)
+        try:
+            return TensorSamples(data)
+        except DataError as error:
+            raise (_samples(data) or error) from None
     return None
+
+
+def _samples(data: Any) -> DataError | None:
+    """What is said of a list of samples, which as a pytree is a sample itself; None for other data."""
+    if not isinstance(data, list) or not all(isinstance(each, (tuple, list)) for each in data):
+        return None
+    return DataError(
+        f"data must be tensors whose first dimension counts samples, got a list of {len(data)} "
+        f"{type(data[0]).__name__}s; stack the samples (torch.stack), or wrap the list in a torch.utils.data.Dataset"
+    )
 
 
 def _map_dataset(data: Any) -> Any:
@@ -125,6 +138,8 @@ def _map_dataset(data: Any) -> Any:
     is_other = isinstance(data, (list, tuple, dict, str, bytes)) or hasattr(data, "iloc")  # a frame yields columns
     if isinstance(data, Dataset) or (is_sequence and not is_other):
         return data
+    if data and (error := _samples(data)) is not None:
+        raise error
     leaf = next((leaf for leaf in tree_leaves(data) if not isinstance(leaf, Tensor)), None)
     held = "nothing" if leaf is None else type(leaf).__name__
     where = "" if leaf is data else f" of {held}"

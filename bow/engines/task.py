@@ -41,8 +41,8 @@ def outputs_of(model: nn.Module, batch: Batch) -> Any:
     """Call a model with a batch that is a dictionary of its arguments."""
     if not isinstance(batch, Mapping):
         raise SettingError(
-            "give either loss= or step=, got neither, and batches that are no dictionaries for model(**batch).loss but "
-            f"{type(batch).__name__}; loss(outputs, targets) suits most models"
+            f"give loss= (or step=): the batches are {type(batch).__name__}s, and only dictionaries do without, for "
+            "model(**batch).loss"
         )
     return model(**batch)
 
@@ -52,8 +52,8 @@ def loss_of(outputs: Any) -> Tensor:
     loss: Tensor | None = getattr(outputs, "loss", None)
     if loss is None:
         raise LossError(
-            f"give either loss= or step=, got neither, and a model that returns {type(outputs).__name__} without a "
-            "loss; give it labels, or write step(model, batch)"
+            f"give loss= (or step=): the model returns {type(outputs).__name__} without a loss; give it labels, or "
+            "write step(model, batch)"
         )
     return loss
 

@@ -119,6 +119,10 @@ def check_callbacks(callbacks: Sequence[object]) -> None:
         raise SettingError(f"callbacks must be a list of objects, got {callbacks!r}; put it in a list")
     for callback in callbacks:
         if isinstance(callback, type) or not any(hasattr(callback, hook) for hook in HOOKS):
+            if hasattr(callback, "why_over"):
+                raise SettingError(
+                    f"a rule that ends a training goes into stop=, got callbacks=[{callback!r}]; move it"
+                )
             raise SettingError(f"callbacks must be objects with some of {', '.join(HOOKS)}, got {callback!r}")
 
 

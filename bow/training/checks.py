@@ -302,12 +302,26 @@ def check_first_batch(
         shapes = ", ".join(str(tuple(leaf.shape)) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
         raise ModelError(
             f"the model or its loss fails on the first batch of {data}, of shapes {shapes} "
-            f"({type(error).__name__}: {reason(error)}); check that they fit the data"
+            f"({type(error).__name__}: {reason(error)}); {remedy_of(error, template)}"
         ) from error
     finally:
         load_buffers(template, buffers)
         for now, before in attributes:
             _forget_graphs(now, before)
+
+
+CASTS = {torch.float32: ".float()", torch.float64: ".double()", torch.float16: ".half()"}
+
+
+def remedy_of(error: Exception, model: nn.Module) -> str:
+    """What helps where a model or its loss fails on a batch; of another dtype, the words of torch say no more."""
+    dtype = next((p.dtype for p in model.parameters()), torch.float32)
+    wanted = str(error).partition(" but ")[0]
+    if "to be Long" in wanted or "scalar type Long" in wanted:
+        return "give the labels as .long()"
+    if "dtype" in str(error) or "result type" in str(error):
+        return f"give the data as the model has it: {CASTS.get(dtype, f'.to({dtype})')}"
+    return "check that they fit the data"
 
 
 def check_embeddings(model: nn.Module) -> None:

@@ -83,6 +83,11 @@ class Validation:
     def __post_init__(self) -> None:
         if self.ema is not None:
             number("validation.ema", self.ema, above=0, below=1, also="None for no average")
+        if isinstance(self.data, (int, float, str, bytes)):
+            raise SettingError(
+                "validation must be data, such as a pair (inputs, targets) or a Dataset, or a bow.Validation, got "
+                f"{self.data!r}; hold out a part yourself, as by torch.utils.data.random_split"
+            )
         object.__setattr__(self, "metrics", as_metrics(self.metrics))
         check_objects("metrics", self.metrics, Metric)
         object.__setattr__(self, "data", as_torch_data(self.data))

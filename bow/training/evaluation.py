@@ -22,7 +22,7 @@ from bow.errors import BowError, DataError, ModelError, SettingError, reason
 from bow.replicas import in_mode, recalibrate
 from bow.seeds import derive_seed
 from bow.training.best import BestEvaluation, BestModel, MovingAverage
-from bow.training.checks import check_objects, check_step, num_not_finite
+from bow.training.checks import check_objects, check_step, num_not_finite, remedy_of
 from bow.training.context import Learners, RunContext
 from bow.training.data_source import batches_in
 from bow.training.metrics import Accuracy, Metric, as_metrics, check_names, reached
@@ -180,8 +180,8 @@ def evaluate(
         raise
     except Exception as error:
         raise ModelError(
-            f"the model, its loss or a metric fails on the data ({type(error).__name__}: {reason(error)}); check that "
-            "they fit"
+            f"the model, its loss or a metric fails on the data ({type(error).__name__}: {reason(error)}); "
+            f"{remedy_of(error, model)}"
         ) from error
 
 

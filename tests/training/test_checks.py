@@ -83,7 +83,11 @@ def hooked_where_gradients_add_up() -> nn.Module:
 
 WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
     ({"step": cross_entropy, "loss": cross_entropy}, SettingError, "give either loss= or step=, got both"),
-    ({"loss": None}, SettingError, "give either loss= or step=, got neither, .* no dictionaries .* tuple"),
+    ({"loss": None}, SettingError, r"give loss= \(or step=\): the batches are tuples, and only dictionaries"),
+    ({"callbacks": [bow.EarlyStopping()]}, SettingError, r"goes into stop=, got callbacks=\[EarlyStopping.*; move it"),
+    ({"validation": 0.2}, SettingError, r"validation must be data, .*, got 0.2; hold out a part yourself"),
+    ({"data": list(zip(X, Y, strict=True))}, DataError, r"got a list of 48 tuples; stack the samples"),
+    ({"data": [(x, int(y)) for x, y in zip(X, Y, strict=True)]}, DataError, r"got a list of 48 tuples; stack"),
     ({"loss": nn.CrossEntropyLoss}, SettingError, r"loss must be .* the class CrossEntropyLoss; write CrossEnt.*\(\)"),
     ({"loss": None, "step": nn.Module}, SettingError, "step must be a function, got the class Module"),
     ({"loss": "mse"}, SettingError, "loss must be a function, got str"),
@@ -259,7 +263,12 @@ WRONG_DATA: list[tuple[Any, type[BowError], str]] = [
     ((X[:0], Y[:0]), DataError, "0 samples"),
     ((X * torch.nan, Y), DataError, "first batch of data has 20 values that are not finite"),
     ((X[:, :4], Y), ModelError, r"fails on the first batch of data, of shapes \(4, 4\), \(4,\)"),
-    ((X.double(), Y), ModelError, "fails on the first batch of data"),
+    (
+        (X.double(), Y),
+        ModelError,
+        r"fails on the first batch of data, .*; give the data as the model has it: \.float\(\)",
+    ),
+    ((X, Y.int()), ModelError, r"fails on the first batch of data, .*; give the labels as \.long\(\)"),
     ((X, X), ModelError, "fails on the first batch"),
     (X, DataError, "batches of data that are pairs .* got Tensor; use step="),
     ({"x": X, "y": Y}, DataError, "pairs .* got dict; use step="),

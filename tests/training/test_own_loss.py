@@ -219,8 +219,13 @@ def test_members_take_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "data", "error", "message"),
     [
-        (nn.Linear(2, 2), (torch.ones(16, 2), torch.ones(16)), SettingError, "give either loss= or step=.*but tuple"),
-        (Classifier(), {"input_ids": words()}, LossError, "a model that returns Output without a loss; give it labels"),
+        (
+            nn.Linear(2, 2),
+            (torch.ones(16, 2), torch.ones(16)),
+            SettingError,
+            r"give loss= \(or step=\): the batches are tuples",
+        ),
+        (Classifier(), {"input_ids": words()}, LossError, "the model returns Output without a loss; give it labels"),
         (Classifier(), {"inputs": words()}, ModelError, "unexpected keyword argument 'inputs'"),
     ],
 )

@@ -350,7 +350,7 @@ def test_replicas_say_that_they_cannot_be_copied(copied: Callable[[Any], Any]) -
 
 def test_neither_loss_nor_step_is_refused() -> None:
     batch = torch.ones(4, 2), torch.zeros(4, dtype=torch.int64)
-    with pytest.raises(SettingError, match="give either loss= or step=, got neither"):
+    with pytest.raises(SettingError, match=r"give loss= \(or step=\): the batches are tuples"):
         bow.Replicas(nn.Linear(2, 2), learners=1, engine="eager").round([batch])
 
 
