@@ -92,7 +92,8 @@ docs: $(VENV)/.dev
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo 'build/docs/index.html is the first page; for its search: python3 -m http.server --directory build/docs'
 
-wheel: $(VENV)/.dev
+wheel:
+	@.ci/setup '$(VENV)' '$(PYTHON)' build
 	@$(BIN)/python -m build
 
 clean:

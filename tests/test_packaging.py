@@ -197,6 +197,19 @@ def test_setup_tells_what_it_does_in_few_lines(status: int, tmp_path: Path) -> N
     assert [line[:10] for line in done.stderr.splitlines()] == ["ERROR: no ", "bow: the i"][: 2 * status]
 
 
+def test_a_wheel_needs_what_builds_it_alone(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python"
+    python.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "$@"\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        [ROOT / ".ci/setup", tmp_path, "python3", "build"], capture_output=True, text=True, check=True
+    )
+    (words,) = (line.split() for line in done.stdout.splitlines())
+    assert words[:3] == ["-m", "pip", "install"]
+    assert words[-3:] == ["--constraint", "constraints.txt", "build"]
+
+
 def test_setup_says_every_quarter_of_a_minute_what_it_is_at(tmp_path: Path) -> None:
     programs = {
         "python": '[ "$1" = -c ] || { echo "Collecting scipy>=1.2 (from bow-trainer==1)"; /bin/sleep 1; }',
@@ -235,6 +248,20 @@ def test_files_of_the_code_hosting_site_follow_their_schemas(schema: str, files:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert paths
     assert done.returncode == 0, done.stdout
+
+
+def test_the_nightly_workflow_tests_with_every_library_that_tests_skip_without() -> None:
+    settings = yaml.safe_load((ROOT / ".github/workflows/nightly.yml").read_text())["jobs"]["integrations"]["env"]
+    installed = {re.split(r"\W", each)[0] for each in settings["LIBRARIES"].split()}
+    paths = [ROOT / each for each in settings["TESTS"].split()]
+    assert [path for path in paths if not path.exists()] == []
+    found = set()
+    for file in (ROOT / "tests").rglob("test_*.py"):
+        skips = re.findall(r'importorskip\("(\w+)|find_spec\("(\w+)"\) is not', file.read_text())
+        names = {name for pair in skips for name in pair if name in installed}
+        assert not names or any(path == file or path in file.parents for path in paths), file
+        found |= names
+    assert installed - found <= {"timm"}  # which a table of tests/models/test_libraries.py names
 
 
 def test_the_workflow_tests_what_the_metadata_promises() -> None:
