@@ -2,9 +2,9 @@
 
 The native runtime frees a value after its last reader. A planner that knows the whole step could put all values into
 one allocation (Budea, 2.2.3.1; Tang et al., 5.1). Bytes are compared: the sum of all values, the peak of the runtime,
-the size of a planned allocation, and the lower bound of any plan, also with results that reuse the memory of arguments. And
-time: a step whose operators only allocate their results, relative to the step itself. This overestimates the
-saving, because it includes the overhead of operator calls.
+the size of a planned allocation, and the lower bound of any plan, also with results that reuse the memory of
+arguments. And time: a step whose operators only allocate their results, relative to the step itself. This
+overestimates the saving, because it includes the overhead of operator calls.
 """
 
 import dataclasses
