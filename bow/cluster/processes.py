@@ -83,8 +83,8 @@ class Processes(World):
         self._shared: SharedSums | None = None
         self._near: list[Processes] = []  # worlds of this machine's processes
         if store is not None:
-            # torch names groups by a counter per process, which a failed initialisation leaves advanced. Ranks whose names
-            # differ would wait for each other until the timeout.
+            # torch names groups by a counter per process, which a failed initialisation leaves advanced. Ranks whose
+            # names differ would wait for each other until the timeout.
             dist.distributed_c10d._world.group_count = 0
             self._call(
                 dist.init_process_group,
