@@ -27,6 +27,7 @@ from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.rules import RULES
 from bow.planning.rules.rule import Rules
 from bow.planning.tiles.graph_builder import Constant, GraphBuilder, Maker, TensorRef, Value, Weight, with_samples
+from bow.planning.tiles.inlining import inline_regions
 from bow.planning.tiles.operators import TRANSLATIONS
 from bow.planning.tiles.operators.exported import Exported, Result, exported_call, function
 from bow.planning.tiles.operators.losses import pointwise
@@ -280,11 +281,13 @@ def _without_changes(step: Step, model: nn.Module, batch: Any) -> Any:
 def _exported(step: LearningStep, batch: Any) -> ExportedProgram:
     try:
         with quiet():
-            return torch.export.export(step, (batch,))
+            program = torch.export.export(step, (batch,))
     except BowError:
         raise
     except Exception as error:
         raise refused(type(step.model).__name__, error) from error
+    inline_regions(program.graph_module, lambda what: refusal(type(step.model).__name__, what, "change a copy"))
+    return program
 
 
 class _Translation:
@@ -329,6 +332,8 @@ class _Translation:
 
     def _translated(self, node: fx.Node) -> Any:
         """Translate a node: return a value, a tuple of values, or None if it is not read."""
+        if node.op == "get_attr":  # the body of a region
+            return None
         if not node.users:
             if isinstance(node.target, torch._ops.OpOverload):
                 self.mutations.functional_name(node)  # raises on in-place changes other than counters
@@ -344,7 +349,7 @@ class _Translation:
         if not isinstance(node.target, torch._ops.OpOverload):
             target = getattr(node.target, "__name__", node.target)
             what = f"calls {target}, which is no operator but runs a part of the step in its own way"
-            raise refusal(self._name, what, "leave out torch.no_grad(), autocast, checkpointing and torch.cond")
+            raise refusal(self._name, what, "leave out autocast, checkpointing and torch.cond")
         if node.meta.get("val") is None:
             return None
         if any(map(_depends_on_values, tree_leaves(node.meta["val"]))):

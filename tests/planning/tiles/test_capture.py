@@ -307,6 +307,13 @@ def in_place(model: Any, inputs: Tensor) -> Tensor:
     return hidden * view.sum()
 
 
+def in_place_without_gradient(model: Any, inputs: Tensor) -> Tensor:
+    hidden = F.linear(inputs, model.weight)
+    with torch.no_grad():
+        hidden.view(-1).mul_(2)
+    return hidden
+
+
 def positive(model: Any, inputs: Tensor) -> Tensor:
     outputs = F.linear(inputs, model.weight)
     return outputs + outputs[outputs > 0].sum()
@@ -348,7 +355,8 @@ def on_a_buffer(model: Any, inputs: Tensor) -> Tensor:
         (on_a_buffer_at_last, CaptureError, "in place .*; change nothing but counters"),
         (on_an_assigned_buffer, CaptureError, "change nothing but counters"),
         (on_a_part, CaptureError, "changes a tensor in place .* that is used again elsewhere"),
-        (by_autocast, CaptureError, "leave out torch.no_grad.*autocast.*, or train without a partition"),
+        (by_autocast, CaptureError, "wrap_with_autocast.*leave out autocast.*, or train without a partition"),
+        (in_place_without_gradient, CaptureError, "in place under torch.no_grad.*; change a copy"),
         (lambda m, x: F.linear(x, m.weight.detach()), LossError, "the loss does not depend on the model's parameters"),
         (lambda m, x: x * 2, LossError, "the loss does not depend on the model's parameters"),
     ],
@@ -385,6 +393,48 @@ def test_recurrent_layers_that_cannot_be_split_stay_whole_and_may_drop_nothing(l
     torch.testing.assert_close(runtime.step(batch, 0), F.mse_loss(model(batch[0]), batch[1]).detach())
     with pytest.raises(CaptureError, match="draws random numbers"):
         capture_operators(Recurrent(dropout=0.5), batch, F.mse_loss)
+
+
+class Regions(nn.Module):
+    """Has regions that compute without gradients, and without autocast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.one(inputs)
+        with torch.no_grad():
+            factor = self.other(inputs)
+            with torch.autocast("cpu", enabled=False):
+                factor = factor.sigmoid().mul_(2) + hidden
+            itself, view, copied = hidden.to(hidden.dtype), hidden.view(-1, 4), hidden.clone().mul_(2)
+        with torch.autocast("cpu", enabled=False):
+            outputs = self.other(hidden) * factor + itself
+        with torch.no_grad():
+            pass
+        return outputs + view * copied  # type: ignore[no-any-return]
+
+
+def test_regions_without_gradients_or_autocast_are_part_of_the_graph() -> None:
+    torch.manual_seed(0)
+    model = Regions().double()
+    inputs = torch.randn(3, 4, dtype=torch.float64)
+    graph = compare(model, (inputs, torch.randn_like(inputs)), F.mse_loss)
+    assert [name for name in kinds(graph) if "wrap" in name] == []
+
+
+_SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neox"])
+def test_causal_models_of_transformers_are_captured(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(name, vocab_size=11, max_position_embeddings=32, **_SMALL)
+    model = transformers.AutoModelForCausalLM.from_config(config).double()
+    tokens = torch.randint(11, (4, 6))
+    compare(model, (tokens, tokens), lambda outputs, targets: sequence_cross_entropy(outputs.logits, targets))
 
 
 class Keeping(nn.Module):

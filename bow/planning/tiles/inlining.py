@@ -1,0 +1,74 @@
+"""Inlines regions of `torch.no_grad()` and of disabled autocast, which `torch.export` wraps in an operator."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+_NO_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
+_AUTOCAST = torch.ops.higher_order.wrap_with_autocast
+# Operators that return their argument itself, with its gradient, where nothing changes.
+_MAY_RETURN_SELF = ("to", "contiguous", "type_as", "dropout")
+
+
+def inline_regions(module: fx.GraphModule, refuse: Callable[[str], Exception]) -> None:
+    """Inline the regions of a graph in place; enabled autocast stays wrapped."""
+    graph = module.graph
+    for node in list(graph.nodes):
+        if node.target is _NO_GRAD and not node.args[0]:
+            body, operands = node.args[1], node.args[2:]
+        elif node.target is _AUTOCAST and not node.args[2]:
+            body, operands = node.args[4], node.args[5:]
+        else:
+            continue
+        region = getattr(module, body.target)
+        inline_regions(region, refuse)
+        if node.target is _NO_GRAD:
+            _refuse_changes(region.graph, refuse)
+        inner = list(region.graph.nodes)
+        copies = dict(zip((each for each in inner if each.op == "placeholder"), operands, strict=True))
+        with graph.inserting_before(node):
+            for each in inner:
+                if each.op == "call_function":
+                    copies[each] = graph.node_copy(each, copies.__getitem__)
+            made = inner[-1].args[0]
+            outputs = [_detached(graph, each, copies) if node.target is _NO_GRAD else copies[each] for each in made]
+        for user in list(node.users):
+            user.replace_all_uses_with(outputs[user.args[1]])
+            graph.erase_node(user)
+        graph.erase_node(node)
+
+
+def _detached(graph: fx.Graph, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
+    """Return an output of a region without a gradient; with it, if it is a tensor from outside itself."""
+    example = node.meta["val"]
+    same = node
+    while same.op == "call_function" and _returns_self(same):
+        same = same.args[0]  # type: ignore[assignment]
+    if same.op == "placeholder" or not isinstance(example, Tensor) or not example.is_floating_point():
+        return copies[same]
+    made = graph.call_function(torch.ops.aten.detach.default, (copies[node],))
+    made.meta = {**node.meta}
+    return made
+
+
+def _returns_self(node: fx.Node) -> bool:
+    target: Any = node.target
+    if target._schema.name.removeprefix("aten::") not in _MAY_RETURN_SELF or True in node.args[2:4]:
+        return False
+    given, made = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+    return (given.dtype, given.device, given.stride()) == (made.dtype, made.device, made.stride())
+
+
+def _refuse_changes(graph: fx.Graph, refuse: Callable[[str], Exception]) -> None:
+    """Raise if a region changes a tensor from outside in place: its gradient ignores the change."""
+    outside = {node for node in graph.nodes if node.op == "placeholder" and node.meta["val"].is_floating_point()}
+    for node in graph.nodes:
+        target: Any = node.target
+        if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or not node.args:
+            continue
+        if target._schema.is_mutable and node.args[0] in outside:
+            raise refuse(f"changes a tensor in place under torch.no_grad() ({target})")
+        if any(each.alias_info for each in target._schema.returns) and node.args[0] in outside:
+            outside.add(node)
