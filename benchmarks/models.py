@@ -4,14 +4,15 @@ Models of timm, torchvision and Hugging Face, small ones by their configurations
 PyTorch, in float32 and in float64, and by two learners in each engine, which are not averaged meanwhile. The distance
 of plain PyTorch's two results is what float32 arithmetic costs this very training: a learner agrees whose weights are
 not further than a few times that from those in float64. A model has a process of its own, and another one after a
-crash. One learner of each is also trained, in float64, by a partition: its operators are split at random over two
-processes.
+crash. One learner of each is also trained, in float64, by partitions: one at random, and one that a search found for
+slow devices, so that it splits the operators of a small model.
 """
 
 import contextlib
 import copy
 import functools
 import importlib
+import itertools
 import os
 import sys
 import tempfile
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 ENGINES = ("eager", "graph", "fused")
-PARTITION = "partition"  # instead of an engine: operators split at random over two processes
-WAYS = (*ENGINES, PARTITION)
+PARTITIONS = ("partition", "planned")  # instead of an engine: operators split over processes, at random or by a search
+WAYS = (*ENGINES, *PARTITIONS)
 AIM = 27
 """Models that train in engine `graph`."""
 
@@ -43,8 +44,14 @@ FACTOR = 8.0
 EXACT = 1e-9
 """How far from plain PyTorch what a partition trains in float64 may be, in the way moved."""
 
+EXACT_SINGLE = 1e-6
+"""The same for a model some of whose operators compute in float32, whatever the type of its weights."""
+
 MUCH = 0.01
 """Where rounding is more than this of the way moved, the page says that agreement says little."""
+
+PLANNING_S = 2.0
+"""Seconds in which a partition is searched for."""
 
 LR = 0.001
 """With 0.01, batch norm of four samples makes three steps of some so chaotic that no two roundings agree."""
@@ -64,10 +71,11 @@ class Case:
     name: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     pixels: int = 64
+    label: str = ""  # of a variant
 
     @property
     def title(self) -> str:
-        return f"{self.library if self.library in ('timm', 'torchvision') else 'hf'}:{self.name}"
+        return f"{self.library if self.library in ('timm', 'torchvision') else 'hf'}:{self.name}{self.label}"
 
 
 _QUIET = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -79,6 +87,7 @@ _T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2, "d
 _GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32, "resid_pdrop": 0.0, "embd_pdrop": 0.0}
 _DISTILBERT = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32, "attention_dropout": 0.0}
 _MOE = {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2, "experts_implementation": "eager"}
+_GIVEN = "-decoder_input_ids"  # of a model that is given them instead of making them from its labels
 _TOKENS, _WORDS_TO_WORDS, _SENTENCES, _PICTURES = (
     f"AutoModelFor{kind}" for kind in ("CausalLM", "Seq2SeqLM", "SequenceClassification", "ImageClassification")
 )
@@ -116,7 +125,15 @@ CASES = [
     Case(_TOKENS, "gpt_neox", {**_SMALL, **_TEXT}),
     Case(_TOKENS, "llama", {**_SMALL, **_TEXT, "num_key_value_heads": 1}),
     Case(_TOKENS, "mixtral", {**_SMALL, **_TEXT, **_MOE}),
+    Case(_TOKENS, "mixtral", {**_SMALL, **_TEXT, **_MOE, "experts_implementation": "batched_mm"}, label="-batched"),
+    Case(_TOKENS, "mistral", {**_SMALL, **_TEXT, "num_key_value_heads": 1}),
+    Case(_TOKENS, "qwen2", {**_SMALL, **_TEXT, "num_key_value_heads": 1}),
+    Case(_TOKENS, "gemma", {**_SMALL, **_TEXT, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0}),
+    Case(_TOKENS, "phi", {**_SMALL, **_TEXT}),
+    Case(_TOKENS, "opt", {**_SMALL, **_TEXT, **_DROPOUT, "ffn_dim": 32, "word_embed_proj_dim": 16}),
+    Case(_TOKENS, "bloom", {"hidden_size": 16, "n_layer": 2, "n_head": 2, "vocab_size": WORDS}),
     Case(_WORDS_TO_WORDS, "t5", {**_T5, "vocab_size": WORDS, "decoder_start_token_id": 0}),
+    Case(_WORDS_TO_WORDS, "t5", {**_T5, "vocab_size": WORDS, "decoder_start_token_id": 0}, label=_GIVEN),
     Case(_PICTURES, "vit", {**_SMALL, **_QUIET, "image_size": 32, "patch_size": 8}, 32),
     Case(_PICTURES, "resnet", {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}),
 ]
@@ -129,7 +146,9 @@ class Config(harness.Config):
     """Settings of the experiment."""
 
     models: tuple[str, ...] = setting(tuple(BY_TITLE), "what is trained", choices=tuple(BY_TITLE), quick=("hf:vit",))
-    engines: tuple[str, ...] = setting(WAYS, "by which engines", choices=WAYS, quick=("eager", "graph", PARTITION))
+    engines: tuple[str, ...] = setting(WAYS, "by which engines", choices=WAYS, quick=("eager", "graph", *PARTITIONS))
+    processes: tuple[int, ...] = setting((2, 3, 4), "numbers of processes of a partition; the models take turns")
+    steps: int = setting(5, "training steps of a partition")
     compiles: bool = setting(False, "whether fused compiles, which takes a minute or two a model")
     workers: int = setting(2, "processes at a time")
     limit_s: float = setting(100.0, "seconds after which an engine is given up")
@@ -143,7 +162,7 @@ def measure(config: Config) -> dict[str, Any]:
     versions = {name: _version(name) for name in PACKAGES.values()}
     there = [title for title in config.models if versions[PACKAGES[title.partition(":")[0]]] is not None]
     with ThreadPoolExecutor(config.workers) as pool:
-        rows = list(pool.map(functools.partial(_row, config), there))
+        rows = list(pool.map(functools.partial(_row, config), there, itertools.cycle(config.processes)))
     trains = {engine: sum(row[engine]["status"] == "trains" for row in rows) for engine in config.engines}
     left_out = [title for title in config.models if title not in there]
     return {
@@ -166,7 +185,12 @@ def page(values: Mapping[str, Any]) -> dict[str, Any]:
         if (outcome := row[engine])["why"]
     ]
     table = [
-        [row["model"], f"{row.get('parameters', 0):,}", *(_cell(row[engine]) for engine in values["trains"])]
+        [
+            row["model"],
+            f"{row.get('parameters', 0):,}",
+            row["processes"],
+            *(_cell(row[engine]) for engine in values["trains"]),
+        ]
         for row in values["rows"]
     ]
     return {"notes": notes, "table": table}
@@ -188,18 +212,18 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _row(config: Config, title: str) -> dict[str, Any]:
+def _row(config: Config, title: str, processes: int) -> dict[str, Any]:
     """What became of a model, in processes of its own."""
     environment = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     if not config.compiles:
         environment["TORCHDYNAMO_DISABLE"] = "1"
-    row: dict[str, Any] = {"model": title}
+    row: dict[str, Any] = {"model": title, "processes": processes}
     with contextlib.ExitStack() as stack:
         host: Host | None = None
         for engine in config.engines:
             host = host or stack.enter_context(contextlib.closing(Host(environment)))
             try:
-                row[engine] = host.call(_trained, title, engine, limit_s=config.limit_s)
+                row[engine] = host.call(_trained, title, engine, processes, config.steps, limit_s=config.limit_s)
             except CaseError as error:
                 why = reason(error)
                 row[engine] = {"status": "late" if "within" in why else "crashes", "why": why}
@@ -213,17 +237,19 @@ def _row(config: Config, title: str) -> dict[str, Any]:
 # What follows runs in the process of a model.
 
 
-def _trained(title: str, engine: str) -> dict[str, Any]:
+def _trained(title: str, engine: str, processes: int, steps: int) -> dict[str, Any]:
     """What became of a model in an engine."""
     import torch
 
     torch.set_num_threads(1)
     case = BY_TITLE[title]
-    plain = _plain(case)
     try:
+        if engine in PARTITIONS:
+            return _by_partition(case, engine, processes, steps)
+        plain = _plain(case)
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            found, ran = _by_partition(case) if engine == PARTITION else _by_learners(case, engine)
+            found, ran = _by_learners(case, engine)
     except BowError as error:
         return {"status": "refused", "why": reason(error)}
     except Exception as error:
@@ -233,16 +259,6 @@ def _trained(title: str, engine: str) -> dict[str, Any]:
         for each in said
         if "engine" in str(each.message) or "fused" in str(each.message)
     ]
-    if engine == PARTITION:
-        _, double, began = plain[0]
-        distance = float((found[0] - double).norm() / (double - began).norm())
-        status = "trains" if distance < EXACT else "disagrees"
-        return {
-            "status": status,
-            "ran": ran,
-            "distance": distance,
-            "why": "" if status == "trains" else f"{distance:.1e}",
-        }
     distances = [_distances(own, *others) for own, others in zip(found, plain, strict=True)]
     distance, share, own_error = map(max, zip(*distances, strict=True))
     if own_error > MUCH:
@@ -269,33 +285,54 @@ def _by_learners(case: Case, engine: str) -> tuple[list["Tensor"], str]:
         engine=engine,  # type: ignore[arg-type]
         device="cpu",
     )
-    replicas.run(iter(_batches(case)), ROUNDS)
+    replicas.run(iter(_batches(case, LEARNERS * ROUNDS)), ROUNDS)
     found, ran = [_state(replicas.learner(index)) for index in range(LEARNERS)], replicas.engine
     replicas.close()
     return found, ran
 
 
-def _by_partition(case: Case) -> tuple[list["Tensor"], str]:
-    """The weights of one learner that was trained in parts by two processes, in float64."""
+def _slow_devices(count: int) -> Any:
+    """Devices for which it pays to split the operators of a small model."""
+    from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
+
+    kind = DeviceKind("slow", memory_gib=8, tflops=1e-5, gb_per_s=0.01, overhead_us=1, half_outputs=1)
+    names = tuple(f"device{number}" for number in range(count))
+    return DeviceTopology("slow", tuple(Device(name, kind) for name in names), (Link(names, 1.0, 10.0, shared=True),))
+
+
+def _by_partition(case: Case, way: str, processes: int, steps: int) -> dict[str, Any]:
+    """What became of one learner that was trained in parts by several processes, in float64."""
     import torch
     from torch.utils.data import DataLoader
 
     import bow
+    from bow.planning.tiles import capture_operators
 
-    batches = [_cast(batch, torch.float64) for batch in _batches(case)[::LEARNERS]]
-    draw: dict[str, Any] = {"starts": "random", "proposals": 1, "budget_s": None, "descend": False, "temperature": 0}
-    planned = bow.plan(
-        _built(case).double(), batches[0], step=_step(case), topology="two_cores", progress=False, **draw
-    )
-    data: Any = DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+    batches = [_cast(batch, torch.float64) for batch in _batches(case, steps)]
+    drawn: dict[str, Any] = {"starts": "random", "proposals": 1, "budget_s": None, "descend": False, "temperature": 0}
+    searched = drawn if way == PARTITIONS[0] else {"budget_s": PLANNING_S}
+    model, step, topology = _built(case).double(), _step(case), _slow_devices(processes)
+    planned = bow.plan(model, batches[0], step=step, topology=topology, progress=False, **searched)
     with tempfile.TemporaryDirectory() as folder:
         # Processes of the devices import what models are made of, too.
         Path(folder, "sitecustomize.py").write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{_IMPORTS}")
         os.environ["PYTHONPATH"] = folder
-        result = planned.train(
-            data, optimizer=_sgd(), epochs=1, check=False, run=bow.Run(Path(folder, "run"), progress=False)
-        )
-    return [_state(result.model)], PARTITION
+        data: Any = DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+        run = bow.Run(Path(folder, "run"), progress=False)
+        result = planned.train(data, optimizer=_sgd(), epochs=1, check=False, run=run)
+    double, began = _by_pytorch(case, batches, torch.float64), _state(_built(case))
+    distance = float((_state(result.model) - double).norm() / (double - began).norm())
+    splits = planned.partition.splits
+    dtypes = capture_operators(model, batches[0], step=step).dtypes.values()
+    exact = EXACT_SINGLE if torch.float32 in dtypes else EXACT
+    return {
+        "status": "trains" if distance < exact else "disagrees",
+        "ran": way,
+        "distance": distance,
+        "devices": len({device for split in splits for device in split.devices}),
+        "split": sum(split.num_tiles > 1 for split in splits) / len(splits),
+        "why": "" if distance < exact else f"{distance:.1e}",
+    }
 
 
 _IMPORTS = "from benchmarks.models import let_torchvision_be_imported\nlet_torchvision_be_imported()\n"
@@ -325,20 +362,25 @@ def _plain(case: Case) -> list[tuple["Tensor", "Tensor", "Tensor"]]:
     """The weights of plain PyTorch, by learner: in float32, in float64, and before training."""
     import torch
 
-    batches, step = _batches(case), _step(case)
-    found = []
-    for index in range(LEARNERS):
-        made = []
-        for dtype in (torch.float32, torch.float64):
-            model = _built(case).to(dtype).train()
-            optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
-            for batch in batches[index::LEARNERS]:
-                step(model, _cast(batch, dtype)).backward()  # type: ignore[no-untyped-call]
-                optimizer.step()
-                optimizer.zero_grad()
-            made.append(_state(model))
-        found.append((made[0], made[1], _state(_built(case))))
-    return found
+    batches = _batches(case, LEARNERS * ROUNDS)
+    own = [batches[index::LEARNERS] for index in range(LEARNERS)]
+    return [
+        (_by_pytorch(case, each, torch.float32), _by_pytorch(case, each, torch.float64), _state(_built(case)))
+        for each in own
+    ]
+
+
+def _by_pytorch(case: Case, batches: Sequence[Any], dtype: Any) -> "Tensor":
+    """The weights that plain PyTorch makes."""
+    import torch
+
+    model, step = _built(case).to(dtype).train(), _step(case)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
+    for batch in batches:
+        step(model, _cast(batch, dtype)).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+    return _state(model)
 
 
 def _state(model: "nn.Module") -> "Tensor":
@@ -384,13 +426,11 @@ def _step(case: Case) -> Callable[..., "Tensor"]:
     return step_from_loss(cross_entropy) if case.library in ("timm", "torchvision") else own_loss  # type: ignore[return-value]
 
 
-def _batches(case: Case) -> Sequence[Any]:
+def _batches(case: Case, count: int) -> Sequence[Any]:
     import torch
 
     generator = torch.Generator().manual_seed(1)
-    pictures = [
-        torch.randn(SAMPLES, 3, case.pixels, case.pixels, generator=generator) for _ in range(LEARNERS * ROUNDS)
-    ]
+    pictures = [torch.randn(SAMPLES, 3, case.pixels, case.pixels, generator=generator) for _ in range(count)]
     words = [torch.randint(3, WORDS, (SAMPLES, LENGTH), generator=generator) for _ in pictures]
     labels = [torch.randint(0, CLASSES, (SAMPLES,), generator=generator) for _ in pictures]
     if case.library in ("timm", "torchvision"):
@@ -398,7 +438,8 @@ def _batches(case: Case) -> Sequence[Any]:
     if case.library == _PICTURES:
         return [{"pixel_values": inputs, "labels": own} for inputs, own in zip(pictures, labels, strict=True)]
     targets = labels if case.library == _SENTENCES else words
-    return [{"input_ids": inputs, "labels": own} for inputs, own in zip(words, targets, strict=True)]
+    made = [{"input_ids": inputs, "labels": own} for inputs, own in zip(words, targets, strict=True)]
+    return [{**each, "decoder_input_ids": each["labels"].roll(1, 1)} for each in made] if case.label == _GIVEN else made
 
 
 _STAND_INS: list[Any] = []  # what they are registered by must live

@@ -14,10 +14,9 @@ from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Partition, Split, everything_on
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
-from bow.planning.search import lower_bounds
 from bow.planning.search.baselines import baseline
 from bow.planning.search.exhaustive import Proof, exhaustive, symmetries
-from bow.planning.search.lower_bounds import StepBounds, least_batch_ns
+from bow.planning.search.lower_bounds import StepBounds
 from bow.planning.search.metropolis import SearchSettings
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import search
@@ -26,7 +25,6 @@ from bow.planning.simulator.costs import RooflineCosts
 from bow.planning.simulator.python_simulator import simulate
 from bow.planning.simulator.simulation import IncrementalEvaluator
 from bow.planning.simulator.step_model import StepModel
-from bow.planning.tiles.planning import problem_of
 from tests.planning.search_graphs import Builder, SlowSimulation, branches, language_model, model_of, perceptron
 
 PAIR = load_topology("two_cores")
@@ -108,32 +106,6 @@ def test_of_strategies_that_differ_in_names_of_devices_one_is_looked_at() -> Non
     assert proof.symmetries == math.factorial(4) == len([*symmetries(NODE)])
     # Three operators on four devices that are alike: ways to divide three things into at most four heaps.
     assert (proof.partitions, proof.evaluated) == (64, 5)
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-@pytest.mark.parametrize("topology", [PAIR, NODE], ids=["pair", "node"])
-def test_no_partition_takes_less_than_an_equal_share_of_all_computing(name: str, topology: DeviceTopology) -> None:
-    graph, source = GRAPHS[name], random.Random(5)
-    problem = problem_of(graph, topology)
-    bound_ns, space = least_batch_ns(problem), SplitSpace(graph, RULES, topology.num_devices)
-    assert bound_ns > 0
-    for _ in range(12):
-        assert bound_ns <= problem.simulate(space.random_partition(source)).makespan_ns
-    apart = problem.simulate(everything_on(graph), learners=2)
-    assert least_batch_ns(problem, (2,)) <= apart.makespan_ns / 2
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-def test_one_device_takes_what_is_computed(name: str) -> None:
-    problem = problem_of(GRAPHS[name], NODE.restricted([0]))
-    assert least_batch_ns(problem) == problem.simulate(everything_on(GRAPHS[name])).makespan_ns
-
-
-def test_where_no_operator_is_split_in_the_bound_it_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = problem_of(GRAPHS["language model"], NODE)
-    with_splits = least_batch_ns(problem)
-    monkeypatch.setattr(lower_bounds, "FEW", 1)
-    assert least_batch_ns(problem) == with_splits
 
 
 @pytest.mark.parametrize("name", GRAPHS)

@@ -1,51 +1,17 @@
-"""Lower bounds of the step time: over all partitions, and over those with given splits of the first operators."""
+"""Lower bounds of the step time over partitions with given splits of the first operators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bow.errors import SettingError
-from bow.planning.problem.partition import Split, Tiling
-from bow.planning.search.problem import Problem
-from bow.planning.search.search_space import FEW, SplitSpace
+from bow.planning.problem.partition import Split
 from bow.planning.search.tile_tables import FAR, NEVER, Array, PlaceTables, TileTables, edges_of
-from bow.planning.simulator.costs import RooflineCosts
 from bow.planning.simulator.step_model import StepModel
-
-
-def least_batch_ns(problem: Problem, learners: Collection[int] = (1,)) -> float:
-    """Bound the time of a batch over all partitions: an equal share of all passes and updates on each device."""
-    # Ignores messages and waiting, which makes it fast and loose; `StepBounds` includes them.
-    return min(_share_ns(problem.of_one_learner(count)) / count for count in learners)
-
-
-def _share_ns(problem: Problem) -> float:
-    model, devices = problem.model(), problem.topology.devices
-    kinds = tuple({device.kind: number for number, device in enumerate(devices)}.values())
-    # In a roofline, splitting never reduces an operator's total time; measured times may be lower.
-    every = len(devices) <= FEW or not isinstance(problem.costs, RooflineCosts)
-    space = SplitSpace(problem.graph, problem.rules, len(devices) if every else 1)
-    least: dict[tuple[int, bool], int] = {}  # by what determines an operator's time
-    alike = list(zip(model.tilings.alike, model.has_backward, strict=True))
-    for operator, key in enumerate(alike):
-        if key not in least:
-            tilings = (model.tilings.of(operator, degrees) for degrees in space.degrees(operator))
-            least[key] = min(_passes_ns(model, operator, tiling, kinds) for tiling in tilings)
-    trained = [group.weights for group in model.weight_groups if group.trainable]
-    sizes = [sum(problem.graph.weights[name].num_bytes for name in names) for names in trained]
-    updates = sum(min(model.costs.update_ns(size, device) for device in kinds) for size in sizes)
-    return (sum(least[key] for key in alike) + updates) / len(devices)
-
-
-def _passes_ns(model: StepModel, operator: int, tiling: Tiling, kinds: Sequence[int]) -> int:
-    """Sum over the tiles' passes, each on its fastest device."""
-    passes = 2 if model.has_backward[operator] else 1
-    on = [model.costs.of_tiles(operator, tiling, (device,) * tiling.num_tiles)[:passes] for device in kinds]
-    return int(np.sum(on, axis=1).min(axis=0).sum())
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from bow.planning.problem.topology_files import topology_from_dict, topology_to_
 from bow.planning.search.baselines import baseline, random_partition
 from bow.planning.search.chains import Chain, SearchProgress, Tally, WalkStart, run_chains, run_in_processes, space_of
 from bow.planning.search.explain import Explanation, explain
-from bow.planning.search.lower_bounds import least_batch_ns
+from bow.planning.search.least_step import least_batch_ns
 from bow.planning.search.metropolis import Improvement, SearchSettings
 from bow.planning.search.problem import Problem
 from bow.schedule import Timeline
@@ -186,9 +186,9 @@ class Found:
 
     @property
     def bound_ns(self) -> float:
-        """Lower bound of `batch_ns` over all partitions.
+        """Lower bound of `batch_ns` over all partitions with at most as many tiles of an operator as devices.
 
-        It may not be attainable: it assumes that all computing is shared equally and that messages cost nothing.
+        It may not be attainable: messages cost nothing in it. Computing it can take several seconds.
 
         Raises:
             ScheduleError: it was loaded from a file, which has no model.
