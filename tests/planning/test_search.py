@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from bow.errors import ScheduleError, SettingError
-from bow.planning.problem.device_topology import Device, DeviceTopology
+from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.problem.partition import Partition
+from bow.planning.problem.partition import Partition, everything_on
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import BASELINES, baseline
@@ -48,6 +48,19 @@ def test_what_is_found_takes_what_it_says_and_is_no_slower_than_its_starts() -> 
     times = [best.makespan_ns for best in found.bests]
     assert times == sorted(set(times), reverse=True)
     assert times[-1] == found.makespan_ns
+
+
+@pytest.mark.parametrize("memory_gib", [16.0, 0.001], ids=["fits", "is too small"])
+def test_nothing_found_takes_longer_than_everything_on_any_one_device(memory_gib: float) -> None:
+    slow = DeviceKind("slow", memory_gib=16, tflops=0.01, gb_per_s=1)
+    fast = DeviceKind("fast", memory_gib=memory_gib, tflops=10, gb_per_s=500)
+    links = (Link(("host", "gpu0", "gpu1"), 1e5, 0.01, shared=True),)
+    devices = (Device("host", slow), Device("gpu0", fast), Device("gpu1", fast))
+    problem = problem_of(PROBLEM.graph, DeviceTopology("host and GPUs", devices, links))
+    alone = [problem.simulate(everything_on(PROBLEM.graph, device)) for device in range(3)]
+    fastest_ns = min(each.makespan_ns for each in alone if each.refusal is None)
+    found = search(problem, SearchSettings(budget_s=None, proposals=0, descend=False))
+    assert found.makespan_ns <= fastest_ns
 
 
 def test_what_is_found_explains_itself_and_has_a_timeline(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def train_policy(
             else:
                 controller, goes_on = Controller(state.policy, evaluate, settings, seed=seed), True
                 while goes_on and not state.is_over:
-                    progress = state.learn(controller.step(state.updater.updates))
+                    progress = state.learn(controller.step(state.updater.updates, state.left))
                     goes_on = watch is None or watch(progress) is not False
         finally:
             for process in processes:
@@ -102,7 +102,7 @@ class _ControllerProcess:
 
     def send_parameters(self, state: TrainingState) -> None:
         assert self.process is not None
-        self.process.send((state.updater.updates, parameters_to_vector(state.policy.parameters()).detach()))
+        self.process.send((state.updater.updates, state.left, parameters_to_vector(state.policy.parameters()).detach()))
 
     def replace(self, state: TrainingState, messages: Messages) -> None:
         assert self.process is not None
@@ -136,7 +136,7 @@ def run_controller(
     if own is not None:
         controller.load(own)
     while True:
-        updates, parameters = inbox.get()
+        updates, left, parameters = inbox.get()
         vector_to_parameters(parameters, policy.parameters())
-        batch = controller.step(updates)
+        batch = controller.step(updates, left)
         send((flat_gradients(policy), batch, controller.state()))

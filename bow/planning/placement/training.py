@@ -37,6 +37,9 @@ class LearningSettings:
     # the same placement learns nothing more.
     least_entropy: float = 5.0
     elites: int = 10  # best placements so far whose likelihood each update also increases
+    # Last fraction of the training, in which the entropy bonus falls to 0 and the number of elites to 1, so that the
+    # policy settles on the best placement.
+    settling: float = 0.2
 
     @property
     def explorers(self) -> int:
@@ -44,6 +47,10 @@ class LearningSettings:
 
     def worth_of_entropy(self, nats: float) -> float:
         return self.entropy * max(1.0, self.least_entropy / max(nats, LEAST_NATS))
+
+    def unsettled(self, left: float) -> float:
+        """Return the factor of the entropy bonus and of the elites when this fraction of the training is left."""
+        return min(1.0, left / self.settling) if self.settling else 1.0
 
 
 FAILING_FACTOR = 10.0  # a failure counts as this multiple of the slowest of the first placements that fit
@@ -181,8 +188,9 @@ class Controller:
         self._baseline = Baseline(settings.baseline_decay)
         self._elites = Elites(settings.elites)
 
-    def step(self, update: int) -> SampledPlacements:
-        settings = self._settings
+    def step(self, update: int, left: float = 1.0) -> SampledPlacements:
+        """Sample and evaluate placements, and set the policy's gradients; `left` is the fraction of the training."""
+        settings, unsettled = self._settings, self._settings.unsettled(left)
         drawn = self.policy.sample(
             settings.samples,
             self._generator,
@@ -196,11 +204,12 @@ class Controller:
         own = settings.samples - settings.explorers
         advantages = self._baseline.advantages(times[:own], mask_failures=update >= settings.mask_failures_after)
         self._elites.add(placements, times)
-        learnt = torch.cat([drawn[:own], drawn.new_tensor(self._elites.placements).view(-1, drawn.shape[1])])
+        elites = self._elites.placements[: max(1, round(unsettled * settings.elites))]
+        learnt = torch.cat([drawn[:own], drawn.new_tensor(elites).view(-1, drawn.shape[1])])
         likelihood = self.policy.log_probability(learnt)
         self.policy.zero_grad()
         nats = likelihood.entropies[:own].mean().item()
-        loss = policy_loss(advantages, *likelihood, settings.worth_of_entropy(nats))
+        loss = policy_loss(advantages, *likelihood, unsettled * settings.worth_of_entropy(nats))
         loss.backward()  # type: ignore[no-untyped-call]
         return SampledPlacements(tuple(placements), tuple(times), nats / len(self.policy.operations))
 
@@ -295,6 +304,14 @@ class TrainingState:
         """Whether the updates or the time budget are used up."""
         is_late = self._budget_s is not None and time.perf_counter() - self._start >= self._budget_s
         return is_late or self.updater.updates >= self._updates
+
+    @property
+    def left(self) -> float:
+        """Fraction of the updates or of the time budget that is left, whichever is less."""
+        updates = 1 - self.updater.updates / self._updates if self._updates else 0.0
+        if self._budget_s is None:
+            return updates
+        return max(0.0, min(updates, 1 - (time.perf_counter() - self._start) / self._budget_s))
 
     def learn(self, batch: SampledPlacements) -> PolicyProgress:
         """Record samples and update the policy with its current gradients."""

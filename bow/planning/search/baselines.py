@@ -37,6 +37,16 @@ def data_parallel(graph: OperatorGraph, rules: Rules, num_devices: int) -> tuple
     )
 
 
+def single(problem: Problem) -> tuple[Split, ...]:
+    """Put everything on one device: of all kinds the fastest one that has the memory."""
+    kinds = {device.kind: number for number, device in reversed([*enumerate(problem.topology.devices)])}
+    found = [everything_on(problem.graph, device) for device in sorted(kinds.values())]
+    if len(found) == 1:
+        return found[0]
+    simulated = [problem.simulation(splits, must_fit=False) for splits in found]
+    return min(zip(simulated, found, strict=True), key=lambda each: (each[0].refusal is not None, each[0].makespan_ns))[1]
+
+
 def model_parallel(graph: OperatorGraph, costs: Costs, num_devices: int) -> tuple[Split, ...]:
     """Assign consecutive layers to devices, balancing their computing time."""
     boxes = [whole(graph.output_shape(operator)) for operator in graph.operators]
@@ -120,7 +130,7 @@ def _depths(graph: OperatorGraph) -> list[int]:
 ATTEMPTS = 100  # partitions drawn to find one that fits
 
 BASELINES: Mapping[str, Callable[[Problem], tuple[Split, ...]]] = {
-    "single": lambda problem: everything_on(problem.graph),
+    "single": single,
     "data": lambda problem: data_parallel(problem.graph, problem.rules, problem.topology.num_devices),
     "model": lambda problem: model_parallel(problem.graph, problem.costs, problem.topology.num_devices),
     "expert": lambda problem: expert(problem.graph, problem.rules, problem.topology),
