@@ -5,7 +5,8 @@ take is a roofline's. In parts: what the search finds against a proof of the opt
 (neighbours), section 8.4; full and delta simulation of the same proposals (simulators), Table 4; the best time over the
 time of the search (curve), Figure 12; NMT on 64 devices with several seeds (seeds); found strategies against data
 parallelism, experts' and OptCNN's on both clusters (clusters), Figures 7, 8, 10b, 13 and 14; the same where every GPU
-has a batch of that size (per_gpu).
+has a batch of that size (per_gpu); strategies on 16 P100 where messages pass each other (passing); and without a search
+NMT on 64 K80 with 64 samples over all GPUs and for each (figure8), and the lower bound of every plan (bounds).
 
 References:
     Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 8.
@@ -25,7 +26,7 @@ from benchmarks.planner.pictures import draw_curves, draw_strategies
 from benchmarks.planner.problems import TITLES, graph_of
 from bow.errors import SettingError
 
-PARTS = ("proof", "neighbours", "simulators", "curve", "seeds", "clusters", "per_gpu")
+PARTS = ("proof", "neighbours", "simulators", "curve", "seeds", "clusters", "per_gpu", "passing", "figure8", "bounds")
 PROOFS = ("lenet", "rnnlm")
 DOCUMENT = "planning.md"
 SEEDS_AIM = 0.05  # so far at most a search may be behind what is found in ten times its time
@@ -53,6 +54,7 @@ class Config(harness.Documented):
     cluster_devices: tuple[int, ...] = setting((4, 16, 64), "clusters: devices, of P100s at most 16", quick=(4,))
     per_gpu_devices: tuple[int, ...] = setting((16,), "per_gpu: devices, of P100s at most 16", quick=(4,))
     cluster_s: float = setting(120.0, "clusters, per_gpu: seconds of a search", quick=0.2)
+    passing_s: float = setting(20.0, "passing: seconds of a search", quick=0.2)
     workers: int = setting(2, "processes that share what is not a race", quick=1)
     seed: int = setting(0, "of all random numbers")
 

@@ -12,11 +12,13 @@ from benchmarks.planner.searches import (
     compare_strategies,
     of_seed,
     prove,
+    with_passing,
     without_search,
 )
 from benchmarks.planner.simulators import compare_simulators
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Split
+from bow.planning.search.least_step import least_batch_ns
 from bow.planning.simulator.native_simulator import Algorithm
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ CURVES: tuple[Algorithm, ...] = ("delta", "full")
 P100S = 16  # The cluster has so many
 
 STRUCTURES = ("inception", "nmt")  # Networks whose strategies for four P100 are drawn
+
+FIGURE8: Mapping[str, int] = {"over all GPUs": 1, "for each GPU": 64}  # What NMT's 64 samples are of, times of them
 
 OPTCNN = ("P100", 16)  # The cluster on which the paper compares with OptCNN, and how much of it
 
@@ -59,6 +63,12 @@ def shared_jobs(config: "Config", graphs: Mapping[str, OperatorGraph]) -> list[J
         made += [functools.partial(_cluster, *each, config) for each in _places(config.cluster_devices, graphs)]
     if "per_gpu" in config.parts:
         made += [functools.partial(_per_gpu, *each, config) for each in _places(config.per_gpu_devices, graphs)]
+    if "passing" in config.parts:
+        made += [functools.partial(_passing, name, graphs[name], config) for name in reversed(list(graphs))]
+    if "bounds" in config.parts:
+        made += [functools.partial(_bound, name, graphs[name], config) for name in reversed(list(graphs))]
+    if "figure8" in config.parts and "nmt" in graphs:
+        made += [functools.partial(_figure8, samples, config) for samples in FIGURE8]
     if "simulators" in config.parts:
         pairs = [(name, n) for n in sorted(config.simulated_devices, reverse=True) for name in reversed(list(graphs))]
         made += [functools.partial(_simulators, name, graphs[name], count, config) for name, count in pairs]
@@ -94,6 +104,24 @@ def _proof(name: str, config: "Config") -> Done:
 def _neighbours(name: str, graph: OperatorGraph, devices: int, config: "Config") -> Done:
     found = check_neighbours(graph, cluster("P100", devices), search_s=config.local_s, seed=config.seed)
     return Done(("neighbours", name, str(devices)), found)
+
+
+def _passing(name: str, graph: OperatorGraph, config: "Config") -> Done:
+    devices = cluster("P100", 4 if config.quick else P100S)
+    return Done(("passing", name), with_passing(graph, devices, seconds=config.passing_s, seed=config.seed))
+
+
+def _bound(name: str, graph: OperatorGraph, config: "Config") -> Done:
+    devices = 4 if config.quick else P100S
+    bound_ns = least_batch_ns(problem_of(graph, cluster("P100", devices)))
+    return Done(("bounds", name), {"devices": devices, "bound_ms": bound_ns / 1e6})
+
+
+def _figure8(samples: str, config: "Config") -> Done:
+    devices = 4 if config.quick else 64
+    graph = graph_of("nmt", config.size, times=FIGURE8[samples] if devices == 64 else 1)
+    problem = problem_of(graph, cluster("K80", devices))
+    return Done(("figure8", samples), {"devices": devices, "strategies": without_search(problem, ("data", "expert"))})
 
 
 def _simulators(name: str, graph: OperatorGraph, devices: int, config: "Config") -> Done:

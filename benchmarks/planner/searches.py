@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.planner.problems import problem_of
@@ -54,6 +55,15 @@ def compare_strategies(
         "search_s": round(found.seconds, 1),
     }
     return values, found.partition.splits
+
+
+def with_passing(graph: OperatorGraph, topology: DeviceTopology, *, seconds: float, seed: int) -> dict[str, Any]:
+    """Strategies where messages keep their order (fifo), and where they pass each other (passing)."""
+    rows: dict[str, Any] = {}
+    for name in ("fifo", "passing"):
+        devices = replace(topology, passing=name == "passing")
+        rows[name], _ = compare_strategies(graph, devices, seconds=seconds, seed=seed)
+    return rows
 
 
 def without_search(problem: Problem, names: Sequence[str] = BASELINES) -> dict[str, Any]:

@@ -43,8 +43,12 @@ def single(problem: Problem) -> tuple[Split, ...]:
     found = [everything_on(problem.graph, device) for device in sorted(kinds.values())]
     if len(found) == 1:
         return found[0]
-    simulated = [problem.simulation(splits, must_fit=False) for splits in found]
-    return min(zip(simulated, found, strict=True), key=lambda each: (each[0].refusal is not None, each[0].makespan_ns))[1]
+
+    def rank(splits: tuple[Split, ...]) -> tuple[bool, int]:
+        simulated = problem.simulation(splits, must_fit=False)
+        return simulated.refusal is not None, simulated.makespan_ns
+
+    return min(found, key=rank)
 
 
 def model_parallel(graph: OperatorGraph, costs: Costs, num_devices: int) -> tuple[Split, ...]:

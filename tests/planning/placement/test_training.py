@@ -162,6 +162,20 @@ def test_explorers_find_what_a_policy_that_is_sure_would_never_draw(exploring: f
         torch.testing.assert_close(found, wanted)
 
 
+def test_at_the_end_the_best_placement_alone_is_learnt_again_and_entropy_is_worth_nothing() -> None:
+    settings = replace(QUICK, samples=6, exploring=1.0, elites=5, entropy=0.3, least_entropy=5.0)
+    assert [settings.unsettled(left) for left in (1.0, 0.2, 0.1, 0.0)] == [1.0, 1.0, 0.5, 0.0]
+    policy = small_policy()
+    controller = Controller(policy, lambda placements: [1.0 + sum(each) for each in placements], settings)
+    batch = controller.step(0, left=0.0)
+    gradients = [each.grad for each in policy.parameters()]
+    best = min(batch.placements, key=lambda each: (sum(each), each))
+    policy.zero_grad()
+    (-policy.log_probability(torch.tensor([best])).log_probabilities.mean()).backward()
+    for found, wanted in zip(gradients, (each.grad for each in policy.parameters()), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
 def test_where_nothing_fits_it_is_said() -> None:
     with pytest.raises(ScheduleError, match="none of 12 placements"):
         trained(3, lambda placements: [None] * len(placements))
