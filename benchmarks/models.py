@@ -188,7 +188,7 @@ def page(values: Mapping[str, Any]) -> dict[str, Any]:
         [
             row["model"],
             f"{row.get('parameters', 0):,}",
-            row["processes"],
+            *([row["processes"]] if "processes" in row else []),
             *(_cell(row[engine]) for engine in values["trains"]),
         ]
         for row in values["rows"]
