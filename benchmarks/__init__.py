@@ -92,12 +92,13 @@ def carry_out(name: str, module: Any, config: Any, command: str) -> int:
     import torch
 
     harness.prepare_output(config.out)
-    began, threads = time.perf_counter(), torch.get_num_threads()
+    began, threads, load = time.perf_counter(), torch.get_num_threads(), os.getloadavg()[0]
     try:
         findings = module.measure(config)
     finally:
         torch.set_num_threads(threads)
     values = harness.result(name, command, config, time.perf_counter() - began, findings)
+    values["environment"]["load_before"] = round(load, 1)
     harness.write_json(config.out / f"{name}.json", values)
     write_page(name, module, config, values)
     return int(not config.quick and hasattr(module, "missed") and bool(module.missed(values)))
