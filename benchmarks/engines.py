@@ -53,6 +53,7 @@ RIVALS = (*PYTORCH[1:], *BOW)
 SIDES = {"pytorch": PYTORCH, "bow": BOW}
 ENVIRONMENTS = {"pytorch": {}, "bow": {"OMP_WAIT_POLICY": "PASSIVE"}}
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
+COMPARED = (PLAIN, GRAPH)  # with themselves in float32
 STEMS = ("engines", "engines_bfloat16", "engines_cores", "engines_bfloat16_cores")
 
 
@@ -99,7 +100,7 @@ class Case:
     @property
     def side(self) -> str:
         """Whose it is."""
-        return "pytorch" if self.implementation in PYTORCH else "bow"
+        return "pytorch" if self.learners is None else "bow"
 
     @property
     def short(self) -> str:
@@ -124,6 +125,11 @@ class Case:
         return PLAIN_LAST in self.implementation.split("+")
 
     @property
+    def is_float32(self) -> bool:
+        """Whether it is float32 for comparison, where the others are bfloat16."""
+        return FLOAT32 in self.implementation.split("+")
+
+    @property
     def expected(self) -> str:
         """How bow describes what runs, where nothing falls back."""
         return f"{self.engine} (compiled)" if self.is_compiled else self.engine
@@ -139,13 +145,21 @@ def cases_of(workload: Workload, config: Config, cores: int = 0) -> list[Case]:
         graphs = [rival for rival in rivals if Case(rival, 1).engine == GRAPH]
         ones = [Case(GRAPH, cores, 1)] if GRAPH in graphs and cores > 1 else []
         return [*torchs, *ones, *(Case(rival, 1, cores) for rival in graphs)]
+    if config.precision == BFLOAT16:
+        rivals += [f"{each}+{FLOAT32}" for each in COMPARED if each in rivals]
     most = max(workload.learners)
     own: dict[str, Sequence[int | None]] = {EAGER: (1, most), FUSED: (workload.fused,), STREAMS: (2, most)}
     found = []
     for implementation in rivals:
-        for count in (None,) if implementation in PYTORCH else own.get(implementation, workload.learners):
+        for count in (
+            (None,)
+            if implementation.removesuffix(f"+{FLOAT32}") in PYTORCH
+            else own.get(implementation, workload.learners)
+        ):
             # A compiled region has one thread by design; in `fused`, large operators between regions still use more.
-            several = implementation in (*PYTORCH, FUSED) or (count == 1 and not Case(implementation, 1).is_compiled)
+            several = (
+                count is None or implementation == FUSED or (count == 1 and not Case(implementation, 1).is_compiled)
+            )
             if count is None or count in config.learners:
                 found += [
                     Case(implementation, n, count) for n in (config.threads if several else [min(config.threads)])
@@ -192,6 +206,7 @@ def measure(config: Config) -> dict[str, Any]:
         "contests": contests,
         "geometric_mean": round(statistics.geometric_mean(factors), 3) if factors else None,
         "two_learners_over_one": [gains for group in groups if (gains := group.pop("gains"))],
+        "over_float32": [gains for group in groups if (gains := group.pop("over_float32"))],
         "operator_us": {name: spread(own, 2, scale=1e6) for name, own in costs.items()},
         "core": machine.as_dict(),
         "rule": RULE,
@@ -236,6 +251,10 @@ def measure_group(
     plain, pytorch, bow = fastest([PLAIN]), fastest(PYTORCH), fastest(BOW)
     final = {} if pytorch is None or bow is None else take_turns({c: turns[c] for c in (pytorch, bow)}, config.repeats)
     head = {"model": model, "batch_size": batch_size, **({"cores": cores} if cores else {})}
+    half = {}
+    for name in COMPARED:
+        both = fastest([name]), fastest([f"{name}+{FLOAT32}"])
+        half[name] = None if None in both else spread(ratios(*(rates[case] for case in both if case)), 3)
     over = None if pytorch is None or bow is None else spread(ratios(final[bow], final[pytorch]), 3)
     contest = {**head, "pytorch": _side(pytorch, final or rates), "bow": _side(bow, final or rates), "ratio": over}
     harness.say(f"{WORKLOADS[model].title}, batch {batch_size}: {contest['pytorch']} {contest['bow']} {over}")
@@ -255,6 +274,7 @@ def measure_group(
             for case, own in rates.items()
         ],
         "contest": contest,
+        "over_float32": {**head, **half} if any(half.values()) else None,
         "gains": None if cores else {**head, **{name: _gain(rates, name) for name in (GRAPH, GRAPH_COMPILED)}},
     }
 
@@ -304,7 +324,7 @@ def _made(case: Case, workload: Workload, data: Data, batch_size: int, precision
     model = workload.model()
     if case.is_last:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    is_half = precision == BFLOAT16
+    is_half = precision == BFLOAT16 and not case.is_float32
     if case.learners is not None:
         half = BFLOAT16 if is_half else None
         engine = bow.Engine(cast(EngineName, case.engine), compile=case.is_compiled, precision=half)

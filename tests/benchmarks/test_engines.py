@@ -37,6 +37,13 @@ def test_on_k_cores_k_learners_of_a_thread_race_a_model_with_k_threads() -> None
     assert cases == [Case("pytorch", 2), Case("compiled", 2), Case("graph", 2, 1), Case("graph", 1, 2)]
 
 
+def test_bfloat16_is_raced_with_float32() -> None:
+    cases = cases_of(WORKLOADS["mlp"], Config(rivals=("graph",), precision="bfloat16", threads=(1,), learners=(2,)))
+    assert [case.implementation for case in cases] == ["pytorch", "graph", "pytorch+float32", "graph+float32"]
+    assert [case.side for case in cases] == ["pytorch", "bow", "pytorch", "bow"]
+    assert cases[3].expected == "graph"
+
+
 def test_more_cores_than_there_are_are_refused() -> None:
     with pytest.raises(SettingError, match="cores=100000 is more than the"):
         Config(cores=(1, 100000))
