@@ -34,6 +34,8 @@ PLANNED = 0.5  # planned part of the user's share: compiling may take longer tha
 MOST_BUDGET_S = 120.0  # upper limit for trainings of any length
 UNKNOWN_BUDGET_S = 10.0  # budget if the length of the training is unknown
 SPINNING_LOSS = 3.0  # use one thread if several take at least this many times as long, in every turn
+CLEAR_LOSS = 10.0  # at once if in a single turn they take longer than this
+SPINNING_S = 0.1  # limit of the measurement
 Source: TypeAlias = Literal["given", "rule", "checkpoint", "pinned", "cache", "calibration"]
 
 
@@ -268,7 +270,7 @@ def without_spinning(tuned: Tuned, replicas: ReplicasConfig, say: Callable[[str]
     waits = os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
     if tuned.threads is not None or threads == 1 or waits or not replicas.on_cpu:
         return tuned
-    low, loss, _ = threads_loss(threads)
+    low, loss, _ = threads_loss(threads, unclear=(SPINNING_LOSS, CLEAR_LOSS), limit_s=SPINNING_S)
     if low < SPINNING_LOSS:
         return tuned
     say(f"torch's {threads} threads take {loss:.0f} times as long as one on this busy machine: one is used")
