@@ -71,7 +71,7 @@ class Tuned:
     @property
     def record(self) -> dict[str, Any]:
         chosen = {"engine": self.engine, "learners": self.learners}
-        how = {"threads": self.threads, "compile": self.compile, "calibration_s": self.seconds}
+        how: dict[str, Any] = {"threads": self.threads, "compile": self.compile, "calibration_s": self.seconds}
         how |= {} if self.memory_format is None else {"memory_format": self.memory_format}
         why = {"source": self.source, "summary": self.summary, "rows": self.rows}
         return {"kind": "calibration", **chosen, **how, **why}
