@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import bow
 from bow.engines import LearningConfig, step_from_loss
 from bow.errors import CheckpointError, SettingError
+from bow.members.group import MemberGroup
 from bow.observe.records import read_records
 from bow.training import Replicas
 from bow.training.candidates import Request, lanes
@@ -82,6 +83,11 @@ def test_results_are_equal_to_rounding() -> None:
         torch.testing.assert_close(a, b)
     assert last.learner(0)[0].weight.is_contiguous(memory_format=Last)
     assert not plain.learner(0)[0].weight.is_contiguous(memory_format=Last)
+
+
+def test_rows_of_members_have_the_order_too() -> None:
+    group = MemberGroup(network(), torch.optim.SGD, 1, torch.device("cpu"), "channels_last")
+    assert group.learners[0].module[0].weight.is_contiguous(memory_format=Last)
 
 
 def test_a_state_of_another_order_is_refused() -> None:
