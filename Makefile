@@ -14,7 +14,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 # Without bytecode, every process that a test starts would recompile all modules.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help train quick test nightly lint types layers check stress soak killed gpu image-test docs wheel clean
+.PHONY: help train quick test nightly lint types layers check stress soak killed gpu image-test docs wheel clean bench-all
 .DELETE_ON_ERROR:
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo 'make killed  200 trainings ended by signals, full disks and closed pipes, and trainings killed under torchrun'
 	@echo 'make gpu     GPU tests and benchmark with the packages of python3, in BUDGET seconds, into OUT/gpu.tar.gz'
 	@echo 'make image-test  build the container image without a container engine, and run bow inside it'
+	@echo 'make bench-all  every benchmark, after a list of them and of how long they take (ARGS=--dry-run: the list alone)'
 	@echo 'make docs    build the documentation into build/docs; fails on broken links'
 	@echo 'make wheel   build the wheel into dist/'
 	@echo 'make clean   remove the virtual environment and build outputs'
@@ -71,6 +72,9 @@ stress:
 
 image-test:
 	@docker/test_image.sh
+
+bench-all: $(VENV)/.dev
+	@$(BIN)/python -m benchmarks all $(ARGS)
 
 soak: $(VENV)/.dev
 	@$(BIN)/python -m tests.soak $(ARGS)

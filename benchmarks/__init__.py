@@ -15,7 +15,7 @@ from benchmarks import harness
 from bow.errors import SettingError
 
 EXPERIMENTS: dict[str, tuple[str, float]] = {
-    "engines": ("samples per second of PyTorch, plain and compiled, and of bow's engines", 20),
+    "engines": ("samples per second of PyTorch, plain and compiled, and of bow's engines", 35),
     "sweep": ("learning rate x mu x learners on the digits; the default of mu follows from it", 20),
     "accuracy": ("how far LeNet gets on Fashion-MNIST, epoch by epoch", 15),
     "gpu": ("bow on one GPU, beside its peers, within a time that is given", 8),
@@ -92,12 +92,13 @@ def carry_out(name: str, module: Any, config: Any, command: str) -> int:
     import torch
 
     harness.prepare_output(config.out)
-    began, threads = time.perf_counter(), torch.get_num_threads()
+    began, threads, load = time.perf_counter(), torch.get_num_threads(), os.getloadavg()[0]
     try:
         findings = module.measure(config)
     finally:
         torch.set_num_threads(threads)
     values = harness.result(name, command, config, time.perf_counter() - began, findings)
+    values["environment"]["load_before"] = round(load, 1)
     harness.write_json(config.out / f"{name}.json", values)
     write_page(name, module, config, values)
     return int(not config.quick and hasattr(module, "missed") and bool(module.missed(values)))

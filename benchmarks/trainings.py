@@ -40,8 +40,9 @@ class Feed:
 
     epochs = 0
 
-    def __init__(self, data: Data, batch_size: int, seed: int = 0) -> None:
+    def __init__(self, data: Data, batch_size: int, seed: int = 0, is_last: bool = False) -> None:
         self._inputs, self._targets = data
+        self._is_last = is_last  # whether images are to have the order of torch.channels_last
         self._generator = torch.Generator(self._inputs.device).manual_seed(seed)
         self._batch_size = min(batch_size, len(self._inputs))
         self._order = torch.empty(0, dtype=torch.int64)
@@ -67,7 +68,8 @@ class Feed:
 
     def gather(self, indices: Tensor) -> Data:
         """Return these samples."""
-        return self._inputs.index_select(0, indices), self._targets.index_select(0, indices)
+        inputs, targets = self._inputs.index_select(0, indices), self._targets.index_select(0, indices)
+        return (inputs.to(memory_format=torch.channels_last) if self._is_last else inputs), targets
 
     def stacked(self, learners: int) -> Stacked:
         """Return a batch for each learner, `[learners, batch, ...]`."""
@@ -140,8 +142,10 @@ class PlainTraining:
         feed: Feed | Deals,
         optimizer: OptimizerFactory = SGD,
         compile: str | None = None,
+        autocast: bool = False,
     ) -> None:
         self.model, self.feed, self.optimizer = model, feed, optimizer(model.parameters())
+        self._precision = bfloat16 if autocast else contextlib.nullcontext
         self._loss, self._marks_steps = loss, compile == "reduce-overhead"
         self.forward: Any = model if compile is None else torch.compile(model, dynamic=False, mode=compile)
 
@@ -161,7 +165,9 @@ class PlainTraining:
     def learn(self, inputs: Tensor, targets: Tensor) -> None:
         """Run one step."""
         self.optimizer.zero_grad()
-        self._loss(self.forward(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        with self._precision():
+            loss = self._loss(self.forward(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
 
     def close(self) -> None:
@@ -174,7 +180,10 @@ class StepTraining:
     engine = None
     epochs = 0
 
-    def __init__(self, model: nn.Module, loss: Loss, feed: Feed, lr: float = LEARNING_RATE) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, feed: Feed, lr: float = LEARNING_RATE, autocast: bool = False
+    ) -> None:
+        self._precision = bfloat16 if autocast else contextlib.nullcontext
         self.model, self.feed = model, feed
         self._parameters: Tensors = {name: p.detach() for name, p in model.named_parameters()}
         self._momenta: Tensors = {name: torch.zeros_like(p) for name, p in self._parameters.items()}
@@ -183,7 +192,8 @@ class StepTraining:
 
     def __call__(self) -> int:
         inputs, targets = self.feed.next()
-        self._step(self._parameters, self._momenta, self._buffers, inputs, targets)
+        with self._precision():
+            self._step(self._parameters, self._momenta, self._buffers, inputs, targets)
         return len(targets)
 
     def close(self) -> None:
@@ -332,6 +342,11 @@ def compiled_step(
     # checks as well.
     guards = {"guard_filter_fn": torch.compiler.keep_tensor_guards_unsafe}
     return torch.compile(step, fullgraph=True, dynamic=False, options=dict(guards))
+
+
+def bfloat16() -> contextlib.AbstractContextManager[Any]:
+    """Autocast on a CPU, for one step: what it keeps of the weights holds until it ends."""
+    return torch.autocast("cpu", torch.bfloat16)
 
 
 def branch(device: StreamDevice, streams: Sequence[Stream]) -> None:

@@ -32,7 +32,8 @@ def told(environment: Mapping[str, Any]) -> str:
     """Format an environment in a line."""
     commit = f" at {environment['commit']}" if environment.get("commit") else ""
     line = "{processor}, {cores} cores, {memory_gib:g} GiB; Python {python}, torch {torch}, bow {bow}"
-    return line.format(**environment) + commit
+    load = f"; load {environment['load_before']:g} before" if "load_before" in environment else ""
+    return line.format(**environment) + commit + load
 
 
 def find_commit(package: Path, *others: Path) -> str | None:

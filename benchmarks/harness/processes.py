@@ -55,7 +55,14 @@ class Remote:
             if time.monotonic() > deadline:
                 raise CaseError("was not ready in time")
             time.sleep(POLL_S)
-        self._connection: Connection[Any, Any] = Client(str(address), family="AF_UNIX")
+        while True:
+            try:
+                self._connection: Connection[Any, Any] = Client(str(address), family="AF_UNIX")
+                return
+            except ConnectionRefusedError as error:  # its address is there before it listens
+                if time.monotonic() > deadline:
+                    raise CaseError("was not ready in time") from error
+                time.sleep(POLL_S)
 
     def send(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Request the call of a function; `receive` returns the result."""

@@ -148,8 +148,10 @@ def _as_found(file: Path, overrides: Sequence[str]) -> list[str]:
             message = f"the number of learners changed in the run of {file}; this one goes on with {learners}"
             warnings.warn(message, stacklevel=2)
     if engine and settings["engine"].get("name") == AUTO and not given & {"engine", "engine.name"}:
-        ran = Engine().run_by(engine, how == "(compiled)" or bool(tuned.get("compile")))
-        found |= {f"engine.{name}": getattr(ran, name) for name in ("name", "capture", "compile")}
+        format = tuned.get("memory_format")
+        ran = Engine().run_by(engine, how == "(compiled)" or bool(tuned.get("compile")), format)
+        names = "name", "capture", "compile", *(["memory_format"] if format else [])
+        found |= {f"engine.{name}": getattr(ran, name) for name in names}
     return [f"{name}={value_text(value)}" for name, value in found.items() if name not in given]
 
 

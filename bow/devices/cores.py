@@ -3,6 +3,7 @@
 import math
 import os
 import platform
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,8 +62,13 @@ def share_cores(tasks: int, cores: int, threads: int) -> tuple[int, int]:
     return places, max(1, min(threads, cores) // places)
 
 
-def threads_loss(threads: int) -> tuple[float, float, float]:
-    """Return the time of an operator on `threads` torch threads, relative to one thread: low, median, high."""
+def threads_loss(
+    threads: int, *, unclear: tuple[float, float] = (0.0, math.inf), limit_s: float = math.inf
+) -> tuple[float, float, float]:
+    """Return the time of an operator on `threads` torch threads, relative to one thread: low, median, high.
+
+    Takes several turns, but stops after the first one outside `unclear`, and after `limit_s` seconds.
+    """
     import torch
 
     from bow.timing import time_window
@@ -74,11 +80,17 @@ def threads_loss(threads: int) -> tuple[float, float, float]:
         numbers.add_(1)  # wakes them
         return time_window(lambda: numbers.add_(1), LOSS_WINDOW_S)
 
+    losses: list[float] = []
+    began = time.perf_counter()
     try:
-        losses = sorted(seconds(threads) / seconds(1) for _ in range(LOSS_TURNS))
+        while len(losses) < LOSS_TURNS and (not losses or time.perf_counter() - began < limit_s):
+            losses.append(seconds(threads) / seconds(1))
+            if not unclear[0] <= losses[-1] <= unclear[1]:
+                break
     finally:
         torch.set_num_threads(before)
-    return losses[0], losses[LOSS_TURNS // 2], losses[-1]
+    losses.sort()
+    return losses[0], losses[len(losses) // 2], losses[-1]
 
 
 def core_sets(executors: int | Sequence[int], threads: int = 1) -> list[tuple[int, ...]]:

@@ -14,6 +14,9 @@ EngineName: TypeAlias = Literal["auto", "eager", "fused", "graph", "streams"]
 # Content of a CUDA graph of engine `graph`: one learner's task, or a whole round.
 Capture: TypeAlias = Literal["auto", "learner", "round"]
 
+# Order of the weights of convolutions in memory; None: that of the model.
+MemoryFormat: TypeAlias = Literal["channels_last"] | None
+
 ROUND_CAPTURED = "graph+round"  # the runner of `Engine("graph", capture="round")`
 
 
@@ -39,6 +42,8 @@ class Engine:
             the step equals that of the whole batch to rounding if the loss is a mean over samples. For batches whose
             activations do not fit; batch norm sees the parts. Not available in `"fused"`.
         precision: `"bfloat16"` for autocast; None is the model's own dtype.
+        memory_format: `"channels_last"` for the weights of convolutions, which is faster on some machines; results
+            are equal to rounding. None is the model's own, and `bow.train` measures both where it chooses the engine.
         schedule: which executors run the operators of a learning task in parallel, for engine `graph`: a
             `bow.Schedule`, a file written by `bow schedule`, or `"auto"`: `bow.train` profiles operators, times
             policies for some seconds, and uses the best one if it clearly beats running operators one after another.
@@ -60,6 +65,7 @@ class Engine:
     offload: bool = False
     accumulate: int = 1
     precision: str | None = None
+    memory_format: MemoryFormat = None
     schedule: Schedule | str | Path | None = None
 
     def __post_init__(self) -> None:
@@ -77,6 +83,10 @@ class Engine:
             raise SettingError(
                 f'precision must be "bfloat16" or None (the dtype of the model), got {self.precision!r}; '
                 "for float64 pass model.double()"
+            )
+        if self.memory_format not in (None, "channels_last"):
+            raise SettingError(
+                f'memory_format must be "channels_last" or None (that of the model), got {self.memory_format!r}'
             )
         for name in ("compile", "offload"):
             if not isinstance(value := getattr(self, name), bool):
@@ -105,11 +115,12 @@ class Engine:
         """Name of the runner: that of the engine, or `graph+round` for a whole round in one CUDA graph."""
         return ROUND_CAPTURED if self.capture == "round" else self.name
 
-    def run_by(self, runner: str, compile: bool = False) -> "Engine":
-        """Return these settings with a runner that was chosen, and whether it compiles."""
+    def run_by(self, runner: str, compile: bool = False, memory_format: MemoryFormat = None) -> "Engine":
+        """Return these settings with a runner that was chosen, whether it compiles, and a chosen memory format."""
         name = "graph" if runner == ROUND_CAPTURED else runner
         capture = "round" if runner == ROUND_CAPTURED else "learner" if runner == "graph" else "auto"
-        return replace(self, name=name, capture=capture, compile=compile)  # type: ignore[arg-type]
+        chosen = {"name": name, "capture": capture, "compile": compile}
+        return replace(self, **chosen, memory_format=memory_format or self.memory_format)  # type: ignore[arg-type]
 
 
 def _check_choice(name: str, value: object, choices: Any) -> None:

@@ -62,7 +62,7 @@ class Cohort:
             streams = cuda_device(self.device)
         self.where = device
         template = prepare_template(config.of(variant).model, variant.seed)
-        self.group = MemberGroup(template, config.of(variant).optimizer, rows, self.device)
+        self.group = MemberGroup(template, config.of(variant).optimizer, rows, self.device, train.engine.memory_format)
         self._python = python_state(self.group.learners[0].module)
         task = LearningConfig(
             train.step_or_loss,

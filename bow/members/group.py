@@ -70,8 +70,15 @@ class MemberOptimizers:
 class MemberGroup(LearnerGroup):
     """Rows for members of the template's kind, who are placed on them and leave them again."""
 
-    def __init__(self, template: nn.Module, optimizer: OptimizerFactory, rows: int, device: torch.device) -> None:
-        super().__init__(template, optimizer, learners=rows, device=device)
+    def __init__(
+        self,
+        template: nn.Module,
+        optimizer: OptimizerFactory,
+        rows: int,
+        device: torch.device,
+        memory_format: str | None = None,
+    ) -> None:
+        super().__init__(template, optimizer, learners=rows, device=device, memory_format=memory_format)
         self._groups = [[slot.names for slot in group] for group in self.layout.group_slots]
         self._fixed = fixed_values(template)
         self.optimizer: MemberOptimizers = MemberOptimizers(self.layout, self.matrix)  # type: ignore[assignment]

@@ -216,6 +216,8 @@ class SweepDirectory(RunDirectory):
             "batches": self._config.batches,
             "seed": train.seed if self._config.batches == "shared" else None,
         }
+        if train.engine.memory_format is not None:
+            common["memory_format"] = train.engine.memory_format
         if train.source is not None:  # text from the command line can be compared
             common |= {name: train.source[name] for name in DESCRIBED}
         else:

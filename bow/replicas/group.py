@@ -60,6 +60,7 @@ class LearnerGroup:
         buffers: BufferPolicy = "average",
         spare_bytes: int | None = None,
         world: World = ALONE,
+        memory_format: str | None = None,
     ) -> None:
         learners = whole("learners", learners, also='"auto"')
         check_policy(buffers)
@@ -71,7 +72,7 @@ class LearnerGroup:
         self.device = device
         self.world = world
         self.buffer_policy: BufferPolicy = buffers
-        self.layout = ParameterLayout(template, groups)
+        self.layout = ParameterLayout(template, groups, memory_format)
         row_bytes = self.layout.row_length * trainable[0].element_size()
         spare = learners
         if device.type == "cpu":

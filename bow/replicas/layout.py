@@ -11,6 +11,8 @@ from bow.errors import OptimizerError
 
 ALIGNMENT = 16  # rows are padded to a multiple of this many elements, so that every row starts on a 64-byte boundary
 
+CHANNELS_LAST = (0, 2, 3, 1)  # dimensions of a convolution's weight from the slowest to the fastest
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -39,10 +41,14 @@ class Slot:
 class ParameterLayout:
     """Maps parameter names to `(offset, shape)` in a flat row; every group of the optimizer is one slice of it.
 
+    With `memory_format="channels_last"`, weights of four dimensions have that order, whatever order the model has.
+
     The padding at the end belongs to the last group; it starts at zero and its gradient is zero.
     """
 
-    def __init__(self, model: nn.Module, groups: Sequence[Sequence[nn.Parameter]]) -> None:
+    def __init__(
+        self, model: nn.Module, groups: Sequence[Sequence[nn.Parameter]], memory_format: str | None = None
+    ) -> None:
         names = _names(model)
         offset = 0
         self.slots: list[Slot] = []
@@ -57,7 +63,9 @@ class ParameterLayout:
                         f"the optimizer updates a tensor of shape {tuple(parameter.shape)} that is not a parameter "
                         "of the model; build its groups from the parameters that the factory is given"
                     )
-                slots.append(Slot(tuple(names[id(parameter)]), offset, parameter.shape, _memory_order(parameter)))
+                is_last = memory_format == "channels_last" and parameter.dim() == 4
+                order = CHANNELS_LAST if is_last else memory_order(parameter)
+                slots.append(Slot(tuple(names[id(parameter)]), offset, parameter.shape, order))
                 offset += parameter.numel()
             self.slots += slots
             self.group_slots.append(slots)
@@ -92,7 +100,7 @@ def _names(model: nn.Module) -> dict[int, list[str]]:
     return names
 
 
-def _memory_order(parameter: Tensor) -> tuple[int, ...]:
+def memory_order(parameter: Tensor) -> tuple[int, ...]:
     """Return dimensions from the slowest to the fastest; logical order if the memory has gaps or overlaps."""
     strides = parameter.stride()
     order = tuple(sorted(range(parameter.dim()), key=lambda d: (-strides[d], d)))

@@ -11,9 +11,10 @@ from bow.devices import available_cores, share_cores
 from bow.engines.choice import FUSED_PARAMETERS
 from bow.engines.offload import OFFLOADING
 from bow.replicas import num_trainable
+from bow.replicas.layout import memory_order
 from bow.runtime.loading import BUILD_S, is_built
 from bow.training.replicas_config import ReplicasConfig
-from bow.training.trials import COMPILED, Trials
+from bow.training.trials import CHANNELS_LAST, COMPILED, Trials
 from bow.tuner import Candidate, EngineSetting, doubling
 
 # In the order of measurement, those that are most often best first: a short budget ends early.
@@ -62,6 +63,15 @@ def lanes(request: Request, trials: Trials) -> list[Candidate]:
     return [each for name in engines if counts[name] for each in _of_engine(name, counts[name], request, trials)]
 
 
+def has_choice_of_format(replicas: ReplicasConfig) -> bool:
+    """Return whether there are convolutions whose memory format the user left open."""
+    if replicas.is_several or replicas.task.engine.memory_format is not None:
+        return False  # rows of several devices are added up, and must have one order
+    layers = [module for module in replicas.model.modules() if isinstance(module, nn.Conv2d | nn.ConvTranspose2d)]
+    weights = [weight for layer in layers for weight in layer.parameters(recurse=False) if weight.requires_grad]
+    return bool(weights) and all(memory_order(weight) == tuple(range(weight.dim())) for weight in weights)
+
+
 def _counts(request: Request, engine: str) -> tuple[int, ...]:
     replicas, learners = request.replicas, request.learners
     if learners != "auto":
@@ -91,6 +101,8 @@ def _of_engine(engine: str, counts: tuple[int, ...], request: Request, trials: T
         build_s = 0.0 if is_built() else BUILD_S
         if not request.compile:
             yield Candidate(engine, counts=counts, compile_s=build_s)
+            if has_choice_of_format(request.replicas):
+                yield Candidate(f"{engine}{CHANNELS_LAST}", counts=counts, compile_s=build_s)
             cores = len(available_cores())
             several = tuple(count for count in counts if share_cores(count, cores, threads)[1] > 1)
             if several:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from bow.devices import StreamDevice, available_cores, processor
 from bow.graph.refusal import code_text
+from bow.replicas.layout import memory_order
 from bow.replicas.model import check_trainable
 from bow.replicas.optimizer import make_optimizer
 from bow.runtime.loading import content_hash, is_built
@@ -27,7 +28,7 @@ from bow.training.data_source import DataSource
 from bow.training.replicas_config import ReplicasConfig
 from bow.tuner import Tuner
 
-RECIPE = 3  # version of what a calibration tries: invalidates choices of earlier versions
+RECIPE = 4  # version of what a calibration tries: invalidates choices of earlier versions
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
@@ -72,7 +73,15 @@ def describe(request: Request, opened: DataSource, tuner: Tuner, loss: Callable[
         "sync": repr(replicas_config.sync),
         "batch": [_tensor(leaf) for leaf in tree_leaves(opened.example) if isinstance(leaf, Tensor)],
         "stream": type(opened.stream).__name__,
-        "task settings": [task.precision, task.clip_norm, task.offload, task.engine.accumulate, task.engine.dispatch],
+        "task settings": [
+            task.precision,
+            task.clip_norm,
+            task.offload,
+            task.engine.accumulate,
+            task.engine.dispatch,
+            task.engine.memory_format,
+            [memory_order(parameter) for parameter in model.parameters()],
+        ],
         "schedule": None if task.schedule is None else content_hash(task.schedule.to_json()),
         "asked for": [request.engine, request.learners, request.compile, request.most],
         "length": None if request.samples is None else math.floor(math.log(max(request.samples, 1), 4)),

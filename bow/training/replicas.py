@@ -183,7 +183,14 @@ class Replicas(nn.Module):
         self.streams = streams
         self.world = world
         self.group = LearnerGroup(
-            template, optimizer, learners=count, device=self.device, buffers=buffers, spare_bytes=spare, world=world
+            template,
+            optimizer,
+            learners=count,
+            device=self.device,
+            buffers=buffers,
+            spare_bytes=spare,
+            world=world,
+            memory_format=engine.memory_format,
         )
         self.num_parameters = self.group.layout.num_parameters
         self.loop = loop = make_engine(chosen, self.group, sync, settings, streams)

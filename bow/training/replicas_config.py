@@ -10,6 +10,7 @@ from torch import nn
 from bow.cluster import ALONE, TrialWorld, World
 from bow.devices import StreamDevice
 from bow.engines import Batch, LearningConfig
+from bow.engines.config import MemoryFormat
 from bow.engines.memory import is_cpu
 from bow.engines.memory_budget import MemoryBudget
 from bow.errors import SettingError
@@ -46,6 +47,7 @@ class ReplicasConfig:
         learners: int,
         *,
         compile: bool = False,
+        memory_format: MemoryFormat = None,
         expected_rounds: int | None = None,
         world: World | None = None,
     ) -> Replicas:
@@ -59,7 +61,7 @@ class ReplicasConfig:
             self.model,
             **settings,
             learners=learners,
-            engine=self.task.engine.run_by(engine, compile),
+            engine=self.task.engine.run_by(engine, compile, memory_format),
             expected_rounds=expected_rounds,
             world=world or (TrialWorld() if self.is_several else ALONE),
         )

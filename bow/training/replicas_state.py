@@ -10,6 +10,7 @@ from bow.cluster import World
 from bow.engines import Loop
 from bow.errors import BowError, CheckpointError, reason
 from bow.replicas import LearnerGroup
+from bow.replicas.layout import Slot
 from bow.sync import Timing
 
 STATE_VERSION = 2
@@ -73,10 +74,16 @@ def _identity(group: LearnerGroup, loop: Loop) -> dict[str, Any]:
     return {
         "version": STATE_VERSION,
         "parameters": layout.num_parameters,
-        "model": [[f"{slot.names[0]} {list(slot.shape)}" for slot in slots] for slots in layout.group_slots],
+        "model": [list(map(_place, slots)) for slots in layout.group_slots],
         "optimizer": type(group.optimizer.optimizer).__name__,
         "sync": loop.sync.kind,
     }
+
+
+def _place(slot: Slot) -> str:
+    """Return a parameter's name and shape, and its order in memory where that is not the usual one."""
+    is_usual = slot.order == tuple(range(len(slot.shape)))
+    return f"{slot.names[0]} {list(slot.shape)}{'' if is_usual else f' in order {list(slot.order)}'}"
 
 
 def _mismatch(state: Any, identity: Mapping[str, Any]) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from bow.devices import StreamDevice
+from bow.engines.config import MemoryFormat
 from bow.errors import BowError, DeviceMemoryError, SettingError, reason
 from bow.graph.refusal import python_random_kept
 from bow.runtime.loading import is_built
@@ -18,6 +19,7 @@ from bow.training.signals import Signals
 from bow.tuner import EngineSetting, Trial, TrialResult
 
 COMPILED = "+compiled"  # suffix of an engine's name: it compiles the learning task
+CHANNELS_LAST = "+channels_last"  # suffix of an engine's name, after that: the memory format of convolutions
 MOST_HELD_BYTES = 2**28  # of weights and gradients, up to which learners of several engines are kept for later trials
 PROBE_S = 0.05  # shortest probe, after a first round
 WARM_UP_S = 0.02  # shortest warm-up of a measurement, after a first round, which captures and allocates
@@ -94,7 +96,7 @@ class Trials:
 
     def _first_round(self, setting: EngineSetting) -> tuple[Replicas, float, float]:
         """Return the learners of a setting, the seconds of compiling, and the samples per second of the first round."""
-        engine, compiles = split(setting.engine)
+        engine, compiles, _ = split(setting.engine)
         is_new = _key(setting) not in self._made
         builds = is_new and engine == "graph" and self._config.on_cpu and not is_built()
         began = self._clock()
@@ -109,7 +111,7 @@ class Trials:
         return replicas, compile_s, cold
 
     def _replicas(self, setting: EngineSetting) -> Replicas:
-        engine, compiles = split(setting.engine)
+        engine, compiles, memory_format = split(setting.engine)
         key = _key(setting)
         replicas = self._made.get(key)
         if self._current is not None and self._current is not replicas:
@@ -119,7 +121,7 @@ class Trials:
                 self.close()
                 replicas = None
         if replicas is None:
-            replicas = self._config.build(engine, setting.learners, compile=compiles)
+            replicas = self._config.build(engine, setting.learners, compile=compiles, memory_format=memory_format)
             stand_still(replicas)
             self._made[key] = replicas
             if self._feed.stream is not None:
@@ -172,9 +174,11 @@ def without_a_trace(place: torch.device | StreamDevice) -> Iterator[None]:
         yield
 
 
-def split(name: str) -> tuple[str, bool]:
-    """Return the engine of a setting, and whether it compiles the learning task."""
-    return name.removesuffix(COMPILED), name.endswith(COMPILED)
+def split(name: str) -> tuple[str, bool, MemoryFormat]:
+    """Return the engine of a setting, whether it compiles the learning task, and the memory format."""
+    engine = name.removesuffix(CHANNELS_LAST)
+    memory_format: MemoryFormat = None if engine == name else "channels_last"
+    return engine.removesuffix(COMPILED), engine.endswith(COMPILED), memory_format
 
 
 def stand_still(replicas: Replicas) -> None:

@@ -15,6 +15,7 @@ from bow.cluster import World
 from bow.compiling import cache_folder
 from bow.devices import available_cores, threads_loss
 from bow.engines.choice import MIN_ROUNDS_PER_EPOCH
+from bow.engines.config import MemoryFormat
 from bow.errors import SettingError
 from bow.observe.text import duration_text, learners_text
 from bow.runtime.loading import BUILD_S, can_be_built, is_built
@@ -25,7 +26,7 @@ from bow.training.description import describe
 from bow.training.replicas import Replicas
 from bow.training.replicas_config import ReplicasConfig
 from bow.training.signals import Signals
-from bow.training.trials import COMPILED, PROBE_S, Trials, split
+from bow.training.trials import CHANNELS_LAST, COMPILED, PROBE_S, Trials, split
 from bow.tuner import CachedChoice, Calibration, ChoiceCache, EngineSetting, Tuner, balance
 
 FEWEST_ROUNDS = 100  # shorter trainings run no trials
@@ -34,6 +35,8 @@ PLANNED = 0.5  # planned part of the user's share: compiling may take longer tha
 MOST_BUDGET_S = 120.0  # upper limit for trainings of any length
 UNKNOWN_BUDGET_S = 10.0  # budget if the length of the training is unknown
 SPINNING_LOSS = 3.0  # use one thread if several take at least this many times as long, in every turn
+CLEAR_LOSS = 10.0  # at once if in a single turn they take longer than this
+SPINNING_S = 0.1  # limit of the measurement
 Source: TypeAlias = Literal["given", "rule", "checkpoint", "pinned", "cache", "calibration"]
 
 
@@ -53,15 +56,23 @@ class Tuned:
     # gradient statistics of the trials, with the objective `goodput`
     signals: Signals | None = field(default=None, repr=False)
     is_complete: bool = False  # whether no worthwhile trial was skipped, so that later trainings can reuse it
+    memory_format: MemoryFormat = None  # that was chosen; None: that of the user's engine or model
 
     @property
     def setting(self) -> dict[str, Any]:
-        return {"engine": self.engine, "threads": self.threads, "compile": self.compile, "source": self.source}
+        how = {"threads": self.threads, "compile": self.compile, "memory_format": self.memory_format}
+        return {"engine": self.engine, **how, "source": self.source}
+
+    @property
+    def lane(self) -> str:
+        """Name of the engine in trials."""
+        return f"{self.engine}{COMPILED * self.compile}{CHANNELS_LAST * (self.memory_format is not None)}"
 
     @property
     def record(self) -> dict[str, Any]:
         chosen = {"engine": self.engine, "learners": self.learners}
-        how = {"threads": self.threads, "compile": self.compile, "calibration_s": self.seconds}
+        how: dict[str, Any] = {"threads": self.threads, "compile": self.compile, "calibration_s": self.seconds}
+        how |= {} if self.memory_format is None else {"memory_format": self.memory_format}
         why = {"source": self.source, "summary": self.summary, "rows": self.rows}
         return {"kind": "calibration", **chosen, **how, **why}
 
@@ -113,7 +124,7 @@ def _found(
 
 def _keep(cache: ChoiceCache, description: Mapping[str, Any], tuned: Tuned, tuner: Tuner) -> None:
     """Cache a choice for later trainings; if the budget has cut it short, only to pin it."""
-    setting = EngineSetting(tuned.engine + COMPILED * tuned.compile, tuned.learners, tuned.threads or 1)
+    setting = EngineSetting(tuned.lane, tuned.learners, tuned.threads or 1)
     if tuned.is_complete:
         cache.store(description, CachedChoice(setting, tuned.rows))
     if tuner.pin:
@@ -169,8 +180,8 @@ def _probed(request: Request) -> str:
 
 
 def _from_setting(setting: EngineSetting, source: Source, summary: str) -> Tuned:
-    name, compiles = split(setting.engine)
-    return Tuned(name, setting.learners, setting.threads, compiles, source, summary)
+    name, compiles, memory_format = split(setting.engine)
+    return Tuned(name, setting.learners, setting.threads, compiles, source, summary, memory_format=memory_format)
 
 
 def _from_choice(found: CachedChoice) -> Tuned:
@@ -182,7 +193,7 @@ def _from_choice(found: CachedChoice) -> Tuned:
 
 def _fits(setting: EngineSetting, request: Request) -> bool:
     """Return whether a choice of an earlier training still fits in memory, which others may be using."""
-    engine, _ = split(setting.engine)
+    engine, _, _ = split(setting.engine)
     return request.replicas.most_learners(engine, setting.learners) == setting.learners
 
 
@@ -233,7 +244,7 @@ def check_tuner(tuner: Tuner | None, request: Request) -> Tuner:
             stacklevel=3,
         )
     if tuner.pinned is not None:
-        engine, _ = split(tuner.pinned.engine)
+        engine, _, _ = split(tuner.pinned.engine)
         given = (("engine", request.engine, engine), ("learners", request.learners, tuner.pinned.learners))
         for name, value, own in given:
             if value not in ("auto", own):
@@ -242,7 +253,12 @@ def check_tuner(tuner: Tuner | None, request: Request) -> Tuner:
 
 
 def tuned_before(state: Mapping[str, Any], request: Request, tuner: Tuner) -> Tuned:
-    """Return the setting of the training to be resumed, unless the user asks for another."""
+    """Return the setting of the training to be resumed, unless the user asks for another; the rows keep their order."""
+    tuned = _tuned_before(state, request, tuner)
+    return dataclasses.replace(tuned, memory_format=state.get("tuned", {}).get("memory_format"))
+
+
+def _tuned_before(state: Mapping[str, Any], request: Request, tuner: Tuner) -> Tuned:
     before = {"engine": "auto", "threads": None, "compile": False, "source": "rule", **state.get("tuned", {})}
     began_elsewhere = request.replicas.on_cpu and before["engine"] not in ENGINES_CPU  # on a GPU
     if before["engine"] == "auto" or began_elsewhere:
@@ -268,7 +284,7 @@ def without_spinning(tuned: Tuned, replicas: ReplicasConfig, say: Callable[[str]
     waits = os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
     if tuned.threads is not None or threads == 1 or waits or not replicas.on_cpu:
         return tuned
-    low, loss, _ = threads_loss(threads)
+    low, loss, _ = threads_loss(threads, unclear=(SPINNING_LOSS, CLEAR_LOSS), limit_s=SPINNING_S)
     if low < SPINNING_LOSS:
         return tuned
     say(f"torch's {threads} threads take {loss:.0f} times as long as one on this busy machine: one is used")
@@ -278,7 +294,7 @@ def without_spinning(tuned: Tuned, replicas: ReplicasConfig, say: Callable[[str]
 def balanced(tuned: Tuned, request: Request, world: World) -> Tuned:
     """Balance the number of learners between devices by their round times, if all have measured."""
     batch = request.batch_size
-    setting = tuned.engine + COMPILED * tuned.compile, tuned.threads or 1
+    setting = tuned.lane, tuned.threads or 1
     alike = [row for row in tuned.rows if (row["engine"], row["threads"]) == setting and row["samples_per_s"]]
     own = {row["learners"]: row["learners"] * batch / row["samples_per_s"] for row in alike}
     round_s = world.all_gather(own if request.learners == "auto" and tuned.source == "calibration" else {})
@@ -295,7 +311,8 @@ def build(tuned: Tuned, replicas: ReplicasConfig, rounds: int | None, world: Wor
     if tuned.threads is not None and replicas.on_cpu:
         torch.set_num_threads(tuned.threads)
     expected = rounds if tuned.source in ("given", "rule") else None
-    return replicas.build(tuned.engine, learners, compile=tuned.compile, expected_rounds=expected, world=world)
+    how: dict[str, Any] = {"compile": tuned.compile, "memory_format": tuned.memory_format}
+    return replicas.build(tuned.engine, learners, **how, expected_rounds=expected, world=world)
 
 
 def most_while_training(tuned: Tuned, request: Request, tuner: Tuner) -> int:

@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import re
+import socket
 import subprocess
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,7 @@ from benchmarks import EXPERIMENTS, harness, main
 from benchmarks.__main__ import run
 from benchmarks.harness import setting
 from benchmarks.harness.environment import find_commit, told
-from benchmarks.harness.processes import SERVING
+from benchmarks.harness.processes import SERVING, CaseError, Remote
 from bow.errors import SettingError
 from tests import forked
 
@@ -174,6 +176,20 @@ def test_a_process_of_its_own_has_torchs_default_policy_for_idle_threads(
         assert host.call(abs, -1) == 1
         with pytest.raises(harness.CaseError, match="ended"):
             host.call(os._exit, 3)
+
+
+def test_a_process_whose_address_is_there_before_it_listens_is_waited_for(tmp_path: Path) -> None:
+    address = tmp_path / "calls"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(address))
+        late = threading.Timer(0.2, listener.listen)
+        late.start()
+        Remote(address, patience_s=10).close()
+        late.join()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "never"))
+        with pytest.raises(CaseError, match="not ready in time"):
+            Remote(tmp_path / "never", patience_s=0.1)
 
 
 def test_a_preparation_that_fails_is_told(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ OF_PLACEMENT = ("placement_real", "placement_small", "placement_ablation")
 PAGES = {path.stem: path.stem for path in RESULTS.glob("*.json")} | {
     name: "placement" for name in OF_PLACEMENT if (RESULTS / f"{name}.json").is_file()
 }
+PAGES |= {name: "engines" for name in PAGES if name.startswith("engines_")}
 
 
 def rendered(name: str) -> str:

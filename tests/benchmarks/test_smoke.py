@@ -32,6 +32,11 @@ SLOW = {
     "manycore": ("quick=true", "manycore"),
     "sweep-more": ("quick=true", "sweep"),
     "engines": (f"{TINY} rivals=compiled_step,eager,graph", "engines"),
+    "engines-last": (
+        f"{TINY} models=lenet rivals=channels_last,graph+channels_last precision=bfloat16 threads=1",
+        "engines_bfloat16",
+    ),
+    "engines-cores": (f"{TINY} rivals=graph cores=1,2", "engines_cores"),
     "allreduce": ("quick=true turns=1 stint_s=0.01", "allreduce"),
     "tiles": ("quick=true", "tiles"),
     "predicted": ("quick=true", "predicted"),

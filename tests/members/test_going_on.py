@@ -265,11 +265,12 @@ def test_an_engine_that_was_left_is_not_tried_again(tmp_path: Path, monkeypatch:
     [
         {"data": (FLAT + 1, LABELS)},
         {"loss": F.multi_margin_loss},
+        {"engine": bow.Engine(memory_format="channels_last")},
         {"scheduler": functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1)},
         {"variants": [bow.Variant(name="a", train_on=range(50, 100)), bow.Variant(name="b")]},
         {"variants": [bow.Variant(name="b"), bow.Variant(name="a", train_on=range(50))]},
     ],
-    ids=["data", "loss", "scheduler", "samples", "order"],
+    ids=["data", "loss", "memory format", "scheduler", "samples", "order"],
 )
 def test_other_data_and_functions_do_not_go_on(other: dict[str, Any], tmp_path: Path) -> None:
     variants = [bow.Variant(name="a", train_on=range(50)), bow.Variant(name="b")]

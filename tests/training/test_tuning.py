@@ -650,7 +650,7 @@ def test_one_thread_is_used_where_several_spin(
 ) -> None:
     monkeypatch.setenv("OMP_WAIT_POLICY", policy)
     monkeypatch.setattr(module.torch, "get_num_threads", lambda: 2)
-    monkeypatch.setattr(module, "threads_loss", lambda threads: (loss, loss, loss))
+    monkeypatch.setattr(module, "threads_loss", lambda threads, **limits: (loss, loss, loss))
     said: list[str] = []
     given = Tuned("eager", 2, None, False, "given")
     found = without_spinning(given, replicas_config(), said.append)
@@ -658,6 +658,32 @@ def test_one_thread_is_used_where_several_spin(
     assert [len(line) <= 80 for line in said] == [True] * (threads is not None)
     resumed = tuned_before({"learners": 2, "tuned": found.setting}, request(engine="eager", learners=2), ALWAYS)
     assert resumed.threads == threads
+
+
+@pytest.mark.parametrize(
+    ("loss", "limit_s", "turns"), [(1.0, 60.0, 1), (40.0, 60.0, 1), (5.0, 60.0, 5), (5.0, 0.01, 1)]
+)
+def test_the_loss_of_several_threads_is_measured_until_it_is_clear_or_time_is_up(
+    monkeypatch: pytest.MonkeyPatch, loss: float, limit_s: float, turns: int
+) -> None:
+    windows: list[int] = []
+
+    def window(*_: object) -> float:
+        windows.append(torch.get_num_threads())
+        time.sleep(0.01)
+        return 1.0 if windows[-1] == 1 else loss
+
+    monkeypatch.setattr("bow.timing.time_window", window)
+    monkeypatch.setattr(module, "SPINNING_S", limit_s)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        found = without_spinning(Tuned("eager", 2, None, False, "given"), replicas_config(), lambda _: None)
+    finally:
+        torch.set_num_threads(threads)
+    assert len(windows) == 2 * turns
+    assert found.threads == (1 if loss >= 3 else None)
 
 
 def test_the_loss_of_several_threads_leaves_their_number_as_it_was() -> None:

@@ -1,0 +1,115 @@
+"""The order of convolutions' weights in memory: the user's, or measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bow
+from bow.engines import LearningConfig, step_from_loss
+from bow.errors import CheckpointError, SettingError
+from bow.members.group import MemberGroup
+from bow.observe.records import read_records
+from bow.training import Replicas
+from bow.training.candidates import Request, lanes
+from bow.training.replicas_config import ReplicasConfig
+from bow.training.trials import Trials, split
+from bow.tuner import EngineSetting
+
+LOSS = nn.functional.cross_entropy
+PINNED = bow.Tuner(pinned=EngineSetting("graph+channels_last", 2, 1))
+Last = torch.channels_last
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 2))
+
+
+def images(samples: int = 64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(samples, 3, 8, 8, generator=generator), torch.arange(samples) % 2
+
+
+def replicas(**engine: Any) -> Replicas:
+    return Replicas(network(), LOSS, learners=2, engine=bow.Engine("graph", **engine), device="cpu")
+
+
+def request_of(model: nn.Module, engine: bow.Engine, is_several: bool = False) -> Request:
+    task = LearningConfig(step_from_loss(LOSS), engine=engine)
+    config = ReplicasConfig(
+        model, task, torch.optim.SGD, bow.SMA(), torch.device("cpu"), "average", None, is_several=is_several
+    )
+    return Request("auto", "auto", False, 8, 8, 1e6, None, 2, config)
+
+
+def names(model: nn.Module, engine: bow.Engine = bow.Engine(), is_several: bool = False) -> set[str]:  # noqa: B008
+    request = request_of(model, engine, is_several)
+    trials = Trials.__new__(Trials)
+    trials.compile_s = lambda setting: None  # type: ignore[method-assign]
+    return {candidate.engine for candidate in lanes(request, trials)}
+
+
+def test_channels_last_is_a_candidate_for_models_with_convolutions() -> None:
+    assert "graph+channels_last" in names(network())
+    assert "graph+channels_last" not in names(nn.Linear(2, 2))
+
+
+def test_the_users_own_choice_is_respected() -> None:
+    assert "graph+channels_last" not in names(network().to(memory_format=Last))
+    assert "graph+channels_last" not in names(network(), bow.Engine(memory_format="channels_last"))
+
+
+def test_several_devices_add_up_rows_of_one_order() -> None:
+    assert "graph+channels_last" not in names(network(), is_several=True)
+
+
+def test_names_of_lanes_are_taken_apart() -> None:
+    assert split("graph+compiled+channels_last") == ("graph", True, "channels_last")
+    assert split("graph") == ("graph", False, None)
+
+
+def test_results_are_equal_to_rounding() -> None:
+    plain, last = replicas(), replicas(memory_format="channels_last")
+    x, y = images(16)
+    batches = [(x[:8], y[:8]), (x[8:], y[8:])]
+    for _ in range(5):
+        torch.testing.assert_close(plain.round(batches), last.round(batches))
+    for a, b in zip(plain.central.parameters(), last.central.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    assert last.learner(0)[0].weight.is_contiguous(memory_format=Last)
+    assert not plain.learner(0)[0].weight.is_contiguous(memory_format=Last)
+
+
+def test_rows_of_members_have_the_order_too() -> None:
+    group = MemberGroup(network(), torch.optim.SGD, 1, torch.device("cpu"), "channels_last")
+    assert group.learners[0].module[0].weight.is_contiguous(memory_format=Last)
+
+
+def test_a_state_of_another_order_is_refused() -> None:
+    state = replicas(memory_format="channels_last").training_state()
+    with pytest.raises(CheckpointError, match=r"in order \[0, 2, 3, 1\]"):
+        replicas().load_training_state(state)
+
+
+def test_another_format_is_refused() -> None:
+    with pytest.raises(SettingError, match='memory_format must be "channels_last" or None'):
+        bow.Engine(memory_format="nhwc")  # type: ignore[arg-type]
+
+
+def test_the_choice_is_recorded_and_resumed_byte_for_byte(tmp_path: Path) -> None:
+    def train(name: str, epochs: int, **run: Any) -> bow.Result:
+        kept = bow.Run(str(tmp_path / name), progress=False, checkpoint_every=4, **run)
+        return bow.train(network(), images(), LOSS, batch_size=8, epochs=epochs, run=kept, learners=PINNED, seed=1)
+
+    whole, _ = train("whole", 4), train("parts", 2)
+    again = train("again", 4, resume=tmp_path / "parts")
+    for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    chosen = next(r for r in read_records(tmp_path / "parts" / "metrics.jsonl") if r["kind"] == "calibration")
+    assert (chosen["engine"], chosen["memory_format"]) == ("graph", "channels_last")
+    assert whole.model[0].weight.is_contiguous(memory_format=Last)
