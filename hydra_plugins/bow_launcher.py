@@ -1,10 +1,10 @@
-"""`hydra/launcher=bow`: the jobs of a hydra program's sweep, side by side where they are trainings that differ little.
+"""`hydra/launcher=bow`: train the jobs of a hydra multirun as the members of one sweep, if they differ little.
 
-Every job runs, in a thread of its own and one at a time, up to its call of `bow.train`; what the jobs ask for there is
-trained as the members of one sweep, and each goes on with the result that it would have got alone. So a job returns
-what a single run returns, to hydra's own sweeper or to any other, such as Optuna's. Trainings that differ in more than
-seed, optimizer, scheduler and batch size, or have several learners, run one after another. `hydra.launcher.resume=auto`
-with the `hydra.sweep.dir` of a sweep that was interrupted goes on where that was.
+Every job runs in its own thread, one at a time, up to its call of `bow.train`. The requested trainings then become the
+members of one sweep, and each job continues with the result that it would have had alone. So a job returns the same as
+in a single run, to hydra's own sweeper or to any other, such as Optuna's. Trainings that differ in more than seed,
+optimizer, scheduler and batch size, or have several learners, run one after another. `hydra.launcher.resume=auto` with
+the `hydra.sweep.dir` of an interrupted sweep resumes it.
 
 Example:
     python program.py -m hydra/launcher=bow lr=0.01,0.02 seed=range(4)
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class LauncherConfig:
-    """What `hydra/launcher=bow` stands for."""
+    """Settings of `hydra/launcher=bow`."""
 
     _target_: str = "hydra_plugins.bow_launcher.SideBySideLauncher"
     resume: str | None = None
@@ -41,7 +41,7 @@ ConfigStore.instance().store(group="hydra/launcher", name="bow", node=LauncherCo
 
 
 class SideBySideLauncher(Launcher):
-    """Runs the jobs of a sweep in this process, their trainings side by side."""
+    """Run the jobs of a sweep in this process, their trainings side by side."""
 
     def __init__(self, resume: str | None = None) -> None:
         super().__init__()
@@ -51,11 +51,11 @@ class SideBySideLauncher(Launcher):
         self._task: TaskFunction | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Take what hydra knows of the program."""
+        """Store the program's context, task function and settings."""
         self._context, self._task, self._config = hydra_context, task_function, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run the jobs; what each returns or raises is in its `JobReturn`."""
+        """Run the jobs; a `JobReturn` holds each one's return value or exception."""
         from bow import Run
         from bow.members.jobs import run_together, train_together
 
@@ -68,7 +68,7 @@ class SideBySideLauncher(Launcher):
         for number, overrides in enumerate(job_overrides, initial_job_idx):
             log.info("\t#%s : %s", number, " ".join(filter_overrides(overrides)))
             tasks.append(functools.partial(self._run, list(overrides), number))
-        calls = itertools.count()  # of bow.train, by each of the jobs
+        calls = itertools.count()  # numbers each call of bow.train that the jobs make
 
         def train(configs: Sequence[Any]) -> Sequence[Any] | None:
             run = Run(folder / f"side_by_side_{initial_job_idx}_{next(calls)}", resume=self._resume)
@@ -96,7 +96,7 @@ class SideBySideLauncher(Launcher):
 
 
 def _surroundings(before: Any) -> Callable[[], Any]:
-    """What hydra keeps for the job that runs: its settings, folder, environment and log."""
+    """Enter a job's settings, folder, environment and log handlers; return a function that leaves them."""
     outside = _here()
     if before is not None:
         _go(before)

@@ -1,7 +1,7 @@
 """The command `bow`.
 
-Every subcommand lives in a file of its own that is imported when it runs, so that help comes at once. A user's
-mistake is one sentence on standard error and exit status 2.
+Every subcommand is a module that is imported when it runs, so that `--help` is fast. A user's mistake is reported as
+one sentence on standard error with exit status 2.
 """
 
 import contextlib
@@ -48,8 +48,7 @@ HELP = {"-h", "--help"}
 MISTAKE = 2
 INTERRUPTED = 130
 LOST = FAILED = 1
-FAILURES = (DivergenceError, DeviceMemoryError, ClusterError)
-"""What ends a training that had no mistake in it when it began."""
+FAILURES = (DivergenceError, DeviceMemoryError, ClusterError)  # errors that are not a user's mistake
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,10 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         out.flush()
         if out.error is not None and not isinstance(out.error, BrokenPipeError):
             say(f"bow: standard output cannot be written ({disk_reason(out.error)})", sys.stderr)
-            status = status or (0 if words[:1] == ["train"] else LOST)  # of a training there is all in its directory
+            status = status or (0 if words[:1] == ["train"] else LOST)  # a training's results are in its run directory
         err.flush()
     for stream in (out, err):
-        if stream.error is not None:  # Python would try again at its end, and complain
+        if stream.error is not None:  # else Python flushes it again at exit and complains
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return status
@@ -94,7 +93,7 @@ def _status(words: list[str]) -> int:
 
 
 def _open_closed_streams() -> None:
-    """Where a standard stream was closed, no file that is opened later must get its number: others write to it."""
+    """Open the null device in place of closed standard streams, so that no other file gets their descriptors."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -126,7 +125,7 @@ def _run(words: list[str]) -> int:
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     if os.environ.get("RANK", "0") != "0":
-        return  # rank 0 gives the same warnings
+        return  # rank 0 shows the same warnings
     say(f"bow: warning: {_one_line(message)}", sys.stderr)
 
 

@@ -1,4 +1,4 @@
-"""What would make a machine faster or safer to train on, with the gain measured where that can be done at once."""
+"""Advice of `bow doctor`: how to train faster or safer on this machine, with measured gains where that is quick."""
 
 import os
 import shutil
@@ -25,9 +25,9 @@ from bow.training.replicas import Replicas
 
 BATCH_SIZE = 16
 TURNS, WINDOW_S = 5, 0.15
-GAIN = 1.1  # times as fast: from here on another precision is worth a word
-LOSS = 2.0  # times as long as one thread that torch's own take: from here on it is worth a word
-LITTLE_BYTES = 2 * 2**30  # free disk for checkpoints and caches
+GAIN = 1.1  # speed-up from which another precision is recommended
+LOSS = 2.0  # slow-down of torch's default threads against one thread from which to warn
+LITTLE_BYTES = 2 * 2**30  # free disk space below which to warn
 WRITTEN, SLOW_S = 16 * 2**20, 1.0
 
 
@@ -75,7 +75,7 @@ def _disk(folder: Path) -> Iterator[str]:
 
 
 class _Rounds:
-    """Rounds of learners of LeNet on digits, or of ResNet-8 on digits of 32x32, to be timed."""
+    """Rounds to be timed: learners of LeNet on digits, or of ResNet-8 on digits of 32x32."""
 
     def __init__(self, engine: Engine, learners: int = 1, *, is_resnet: bool = False) -> None:
         inputs, targets = (part[: learners * BATCH_SIZE] for part in digits().train)
@@ -90,11 +90,11 @@ class _Rounds:
         self.replicas.round(self.batches)
 
     def rest(self) -> None:
-        """Threads of engines wait without spinning."""
+        """Do nothing: the engines' threads wait without spinning."""
 
 
 def _default_loss() -> str | None:
-    """What torch's own threads lose here as they are by default, in a process of its own; None where that is little."""
+    """Return a warning if torch's default threads are slow here (measured in a new process), else None."""
     environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
     code = "import torch, bow.devices as d; n = torch.get_num_threads(); print(n, *d.threads_loss(n))"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
@@ -118,7 +118,7 @@ def _engines(cores: int) -> str:
 
 
 def _bfloat16(cores: int) -> Iterator[str]:
-    """What the processor's instructions for half precision bring, where that is something."""
+    """Recommend bfloat16 if it is measurably faster on this processor."""
     full, half = Engine("graph"), Engine("graph", precision="bfloat16")
     low, median, high = _gains(_Rounds(full, cores, is_resnet=True), _Rounds(half, cores, is_resnet=True))
     if low > 1 and median > GAIN:
@@ -129,7 +129,7 @@ def _bfloat16(cores: int) -> Iterator[str]:
 
 
 def _gains(one: _Rounds, other: _Rounds, learners: int = 1) -> tuple[float, float, float]:
-    """How many samples the other trains, with so many learners, while one trains one: lowest, median, highest."""
+    """Lowest, median and highest ratio of samples per second: `other`, with `learners`, over `one`, with one."""
     try:
         found = time_in_turns({"one": one, "other": other}, turns=TURNS, window_s=WINDOW_S)
     finally:

@@ -1,4 +1,4 @@
-"""From settings, which are plain values, to the arguments of `bow.train`, which are objects."""
+"""Convert settings (plain values) to the arguments of `bow.train` (objects)."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -22,21 +22,21 @@ from bow.training.metrics import Accuracy
 from bow.values import whole, whole_seed
 
 AUTO = "auto"
-LAUNCHER = "launcher"  # what starts the processes; no argument of `bow.train`
-SWEEP = "sweep"  # how the runs of a sweep go; no argument of `bow.train`
+LAUNCHER = "launcher"  # starts the processes; not an argument of `bow.train`
+SWEEP = "sweep"  # how the runs of a sweep are trained; not an argument of `bow.train`
 SWEEPS = ("side_by_side", "one_by_one")
-MEMBERS_OWN = ("seed", "optimizer", "scheduler", "batch_size")  # what the members of a sweep may differ in
+MEMBERS_OWN = ("seed", "optimizer", "scheduler", "batch_size")  # settings in which the members of a sweep may differ
 WHOLE = ("batch_size", "epochs", "steps")
 SECTIONS: dict[str, type] = {"engine": Engine, "devices": Devices, "validation": Validation, "run": Run}
 METRICS: dict[str, Callable[[], Any]] = {"accuracy": Accuracy}
 
 
 def recipe(name: str, *overrides: str) -> dict[str, Any]:
-    """The arguments of `bow.train` for a recipe.
+    """Return the arguments of `bow.train` for a recipe.
 
     Args:
         name: a file of `conf/recipe`, such as `"lenet"`.
-        *overrides: as on the command line, such as `"learners=2"`.
+        *overrides: settings as on the command line, such as `"learners=2"`.
 
     Raises:
         BowError: the recipe does not exist, an override is wrong, or its data are missing.
@@ -53,7 +53,7 @@ def recipe(name: str, *overrides: str) -> dict[str, Any]:
 
 
 def build(composition: Composition) -> dict[str, Any]:
-    """The arguments of `bow.train` for composed settings. The data are read; the model is not built yet."""
+    """Return the arguments of `bow.train` for composed settings; reads the data, does not build the model."""
     check_values(composition)
     settings = composition.settings
     model, splits = model_and_data(composition)
@@ -67,7 +67,7 @@ def build(composition: Composition) -> dict[str, Any]:
         "optimizer": _optimizer(settings["optimizer"]),
         "scheduler": _scheduler(settings["scheduler"]),
         "stop": all_made(stop, "stop") if isinstance(stop, list) else None if stop is None else made(stop, "stop"),
-        # A tuner of defaults is left out, so that trainings with nothing to tune hear no warning.
+        # A tuner with default settings is left out: it would cause a warning in trainings with nothing to tune.
         "learners": learners if tuner in (None, bow.Tuner()) else dataclasses.replace(tuner, learners=learners),
         "sync": made(settings["sync"], "sync"),
         "engine": Engine(**settings["engine"]),
@@ -80,7 +80,7 @@ def build(composition: Composition) -> dict[str, Any]:
 
 
 def model_and_data(composition: Composition) -> tuple[Callable[[], nn.Module], DataSplits]:
-    """What builds the model of composed settings, and the data, which say what it looks like."""
+    """Return the model's factory and the data, from which `auto` settings of the model are inferred."""
     splits = made(composition.settings["data"], "data")
     if not isinstance(splits, DataSplits):
         raise SettingError(f"data must be a function that returns DataSplits, got a {type(splits).__name__}")
@@ -96,14 +96,14 @@ def loss_or_step(composition: Composition, splits: DataSplits) -> dict[str, Any]
 
 
 def build_alike(arguments: Mapping[str, Any], composition: Composition) -> dict[str, Any]:
-    """The same for settings that differ from others in what is a member's own, with the data and model of those."""
+    """Return `arguments` with the settings of `composition` in which members of a sweep may differ."""
     settings = composition.settings
     own = {"optimizer": _optimizer(settings["optimizer"]), "scheduler": _scheduler(settings["scheduler"])}
     return {**arguments, **own, **{name: settings[name] for name in MEMBERS_OWN if name not in own}}
 
 
 def check_values(composition: Composition) -> None:
-    """Check the settings whose values are plain, before any object is made of the others."""
+    """Check the settings with plain values, before any object is constructed."""
     if composition.given("epochs") and composition.given("steps"):
         epochs, steps = composition.settings["epochs"], composition.settings["steps"]
         raise SettingError(f"epochs={epochs} and steps={steps} both say how long to train; keep one of them")
@@ -139,14 +139,14 @@ def _model(settings: Any, splits: DataSplits, choices: Mapping[str, str]) -> Cal
             )
         filled[name] = facts[name]
     build_model: Callable[[], nn.Module] = factory(filled, "model")
-    # Built once to see that it can be: bow.train builds it under the seed of the run.
+    # Built once to report errors early; bow.train builds it under the seed of the run.
     with torch.random.fork_rng(devices=[]):
         called(build_model, "model")
     return build_model
 
 
 def _facts(splits: DataSplits) -> dict[str, int]:
-    """What a model has to know about the data, under the names that models have for it."""
+    """Return properties of the data under the names of the models' arguments."""
     inputs = splits.validation[0]
     facts = {"classes": splits.classes}
     if inputs.is_floating_point():
@@ -205,11 +205,11 @@ def _optimizer(settings: Any) -> Callable[..., Any]:
 
 
 WITHIN = ("validation.data", "validation.metrics", "run.loggers")
-# Keys whose values are descriptions of objects; all others are plain
+# Keys whose values describe objects; all others have plain values
 OBJECTS = (
     *("model", "data", "loss", "step", "optimizer", "scheduler", "stop", "tuner", "sync", "callbacks"),
     *(*WITHIN, LAUNCHER, SWEEP, "partition"),
 )
 OF_TRAIN = [each.name for each in dataclasses.fields(TrainConfig) if each.name not in ("check_partition", "source")]
 PLAIN = tuple(name for name in OF_TRAIN if name not in (*SECTIONS, *OBJECTS))
-OPTIONAL = ("stop", SWEEP, "partition", *WITHIN)  # those that are not in the settings of every run
+OPTIONAL = ("stop", SWEEP, "partition", *WITHIN)  # keys that some runs' settings lack

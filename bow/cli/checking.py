@@ -1,4 +1,4 @@
-"""Checks values from the command line, and makes the objects that they describe."""
+"""Check values from the command line, and construct the objects that they describe."""
 
 import difflib
 import functools
@@ -18,7 +18,7 @@ NAMES: dict[Any, str] = {int: "a whole number", float: "a number", bool: "true o
 
 
 def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], prefix: str = "") -> None:
-    """Check that a function, if it has a signature, takes these arguments, by name and by plain annotations."""
+    """Check names and values of arguments against a function's signature and its plain annotations."""
     try:
         parameters = inspect.signature(function).parameters
     except (ValueError, TypeError):
@@ -35,7 +35,7 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], pre
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a plain value can be what an annotation asks for; true where the annotation is not plain."""
+    """Return whether a plain value matches an annotation; true if the annotation is not plain."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         return any(fits(value, option) for option in arguments)
@@ -55,12 +55,12 @@ def fits(value: Any, hint: Any) -> bool:
     if origin in (dict, Mapping):
         return isinstance(value, Mapping) and all(fits(element, arguments[1]) for element in value.values())
     if is_dataclass(hint):
-        return False  # a section, which is no plain value
+        return False  # a section, not a plain value
     return not isinstance(value, (str, bool)) if _is_tensor(hint) else True
 
 
 def describe(hint: Any) -> str:
-    """An annotation in words."""
+    """Return an annotation in words."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         left = [each for each in arguments if not (_is_tensor(each) or is_dataclass(each))]
@@ -78,7 +78,7 @@ def describe(hint: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it is written on the command line."""
+    """Return a value as it is written on the command line."""
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(shown(element) for element in value)}]"
     looks_like_another = isinstance(value, str) and (not value or value[0] in "+-.0123456789")
@@ -98,7 +98,7 @@ def _is_tensor(hint: Any) -> bool:
 
 
 def suggestion(word: str, names: Iterable[str], otherwise: str | None = None) -> str:
-    """The nearest name as a question, or what there is to choose from."""
+    """Suggest the closest name, or list all of them."""
     known = sorted(names)
     if near := difflib.get_close_matches(word, [name for name in known if name != "none"], n=1):
         return f"did you mean {near[0]}?"
@@ -109,12 +109,12 @@ TARGET = "_target_"
 
 
 def imported(name: Any, key: str) -> Any:
-    """Import a dotted name, such as `torch.optim.SGD`; modules in the current folder count, behind all others."""
+    """Import a dotted name, such as `torch.optim.SGD`; the current folder is searched last."""
     if (here := str(Path.cwd())) not in sys.path:
         sys.path.append(here)
     try:
         found = pkgutil.resolve_name(name)
-    except Exception as error:  # whatever a module of the user's does when it is imported
+    except Exception as error:  # importing a user's module can raise anything
         why = reason(error)
         raise SettingError(f"{key}={shown(name)} cannot be imported ({why}); write package.module.name") from None
     if not callable(found):
@@ -123,7 +123,7 @@ def imported(name: Any, key: str) -> Any:
 
 
 def factory(settings: Any, key: str) -> Callable[..., Any]:
-    """The `_target_` with its arguments filled in, not yet called."""
+    """Return the `_target_` with its arguments bound, not called yet."""
     if not isinstance(settings, Mapping) or TARGET not in settings:
         raise SettingError(f"{key}={shown(settings)} says nothing to make; write {{_target_: NAME, ...}}")
     target = imported(settings[TARGET], f"{key}.{TARGET}")
@@ -133,12 +133,12 @@ def factory(settings: Any, key: str) -> Callable[..., Any]:
 
 
 def made(settings: Any, key: str, *arguments: Any) -> Any:
-    """The object that the `_target_` makes of its arguments."""
+    """Call the `_target_` with its arguments."""
     return called(factory(settings, key), key, *arguments)
 
 
 def called(function: Callable[..., Any], key: str, *arguments: Any) -> Any:
-    """The result of a function whose objections are the user's mistake."""
+    """Call a function whose exceptions are reported as the user's mistake."""
     try:
         return function(*arguments)
     except BowError:
@@ -161,14 +161,14 @@ def _argument(value: Any, key: str) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-Reader: TypeAlias = tuple[Callable[[str], Any], str]  # makes a value of a word, and says what the value must be
+Reader: TypeAlias = tuple[Callable[[str], Any], str]  # converts a text to a value; describes valid values
 FLAG: Reader = ({"true": True, "false": False}.__getitem__, "true or false")
 COUNT: Reader = (int, "a whole number")
 NAME: Reader = (str, "a name")
 
 
 def read_words(words: Iterable[str], readers: Mapping[str, Reader]) -> tuple[dict[str, Any], list[str]]:
-    """The settings among `NAME=VALUE` words that there are readers for, and the other words."""
+    """Split `NAME=VALUE` words into the settings that have a reader and all other words."""
     own: dict[str, Any] = {}
     others = []
     for word in words:

@@ -1,4 +1,4 @@
-"""`bow compare`: runs beside each other."""
+"""`bow compare`: runs side by side."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""From the command line to plain settings: the one file that knows hydra, whose errors become one sentence."""
+"""Convert the command line to plain settings with hydra; only this module uses hydra, and rewords its errors."""
 
 import copy
 import functools
@@ -30,16 +30,14 @@ from bow.values import given_path
 
 CONFIG = "config"
 SEARCH_PATH = "hydra.searchpath"
-MANY = ("logger",)  # groups of which several options can be chosen at once
-MISTAKES = (HydraException, OmegaConfBaseException, ValueError)
-"""What hydra raises when it cannot carry out what the user wrote."""
-# Sections whose first field can be given alone
+MANY = ("logger",)  # groups that allow several options at once
+MISTAKES = (HydraException, OmegaConfBaseException, ValueError)  # raised by hydra for a user's mistakes
+# Short names of the sections' first fields
 SHORT = {"run": "run.path", "devices": "devices.count", "validation": "validation.data"}
 SECTIONS = ("engine.", "devices.", "validation.", "run.")
 TARGETS = "validation.target."
-_LIBRARY = re.compile(r"^model=(timm|torchvision|hf):([^,]+)$")
-"""A model of another library, whose settings are known there."""
-_HOME = re.compile(r"^([^=]+)=(~[^'\"\[{,]*)$")  # a path in somebody's home directory, which hydra takes in quotes only
+_LIBRARY = re.compile(r"^model=(timm|torchvision|hf):([^,]+)$")  # a model of another library
+_HOME = re.compile(r"^([^=]+)=(~[^'\"\[{,]*)$")  # a path with a home directory, which hydra accepts only quoted
 
 
 @dataclass(frozen=True)
@@ -55,20 +53,20 @@ class Composition:
 
 
 def key_of(word: str) -> str:
-    """The setting that a word is about: `run.path` of `run=DIR`, `model.width` of `++model.width=4`."""
+    """Return the key of an override: `run.path` of `run=DIR`, `model.width` of `++model.width=4`."""
     name = word.partition("=")[0].lstrip("+~")
     return SHORT.get(name, name)
 
 
 def compose(overrides: Sequence[str]) -> Composition:
-    """Compose the settings of one run; what is described by its `_target_` as a whole stands alone."""
+    """Compose the settings of one run; an override that is a whole `_target_` mapping replaces the default."""
     with _hydra():
         parsed = [_parse(each) for each in _with_library(overrides)]
         _refuse_doubtful(parsed)
         in_parts = [override for override in parsed if not _is_whole(override)]
         config = _compose(in_parts)
         choices = _choices(config)
-        # What a recipe says of a group that was chosen suits its own: values for one optimizer mean nothing to another.
+        # A recipe's settings of a group hold for the recipe's option of it: one optimizer's do not suit another.
         if foreign := _foreign_to_recipe(parsed, choices):
             about = {*foreign, "hydra"}
             own = [override for override in in_parts if str(override.key_or_group).split(".")[0] in about]
@@ -80,7 +78,7 @@ def compose(overrides: Sequence[str]) -> Composition:
 
 
 def recompose(file: str | Path, overrides: Sequence[str]) -> Composition:
-    """The settings of a run's `config.yaml`, with some of them changed: of another run, or of the same that goes on."""
+    """Return the settings of a run's `config.yaml` with overrides, for a new run or to resume the same one."""
     settings = _read(given_path("--config", file))
     if isinstance(run := settings.get("run"), dict):
         goes_on = any(override.startswith("run.resume=") for override in overrides)
@@ -103,7 +101,7 @@ def recompose(file: str | Path, overrides: Sequence[str]) -> Composition:
 
 
 def _named(override: Override) -> Override:
-    """`engine=NAME` as the setting that it is in a run's settings."""
+    """Rewrite `engine=NAME` as `engine.name=NAME`."""
     if override.key_or_group != "engine" or not isinstance(override.value(), str):
         return override
     return _parse(f"engine.name={override.value()}")
@@ -131,7 +129,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """The overrides of every run of a sweep: `learners=1,2` and `seed=range(3)` make six runs."""
+    """Return the overrides of every run of a sweep: `learners=1,2` and `seed=range(3)` make six runs."""
     with _hydra():
         axes = [_axis(_parse(each)) for each in overrides]
         return [list(run) for run in itertools.product(*axes)]
@@ -160,7 +158,7 @@ def _axis(override: Override) -> list[str]:
 
 
 def _with_library(overrides: Sequence[str]) -> Sequence[str]:
-    """`model=timm:NAME` as the option `timm` and its name; other settings of the model may be new to the option."""
+    """Rewrite `model=timm:NAME` as `model=timm` and `model.name`; allow settings of the model that are unknown here."""
     found = next(filter(None, map(_LIBRARY.match, overrides)), None)
     if found is None:
         return overrides
@@ -201,7 +199,7 @@ def _refuse_moved(override: str, key: str) -> None:
 
 
 def _refuse_doubtful(parsed: Sequence[Override]) -> None:
-    """Refuse what hydra would accept silently although it cannot be what is meant."""
+    """Reject overrides that hydra accepts silently but that cannot be intended."""
     counts = Counter(override.get_key_element().lstrip("+") for override in parsed)
     for override in parsed:
         key, line = override.key_or_group, override.input_line
@@ -234,7 +232,7 @@ def _check_choice(group: str, override: Override) -> None:
 
 
 def _line(override: Override) -> str:
-    """The override as hydra gets it: what is under a key that is empty by default has to be forced."""
+    """Return the override for hydra; keys below a mapping that is empty by default need `++`."""
     line = str(override.input_line)
     return f"++{line}" if override.key_or_group.startswith(TARGETS) and not line.startswith(("+", "~")) else line
 
@@ -249,7 +247,7 @@ def _compose(overrides: Sequence[Override]) -> DictConfig:
 
 
 def _composed(overrides: Sequence[Override]) -> DictConfig:
-    """What hydra composes, which takes a while: of what bow ships, once for all runs with the same groups."""
+    """Compose with hydra; cached by chosen groups, as it is slow, unless a search path is given."""
     if any(override.key_or_group == SEARCH_PATH for override in overrides):
         return hydra_compose(CONFIG, overrides=list(map(_line, overrides)), return_hydra_config=True)
     chosen = [override for override in overrides if override.key_or_group in _groups()]
@@ -272,7 +270,7 @@ def _missing_option(error: MissingConfigException) -> SettingError:
 
 
 def _rejected(error: Exception, overrides: Sequence[Override]) -> SettingError:
-    """Find the override that hydra objects to: the first that does not compose with the groups alone."""
+    """Return an error for the first override that does not compose with the chosen groups alone."""
     groups = [override for override in overrides if override.key_or_group in (*_groups(), SEARCH_PATH)]
     for override in overrides:
         try:
@@ -296,7 +294,7 @@ def _explain(override: Override, reason: Exception, groups: Sequence[Override]) 
 
 
 def _replace_whole(parsed: Sequence[Override], config: DictConfig, choices: Mapping[str, str]) -> None:
-    """Let what the command line describes as a whole, by its `_target_`, stand alone."""
+    """Replace, not merge, the settings that the command line gives as a whole `_target_` mapping."""
     for override in parsed:
         key = str(override.key_or_group)
         if _is_whole(override):
@@ -312,7 +310,7 @@ def _is_whole(override: Override) -> bool:
 
 
 def _as_whole(override: Override, config: DictConfig) -> str:
-    """How to write a `_target_` where nothing is made by default."""
+    """Return how to write a `_target_` mapping for a key that is null by default."""
     home = str(override.key_or_group).removesuffix("._target_")
     new = "+" if "." in home and OmegaConf.select(config, home) is None else ""
     return f"write '{new}{home}={{_target_: {override.value()}, ...}}'"
@@ -344,7 +342,7 @@ def _choices(config: DictConfig) -> dict[str, str]:
 
 
 def _foreign_to_recipe(parsed: Sequence[Override], choices: Mapping[str, str]) -> list[str]:
-    """Groups of which the command line chose another option than the recipe did."""
+    """Return the groups for which the command line chose another option than the recipe."""
     chosen = {override.key_or_group for override in parsed} & choices.keys() - {"recipe", *MANY}
     if not chosen or "recipe" not in choices:
         return []

@@ -1,4 +1,4 @@
-"""`bow doctor`: what this machine can run, and whether a configuration would fit."""
+"""`bow doctor`: what this machine can run, and whether given settings would fit into its memory."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -80,7 +80,7 @@ def _library_table() -> Table:
 
 
 def _learner_table(machine: MachineInfo) -> Table:
-    """What a learner of the default recipe costs on each device, and how many there is room for."""
+    """Memory of a learner of the default recipe on each device, and how many fit."""
     columns = "device", "engine", "each", "and while it learns", "room for"
     table = terminal_table("Learners of the default recipe, predicted", *columns, texts=range(5))
     try:
@@ -121,7 +121,7 @@ def _arguments(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _need(arguments: dict[str, Any], place: torch.device) -> tuple[str, MemoryNeed]:
-    """The engine that would run, and what it would need."""
+    """Return the engine that would run, and its memory need."""
     from bow.engines import choose_learners
     from bow.training.checks import engine_for
 

@@ -1,4 +1,4 @@
-"""`bow train launcher=torchrun`: torchrun's agent, which starts the processes and starts them again."""
+"""`bow train launcher=torchrun`: run torchrun's agent, which starts and restarts the processes."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ from bow.values import processes, whole
 
 FAILED = 1
 
-HOSTS = "is_host"  # whether an agent is where all meet; without it torch compares names
+HOSTS = "is_host"  # option of the c10d rendezvous: this agent hosts the store; without it torch compares host names
 MOST_PORTS = 65535
 
 
@@ -29,8 +29,8 @@ def launch(settings: Mapping[str, Any], overrides: Sequence[str], command: Seque
     own = ("launcher", "devices=", "devices.count=") if isinstance(settings["devices"]["count"], int) else ("launcher",)
     words = ["-u", "-m", "bow", *command, *(word for word in overrides if not word.startswith(own))]
     if not any(word.startswith("run.resume=") for word in overrides):
-        words.append("run.resume=auto")  # processes that are started again go on
-    # Else an agent that has stayed does not tell one that comes back where to meet (torch 2.13).
+        words.append("run.resume=auto")  # restarted processes resume
+    # Else a surviving agent does not send the store's address to one that rejoins (torch 2.13).
     os.environ.setdefault("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     try:
         try:
@@ -38,7 +38,7 @@ def launch(settings: Mapping[str, Any], overrides: Sequence[str], command: Seque
         except RendezvousConnectionError:
             if not config.rdzv_configs.pop(HOSTS, False):
                 raise
-            elastic_launch(config, sys.executable)(*words)  # another agent of this machine is the host already
+            elastic_launch(config, sys.executable)(*words)  # another agent on this machine hosts the store already
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         say(f"bow: rank {rank} ended with status {failure.exitcode}; see what it has said", sys.stderr)

@@ -1,4 +1,4 @@
-"""`bow plan`: how the operators of a model are split over devices."""
+"""`bow plan`: plan how to split the operators of a model over devices."""
 
 import contextlib
 import math
@@ -39,8 +39,8 @@ from bow.schedule.picture import timeline_svg
 from bow.terminal import say, terminal, terminal_table
 from bow.values import given_path
 
-TIMELINE, PICTURE = "timeline.json", "timeline.svg"  # beside the partition in a folder
-MOST_PERCENT = 500  # above the lower bound; a bound that is farther away says nothing
+TIMELINE, PICTURE = "timeline.json", "timeline.svg"  # next to the partition in the output folder
+MOST_PERCENT = 500  # above the lower bound; a looser bound is not shown
 
 USAGE = """\
 usage: bow plan [--dry-run] [NAME=VALUE ...]
@@ -116,7 +116,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _train(words: Sequence[str]) -> int:
-    """Train by a partition: it is timed beside data parallelism before, and refused where it is slower."""
+    """Train by a partition; unless check=false, time it against data parallelism first and refuse it if slower."""
     from bow.cli.training import run as run_training
 
     if not words or "=" in words[0]:
@@ -144,13 +144,13 @@ def usage() -> str:
 def _problems(
     console: Console, settings: PlanSettings, topology: DeviceTopology, is_new: bool = False
 ) -> list[Problem]:
-    """What is planned for, by size of batch."""
+    """Return the planning problem for each batch size."""
     model, example, step, optimizer = parts(settings.network, settings.size, settings.others)
     problems = []
     for batch in sized(example, settings.batch_sizes, settings.search):
         console.print(_subject(settings, batch, topology))
         captured = capture_operators(model, batch, step=step)
-        if is_new and not settings.network:  # the papers' networks take long, and hold nothing that capture would lose
+        if is_new and not settings.network:  # the papers' networks are slow to check and known to be captured correctly
             check_agreement(captured, model, batch, step)
         costs, even = None, settings.search.even
         if settings.costs == "measured":
@@ -201,7 +201,7 @@ def _plan(console: Console, problems: Sequence[Problem], settings: PlanSettings)
 
 
 def _save(settings: PlanSettings, found: Found, result: SimulationResult) -> tuple[Path, ...]:
-    """Write a partition with what it is for, and into a folder its timeline too."""
+    """Write a partition with its metadata; if the output is a folder, its timeline too."""
     text = found.to_json(
         network=settings.network,
         size=settings.size,
@@ -265,7 +265,7 @@ def _compare(console: Console, problem: Problem, settings: PlanSettings) -> None
 
 
 def _data_parallel_ns(problem: Problem) -> int | None:
-    """What the others are compared with; None: it cannot be simulated here."""
+    """Return the simulated time of data parallelism; None if it cannot be simulated."""
     try:
         return problem.simulate(baseline(problem, "data")).makespan_ns
     except BowError:
@@ -302,7 +302,7 @@ def _tell(console: Console, file: str, settings: PlanSettings, action: str) -> N
 
 
 def _lines(problem: Problem, explanation: Explanation) -> Iterator[str]:
-    """What was chosen for every operator, what it costs, and what its best other choices would cost."""
+    """Yield the choice for every operator, its cost, and the costs of its best alternatives."""
     yield "milliseconds of every operator, and of a step with another choice"
     for each in explanation.operators:
         name, kind, split, devices, *times = each.cells()
@@ -329,7 +329,7 @@ def _summary(partition: Partition, result: SimulationResult) -> str:
 
 
 def _worth(problem: Problem, partition: Partition, result: SimulationResult, worth: float) -> str:
-    """What a step brings, as far as gradient noise goes."""
+    """Describe a step's progress in terms of the gradient noise scale."""
     together = f"{problem.batch_size * partition.learners:,} samples"
     return (
         f"learners={partition.learners} batch_size={problem.batch_size}: {result.makespan_ns / 1e6:.3f} ms for "
@@ -338,7 +338,7 @@ def _worth(problem: Problem, partition: Partition, result: SimulationResult, wor
 
 
 def _print_distance(console: Console, problem: Problem, settings: PlanSettings, batch_ns: float, learners: int) -> None:
-    """How far a partition is from the best possible one at most."""
+    """Print an upper bound of the distance to the best possible partition."""
     others = settings.search.learners if settings.search.noise_scale is None else ()
     bound_ns = least_batch_ns(problem, {learners, *others})
     percent = math.ceil(100 * (batch_ns / bound_ns - 1)) if bound_ns else 0

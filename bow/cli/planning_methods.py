@@ -20,33 +20,33 @@ from bow.planning.search.search import search
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.simulation import IncrementalEvaluator
 
-SEARCHES = ("search", "mcmc", "exhaustive")  # methods of the planner that take time; `mcmc` is another name of `search`
+SEARCHES = ("search", "mcmc", "exhaustive")  # searches of the planner; `mcmc` is an alias of `search`
 
-LEARNING = ("search", "mcmc")  # methods that walk from partition to partition, and choose a number of learners too
+LEARNING = ("search", "mcmc")  # Metropolis searches, which choose a number of learners too
 
-USUAL = SearchSettings()  # what is not set has these values
+USUAL = SearchSettings()  # default settings
 
+# Methods of device placement with another name here, as the planner has methods of these names.
 RENAMED = {"expert": "expert_placement", "mcmc": "mcmc_placement", "learned": "learned"}
-"""Methods of device placement that are called otherwise here, because the planner has methods of these names."""
 
 ALIASES = {"reinforce": "learned"}
 
-MANY = 10**9  # counts from here on are shown as a power of ten
+MANY = 10**9  # counts from here on are shown in scientific notation
 
-PROCESSOR = re.compile(r"(node\d+\.)?cpu\d*")  # what a topology calls a device that is a processor beside accelerators
+PROCESSOR = re.compile(r"(node\d+\.)?cpu\d*")  # names of host processors in a topology
 
 
 @dataclass(frozen=True)
 class Planned:
-    """What a method has found."""
+    """The result of a method."""
 
     partition: Partition
-    how: str = ""  # what there is to say about it; "": nothing
+    how: str = ""  # how it was found, to be printed; may be empty
     is_interrupted: bool = False
 
 
 def placement_methods() -> dict[str, str]:
-    """The methods of device placement: by the name that they have here, the one that they have there."""
+    """Map names of `bow plan` to names of device placement methods."""
     from bow.planning.placement.methods import METHODS
 
     return {RENAMED.get(name, name): name for name in METHODS}
@@ -57,7 +57,7 @@ def all_methods() -> tuple[str, ...]:
 
 
 def compared_methods() -> tuple[str, ...]:
-    """Those that are compared where nothing else is said: all that are not the same, and come to an end."""
+    """Return the methods compared by default: all but aliases and `exhaustive`."""
     return (*BASELINES, "search", *placement_methods())
 
 
@@ -111,7 +111,7 @@ def _searched(problem: Problem, settings: SearchSettings, console: Console) -> P
 def _proven(problem: Problem, settings: SearchSettings, console: Console) -> Planned:
     space = SplitSpace(problem.graph, problem.rules, problem.topology.num_devices, even=settings.even)
     start = baseline(problem, "data")
-    budget_s = settings.budget_s if settings.proposals is None else USUAL.budget_s  # compared with what has proposals
+    budget_s = settings.budget_s if settings.proposals is None else USUAL.budget_s  # proposals limit other methods
     with watched(budget_s, console) as tell:
         evaluate = IncrementalEvaluator(problem.simulation(start), start)
         proof = exhaustive(problem.model(), space, evaluate, start=start, budget_s=budget_s, watch=tell)
@@ -142,7 +142,7 @@ def _placed(problem: Problem, method: str, settings: SearchSettings, console: Co
 
 
 def tower_sentences(problem: Problem) -> Iterator[str]:
-    """What towers take: data parallelism with the weights on a processor, each accelerator with a batch."""
+    """Yield times of towers: data parallelism with weights on a host processor and a batch for each accelerator."""
     from bow.planning.placement.evaluation import SimulatedEvaluator
     from bow.planning.placement.groups import module_groups
     from bow.planning.placement.towers import Towers, towers
@@ -162,5 +162,5 @@ def tower_sentences(problem: Problem) -> Iterator[str]:
 
 
 def processors(topology: DeviceTopology) -> tuple[int, ...]:
-    """The devices that are processors beside accelerators: those that are called `cpu`, `cpu0`, ..."""
+    """Return the indices of host processors: devices named `cpu`, `cpu0`, ..."""
     return tuple(n for n, device in enumerate(topology.devices) if PROCESSOR.fullmatch(device.name))

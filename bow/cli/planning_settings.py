@@ -1,4 +1,4 @@
-"""Settings of `bow plan`, from the command line and from the file of a partition."""
+"""Settings of `bow plan`, from the command line and from a partition's file."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -21,24 +21,24 @@ DRY_RUN = "--dry-run"
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """What belongs to `bow plan` itself."""
+    """Settings of `bow plan` itself, without those of the model."""
 
-    topology: str = ""  # name or file; "": none was given
-    costs: CostsName | None = None  # where the times of tiles are from; None: it was not said, a roofline
-    devices: int | None = None  # of this machine: how many; None: all
-    save_topology: Path | None = None  # the file to which the topology is written; None: none
+    topology: str = ""  # name or file; "": not given
+    costs: CostsName | None = None  # source of tile times; None: not given, roofline
+    devices: int | None = None  # number of this machine's devices; None: all
+    save_topology: Path | None = None  # file to write the topology to
     method: str = "search"
-    methods: tuple[str, ...] = ()  # those that are compared; empty: all
-    out: Path = Path("plan")  # where the partition goes: a folder, or a JSON file
-    dry_run: bool = False  # print, and neither measure nor write
-    network: str = ""  # of the papers; "": a model by settings
+    methods: tuple[str, ...] = ()  # to compare; empty: all
+    out: Path = Path("plan")  # output folder, or JSON file for the partition
+    dry_run: bool = False  # only print; do not measure or write
+    network: str = ""  # a network of the papers; "": a model by settings
     size: str = ""
-    workers: int = 0  # processes in which method=learned draws placements; 0: one, and the same for the same seed
-    keep: int = 2  # how many other choices are shown for each operator
+    workers: int = 0  # processes of method=learned; 0: this one, deterministic for a seed
+    keep: int = 2  # alternatives shown for each operator
     others: tuple[str, ...] = ()  # settings of the model, as for `bow train`
-    batch_sizes: tuple[int, ...] = ()  # of a learner's batch, to choose from; empty: that of the model's data
+    batch_sizes: tuple[int, ...] = ()  # to choose from, of a learner; empty: that of the data
     search: SearchSettings = field(default_factory=SearchSettings)
-    given: frozenset[str] = frozenset()  # the names of all settings that were given
+    given: frozenset[str] = frozenset()  # names of the settings that were given
 
     def __post_init__(self) -> None:
         if self.dry_run and (self.costs == "measured" or self.topology == MACHINE):
@@ -53,7 +53,7 @@ class PlanSettings:
 
 
 def read(words: Sequence[str]) -> PlanSettings:
-    """Settings from `NAME=VALUE` words; what is none of ours belongs to the model."""
+    """Read settings from `NAME=VALUE` words; unknown ones are settings of the model."""
     words = ["dry_run=true" if word == DRY_RUN else word for word in words]
     given, others = read_words(words, {**_OWN, **_SEARCHING})
     own = {name: value for name, value in given.items() if name in _OWN}
@@ -114,7 +114,7 @@ _SEARCHING: Mapping[str, Reader] = {
 assert {*_OWN, "others", "search", "given"} == {each.name for each in fields(PlanSettings)}
 
 
-SUBJECT = frozenset(("recipe", "model", "data"))  # with another one, only the planned batch size is kept
+SUBJECT = frozenset(("recipe", "model", "data"))  # if one is overridden, only the planned batch size is kept
 
 
 def size_given(words: Sequence[str]) -> str | None:
@@ -122,7 +122,7 @@ def size_given(words: Sequence[str]) -> str | None:
 
 
 def as_planned(path: str, words: Sequence[str]) -> list[str]:
-    """Words for a training by a partition, with what it was planned for where they do not say."""
+    """Return settings for training by a partition: those it was planned for, overridden by `words`."""
     file, _, known = read_partition(path)
     try:
         planned = [str(word) for word in known.get("others", ())]
@@ -133,8 +133,8 @@ def as_planned(path: str, words: Sequence[str]) -> list[str]:
 
 
 def _replaced(planned: Sequence[str], words: Sequence[str]) -> list[str]:
-    """What was planned for with words in its place; one that names a group replaces what was set below it."""
-    from bow.cli.composition import key_of  # hydra takes a while
+    """Override planned settings by `words`; an override of a group replaces all planned settings of the group."""
+    from bow.cli.composition import key_of  # imports hydra, which is slow
 
     given = {key_of(word) for word in words if word not in planned}
     if "--config" in given:
@@ -147,15 +147,15 @@ def _replaced(planned: Sequence[str], words: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A partition from its file, with what it was planned for."""
+    """A partition from its file, with the settings it was planned for."""
 
     partition: Partition
-    settings: PlanSettings  # with what the file says filled in where nothing else was given
-    topology: DeviceTopology | None  # of the file; None: another one was given
+    settings: PlanSettings  # given settings, completed by the file's
+    topology: DeviceTopology | None  # the file's; None: another one was given
 
 
 def load(path: Path, settings: PlanSettings) -> Loaded:
-    """A partition from its file, or from the folder that has it; what it was planned for, unless settings say."""
+    """Load a partition from its file or folder, with the settings it was planned for, overridden by `settings`."""
     file, partition, known = read_partition(path)
     topology = None
     try:

@@ -1,4 +1,4 @@
-"""`bow predict`: what the model of a run says of data."""
+"""`bow predict`: outputs of a run's model for given data."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -65,7 +65,7 @@ def run(words: Sequence[str]) -> int:
     except OSError as error:
         raise SettingError(f"out={path} cannot be written ({disk_reason(error)}); name another file") from error
     measured: dict[str, float] = {}
-    if given[1] == VALIDATION:  # what the run's training would have measured
+    if given[1] == VALIDATION:  # the same metrics as in the run's training
         metrics = metrics_of(composition.settings["validation"]["metrics"])
         measured = evaluate(model, splits.validation, metrics, **loss_or_step(composition, splits))
     values = "".join(f", {name} {metric_text(name, value)}" for name, value in measured.items())
@@ -74,7 +74,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _best(directory: RunDirectory) -> Path:
-    """The file of the best model: the last one's, if the run says that it was the best."""
+    """Return the file of the best model; that of the last model, if the records say that it was the best."""
     if directory.best_path.exists():
         return directory.best_path
     records = read_records(directory.metrics_path) if directory.metrics_path.is_file() else []

@@ -1,4 +1,4 @@
-"""`bow report`: the report of a run, or of a sweep, that is finished, interrupted or still going."""
+"""`bow report`: write the report of a run or sweep that is finished, interrupted or in progress."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""`bow runs`: the runs of a folder as a table."""
+"""`bow runs`: list the runs of a folder as a table."""
 
 import datetime
 import fcntl
@@ -25,7 +25,7 @@ bow report RUN of one.
 """
 COLUMNS = ("run", "model, data", "learners, engine", "result", "state, epochs, time")
 DATED = re.compile(r"^\d{4}-\d\d-\d\d_\d{6}_")
-LONGEST_NAME = 30  # that is not cut where other columns have no room
+LONGEST_NAME = 30  # longest name that is never truncated
 
 
 def run(words: Sequence[str]) -> int:
@@ -41,7 +41,7 @@ def run(words: Sequence[str]) -> int:
         say(f"there are no runs in {folder}")
         return 0
     console, rows = terminal(), [row for _, row, _ in runs]
-    if console.is_terminal:  # long names go on below behind their dates
+    if console.is_terminal:  # long names are wrapped after their dates
         rows = [[DATED.sub("\\g<0>\n", row[0]) if len(row[0]) > LONGEST_NAME else row[0], *row[1:]] for row in rows]
     table = terminal_table(f"Runs in {folder}", *COLUMNS, texts=range(len(COLUMNS)), rows=rows)
     table.columns[0].no_wrap = all(len(part) <= LONGEST_NAME for row in rows for part in row[0].split("\n"))
@@ -54,7 +54,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def _look(path: Path) -> tuple[str, list[str], str] | None:
-    """When a run began, its row, and what is wrong with it; None: there is no run."""
+    """Return a run's start time, its row and the damage found; None if there is no run."""
     directory, began = RunDirectory(path), ""
     try:
         with readable(path, damage=DAMAGE):
@@ -63,7 +63,7 @@ def _look(path: Path) -> tuple[str, list[str], str] | None:
             began = _began(directory)
             return began, _row(directory), ""
     except BowError as error:
-        if isinstance(error.__cause__, FileNotFoundError):  # it has been deleted meanwhile
+        if isinstance(error.__cause__, FileNotFoundError):  # deleted meanwhile
             return None
         return began, [_named(directory, began), "", "", "", "damaged"], str(error)
 
@@ -81,7 +81,7 @@ def _row(directory: RunDirectory) -> list[str]:
 
 
 def _named(directory: RunDirectory, began: str) -> str:
-    """Its name, and below it when it began, where the name does not say that."""
+    """Return a run's name, followed by its start time if the name does not contain it."""
     name = directory.path.resolve().name
     return name if name.startswith(re.sub(" (..):(..)", r"_\1\2", began)) else f"{name}\n{began[5:]}"
 

@@ -1,4 +1,4 @@
-"""`bow schedule`: the operators of a learning task, profiled, simulated, run and compared."""
+"""`bow schedule`: profile, simulate, run and compare schedules of a learning task's operators."""
 
 import contextlib
 import json
@@ -65,7 +65,7 @@ interval=N      measure with N more threads at a time until no operator becomes 
 
 @dataclass(frozen=True)
 class ScheduleSettings:
-    """What belongs to `bow schedule` itself."""
+    """Settings of `bow schedule` itself, without those of the model."""
 
     out: Path = Path("schedule")
     policy: str = ""
@@ -164,7 +164,7 @@ ACTIONS: dict[str, Callable[[Console, BoundStep, Profile, ScheduleSettings], Non
 
 
 def _for_training(found: Comparison) -> Policy | None:
-    """The best of the policies with an order, if it clearly beats running operators one after another."""
+    """Return the fastest policy with a fixed order if it clearly beats sequential execution."""
     fixed = tuple(policy for policy in found.policies if isinstance(policy.schedule, OrderedSchedule))
     choice = replace(found, policies=fixed).choice
     return None if choice.is_sequential else choice
@@ -177,7 +177,7 @@ def _write_timeline(out: Path, title: str, **timelines: Timeline) -> None:
 
 
 def _check_runtime(action: str) -> None:
-    """Without the native runtime, operators only run one after another: enough to measure them."""
+    """Require the native runtime for run and compare; without it, operators can only be measured."""
     try:
         native()
     except RuntimeUnavailableError as error:

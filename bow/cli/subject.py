@@ -1,4 +1,4 @@
-"""What `bow schedule` and `bow plan` are about: the model of a recipe, or a network of the papers."""
+"""The model that `bow schedule` and `bow plan` work on: of a recipe, or a network of the papers."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,11 +12,11 @@ from bow.errors import SettingError
 from bow.planning.tiles.tile_costs import OPTIMIZER
 from bow.replicas import OptimizerFactory
 
-SIZE = "tiny"  # of a network where none is given
+SIZE = "tiny"  # default size of a network
 
 
 class Parts(NamedTuple):
-    """A model, a batch of one learner, what a learning task does with them, and the optimizer that learners have."""
+    """A model, a learner's batch, the step of a learning task, and the optimizer's factory."""
 
     model: nn.Module
     batch: Any

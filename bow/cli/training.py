@@ -1,4 +1,4 @@
-"""`bow train`: one run, or with `-m` a sweep of runs side by side or one after another."""
+"""`bow train`: train one run, or with `-m` a sweep of runs, side by side or one after another."""
 
 import contextlib
 import importlib
@@ -53,11 +53,11 @@ usage: bow train [NAME=VALUE ...] [-m] [--show] [--config FILE]
 -h, --help       this text
 """
 CONFIG = "--config"
-PARTITION = "partition"  # key of a run's settings for the file of a partition, which bow plan train was given
+PARTITION = "partition"  # key of a run's settings for the partition file of bow plan train
 
 
 def run(words: Sequence[str], partition: str | None = None, checks: bool = True) -> int:
-    """Carry out `bow train`, or with the file of a partition `bow plan train`; `words` are what stands behind it."""
+    """Run `bow train`, or with a partition's file `bow plan train`; `words` are its arguments."""
     words, file = _config_file(words)
     flags = {word for word in words if word in (*SWEEP, SHOW)}
     overrides = [word for word in words if word not in flags]
@@ -78,7 +78,7 @@ def run(words: Sequence[str], partition: str | None = None, checks: bool = True)
     elif any(each.settings["launcher"] for each in compositions) and not is_member():
         if len(compositions) > 1:
             raise SettingError("launcher=torchrun starts one run, got a sweep; leave out -m, or the launcher")
-        launcher = importlib.import_module("bow.cli.launcher")  # what it imports takes a while
+        launcher = importlib.import_module("bow.cli.launcher")  # its imports are slow
         command = ["train"] if partition is None else ["plan", "train", partition, f"check={str(checks).lower()}"]
         command += [] if file is None else [CONFIG, file]
         status: int = launcher.launch(compositions[0].settings, compositions[0].overrides, command)
@@ -93,7 +93,7 @@ def run(words: Sequence[str], partition: str | None = None, checks: bool = True)
 
 
 def _train(composition: Composition) -> tuple["Result", int]:
-    """What came out, and the exit status."""
+    """Train one run; return its result and exit status."""
     arguments = build(composition)
     by: dict[str, Any] = {}
     if (given := composition.settings.get(PARTITION)) is not None:
@@ -116,7 +116,7 @@ def _config_file(words: Sequence[str]) -> tuple[list[str], str | None]:
 
 
 def _files(file: str) -> list[Path]:
-    """The settings of a run, or those of every member of a sweep."""
+    """Return the config file of a run, or those of all members of a sweep."""
     path = given_path(CONFIG, file)
     variants = RunDirectory(path.parent).read_config().get("variants")
     if path.name != "config.yaml" or not isinstance(variants, list):
@@ -131,14 +131,14 @@ def _files(file: str) -> list[Path]:
 
 
 def _as_found(file: Path, overrides: Sequence[str]) -> list[str]:
-    """Engine and number of learners that a run began with where it was to find them: another may find others."""
+    """Return settings that pin an automatically chosen engine and number of learners to those the run used."""
     directory, given = RunDirectory(file.parent), {each.split("=")[0] for each in overrides}
     with readable(file):
         if file.name != directory.config_path.name or not directory.metrics_path.is_file() or "run.resume" in given:
             return []
     settings, records = directory.read_config(), read_records(directory.metrics_path)
     if PARTITION in settings or not isinstance(settings.get("engine"), Mapping):
-        return []  # it says both; or is of an earlier version, which is refused
+        return []  # a partition sets both; settings of an earlier version are rejected later
     began, tuned = (next((record for record in records if record["kind"] == k), {}) for k in ("start", "calibration"))
     learners, (engine, _, how) = began.get("learners"), str(began.get("engine", "")).partition(" ")
     found = {}
@@ -156,14 +156,14 @@ def _as_found(file: Path, overrides: Sequence[str]) -> list[str]:
 
 
 def _by_partition(composition: Composition, file: str, checks: bool) -> Composition:
-    """The same by a partition, which says how many learners there are where the command line does not."""
+    """Add a partition to the settings; it sets the number of learners unless the command line does."""
     learners = composition.settings["learners"] if composition.given("learners") else "auto"
     given = {PARTITION: {"path": file, "check": checks}}
     return replace(composition, settings={**composition.settings, "learners": learners, **given})
 
 
 def _why_one_by_one(compositions: Sequence[Composition]) -> str | None:
-    """Why runs are trained one after another, empty where that was asked for; None: they are not."""
+    """Return why runs are trained one after another, empty if requested; None: side by side."""
     settings = [dict(flat(each.settings)) for each in compositions]
     if len(settings) == 1 or any(each.get(SIDE) == "one_by_one" for each in settings):
         return ""
@@ -178,13 +178,13 @@ def _why_one_by_one(compositions: Sequence[Composition]) -> str | None:
 
 
 def _side_by_side(compositions: Sequence[Composition]) -> int:
-    """Train runs as members of one sweep, where nothing speaks against it."""
+    """Train runs as members of one sweep, or one after another if they cannot share one."""
     from bow.members.jobs import as_members, side_by_side, why_alone
     from bow.members.saving import GroupLogger
     from bow.members.sweep import run_sweep
 
     first, asked = build(compositions[0]), compositions[0].settings["learners"]
-    is_own = compositions[0].choices and not compositions[0].given("learners")  # a recipe's, for a training alone
+    is_own = compositions[0].choices and not compositions[0].given("learners")  # a recipe's, for a single run
     first["learners"] = learners = 1 if is_own or asked == AUTO else asked
     instead = "" if asked in (learners, AUTO) else f" instead of {asked}"
     built = [first, *(build_alike(first, each) for each in compositions[1:])]
@@ -233,7 +233,7 @@ def _one_by_one(compositions: Sequence[Composition], why: str) -> int:
 
 
 def _report(result: "Result", data: str) -> int:
-    """Say what came out; the status is that of a failure where the model is not in the run directory."""
+    """Print the result; return the exit status, a failure if the model was not saved in the run directory."""
     if not is_leader():
         return 0
     restarts = f"; learners restarted {result.num_restarts} times" if result.num_restarts else ""
@@ -261,7 +261,7 @@ def _outcome(result: "Result") -> str:
 def _shown(path: Path) -> Path:
     try:
         here = Path.cwd()
-    except OSError:  # it was deleted meanwhile
+    except OSError:  # deleted meanwhile
         return path
     absolute = path.absolute()
     return absolute.relative_to(here) if absolute.is_relative_to(here) else absolute

@@ -1,4 +1,4 @@
-"""Members whose models have the same shapes: the matrix that they share, and the rounds that they run together."""
+"""Cohort: members whose models have the same shapes share a weight matrix and run rounds together."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 MOST_ROUNDS = 1000
 TURNS_S = 0.1  # longest time (s) between two checks for signals and progress output
 
+# Row, member, whether its values are finite and, if it ran, epochs completed.
 RowOutcome: TypeAlias = tuple[int, Progress, bool, int | None]
-"""A row and its member, whether it is finite and, if it ran, epochs completed."""
 
 
 class Cohort:
@@ -49,8 +49,8 @@ class Cohort:
         rows: int,
         device: torch.device | StreamDevice,
         samples: SharedSamples,
-        rounds: int | None,  # of all of them together, by which it is decided whether compiling pays
-        is_reused: bool = False,  # whether rows will be given to others
+        rounds: int | None,  # of all members together, to decide whether compiling pays off
+        is_reused: bool = False,  # whether rows will be reused by other members
     ) -> None:
         train, variant = config.train, like.member.variant
         self.kind = like.kind
@@ -75,30 +75,30 @@ class Cohort:
         self.loop: Loop = make_engine(name, self.group, Members(), task, streams)
         self.feed = MemberFeed(rows)
         self.rows: list[Progress | None] = [None] * rows
-        self.num_rounds = 0  # that it has run
+        self.num_rounds = 0  # run so far
         self.turn_s = math.inf  # seconds of a member's turn, as last measured
         self._task = task
-        # What `begin` prepared or started.
+        # Prepared or started by `begin`.
         self._turns: Sequence[Indexed | None] = []
         self._dealt: Sequence[tuple[int, int] | None] = []
         self._issued: list[Outcome] = []
-        self._ends: list[float] = [math.inf] * rows  # rounds at which a row's member has its steps
+        self._ends: list[float] = [math.inf] * rows  # round at which a row's member has all its steps
         self._is_reused = is_reused
         self._is_checked = False
-        self._shown: list[nn.Module] = []  # models that no member is evaluated in now
+        self._shown: list[nn.Module] = []  # models that are free for evaluating a member
 
     @property
     def num_training(self) -> int:
         return len(self.rows) - self.rows.count(None)
 
     def place(self, progress: Progress) -> None:
-        """Give a member a free row."""
+        """Place a member on a free row."""
         row = self.rows.index(None)
         train, variant, group = self._config.train, progress.member.variant, self.group
         model = prepare_template(self._config.of(variant).model, variant.seed)
         group.place(row, model, self._config.of(variant).optimizer, variant.seed)
         if progress.state is not None:
-            self._samples.dealt()  # it goes on somewhere else than those that begin
+            self._samples.dealt()  # it resumes at another position than new members
         stream = self._samples.open(self._config, variant)
         rounds = train.steps or stream.rounds_left(1)
         self.feed.streams[row] = stream
@@ -139,7 +139,7 @@ class Cohort:
         return stream
 
     def rounds_left(self) -> float:
-        """Number of rounds left of the member that has most left."""
+        """Return the largest number of rounds that a member has left."""
         return max(self._rounds_left(row) for row, progress in enumerate(self.rows) if progress is not None)
 
     def _rounds_left(self, row: int) -> float:
@@ -147,7 +147,7 @@ class Cohort:
         return min(self._ends[row] - self._on(row).round, math.inf if left is None else left)
 
     def most_turns(self) -> int:
-        """Number of batches that every member can run before its outcome is needed; 0: run a round."""
+        """Return the number of batches that every member can run before its outcome is needed; 0: run a round."""
         most = min(self.feed.most_turns(), self.loop.most_turns)
         for row, progress in enumerate(self.rows):
             if progress is not None:
@@ -172,7 +172,7 @@ class Cohort:
         return None
 
     def outcomes(self, ready: "ReadyTurns | None") -> Iterator[RowOutcome]:
-        """Outcomes of what `begin` prepared or started."""
+        """Yield the outcomes of the turns or round that `begin` prepared or started."""
         return self._of_round() if ready is None else self._of_turns(ready.collect())
 
     def _of_turns(self, taken: Sequence[Turns | None]) -> Iterator[RowOutcome]:
@@ -204,7 +204,7 @@ class Cohort:
             yield row, progress, outcome.healthy[row], each[1]
 
     def _parts(self, batches: Sequence[Batch | None]) -> list[Batches]:
-        """Batches of one shape at a time: an engine that cannot take one of them runs none of its round as usual."""
+        """Group batches by shape: one that an engine cannot take would keep all of its round from running as usual."""
         shapes = [None if batch is None else shape_of(batch) for batch in batches]
         kinds = dict.fromkeys(shape for shape in shapes if shape is not None)
         return [[b if s == kind else None for b, s in zip(batches, shapes, strict=True)] for kind in kinds]
@@ -213,12 +213,12 @@ class Cohort:
         return self._rounds_left(row) <= 0
 
     def epochs(self, row: int) -> float:
-        """Passes of a row's member over its data, where their length is known."""
+        """Return a member's passes over its data, fractional if the length of the data is known."""
         progress, per_epoch = self._on(row), self._stream_of(row).samples_per_epoch
         return round(progress.samples / per_epoch, 4) if per_epoch else float(progress.epoch)
 
     def mean_loss(self, progress: Progress) -> float:
-        """Over the rounds since the last epoch's end, which are forgotten."""
+        """Return the mean loss since the end of the last epoch, and clear the losses."""
         losses, progress.losses = progress.losses, []
         return mean_of([torch.cat(losses)]) if losses else math.nan
 
@@ -226,7 +226,7 @@ class Cohort:
         return float(progress.losses[-1][-1]) if isinstance(progress.scheduler, ReduceLROnPlateau) else math.nan
 
     def evaluate_beside_others(self, row: int, evaluator: Evaluator) -> dict[str, float]:
-        """`evaluate` in a thread of a pool, with a model that no other thread uses."""
+        """Run `evaluate` in a pool's thread, with a model that no other thread uses."""
         try:
             model = self._shown.pop()
         except IndexError:
@@ -237,7 +237,7 @@ class Cohort:
         return values
 
     def evaluate(self, row: int, evaluate: Evaluator, model: nn.Module | None = None) -> dict[str, float]:
-        """The values of the member on a row, whose best is kept."""
+        """Evaluate the member on a row and update its best model."""
         progress, model = self._on(row), self.group.central_of(row, model)
         values, best = evaluate(model, self.device, self._task), self._config.best_of(progress)
         best.look(values, progress.round, self.epochs(row), model)
@@ -245,13 +245,13 @@ class Cohort:
         return values
 
     def export(self, row: int) -> None:
-        """Give a member its model as it is on its row."""
+        """Set a member's model to the weights on its row."""
         progress = self._on(row)
         progress.member.model = self.group.export_of(row)
         progress.member.best = self._config.best_of(progress).model(progress.member.model, progress.round)
 
     def _check_python_state(self) -> None:
-        """Behind the first round: what a module keeps in Python cannot be given to the next member of a row."""
+        """After the first round, check that the module has no Python state that the row's next member would inherit."""
         self._is_checked = True
         names = changed(self._python, python_state(self.group.learners[0].module)) if self.rows[0] else []
         if names and self._is_reused:
@@ -273,7 +273,7 @@ class Cohort:
 
 
 def run_side_by_side(cohorts: Sequence[Cohort], most: int = MOST_ROUNDS) -> list[tuple[Cohort, list[RowOutcome]]]:
-    """Run a round, or up to `most` turns of every member, of each cohort; turns of all cohorts at the same time."""
+    """Run a round, or up to `most` turns of every member, of each cohort; turns of all cohorts run concurrently."""
     begun = [cohort.begin(turns) for cohort, turns in zip(cohorts, _turns(cohorts, most), strict=True)]
     together = [ready for ready in begun if ready is not None]
     if together:
@@ -282,7 +282,7 @@ def run_side_by_side(cohorts: Sequence[Cohort], most: int = MOST_ROUNDS) -> list
 
 
 def _turns(cohorts: Sequence[Cohort], most: int) -> list[int]:
-    """By cohort: turns of its members, about the same share of their remaining rounds for all; 0: a round."""
+    """Return turns by cohort, about the same share of the remaining rounds for all; 0: run a round."""
     limits = [min(most, cohort.most_turns()) for cohort in cohorts]
     if len(cohorts) == 1 and limits[0] < 2:
         return [0]  # a round runs all members at once
@@ -294,7 +294,7 @@ def _turns(cohorts: Sequence[Cohort], most: int) -> list[int]:
 
 
 def evaluate(ended: Sequence[tuple[Cohort, int, Evaluator | None]]) -> list[dict[str, float]]:
-    """Evaluate members by cohort and row; several at once if the data are in memory."""
+    """Evaluate members by cohort and row; several concurrently if the data are in memory."""
     for cohort in {cohort for cohort, _, _ in ended}:
         cohort.loop.catch_up()
     places = min(len(ended), len(available_cores())) if ended[0][0].device.type == "cpu" else 1

@@ -1,4 +1,4 @@
-"""The rows of a device as models of their own: each with its weights, buffers, frozen parameters and optimizer."""
+"""Rows of a matrix as independent models, each with its own weights, buffers, frozen parameters and optimizer."""
 
 import copy
 import dataclasses
@@ -23,7 +23,7 @@ from bow.seeds import derive_seed
 
 
 class MemberOptimizers:
-    """An optimizer for each row; for engines the same as `OptimizerRows`."""
+    """An optimizer for each row, with the interface of `OptimizerRows`."""
 
     def __init__(self, layout: ParameterLayout, matrix: ReplicaMatrix) -> None:
         self._layout = layout
@@ -32,7 +32,7 @@ class MemberOptimizers:
 
     @property
     def optimizer(self) -> Optimizer:
-        """The first row's: whoever looks at the learning rate of all has no use for members."""
+        """The first row's optimizer; members have no common learning rate."""
         return self._rows[0].optimizer
 
     @property
@@ -57,7 +57,7 @@ class MemberOptimizers:
         self._rows[learner].reset(0)
 
     def add_learner(self) -> None:
-        """Nothing: a row gets its optimizer when a member is placed there."""
+        """Do nothing: a row gets its optimizer when a member is placed on it."""
 
     def state_of(self, learner: int) -> dict[str, Any]:
         row = self._rows[learner]
@@ -68,7 +68,7 @@ class MemberOptimizers:
 
 
 class MemberGroup(LearnerGroup):
-    """Rows for members of the template's kind, who are placed on them and leave them again."""
+    """Rows for members of the template's kind, which are placed on them and removed from them."""
 
     def __init__(
         self,
@@ -83,14 +83,14 @@ class MemberGroup(LearnerGroup):
         self._fixed = fixed_values(template)
         self.optimizer: MemberOptimizers = MemberOptimizers(self.layout, self.matrix)  # type: ignore[assignment]
         for row, learner in enumerate(self.learners):
-            module = replicate(template, self.layout, learner.row, device)  # whose frozen parameters are its own
+            module = replicate(template, self.layout, learner.row, device)  # with its own frozen parameters
             self.learners[row] = Learner(module if template.training else module.train(), learner.row, learner.gradient)
             self.optimizer.place(row, make_optimizer(optimizer, template))
         self.seeds = [0] * rows
         self.own_rounds = [0] * rows  # completed, by row
 
     def task_seed(self, seed: int, round_index: int, position: int) -> int:
-        """Of a row's next learning task, as its member would have alone: by its own seed and round, not those given."""
+        """Return the seed of a row's next learning task from its member's seed and round, ignoring those given."""
         return derive_seed(self.seeds[position], self.own_rounds[position], 0)
 
     @torch.no_grad()
@@ -101,7 +101,7 @@ class MemberGroup(LearnerGroup):
         buffers = {name: buffer.to(self.device) for name, buffer in buffer_state(model).items()}
         for name, (owner, key) in buffer_slots(module):
             if name not in buffers:
-                owner._buffers[key] = None  # which the member before may have set
+                owner._buffers[key] = None  # the previous member may have set it
         load_buffers(module, buffers)
         for name, frozen in model.named_parameters():
             if name not in self.layout.names:
@@ -131,7 +131,7 @@ class MemberGroup(LearnerGroup):
 
     @torch.no_grad()
     def central_of(self, row: int, central: nn.Module | None = None) -> nn.Module:
-        """A row's model in evaluation mode, which is its own until another row is asked for."""
+        """Return a row's model in evaluation mode; valid until another row is requested."""
         central = self._central if central is None else central
         module = self.learners[row].module
         own = dict(module.named_parameters())
@@ -161,7 +161,7 @@ class MemberGroup(LearnerGroup):
 
 
 def fixed_values(model: nn.Module) -> dict[str, Any]:
-    """Numbers, texts and tensors that modules keep as plain attributes, by a name that a message can show."""
+    """Return numbers, strings and tensors in plain attributes of modules, by a name for messages."""
     return {
         f"attribute {name!r} of module {path!r}" if path else f"attribute {name!r}": value
         for path, module in model.named_modules()
@@ -185,5 +185,5 @@ def is_same(one: Any, other: Any) -> bool:
         return alike and bool(((one == other) | ((one != one) & (other != other))).all())
     try:
         return bool(one == other) or cloudpickle.dumps(one) == cloudpickle.dumps(other)
-    except Exception:  # whatever cannot be pickled is not known to be alike
+    except Exception:  # not picklable: treat as different
         return False

@@ -1,4 +1,4 @@
-"""The rounds of a sweep: a queue of members, rows that are refilled, epochs, rules by which members end."""
+"""The loop of a sweep: fill rows from the queue of members, run rounds, end epochs, apply stopping rules."""
 
 import dataclasses
 import math
@@ -27,10 +27,10 @@ from bow.training.checks import step_scheduler
 from bow.training.evaluation import Evaluator
 from bow.training.metrics import reached
 
-MOST_ROWS = 16  # members that train at once where the sweep may choose: with more, small models gain nothing
+MOST_ROWS = 16  # members at once for at_once=auto; more gain nothing with small models
 
+# A member on a row whose epoch or training has ended: with its number of epochs, and whether its rounds are complete.
 EpochEnd: TypeAlias = tuple[Cohort, int, Progress, float, bool]
-"""A member on a row whose epoch or time has ended: with so many epochs, and whether it has all its rounds."""
 
 
 class SweepLoop:
@@ -39,14 +39,14 @@ class SweepLoop:
     def __init__(
         self,
         config: SweepConfig,
-        members: Sequence[Member],  # all of them, those included that have ended before
+        members: Sequence[Member],  # all, including those that have ended
         waiting: Iterable[Progress],
         devices: Sequence[torch.device | StreamDevice],
         directory: SweepDirectory,
         progress: SweepProgress,
-        elapsed_s: float = 0.0,  # before it was resumed, as rounds
+        elapsed_s: float = 0.0,  # before resuming, like num_rounds
         num_rounds: int = 0,
-        ask: Callable[[], Progress | None] | None = None,  # a search for further ones, which it adds to `members`
+        ask: Callable[[], Progress | None] | None = None,  # proposes a member and adds it to `members`
     ) -> None:
         self._config = config
         self._members = members
@@ -58,7 +58,7 @@ class SweepLoop:
         self._evaluators: dict[int, Evaluator] = {}
         self._began = time.perf_counter() - elapsed_s
         self._interruption = Interruption()
-        self._cohorts: list[Cohort] = []  # that are open
+        self._cohorts: list[Cohort] = []  # open ones
         asked = max(MOST_ROWS, len(available_cores())) if config.at_once == "auto" else config.at_once
         self._most = asked * len(devices)  # members that train at once
         self._timer: CheckpointTimer | None = None
@@ -101,7 +101,7 @@ class SweepLoop:
                 cohort.loop.close()
             self._progress.close()
         waiting = [*self._queue, *self._paused]
-        if not waiting and self._config.search is None:  # a sweep that has ended is known by its last checkpoint
+        if not waiting and self._config.search is None:  # the last checkpoint marks a sweep as ended
             self._directory.save_checkpoint(self._num_rounds, [], self._members, self.elapsed_s)
         for progress in waiting:
             progress.member.stopped = "interrupted"
@@ -125,7 +125,7 @@ class SweepLoop:
             if self.interrupted_by is not None or self._checkpoint_is_due():
                 self._train_s += time.perf_counter() - began
                 if self._config.search is None:
-                    self._fill()  # so that who goes on finds members in this order
+                    self._fill()  # so that a resumed sweep has members in this order
                     self._save()
                 began = time.perf_counter()
                 if self.interrupted_by is not None:
@@ -138,7 +138,7 @@ class SweepLoop:
         self._train_s += time.perf_counter() - began
 
     def _fill(self) -> None:
-        """Give rows to members in the order of the queue, up to the number that may train at once."""
+        """Assign rows to queued members in order, up to the number that may train at once."""
         num_training = len(self._training)
         while self._propose(num_training, self._most):
             pass
@@ -156,7 +156,7 @@ class SweepLoop:
         self.at_once = max(self.at_once, num_training)
 
     def _open(self, first: Progress) -> Cohort | None:
-        """Open a cohort for a member and those of its kind that wait; None: there are too many rows."""
+        """Open a cohort for a member and the waiting ones of its kind; None if there are too many rows."""
         training, num_devices = self._training, len(self._devices)
         waiting = 1 + sum(each.kind == first.kind for each in self._queue)
         share = math.ceil((waiting + sum(each.kind == first.kind for each in training)) / num_devices)
@@ -181,7 +181,7 @@ class SweepLoop:
 
     def _room_for(self, rows: int) -> int:
         """Close cohorts that are not needed; return how many of `rows` more rows are allowed."""
-        most = 2 * self._most  # a cohort keeps the rows of members that ended until all its members have
+        most = 2 * self._most  # a cohort keeps its rows until all its members have ended
         wanted = {each.kind for each in (*self._queue, *self._paused)}
         for cohort in [each for each in self._cohorts if not each.num_training]:
             is_kept = cohort.kind in wanted or self._config.search is not None
@@ -192,7 +192,7 @@ class SweepLoop:
         return min(rows, most - sum(len(each.rows) for each in self._cohorts))
 
     def _propose(self, training: int, rows: int) -> bool:
-        """Ask the search for a member, unless as many train or wait as there are rows; whether there is one."""
+        """Ask the search for a member if a row is free; return whether it proposed one."""
         if self._ask is None or len(self._queue) + training >= rows:
             return False
         progress = self._ask()
@@ -203,11 +203,11 @@ class SweepLoop:
         return True
 
     def _round(self, cohorts: Sequence[Cohort]) -> None:
-        """Run a round of each cohort, or turns up to the next checkpoint, and do what is due behind them."""
+        """Run a round of each cohort, or turns up to the next checkpoint; process their outcomes and ended epochs."""
         every, halving = self._config.train.run.checkpoint_every, self._config.halving
         most = every - self._num_rounds % every if isinstance(every, int) else MOST_ROUNDS
         if self._config.search is not None or (halving and halving.asynchronous):
-            most = 1  # what is begun or goes on next may depend on who has ended by now
+            most = 1  # the next member may depend on which ones have ended
         before, ended = [cohort.num_rounds for cohort in cohorts], list[EpochEnd]()
         for cohort, outcomes in run_side_by_side(cohorts, most):
             ended += self._epochs_ended(cohort, outcomes)
@@ -235,7 +235,7 @@ class SweepLoop:
             elif is_over:
                 ended.append((cohort, row, progress, cohort.epochs(row), is_over))
         for _, row, *_ in ended:
-            # A device with streams does not look at weights behind a step.
+            # A device with streams does not check weights after a step.
             if not bool(torch.isfinite(cohort.group.matrix.weights_of(row).sum())):
                 self._end(cohort, row, "diverged")
         return [each for each in ended if cohort.rows[each[1]] is not None]
@@ -294,7 +294,7 @@ class SweepLoop:
         self._queue.extendleft(self._rungs.pause(progress))
 
     def _decide(self) -> bool:
-        """With all members at a rung, queue those that go on, and end the others; whether any goes on."""
+        """With all members at a rung, queue those that continue and end the others; return whether any continues."""
         while self._rungs is not None and not self._queue and self._rungs.paused:
             going_on, ended = self._rungs.decide()
             self._queue.extend(going_on)

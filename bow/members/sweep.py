@@ -1,4 +1,4 @@
-"""`bow.sweep`: many models side by side that owe each other nothing."""
+"""`bow.sweep`: train many independent models side by side."""
 
 import contextlib
 import dataclasses
@@ -38,7 +38,7 @@ from bow.training.description import provenance
 from bow.training.replicas import DEFAULT_OPTIMIZER
 from bow.values import whole
 
-OWN = ("variants", "at_once", "batches", "cluster", "stop")  # settings of a sweep; all others are each member's
+OWN = ("variants", "at_once", "batches", "cluster", "stop")  # settings of the sweep; all others are each member's
 
 
 def sweep(
@@ -65,48 +65,48 @@ def sweep(
     run: str | Path | Run | None = None,
     seed: int = 0,
 ) -> Sweep:
-    """Train many models side by side that owe each other nothing: seeds, settings, folds, ensembles.
+    """Train many independent models side by side: seeds, settings, folds, ensembles.
 
-    Each member is a training of its own: its initial weights, order of the data, random numbers, optimizer, schedule,
-    early end and records. It becomes what `bow.train(learners=1, seed=...)` makes of its settings on the same engine
-    with one thread: bit for bit in `eager`, and in `graph` where nothing is compiled, on a CPU; whoever trains beside
-    it, in whatever order, and wherever the sweep was interrupted; with `batches="shared"`, what it makes of the order
-    of `seed`. One that leaves the finite numbers ends alone.
+    Each member is an independent training with its own initial weights, order of the data, random numbers, optimizer,
+    schedule, early stopping and records. Its result equals that of `bow.train(learners=1, seed=...)` with its settings
+    on the same engine with one thread: bit for bit on a CPU in `eager`, and in `graph` if nothing is compiled;
+    independent of the other members, of their order, and of interruptions. With `batches="shared"`, the order of the
+    data is that of `seed`. A member that diverges (NaN or infinite values) ends alone.
 
     Args:
-        model: a function that builds the model, with a member's seed; or a module, from whose weights all begin.
-        data: as for `bow.train`; members may be given parts of them.
+        model: a function that builds the model, run under a member's seed; or a module, the initial state of all.
+        data: as for `bow.train`; variants can select parts of them.
         loss: as for `bow.train`.
-        variants: what sets the members apart, `bow.Variant` objects, for instance of `bow.grid(seed=range(4))`; or a
+        variants: how the members differ: `bow.Variant` objects, such as those of `bow.grid(seed=range(4))`; or a
             `bow.members.MemberSearch`, with methods `ask()` and `tell(member)`, that proposes them one by one as rows
-            become free. Such a sweep writes no checkpoints: what comes next depends on what is in the search.
-        step: instead of `loss`, as for `bow.train`; all members share it, so it must keep no state of its own.
-        optimizer: a factory; variants give it settings.
+            become free. Such a sweep writes no checkpoints, as its next members depend on the state of the search.
+        step: instead of `loss`, as for `bow.train`; all members share it, so it must be stateless.
+        optimizer: a factory; variants can set its arguments.
         scheduler: as for `bow.train`.
         batch_size: samples of a member's batch; None: 16, or the `DataLoader`'s own.
         epochs: passes of every member over its data.
-        steps: rounds of every member; when given, `epochs` is not looked at.
-        learners: of each member, which they average as `bow.train` does; with more than one, members train one after
-            another, and each becomes what `bow.train(learners=...)` makes of its settings, with its threads.
-        at_once: how many members train side by side on each device; the others wait for a row. Changes no result.
-        batches: `"own"`: members see the data in orders of their own; `"shared"`: all in the order of `seed`, and
-            batches that a `Dataset` has to decode are read once for all.
+        steps: rounds of every member; if given, `epochs` is ignored.
+        learners: of each member, averaged as by `bow.train`; with more than one, members train one after another, each
+            as by `bow.train(learners=...)` with its settings and threads.
+        at_once: number of members that train side by side on each device; the others wait. Does not affect results.
+        batches: `"own"`: each member has its own order of the data; `"shared"`: all have the order of `seed`, and
+            batches that a `Dataset` has to decode are read only once.
         cluster: `"ray"`: train on the machines of a Ray cluster (`pip install "bow-trainer[ray]"`), the one that
-            `ray.init` has joined, else this machine; `at_once` members on each. Changes no result.
-        stop: `bow.EarlyStopping`, `bow.Halving`, an object of yours with a method `why_over(member)` that is asked
-            after every epoch (`bow.members.StopRule`), or a list of them.
+            `ray.init` has joined, else this machine; `at_once` members on each. Does not affect results.
+        stop: `bow.EarlyStopping`, `bow.Halving`, an object with a method `why_over(member)` that is called after every
+            epoch (`bow.members.StopRule`), or a list of them.
         engine: as for `bow.train`; `"auto"` is `graph`.
         devices: as for `bow.train`; several GPUs take members from one queue.
-        clip_norm: the largest gradient norm of a member.
-        validation: like `data`, or a `bow.Validation`; members are evaluated on it after every epoch.
-        run: the run directory, or a `bow.Run`; every member has a folder in it.
-        seed: of the order of the data where all members see the same batches.
+        clip_norm: maximum gradient norm of a member.
+        validation: like `data`, or a `bow.Validation`; members are evaluated after every epoch.
+        run: the run directory, or a `bow.Run`; every member has a subfolder.
+        seed: of the order of the data with `batches="shared"`.
 
     Returns:
-        The members, the best of them, their ensemble, comparisons.
+        The members, with the best one, their ensemble and comparisons.
 
     Raises:
-        BowError: an argument that cannot be carried out; the message names the value and the remedy.
+        BowError: an argument is invalid; the message names the value and the remedy.
 
     Example:
         >>> import torch
@@ -150,7 +150,7 @@ def run_sweep(config: SweepConfig) -> Sweep:
         directory = _directory(config, lock)
         at_the_end.callback(directory.close)
         members, waiting, elapsed_s, num_rounds = _members(config, directory)
-        directory.write_config(_settings(config))  # behind what refuses to go on from another sweep's
+        directory.write_config(_settings(config))  # after the check that refuses to resume another sweep
         progress = SweepProgress(config, members, enabled=train.run.progress)
         ask = None if config.search is None else functools.partial(_ask, config, members, directory.path)
         loop = _loop_of(config)(config, members, waiting, devices, directory, progress, elapsed_s, num_rounds, ask)
@@ -184,7 +184,7 @@ def run_sweep(config: SweepConfig) -> Sweep:
 
 
 def devices_of(config: SweepConfig) -> list[torch.device | StreamDevice]:
-    """The devices that take members from the queue; without GPUs one, as members share the cores anyway."""
+    """Return the devices that take members from the queue: one without GPUs, as members share the cores."""
     device, count = choose_devices(config.train.devices.count)
     if count in (None, 1):
         return [device]
@@ -203,13 +203,13 @@ def _loop_of(config: SweepConfig) -> type[SweepLoop]:
         return RayLoop
     if not config.has_learners:
         return SweepLoop
-    from bow.members.trainings import TrainingsLoop  # which few sweeps need
+    from bow.members.trainings import TrainingsLoop  # imported only if needed
 
     return TrainingsLoop
 
 
 def _first_of(search: MemberSearch, run: Run) -> list[Variant]:
-    """The first member that a search proposes, with which a mistake shows before anything is written."""
+    """Return the first proposed member, so that mistakes are reported before anything is written."""
     if run.resume is not None or run.checkpoint_every not in (None, "auto"):
         raise SettingError(
             "a sweep whose members a search proposes has no checkpoints, as what comes next depends on the search; "
@@ -262,7 +262,7 @@ def _settings(config: SweepConfig) -> dict[str, Any]:
 
 
 def _listed(config: SweepConfig) -> list[dict[str, Any]]:
-    """Names and settings of the variants, which part of the data each has, and a directory that is elsewhere."""
+    """Return names and settings of the variants, with their parts of the data and directories outside the sweep's."""
     parts = list(dict.fromkeys(id(variant.train_on) for variant in config.variants))
     listed = []
     for variant in config.variants:
@@ -294,7 +294,7 @@ def _start(config: SweepConfig, devices: Sequence[torch.device | StreamDevice], 
 
 
 def _report(directory: SweepDirectory) -> Path | None:
-    from bow.members.report import write_sweep_report  # what is needed when all is over
+    from bow.members.report import write_sweep_report  # imported only at the end
 
     try:
         return write_sweep_report(directory)
@@ -304,7 +304,7 @@ def _report(directory: SweepDirectory) -> Path | None:
 
 
 def _members(config: SweepConfig, directory: SweepDirectory) -> tuple[list[Member], list[Progress], float, int]:
-    """All members, those of them that are to train, and the seconds and rounds before."""
+    """Return all members, those left to train, and the seconds and rounds before resuming."""
     members = [_member(config, number, variant, directory.path) for number, variant in enumerate(config.variants)]
     state = directory.load_checkpoint(config.train.run.resume)
     if state is None:
