@@ -113,7 +113,7 @@ def given_path(name: str, value: Any, refusal: type[BowError] = SettingError) ->
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise refusal(f"{name}={text} names the home directory of nobody here; write the path in full") from None
+        raise refusal(f"{name}={text} names the home directory of an unknown user; write the path in full") from None
 
 
 def _refusal(name: str, wanted: str, also: str, value: object, remedy: str) -> str:

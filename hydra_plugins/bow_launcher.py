@@ -72,7 +72,7 @@ class SideBySideLauncher(Launcher):
 
         def train(configs: Sequence[Any]) -> Sequence[Any] | None:
             run = Run(folder / f"side_by_side_{initial_job_idx}_{next(calls)}", resume=self._resume)
-            go_on = f"go on with the same command and hydra.sweep.dir={folder} hydra.launcher.resume=auto"
+            go_on = f"resume with the same command and hydra.sweep.dir={folder} hydra.launcher.resume=auto"
             return train_together(configs, run, go_on, log.info)
 
         returned = run_together(tasks, train, _surroundings)

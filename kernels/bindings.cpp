@@ -402,7 +402,7 @@ class Job : public Work {
   // `indices` [turns, batch] of `sources`. They end early if one fails or makes the learner infinite or NaN.
   void feed_turns(
       std::vector<at::Tensor> sources, at::Tensor indices, std::vector<uint64_t> seeds, std::vector<int> results) {
-    TORCH_CHECK(learners_.size() == 1, "turns are of one learner");
+    TORCH_CHECK(learners_.size() == 1, "independent turns need a job with exactly one learner");
     turns_ = Turns{std::move(sources), std::move(indices), std::move(seeds), std::move(results)};
   }
 
@@ -428,7 +428,9 @@ class Job : public Work {
         std::vector<at::Tensor> batch;
         const at::Tensor indices = turns_.indices.select(0, static_cast<int64_t>(turn));
         for (const at::Tensor& source : turns_.sources) batch.push_back(source.index_select(0, indices));
-        TORCH_CHECK(feed(0, std::move(batch), turns_.seeds[turn]), "the batch of a turn is not as expected");
+        TORCH_CHECK(
+            feed(0, std::move(batch), turns_.seeds[turn]),
+            "the batch of a turn has unexpected shapes, dtypes or devices");
         if (turn > 0) renew_numbers();
         reset_uses();
         execution().begin(false);

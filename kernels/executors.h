@@ -561,9 +561,11 @@ class Team {
   };
 
   void post(int executor, std::function<void()> work) {
-    if (pid_ != getpid()) throw std::runtime_error("the executors' threads stayed in the process that was forked");
+    if (pid_ != getpid()) {
+      throw std::runtime_error("executor threads do not exist in a forked process; create the team after forking");
+    }
     Seat& seat = *seats_.at(executor);
-    if (!idle(executor)) throw std::logic_error("the executor is still at work");
+    if (!idle(executor)) throw std::logic_error("the executor is busy");
     ensure_thread(executor);
     seat.work = std::move(work);
     announce(seat);

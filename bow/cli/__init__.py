@@ -22,15 +22,15 @@ USAGE = """\
 usage: bow COMMAND [ARGUMENTS]
 
   bow train [NAME=VALUE ...] [-m]   train a model; without arguments LeNet on handwritten digits
-  bow predict RUN DATA              what the model of a run says of data
+  bow predict RUN DATA              apply the model of a run to data
   bow report RUN_DIR                write the report of a run, finished or not
   bow runs [DIR]                    the runs of a folder as a table
-  bow compare RUN RUN               two runs beside each other, in one report
+  bow compare RUN RUN               compare runs side by side, in one page
   bow schedule ACTION [NAME=VALUE ...]   profile, simulate, run and compare schedules of operators
-  bow plan [NAME=VALUE ...]         how to split a model's operators over devices, simulated
+  bow plan [NAME=VALUE ...]         plan how to split a model's operators over devices
   bow doctor [NAME=VALUE ...]       what this machine can run, and whether these settings would fit
 
-bow COMMAND --help says more, bow COMMAND -q prints warnings and errors only.
+bow COMMAND --help prints its usage, bow COMMAND -q only warnings and errors.
 bow --version prints the version.
 """
 COMMANDS = {
@@ -88,7 +88,7 @@ def _status(words: list[str]) -> int:
     except SystemExit as error:
         if not hasattr(error, "__notes__") or not isinstance(error.code, int):
             raise
-        say(f"bow: {_with_notes('asked to end', error)}", sys.stderr)
+        say(f"bow: {_with_notes('terminated', error)}", sys.stderr)
         return error.code
 
 

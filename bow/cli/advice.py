@@ -33,20 +33,20 @@ WRITTEN, SLOW_S = 16 * 2**20, 1.0
 
 def advice(machine: MachineInfo) -> Iterator[str]:
     if machine.compiler is None:
-        yield "install g++, or set CXX: engines graph and fused need it (the gain cannot be measured without)"
+        yield "install g++, or set CXX: engines graph and fused need it (its gain cannot be measured without it)"
     elif not loading.is_built():
-        yield "python -m bow.runtime builds what engine graph needs, once, before the first training has to wait for it"
+        yield "run python -m bow.runtime: it builds the native runtime, for which the first training would wait"
     if machine.gpus and version("cupy") is None:
         yield "pip install 'bow-trainer[cu13]': CUDA kernels for averaging (the gain is not measured)"
     yield from _disk(Path.cwd())
     others = min(busy_cores(), machine.cores)
     if others >= BUSY:
         yield (
-            f"other processes use {others:.1f} of {machine.cores} cores, which trainings share: end them, or wait for "
-            "their end"
+            f"other processes use {others:.1f} of {machine.cores} cores, which slows training down: end them, or wait "
+            "until they have ended"
         )
     if machine.cores > 1 and others > machine.cores / 2:
-        yield "threads and engines are not measured while others use most cores, which would be noise; ask again later"
+        yield "threads and engines are not measured while other processes use most cores; run bow doctor later"
     elif machine.cores > 1:
         if loss := _default_loss():
             yield loss
@@ -58,7 +58,7 @@ def advice(machine: MachineInfo) -> Iterator[str]:
 def _disk(folder: Path) -> Iterator[str]:
     free = shutil.disk_usage(folder).free
     if free < LITTLE_BYTES:
-        yield f"{bytes_text(free)} are free in {folder}: checkpoints may find no room; free some, or set run=DIR"
+        yield f"only {bytes_text(free)} are free in {folder}, which checkpoints may exceed; free space, or set run=DIR"
         return
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -67,11 +67,11 @@ def _disk(folder: Path) -> Iterator[str]:
             os.fsync(file.fileno())
             took = time.perf_counter() - began
     except OSError:
-        yield f"{folder} cannot be written: set run=DIR to where it can"
+        yield f"{folder} cannot be written: set run=DIR to a writable directory"
         return
     if took > SLOW_S:
         rate = bytes_text(round(WRITTEN / took))
-        yield f"{folder} takes {rate} a second: checkpoints wait for it; set run=DIR to a faster disk"
+        yield f"{folder} is slow ({rate}/s), which delays checkpoints; set run=DIR to a faster disk"
 
 
 class _Rounds:
@@ -104,7 +104,7 @@ def _default_loss() -> str | None:
     if low < LOSS:
         return None
     return (
-        f"in programs of yours torch's {threads:.0f} threads, which spin, take {median:.0f} times as long as one here "
+        f"outside of the bow command, torch's {threads:.0f} spinning threads take {median:.0f} times as long as one "
         f"({low:.0f} to {high:.0f} in {LOSS_TURNS} turns): import bow before torch, or set OMP_WAIT_POLICY=PASSIVE, as "
         "the bow command does"
     )
@@ -124,7 +124,7 @@ def _bfloat16(cores: int) -> Iterator[str]:
     if low > 1 and median > GAIN:
         yield (
             f"engine.precision=bfloat16: {median:.2f} times the samples per second of float32 ({low:.2f} to {high:.2f} "
-            f"in {TURNS} turns; engine=graph, ResNet-8, batches of {BATCH_SIZE}); it rounds coarsely"
+            f"in {TURNS} turns; engine=graph, ResNet-8, batches of {BATCH_SIZE}); it computes with less precision"
         )
 
 

@@ -106,10 +106,10 @@ def check_values(composition: Composition) -> None:
     """Check the settings with plain values, before any object is constructed."""
     if composition.given("epochs") and composition.given("steps"):
         epochs, steps = composition.settings["epochs"], composition.settings["steps"]
-        raise SettingError(f"epochs={epochs} and steps={steps} both say how long to train; keep one of them")
+        raise SettingError(f"epochs={epochs} and steps={steps} both set the length of training; keep one of them")
     settings = composition.settings
     if missing := [name for name in (*PLAIN, *SECTIONS, *OBJECTS) if name not in settings and name not in OPTIONAL]:
-        raise SettingError(f"the settings have no {missing[0]}; add it as bow train --show prints it")
+        raise SettingError(f"the settings lack {missing[0]}; add it as bow train --show prints it")
     check_arguments(bow.train, {name: value for name, value in settings.items() if name not in (*OBJECTS, *SECTIONS)})
     for name, section in SECTIONS.items():
         if not isinstance(settings[name], Mapping):

@@ -125,7 +125,7 @@ def imported(name: Any, key: str) -> Any:
 def factory(settings: Any, key: str) -> Callable[..., Any]:
     """Return the `_target_` with its arguments bound, not called yet."""
     if not isinstance(settings, Mapping) or TARGET not in settings:
-        raise SettingError(f"{key}={shown(settings)} says nothing to make; write {{_target_: NAME, ...}}")
+        raise SettingError(f"{key}={shown(settings)} has no _target_; write {{_target_: NAME, ...}}")
     target = imported(settings[TARGET], f"{key}.{TARGET}")
     arguments = {name: _argument(value, f"{key}.{name}") for name, value in settings.items() if name != TARGET}
     check_arguments(target, arguments, prefix=f"{key}.")
@@ -144,7 +144,7 @@ def called(function: Callable[..., Any], key: str, *arguments: Any) -> Any:
     except BowError:
         raise
     except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
-        raise SettingError(f"{key} cannot be made of these settings ({reason(error)}); correct them") from error
+        raise SettingError(f"{key} cannot be made from these settings ({reason(error)}); correct them") from error
 
 
 def all_made(settings: Any, key: str) -> tuple[Any, ...]:

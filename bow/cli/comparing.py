@@ -16,8 +16,8 @@ from bow.values import given_path
 USAGE = """\
 usage: bow compare RUN RUN ... [out=FILE]
 
-Shows runs beside each other: what came out, and the settings, versions and
-machines in which they differ. Their curves are in one page (compare.html).
+Shows the results of runs side by side, and the settings, versions and machines
+in which they differ. Writes their curves to one page (compare.html).
 """
 
 
@@ -28,7 +28,7 @@ def run(words: Sequence[str]) -> int:
         raise SettingError(f"bow compare takes two run directories or more, got {len(paths)}; write bow compare A B")
     comparison = RunComparison([str(path) for path in paths], [_read(path) for path in paths])
     texts = range(len(paths) + 1)
-    for title, rows in (("Results", comparison.results), ("What differs", comparison.differences)):
+    for title, rows in (("Results", comparison.results), ("Differences", comparison.differences)):
         table, console = terminal_table(title, "", *comparison.names, texts=texts, rows=rows), terminal()
         fit(table, console.width)
         console.print(table, "")

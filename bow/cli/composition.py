@@ -91,7 +91,7 @@ def recompose(file: str | Path, overrides: Sequence[str]) -> Composition:
             key, line = str(override.key_or_group), override.input_line
             if key in _groups() and not _is_whole(override):
                 raise SettingError(
-                    f"{line} chooses another {key}, and --config has the settings of one; write {key}.NAME=VALUE, or "
+                    f"{line} chooses another {key}, but --config has the settings of one; write {key}.NAME=VALUE, or "
                     f"{key}={{_target_: NAME, ...}}"
                 )
             if key not in known and not override.is_add() and not key.startswith(TARGETS):
@@ -116,8 +116,8 @@ def _read(file: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(settings, dict) or not isinstance(settings.get("model"), dict):
         raise SettingError(
-            f"--config {file} is not of a run that bow train made: there is no model._target_ in it; repeat a run of "
-            "bow.train by its Python code"
+            f"--config {file} is not from a run of the bow train command (it has no model._target_); repeat a run of "
+            "bow.train with its Python program"
         )
     now = {name: key for name, (_, key) in MOVED.items() if name != "tuner" and name in settings}
     firsts = {"engine": "engine.name", **SHORT}
@@ -153,7 +153,7 @@ def _axis(override: Override) -> list[str]:
         return [line]
     runs = [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
     if not runs:
-        raise SettingError(f"{line} stands for no value at all; write the values with commas between them")
+        raise SettingError(f"{line} has no values; separate values by commas")
     return runs
 
 
@@ -207,14 +207,14 @@ def _refuse_doubtful(parsed: Sequence[Override]) -> None:
             values = " and ".join(str(other.input_line) for other in parsed if other.key_or_group == key)
             raise SettingError(f"{key} is given more than once, {values}; keep one of them")
         if override.is_sweep_override():
-            raise SettingError(f"{line} is a sweep over several values; add -m to run them one after another")
+            raise SettingError(f"{line} is a sweep over several values; add -m to train with each of them")
         if key.startswith("hydra") and key != SEARCH_PATH:
             raise SettingError(
-                f"{line} has no effect, because bow sets hydra up itself; remove it, and set run.path=DIR to say"
-                " where a run leaves its files"
+                f"{line} has no effect, because bow sets hydra up itself; remove it, and set run.path=DIR for"
+                " the directory of a run"
             )
         if override.is_delete() and ("." not in key or key.startswith(SECTIONS)) and not key.startswith(TARGETS):
-            raise SettingError(f"{line} takes away a setting that every run has; write {key.lstrip('~')}=VALUE instead")
+            raise SettingError(f"{line} deletes a setting that is required; write {key.lstrip('~')}=VALUE instead")
         if key in _groups():
             _check_choice(key, override)
 
@@ -285,7 +285,7 @@ def _explain(override: Override, reason: Exception, groups: Sequence[Override]) 
     config = _composed(groups)
     known = set(_flat_keys(OmegaConf.to_container(config, resolve=False)))
     if override.is_add() and key in known:
-        return SettingError(f"{line} adds a setting that exists; write {line.removeprefix('+')} to change it")
+        return SettingError(f"{line} adds a setting that already exists; write {line.removeprefix('+')} to change it")
     if key.endswith("._target_") and key not in known:
         return SettingError(f"{line} sets {key}, which does not exist; {_as_whole(override, config)}")
     if key in known or key in _groups():
@@ -301,7 +301,7 @@ def _replace_whole(parsed: Sequence[Override], config: DictConfig, choices: Mapp
             OmegaConf.update(config, key, override.value(), merge=False, force_add=True)
         elif key.endswith("._target_") and key.split(".")[0] not in choices:
             line = override.input_line
-            raise SettingError(f"{line} leaves the rest of another object as it is; {_as_whole(override, config)}")
+            raise SettingError(f"{line} changes only the _target_ of an object; {_as_whole(override, config)}")
 
 
 def _is_whole(override: Override) -> bool:
@@ -332,7 +332,7 @@ def _plain(config: DictConfig) -> dict[str, Any]:
         settings = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         key = error.full_key or "a setting"
-        raise SettingError(f"{key} cannot be resolved: {_first_line(error)}; correct what stands in ${{}}") from None
+        raise SettingError(f"{key} cannot be resolved: {_first_line(error)}; correct the expression in ${{}}") from None
     assert isinstance(settings, dict)
     return {str(key): value for key, value in settings.items()}
 

@@ -21,12 +21,12 @@ USAGE = """\
 usage: bow doctor [NAME=VALUE ...]
        bow doctor clear=cache
 
-Says what this machine is, which engines run on it, and which libraries are
-there or missing, and ends with what would make trainings here faster or safer,
-measured in a few seconds. With settings, as for bow train, it says instead
-whether that training would fit in memory, with exit status 1 where not.
-clear=cache deletes what bow has compiled, captured and measured here, but for
-what a running process uses, and for pinned choices.
+Shows this machine, which engines run on it and which libraries are installed,
+and recommends how to train faster or safer, measured in a few seconds. With
+settings, as for bow train, it shows instead whether that training would fit
+into memory; exit status 1 if not. clear=cache deletes what bow has compiled,
+captured and measured on this machine, except pinned choices and files that a
+running process uses.
 """
 CLEAR = "clear=cache"
 GOOD, BAD, UNSURE = Text("yes", "green"), Text("no", "red"), Text("no", "yellow")
@@ -46,8 +46,8 @@ def run(words: Sequence[str]) -> int:
             console.print(Text(f"\n{problem}", "yellow"))
     if words:
         return _check_fit(words, console)
-    say("\nWhat to do")
-    for line in list(advice(machine)) or ["nothing: all that can be told at once is as it should be"]:
+    say("\nRecommendations")
+    for line in list(advice(machine)) or ["none"]:
         say(f"  {line}")
     return 0
 
@@ -72,7 +72,7 @@ def _machine_table(machine: MachineInfo) -> Table:
 
 
 def _library_table() -> Table:
-    table = terminal_table("Libraries", "name", "there", "version", "for", texts=range(4))
+    table = terminal_table("Libraries", "name", "installed", "version", "for", texts=range(4))
     for library in find_libraries():
         there = GOOD if library.version else BAD if library.required else UNSURE
         table.add_row(library.name, there, Text(library.version or library.remedy), library.purpose)
@@ -81,7 +81,7 @@ def _library_table() -> Table:
 
 def _learner_table(machine: MachineInfo) -> Table:
     """Memory of a learner of the default recipe on each device, and how many fit."""
-    columns = "device", "engine", "each", "and while it learns", "room for"
+    columns = "device", "engine", "each", "activations", "fit in memory"
     table = terminal_table("Learners of the default recipe, predicted", *columns, texts=range(5))
     try:
         arguments = _arguments(())
@@ -151,7 +151,7 @@ def _need_table(need: MemoryNeed) -> Table:
     each += f", {need.state_tensors} optimizer tensors" if need.state_tensors else ""
     each += ", buffers" if need.buffer_bytes else ""
     table.add_row("learners", bytes_text(need.learners * need.learner_bytes), each)
-    table.add_row("central model", bytes_text(need.device_bytes), "itself, its next and last value, and the sum")
+    table.add_row("central model", bytes_text(need.device_bytes), "its weights, next and previous weights, and the sum")
     if need.activation_bytes is None:
         table.add_row("activations", "unknown", "this model cannot be measured without running it")
     else:

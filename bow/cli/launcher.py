@@ -41,14 +41,14 @@ def launch(settings: Mapping[str, Any], overrides: Sequence[str], command: Seque
             elastic_launch(config, sys.executable)(*words)  # another agent on this machine hosts the store already
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
-        say(f"bow: rank {rank} ended with status {failure.exitcode}; see what it has said", sys.stderr)
+        say(f"bow: rank {rank} ended with status {failure.exitcode}; see its output", sys.stderr)
         return FAILED
     except SignalException as error:
-        say(f"bow: {signal.Signals(error.sigval).name}: all processes were asked to end", sys.stderr)
+        say(f"bow: {signal.Signals(error.sigval).name}: all processes were stopped", sys.stderr)
         return 128 + int(error.sigval)
     except (RendezvousError, RuntimeError, ValueError, OSError) as error:
         raise ClusterError(
-            f"the machines did not find each other ({reason(error)}); look at launcher.rdzv_endpoint and at the others"
+            f"the rendezvous of the machines failed ({reason(error)}); check launcher.rdzv_endpoint and the others"
         ) from error
     return 0
 
@@ -57,8 +57,8 @@ def agent_settings(settings: Mapping[str, Any]) -> LaunchConfig:
     own = settings["launcher"]
     if settings["run"]["path"] is None:
         raise SettingError(
-            "launcher=torchrun needs a run directory, got run.path=null; name one, so that processes that are started "
-            "again find their checkpoints"
+            "launcher=torchrun needs a run directory, got run.path=null; name one, so that restarted processes "
+            "find their checkpoints"
         )
     least, most = _nodes(own["nnodes"])
     endpoint = own["rdzv_endpoint"]

@@ -48,43 +48,43 @@ usage: bow plan [--dry-run] [NAME=VALUE ...]
        bow plan explain | show FILE [NAME=VALUE ...]
        bow plan train FILE [check=false] [NAME=VALUE ...]
 
-  bow plan network=nmt size=tiny topology=p100_node      search a partition, and write it
-  bow plan compare network=alexnet topology=k80_node     all methods side by side
-  bow plan explain plan/partition.json                    every operator: its split, costs, and what else would cost
-  bow plan show plan/partition.json                       the same without other choices
+  bow plan network=nmt size=tiny topology=p100_node      search for a partition and write it
+  bow plan compare network=alexnet topology=k80_node     compare all methods
+  bow plan explain plan/partition.json                    every operator: its split, costs and alternatives
+  bow plan show plan/partition.json                       the same without alternatives
   bow plan train plan/partition.json                      train by it; settings and resuming as bow train
 
 Times are simulated, from a roofline of the devices or from measured times.
-What is planned for, as for bow train: recipe=lenet batch_size=64, model=...,
-data=...; or a network of the papers: network=rnnlm size=tiny. A partition's
-file says what it was planned for; settings of the command line come first.
+The model is given as for bow train: recipe=lenet batch_size=64, model=...,
+data=...; or as a network of the papers: network=rnnlm size=tiny. A partition's
+file contains these settings; those of the command line override them.
 
 topology=NAME or FILE   the devices and links (two_cores); {topologies};
                         {machine}: this one, its links measured between processes
-devices=N               with topology={machine}: so many devices, between which the cores or GPUs are divided
-save_topology=FILE      write the topology as YAML, to plan for it again
-costs=roofline          or measured: every tile once on this machine's devices; kept in the cache folder
+devices=N               with topology={machine}: this many devices, which share its cores or GPUs
+save_topology=FILE      write the topology as YAML, for topology=FILE
+costs=roofline          or measured: time every tile once on this machine; results are cached
 method=NAME             {methods}
-methods=NAME,NAME       those that are compared
-budget_s=30             seconds of each search, and of the other choices that explain tries
-proposals=N             instead: partitions that each walk looks at; then its best is improved to the end
+methods=NAME,NAME       methods to compare
+budget_s=30             seconds of each search, and of the alternatives in explain
+proposals=N             instead: proposals of each walk; then its best is improved to a local optimum
 learners=1,2            with method=search: numbers of learners to choose from
-noise_scale=N           compare them by the time to an accuracy: the noise of a training's gradients, in samples
+noise_scale=N           compare by the time to an accuracy, given the gradient noise scale in samples
 batch_sizes=16,32       with noise_scale: sizes of a learner's batch to choose from
-processes=1             that search at the same time
-workers=0               with method=learned: processes in which its policy learns; 0: this one
+processes=1             number of search processes
+workers=0               with method=learned: processes that train its policy; 0: this one
 seed=0                  of the search
 starts={starts}
-                        what its walks start from, of {all_starts}
-moves=guided            what walks change next: {moves}; see docs/planning.md
-patience=0.5            a walk ends when nothing better was found for this part of it; none: it does not
-temperature={temperature}        how much slower steps walks accept; 0: none
+                        starting partitions of the walks, of {all_starts}
+moves=guided            proposals of the walks: {moves}; see docs/planning.md
+patience=0.5            end a walk after this share of it without improvement; none: never
+temperature={temperature}        how much slower partitions walks accept; 0: none
 even=false              true: tiles of an operator have equal sizes; method=exhaustive too
-keep=2                  other choices that explain shows for each operator
+keep=2                  alternatives that explain shows for each operator
 out=plan                the folder of partition.json, timeline.json and timeline.svg; FILE.json: the partition alone
---dry-run               only print: nothing is measured and no file is written; for any topology, hardware or not
+--dry-run               only print: measure nothing and write no file; for any topology, with or without the hardware
 
-Ctrl-C ends a search, which keeps the best partition so far.
+Ctrl-C ends a search and keeps the best partition so far.
 """
 
 
@@ -96,9 +96,9 @@ def run(words: Sequence[str]) -> int:
     console = terminal()
     if settings.batch_sizes and (size := size_given(settings.others)):
         sizes = ",".join(map(str, settings.batch_sizes))
-        raise SettingError(f"{size} and batch_sizes={sizes} both say how large a batch is; keep one of them")
+        raise SettingError(f"{size} and batch_sizes={sizes} both set the batch size; keep one of them")
     if action != "plan" and len(settings.batch_sizes) > 1:
-        raise SettingError(f"bow plan {action} is for one size of batch; give batch_sizes=N")
+        raise SettingError(f"bow plan {action} takes one batch size; give batch_sizes=N")
     if action in ("show", "explain"):
         _tell(console, file, settings, action)
         return 0
@@ -177,7 +177,7 @@ def _plan(console: Console, problems: Sequence[Problem], settings: PlanSettings)
             console.print(planned.how)
         made = each.simulate(planned.partition.splits, planned.partition.learners)
         if made.refusal is not None:
-            raise SettingError(f"method={settings.method} gives a partition that does not fit: {made.refusal}")
+            raise SettingError(f"method={settings.method} returned a partition that does not fit: {made.refusal}")
         worth = settings.search.worth(each.batch_size, planned.partition.learners)
         if settings.search.noise_scale is not None:
             console.print(_worth(each, planned.partition, made, worth))
@@ -236,7 +236,7 @@ def _written_elsewhere(text: str) -> Path | None:
 
 
 def _compare(console: Console, problem: Problem, settings: PlanSettings) -> None:
-    rows = terminal_table("A step, simulated", "method", "ms", "over data", "sent MB", "compute ms", "peak memory")
+    rows = terminal_table("A step, simulated", "method", "ms", "speed-up", "sent MB", "compute ms", "peak memory")
     base_ns = _data_parallel_ns(problem)
     fitting: list[tuple[float, int]] = []
     for method in settings.methods or compared_methods():
@@ -282,7 +282,7 @@ def _tell(console: Console, file: str, settings: PlanSettings, action: str) -> N
         explanation = explain(problem, splits, learners, operators=())
     else:
         begun, budget_s = time.perf_counter(), settings.search.budget_s
-        with console.status("simulating other choices"):
+        with console.status("simulating alternatives"):
             explanation = explain(
                 problem,
                 splits,
@@ -294,8 +294,8 @@ def _tell(console: Console, file: str, settings: PlanSettings, action: str) -> N
     for line in _lines(problem, explanation):
         say(line)
     if action == "explain":
-        left_out = f"; {explanation.left_out} operators left out, see budget_s" if explanation.left_out else ""
-        console.print(f"{explanation.tried:,} other choices simulated{left_out}")
+        left_out = f"; {explanation.left_out} operators skipped, increase budget_s" if explanation.left_out else ""
+        console.print(f"{explanation.tried:,} alternatives simulated{left_out}")
     result = problem.simulate(splits, learners)
     console.print(_summary(partition, result))
     _print_distance(console, problem, loaded.settings, result.makespan_ns / learners, learners)
@@ -303,7 +303,7 @@ def _tell(console: Console, file: str, settings: PlanSettings, action: str) -> N
 
 def _lines(problem: Problem, explanation: Explanation) -> Iterator[str]:
     """Yield the choice for every operator, its cost, and the costs of its best alternatives."""
-    yield "milliseconds of every operator, and of a step with another choice"
+    yield "milliseconds of every operator, and of a step with an alternative"
     for each in explanation.operators:
         name, kind, split, devices, *times = each.cells()
         costs = [f"{column} {time}" for column, time in zip(COLUMNS[-len(times) :], times, strict=True) if time]
@@ -333,7 +333,7 @@ def _worth(problem: Problem, partition: Partition, result: SimulationResult, wor
     together = f"{problem.batch_size * partition.learners:,} samples"
     return (
         f"learners={partition.learners} batch_size={problem.batch_size}: {result.makespan_ns / 1e6:.3f} ms for "
-        f"{together}, worth {worth:,.1f} one by one: {result.makespan_ns / worth / 1e3:.3f} us each"
+        f"{together}, equal to {worth:,.1f} single samples: {result.makespan_ns / worth / 1e3:.3f} us each"
     )
 
 

@@ -69,12 +69,12 @@ def check_method(name: str) -> None:
 def check_used(method: str, settings: SearchSettings, workers: int = 0) -> None:
     if workers and ALIASES.get(method, method) != "learned":
         raise SettingError(
-            f"workers={workers} is for method=learned, and method={method} trains no policy; leave it out, or take "
+            f"workers={workers} is for method=learned, and method={method} trains no policy; leave it out, or use "
             "processes= for method=search"
         )
     if method == "exhaustive" and settings.proposals is not None:
         raise SettingError(
-            f"proposals={settings.proposals} is for walks, and method=exhaustive has none; limit it by budget_s=SECONDS"
+            f"proposals={settings.proposals} is for method=search; limit method=exhaustive by budget_s=SECONDS"
         )
     for name in () if method in LEARNING else ("learners", "noise_scale", "starts", "moves", "patience", "temperature"):
         value = getattr(settings, name)
@@ -83,7 +83,7 @@ def check_used(method: str, settings: SearchSettings, workers: int = 0) -> None:
         text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
         why = "plans one learner" if name == "learners" else f"has no {name}"
         raise SettingError(
-            f"{name}={text} is for method=search, and method={method} {why}; take method=search, or leave {name} out"
+            f"{name}={text} is for method=search, and method={method} {why}; use method=search, or leave {name} out"
         )
 
 
@@ -117,7 +117,7 @@ def _proven(problem: Problem, settings: SearchSettings, console: Console) -> Pla
         proof = exhaustive(problem.model(), space, evaluate, start=start, budget_s=budget_s, watch=tell)
     number = f"{proof.partitions:,}" if proof.partitions < MANY else f"{Decimal(proof.partitions):.1e}"
     if not proof.bound_ns:
-        shown = "it was ended before others were looked at, or what they take was bounded"
+        shown = "the search ended before it examined or bounded any other"
     else:
         by = "" if proof.is_complete else f" by more than {100 * proof.gap:.1f} %"
         shown = f"none of the {number} partitions with {space.description}, is faster{by}"
@@ -138,7 +138,7 @@ def _placed(problem: Problem, method: str, settings: SearchSettings, console: Co
         placed = METHODS[placement_methods()[method]](
             evaluator, budget, settings.seed, lambda message: status.update(f"{method}: {message}")
         )
-    return Planned(problem.partition(placed.splits), f"{len(groups)} groups of operators, placed whole")
+    return Planned(problem.partition(placed.splits), f"{len(groups)} groups of operators were placed")
 
 
 def tower_sentences(problem: Problem) -> Iterator[str]:
@@ -156,8 +156,8 @@ def tower_sentences(problem: Problem) -> Iterator[str]:
         found = towers(evaluator, kind)
         number = len(found.computing_s)
         yield (
-            f"{kind} towers: {found.step_s * 1e3:.3f} ms a step, in which each of {number} accelerators has a batch: "
-            f"{found.step_s / number * 1e3:.3f} ms a batch"
+            f"{kind} towers: {found.step_s * 1e3:.3f} ms per step with a batch on each of {number} accelerators: "
+            f"{found.step_s / number * 1e3:.3f} ms per batch"
         )
 
 

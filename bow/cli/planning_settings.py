@@ -43,9 +43,9 @@ class PlanSettings:
     def __post_init__(self) -> None:
         if self.dry_run and (self.costs == "measured" or self.topology == MACHINE):
             what = f"topology={MACHINE}" if self.topology == MACHINE else "costs=measured"
-            raise SettingError(f"{what} measures this machine and a dry run measures nothing; leave one of them out")
+            raise SettingError(f"{what} measures this machine, but a dry run measures nothing; leave one of them out")
         if self.dry_run and self.save_topology is not None:
-            raise SettingError("save_topology=FILE writes and a dry run writes nothing; leave one of them out")
+            raise SettingError("save_topology=FILE writes a file, but a dry run writes nothing; leave one of them out")
         if self.devices is not None and self.topology != MACHINE:
             raise SettingError(f"devices={self.devices} is for topology={MACHINE}; other topologies list theirs")
         whole("keep", self.keep)

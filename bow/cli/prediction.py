@@ -23,12 +23,12 @@ USAGE = """\
 usage: bow predict RUN DATA [model=best] [out=FILE]
 
   bow predict runs/first inputs.npy             writes runs/first/predictions.npy
-  bow predict runs/first inputs.npy model=best  by the model at its best evaluation
-  bow predict runs/first validation             of what the run held out
+  bow predict runs/first inputs.npy model=best  with the model at its best evaluation
+  bow predict runs/first validation             for the run's validation data
 
-RUN is the directory of a run of bow train, whose config.yaml says what the
-model is. DATA is a file of numpy's with inputs [samples, ...] as the training
-had them, scaled alike. What is written are the model's outputs, by sample.
+RUN is the directory of a run of bow train; its config.yaml defines the model.
+DATA is a .npy file with inputs [samples, ...], preprocessed as in training.
+Writes the model's outputs [samples, ...].
 """
 OPTIONS = {"model": "last", "out": ""}
 VALIDATION = "validation"
@@ -48,8 +48,8 @@ def run(words: Sequence[str]) -> int:
         has_config = directory.config_path.is_file()
     if not has_config:
         raise RunDirectoryError(
-            f"{directory.path} is not the directory of a run (it has no {directory.config_path.name}); name one that "
-            "bow train made"
+            f"{directory.path} is not the directory of a run (it has no {directory.config_path.name}); name one of "
+            "bow train"
         )
     composition = recompose(directory.config_path, [])
     check_values(composition)
@@ -118,9 +118,11 @@ def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
             outputs = model(batch)
         except Exception as error:
             raise DataError(
-                f"the model fails on inputs of shape {tuple(inputs.shape)} ({reason(error)}); give them as in training"
+                f"the model fails on inputs of shape {tuple(inputs.shape)} ({reason(error)}); scale them as in training"
             ) from error
         if not isinstance(outputs, Tensor):
-            raise ModelError(f"the model returns {type(outputs).__name__}, and a tensor can be written; use Python")
+            raise ModelError(
+                f"the model returns {type(outputs).__name__}, but only a tensor can be written; use Python"
+            )
         made.append(outputs.float())
     return torch.cat(made)

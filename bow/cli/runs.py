@@ -18,10 +18,9 @@ from bow.values import given_path
 USAGE = """\
 usage: bow runs [DIR]
 
-Lists the runs in a folder (runs), the newest last: when each began, what it
-trained on which data, with how many learners on which engine, its epochs, what
-came out, and whether it is finished. bow compare A B says more of two of them,
-bow report RUN of one.
+Lists the runs in a folder (default: runs), newest last: start time, model,
+data, learners, engine, epochs, result and state. For details, use
+bow report RUN, or bow compare A B.
 """
 COLUMNS = ("run", "model, data", "learners, engine", "result", "state, epochs, time")
 DATED = re.compile(r"^\d{4}-\d\d-\d\d_\d{6}_")

@@ -51,14 +51,14 @@ usage: bow schedule ACTION [NAME=VALUE ...]
   run        run one policy: longest operators before and after, co-running operators, timeline
   compare    time every policy in turns, and write the best strategy for bow train engine.schedule=...
 
-What is scheduled, as for bow train: recipe=lstm batch_size=32, model=...,
-data=...; or a network of the papers: network=googlenet size=tiny (sizes: tiny,
+The model is given as for bow train: recipe=lstm batch_size=32, model=...,
+data=...; or as a network of the papers: network=googlenet size=tiny (sizes: tiny,
 and those of the papers)
 
-out=DIRECTORY   where files go (schedule)
-policy=NAME     what run runs (the fastest in simulated time)
+out=DIRECTORY   folder for the files (schedule)
+policy=NAME     policy of action run (the fastest in simulated time)
 turns=N         of every policy in compare (10)
-fresh=true      measure operators again that are known from before
+fresh=true      measure all operators again, without the cache
 interval=N      measure with N more threads at a time until no operator becomes faster (1, 2, 4, ... and all cores)
 """
 

@@ -26,9 +26,9 @@ class Parts(NamedTuple):
 
 def parts(network: str, size: str, others: Sequence[str]) -> Parts:
     if not network and size:
-        raise SettingError(f"size={size} is of a network; give network=NAME too, or leave it out")
+        raise SettingError(f"size={size} is for network=NAME; give both, or leave it out")
     if network and others:
-        raise SettingError(f"network={network} leaves nothing to set, got {others[0]!r}; leave one out")
+        raise SettingError(f"network={network} takes no settings of a model, got {others[0]!r}; leave one out")
     return _network(network, size or SIZE) if network else _recipe(others)
 
 

@@ -124,8 +124,8 @@ def _files(file: str) -> list[Path]:
     members = sorted(path.parent.glob(f"{MEMBERS}/*/config.yaml"))
     if len(members) < len(variants):
         raise SettingError(
-            f"{CONFIG} {file} is of a sweep of which {len(variants) - len(members)} members have not ended; go on with "
-            "the command that began it and run.resume=auto"
+            f"{CONFIG} {file} is of a sweep with {len(variants) - len(members)} unfinished members; resume it with its "
+            "command and run.resume=auto"
         )
     return members
 
@@ -145,7 +145,7 @@ def _as_found(file: Path, overrides: Sequence[str]) -> list[str]:
     if learners and settings.get("learners") == AUTO and "learners" not in given:
         found["learners"] = learners
         if {record.get("learners", learners) for record in records} != {learners}:
-            message = f"the number of learners changed in the run of {file}; this one goes on with {learners}"
+            message = f"the number of learners changed in the run of {file}; this one uses {learners}"
             warnings.warn(message, stacklevel=2)
     if engine and settings["engine"].get("name") == AUTO and not given & {"engine", "engine.name"}:
         format = tuned.get("memory_format")
@@ -170,7 +170,7 @@ def _why_one_by_one(compositions: Sequence[Composition]) -> str | None:
     if PARTITION in compositions[0].settings:
         return "operators are split by a partition"
     if compositions[0].settings["run"]["resume"] not in (None, "auto"):
-        return "they go on from a checkpoint"
+        return "they resume from a checkpoint"
     names = dict.fromkeys(name for each in settings for name in each)
     differing = [name for name in names if len({each.get(name) for each in settings}) > 1]
     others = [name for name in differing if name.split(".")[0] not in MEMBERS_OWN]
@@ -201,8 +201,9 @@ def _side_by_side(compositions: Sequence[Composition]) -> int:
         _check_run_dirs(compositions)
         return _one_by_one(compositions, why)
     on = " on synthetic data" if isinstance(first["data"], SyntheticSamples) else ""
-    say(f"{side_by_side(configs)}{instead}{on} (sweep=one_by_one: {'in turn' if learners == 1 else 'a report each'})")
-    result = run_sweep(as_members(configs, run, "go on with the same command and run={path} run.resume=auto"))
+    how = "one after another" if learners == 1 else "as runs with their own reports"
+    say(f"{side_by_side(configs)}{instead}{on} (sweep=one_by_one trains them {how})")
+    result = run_sweep(as_members(configs, run, "resume with the same command and run={path} run.resume=auto"))
     for setting in result.varying:
         with contextlib.suppress(SettingError):
             say(str(result.compare(setting)))
@@ -280,4 +281,4 @@ def usage() -> str:
     config = importlib.resources.files("bow.conf").joinpath("config.yaml").read_text(encoding="utf-8")
     settings = config.partition("_self_")[2].partition("\n\n")[2]
     shown = "".join(f"  {line}\n" for line in settings.splitlines())
-    return f"{USAGE}\nGroups, each a choice that brings settings of its own:\n{groups}\n\nSettings:\n{shown}"
+    return f"{USAGE}\nGroups; each option has its own settings:\n{groups}\n\nSettings:\n{shown}"

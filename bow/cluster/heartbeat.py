@@ -91,7 +91,7 @@ class Heartbeat(contextlib.AbstractContextManager["Heartbeat"]):
             silent = liveness.stopped()
             if silent is not None and not self._stop.is_set():
                 why = (
-                    f"rank {silent} was not heard of for {MISSED_S:.0f} s: it hangs, or its machine cannot be reached; "
+                    f"rank {silent} sent no heartbeat for {MISSED_S:.0f} s: it hangs, or its machine is unreachable; "
                     f"{advice(self._remedy)}"
                 )
                 self._on_silence(silent, why)
@@ -103,7 +103,7 @@ class Heartbeat(contextlib.AbstractContextManager["Heartbeat"]):
 
 
 def advice(remedy: str) -> str:
-    return "look at its output" + (f", and {remedy}" if remedy else "")
+    return "check its output" + (f", and {remedy}" if remedy else "")
 
 
 def _sign(beat: str) -> object:

@@ -43,8 +43,8 @@ class WorkerJob:
         except Exception as error:
             self._folder.cleanup()
             raise SettingError(
-                f"what is to be trained cannot be sent to other processes ({reason(error)}); leave out what holds open "
-                "files, locks or connections, or start the processes with torchrun"
+                f"the model, data or step cannot be pickled for the worker processes ({reason(error)}); remove objects "
+                "with open files, locks or connections, or start the processes with torchrun"
             ) from error
 
     def delivered(self) -> None:

@@ -123,7 +123,7 @@ def meet(store: Store, rank: int, size: int, within_s: float, failure: Callable[
         if time.monotonic() > give_up:
             absent = [other for other in range(size) if rank == 0 and not _read(store, _hello(other))]
             who = f"rank {absent[0]}" if absent else "one of the other processes" if rank == 0 else "rank 0"
-            raise ClusterError(f"{who} did not come within {within_s:.0f} s; look at its output")
+            raise ClusterError(f"{who} did not join within {within_s:.0f} s; check its output")
         time.sleep(POLL_S)
     return f"bow/{name}"
 
@@ -275,8 +275,8 @@ def _joined(device: torch.device, bucket_mb: Bucket, remedy: str) -> Iterator[Wo
     except (RuntimeError, ValueError) as error:
         host, port = _master()
         raise ClusterError(
-            f"the other processes cannot be reached at {host}:{port} ({reason(error)}); look whether rank 0 runs and "
-            "whether a firewall is between"
+            f"the other processes cannot be reached at {host}:{port} ({reason(error)}); check that rank 0 is running "
+            "and that no firewall blocks the port"
         ) from error
     nodes = _number("GROUP_WORLD_SIZE", 1)
     ranks = Ranks(

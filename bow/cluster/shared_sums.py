@@ -80,9 +80,9 @@ class SharedSums:
                     looked = now
                     # A process that ended may have written this row before.
                     if self._has_gone(other) and self._said(other, COUNT) < number:
-                        raise RuntimeError(f"the process of rank {other} has gone")
+                        raise RuntimeError(f"the process of rank {other} has ended")
                     if now - began > PATIENCE.total_seconds():
-                        raise RuntimeError(f"rank {other} did not come to a sum within {PATIENCE}")
+                        raise RuntimeError(f"rank {other} did not take part in a sum within {PATIENCE}")
                 os.sched_yield()
                 time.sleep(0 if now - began < SPIN_S else PAUSE_S)  # lets other Python threads run, too
 

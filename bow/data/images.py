@@ -226,7 +226,7 @@ class _Arrays(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if module.partition(".")[0] != "numpy" or name not in ("_reconstruct", "ndarray", "dtype"):
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is not allowed")
         return super().find_class(module, name)
 
 

@@ -188,15 +188,15 @@ class CupyKernels(Kernels):
         """Check rows, and return their addresses."""
         dtype, columns = tensors[0].dtype, tensors[0].shape[-1]
         for tensor in tensors:
-            assert tensor.dtype == dtype, f"{tensor.dtype} beside {dtype}"
-            assert tensor.device == self._device, f"{tensor.device} beside {self._device}"
+            assert tensor.dtype == dtype, f"{tensor.dtype}, expected {dtype}"
+            assert tensor.device == self._device, f"{tensor.device}, expected {self._device}"
             assert tensor.shape[-1] == columns
             assert tensor.stride(-1) == 1 or columns <= 1, "the elements of a row must lie without gaps"
         return [tensor.data_ptr() for tensor in tensors]
 
     def _address(self, tensor: Tensor, dtype: torch.dtype) -> int:
         assert tensor.dtype == dtype, f"{tensor.dtype} instead of {dtype}"
-        assert tensor.device == self._device, f"{tensor.device} beside {self._device}"
+        assert tensor.device == self._device, f"{tensor.device}, expected {self._device}"
         assert tensor.is_contiguous()
         return tensor.data_ptr()
 

@@ -29,8 +29,9 @@ def warn_if_busy() -> None:
     """Warn if other processes use cores: measurements then do not predict an idle machine."""
     if (others := busy_cores()) >= BUSY:
         warnings.warn(
-            f"other processes use {min(others, len(available_cores())):.1f} of {len(available_cores())} cores: what is "
-            "measured meanwhile predicts no idle machine; plan again when they have ended",
+            f"other processes use {min(others, len(available_cores())):.1f} of {len(available_cores())} cores: "
+            "measurements taken now do not apply to an idle machine; run the planner again when those processes have "
+            "ended",
             stacklevel=4,
         )
 

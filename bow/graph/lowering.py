@@ -123,7 +123,7 @@ def _flat(made: Any) -> Iterator[int | None]:
 
 def _refused_argument(argument: object) -> CaptureError:
     return CaptureError(
-        f"the step cannot be captured because it hands a {type(argument).__name__} to an operator; use torch's "
+        f"the step cannot be captured because it passes a {type(argument).__name__} to an operator; use torch's "
         "default random number generator and plain numbers"
     )
 

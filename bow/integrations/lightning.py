@@ -128,15 +128,17 @@ class Logging:
 
     def log(self, name: str, value: Any, *_: Any, reduce_fx: Any = "mean", **__: Any) -> None:
         if reduce_fx not in ("mean", torch.mean):
-            raise SettingError(f"{name!r} is logged with reduce_fx={reduce_fx!r}, and epochs have means; leave it out")
+            raise SettingError(
+                f"{name!r} is logged with reduce_fx={reduce_fx!r}; only 'mean' is supported, leave it out"
+            )
         if (logged := vars(self).get(LOGGED)) is None:
             raise SettingError(
                 f"{name!r} is logged outside of training_step and validation_step; log it in one of them"
             )
         if isinstance(value, nn.Module):
             raise SettingError(
-                f"{name!r} is logged as a metric that gathers, which learners side by side cannot share; log its value "
-                "for the batch, or give it to validation=bow.Validation(metrics=[...])"
+                f"{name!r} is a stateful metric, which concurrent learners cannot share; log its value for the "
+                "batch, or give it to validation=bow.Validation(metrics=[...])"
             )
         logged[name] = value
 
@@ -155,7 +157,7 @@ class Logging:
 
 def _not_here(name: str) -> SettingError:
     return SettingError(
-        f"the module asks for {name}, which what learners compute side by side cannot depend on; use a callback's "
+        f"the module reads {name}, which is not available in a learner's step; use a callback's "
         "trainer, or a scheduler in configure_optimizers"
     )
 
@@ -185,10 +187,10 @@ def _step(model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         known: list[str] = [name for name in ("val_loss", "loss") if name in logged]
         losses = known[:1] or [name for name in logged if "loss" in name]
         if len(losses) > 1:
-            raise SettingError(f"{kind} logs {', '.join(losses)} and none as val_loss; return the loss, or log it so")
+            raise SettingError(f"{kind} logs {', '.join(losses)}, which is ambiguous; return the loss, or log val_loss")
         loss = logged[losses[0]] if losses else None
     if loss is None:
-        raise SettingError(f"{kind} gives no loss; return it{'' if model.training else ', or log it as val_loss'}")
+        raise SettingError(f"{kind} returned no loss; return it{'' if model.training else ', or log it as val_loss'}")
     loss = torch.as_tensor(loss)
     values = {name: _scalar(value, loss) for name, value in logged.items() if name not in OF_THE_LOSS}
     return loss, values
@@ -217,7 +219,7 @@ def _overridden(thing: object, base: type, names: Iterable[str]) -> list[str]:
 def _check_module(module: Any, base: type) -> None:
     name = type(module).__name__
     if not module.automatic_optimization:
-        raise SettingError(f"{name} has automatic_optimization=False; bow.Replicas is for loops of your own")
+        raise SettingError(f"{name} has automatic_optimization=False; use bow.Replicas for a loop of your own")
     hooks = [each for each in dir(base) if each.startswith("on_") and callable(getattr(base, each))]
     if others := _overridden(module, base, [*OF_MODULES, *hooks]):
         raise SettingError(
@@ -226,7 +228,7 @@ def _check_module(module: Any, base: type) -> None:
         )
     for kind in ("training_step", "validation_step"):
         if "dataloader_iter" in inspect.signature(getattr(module, kind)).parameters:
-            raise SettingError(f"{kind} takes dataloader_iter, where bow deals batches; take a batch")
+            raise SettingError(f"{kind} takes dataloader_iter, but bow passes batches; use a batch parameter instead")
 
 
 def _prepared(module: Any) -> Any:
@@ -251,11 +253,11 @@ def _loaders(module: Any, data: Any) -> tuple[Any, Any]:
     if base is None:
         return data, None
     if not _overrides(source, base, "train_dataloader"):
-        raise SettingError(f"{type(source).__name__} has no train_dataloader; give data=")
+        raise SettingError(f"{type(source).__name__} has no train_dataloader; pass data=")
     validation = source.val_dataloader() if _overrides(source, base, "val_dataloader") else None
     if isinstance(validation, (list, tuple)):
         if len(validation) > 1:
-            raise SettingError(f"val_dataloader gives {len(validation)} loaders; give one, or validation=")
+            raise SettingError(f"val_dataloader returned {len(validation)} loaders; return one, or pass validation=")
         validation = validation[0] if validation else None
     return source.train_dataloader(), validation
 
@@ -299,7 +301,7 @@ class Optimization:
         try:
             given = module.configure_optimizers()
         except RuntimeError as error:  # for example, it needs a trainer
-            raise SettingError(f"configure_optimizers fails ({reason(error)}); give it what it needs itself") from error
+            raise SettingError(f"configure_optimizers fails ({reason(error)}); it must not need a trainer") from error
         if isinstance(given, Mapping):
             optimizers, schedulers = [given["optimizer"]], [given["lr_scheduler"]] if "lr_scheduler" in given else []
         elif isinstance(given, Optimizer):
@@ -310,7 +312,7 @@ class Optimization:
             optimizers, schedulers = (list(parts[0]), list(parts[1])) if is_pair else (parts, [])
         if len(optimizers) != 1 or not isinstance(optimizers[0], Optimizer) or len(schedulers) > 1:
             raise SettingError(
-                f"configure_optimizers gives {len(optimizers)} optimizers and {len(schedulers)} schedulers, and a "
+                f"configure_optimizers returned {len(optimizers)} optimizers and {len(schedulers)} schedulers, and a "
                 "learner has one optimizer and at most one scheduler; use bow.Replicas for a loop of your own"
             )
         settings: Any = schedulers[0] if schedulers else {}
@@ -322,8 +324,8 @@ class Optimization:
             or monitor not in ("val_loss", "loss")
         ):
             raise SettingError(
-                f"the scheduler's frequency, interval or monitor is another than 1, epoch or step, and val_loss, got "
-                f"{ {name: value for name, value in settings.items() if name != 'scheduler'} }; use those"
+                f"unsupported scheduler settings { {k: v for k, v in settings.items() if k != 'scheduler'} }; "
+                "supported: frequency=1, interval='epoch' or 'step', monitor='val_loss' or 'loss'"
             )
         return optimizers[0], settings.get("scheduler"), interval
 
@@ -333,7 +335,7 @@ def _stop_rule(callback: Any) -> EarlyStopping | None:
     if _base(callback, "EarlyStopping") is None:
         return None
     if callback.stopping_threshold is not None or callback.divergence_threshold is not None:
-        raise SettingError("EarlyStopping with a threshold is not taken over; use bow.Validation(target=...)")
+        raise SettingError("EarlyStopping with a threshold is not supported; use bow.Validation(target=...)")
     return EarlyStopping(callback.monitor, callback.patience, abs(callback.min_delta), callback.mode == "max")
 
 
@@ -352,7 +354,7 @@ class TrainerView:
         if name.startswith("__"):
             raise AttributeError(name)
         raise SettingError(
-            f"a callback asks for trainer.{name}, which bow.lightning.train does not have; there are "
+            f"a callback reads trainer.{name}, which bow.lightning.train does not have; available: "
             f"{', '.join(vars(self))}"
         )
 
@@ -367,8 +369,8 @@ class Hooked:
             assert base is not None
             if _base(each, "Checkpoint") is not None:
                 raise SettingError(
-                    f"{type(each).__name__} writes checkpoints of Lightning; bow.Run keeps checkpoints of all "
-                    "learners, and result.best is the best model"
+                    f"{type(each).__name__} writes Lightning checkpoints; leave it out: bow.Run writes checkpoints "
+                    "of all learners, and result.best is the best model"
                 )
             names = [name for name in dir(base) if name.startswith("on_") and name not in OF_CALLBACKS]
             if others := _overridden(each, base, names):

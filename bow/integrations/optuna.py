@@ -87,19 +87,19 @@ def optimize(
     """
     for name in ("variants", "at_once"):
         if name in settings:
-            raise SettingError(f"bow.optuna.optimize makes {name} itself; use n_trials= and side_by_side=")
+            raise SettingError(f"bow.optuna.optimize sets {name} itself; use n_trials= and side_by_side=")
     if not isinstance(study, optuna.Study) or not callable(objective_settings):
-        raise SettingError(f"give a study and a function of a trial, got {study!r} and {objective_settings!r}")
+        raise SettingError(f"pass an optuna.Study and a function of a trial, got {study!r} and {objective_settings!r}")
     if len(study.directions) != 1:
-        raise SettingError(f"the study has {len(study.directions)} objectives; give one with one")
+        raise SettingError(f"the study has {len(study.directions)} objectives; use one with a single objective")
     validation = settings.get("validation")
     metrics = validation.metrics if isinstance(validation, Validation) else Validation().metrics
     known = {each.name: each.higher_is_better for each in metrics}
     trials = StudyTrials(study, objective_settings, whole("n_trials", n_trials), metric, known)
     if running := [trial.number for trial in study.get_trials(deepcopy=False) if trial.state.name == "RUNNING"]:
         warnings.warn(
-            f"trials {running} of the study are running, elsewhere or left so by a process that died; end the latter "
-            "by study.tell(number, state=optuna.trial.TrialState.FAIL)",
+            f"trials {running} of the study are running in another process, or were left by one that died; end the "
+            "latter by study.tell(number, state=optuna.trial.TrialState.FAIL)",
             stacklevel=2,
         )
     stop = settings.pop("stop", None)
@@ -182,6 +182,8 @@ class StudyTrials:
         value = value_of(member.history[-1], self._metric)
         higher = is_higher_better(self._metric, self._higher_is_better.get(self._metric))
         if higher != (self._study.direction == optuna.study.StudyDirection.MAXIMIZE):
-            way, better = ("maximize", "higher") if higher else ("minimize", "lower")
-            raise SettingError(f"{self._metric} is better the {better} it is; use a study with direction={way!r}")
+            way, better, other = ("maximize", "higher", "minimizes") if higher else ("minimize", "lower", "maximizes")
+            raise SettingError(
+                f"{better} {self._metric} is better, but the study {other} it; use a study with direction={way!r}"
+            )
         return value

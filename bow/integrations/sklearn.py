@@ -131,7 +131,7 @@ class MemberEstimator(BaseEstimator):  # type: ignore[misc]
             result = run_sweep(SweepConfig(train=train, variants=variants, stop=stop, has_report=False))
         models = {m.number: m.model for m in result if m.model is not None and m.stopped != "diverged"}
         if num_lost := len(variants) - len(models):
-            lost = f"{num_lost} of {len(variants)} members left the finite numbers"
+            lost = f"{num_lost} of {len(variants)} members diverged (NaN or infinite weights)"
             if not models:
                 raise SettingError(f"{lost}; use a lower lr than {self.lr}, or scale the data")
             warnings.warn(f"{lost}; the others are used", ConvergenceWarning, stacklevel=3)
@@ -159,7 +159,7 @@ class MemberEstimator(BaseEstimator):  # type: ignore[misc]
             return [(None, None)]
         splits = [(torch.as_tensor(train), torch.as_tensor(held_out)) for train, held_out in pairs]
         if not splits:
-            raise SettingError(f"cv={self.cv!r} gives no folds; give a list of them, which can be gone through again")
+            raise SettingError(f"cv={self.cv!r} yields no folds; an iterator can be used only once, so pass a list")
         return splits
 
     def _keep_held_out(
@@ -248,7 +248,8 @@ class Classifier(ClassifierMixin, MemberEstimator):  # type: ignore[misc]
         self._train(X, y, torch.as_tensor(numbers), len(self.classes_), nn.functional.cross_entropy)
         if (outputs := each(self.ensemble_, torch.tensor(X[:1])).shape[2:]) != (len(self.classes_),):
             raise SettingError(
-                f"the module has outputs {tuple(outputs)} for a sample of {len(self.classes_)} classes; make as many"
+                f"the module returns {tuple(outputs)} outputs per sample for {len(self.classes_)} classes; return one "
+                "logit per class"
             )
         return self
 

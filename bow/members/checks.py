@@ -43,7 +43,7 @@ def checked(config: SweepConfig) -> SweepConfig:
     rules = directed(config.stop, metrics, names)
     for logger in train.run.loggers:
         if not isinstance(logger, GroupLogger):
-            raise SettingError(f"loggers of a sweep need a method for_member(name, group), which {logger!r} has not")
+            raise SettingError(f"loggers of a sweep need a method for_member(name, group), which {logger!r} lacks")
     if config.has_learners and (config.batches == "shared" or config.at_once not in ("auto", 1)):
         raise SettingError(
             f"members of {train.num_learners} learners train one after another, each in the order of its seed, got "
@@ -55,13 +55,13 @@ def checked(config: SweepConfig) -> SweepConfig:
         raise SettingError('cluster="ray" needs Ray, which is not installed; pip install "bow-trainer[ray]"')
     if config.cluster is not None and (config.search is not None or config.halving is not None):
         raise SettingError(
-            "members on a cluster are not compared while they train, and stop has bow.Halving, or variants is a "
-            "search; use bow.EarlyStopping and a list of variants, or leave out cluster"
+            "bow.Halving and a search are not supported on a cluster, as they compare members during training; "
+            "use bow.EarlyStopping and a list of variants, or leave out cluster"
         )
     is_split = any(variant.train_on is not None or variant.validate_on is not None for variant in config.variants)
     num_samples = open_stream(train.data, **train.stream_settings).samples_per_epoch
     if is_split and num_samples is None:
-        raise SettingError("members with samples of their own need data with a length; give tensors or a Dataset")
+        raise SettingError("train_on and validate_on need data with a length; give tensors or a Dataset")
     variants, known = [], dict[int, Tensor | None]({id(None): None})
     for variant in config.variants:
         for name, given in (("train_on", variant.train_on), ("validate_on", variant.validate_on)):
@@ -91,11 +91,9 @@ def why_no_member(train: TrainConfig, has_learners: bool) -> str | None:
     if validation.ema is not None:
         return f"validation.ema={validation.ema:g}: members have no moving average; leave it out"
     if engine.dispatch != "fixed" or engine.schedule is not None or engine.capture == "round":
-        return 'members take no dispatch, schedule or capture="round"; leave them out'
+        return 'members do not support dispatch, schedule or capture="round"; leave them out'
     if engine.name == "fused" and not has_learners:
-        return (
-            'engine="fused" computes all rows in one task, whose random numbers members would share; use engine="graph"'
-        )
+        return 'engine="fused" is not supported: members would share random numbers; use engine="graph"'
     return None
 
 
@@ -160,7 +158,7 @@ def _warn_of_leaks(variants: Sequence[Variant], num_samples: int) -> None:
             leaking.append((variant.name, shared[key]))
     if leaking:
         name, count = leaking[0]
-        others = f", and {len(leaking) - 1} more on some of theirs" if len(leaking) > 1 else ""
+        others = f", and so are {len(leaking) - 1} more variants" if len(leaking) > 1 else ""
         warnings.warn(
             f"variant {name!r} is evaluated on {count} samples that it is trained on{others}; leave them out of "
             "train_on or validate_on",

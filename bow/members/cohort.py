@@ -256,8 +256,8 @@ class Cohort:
         names = changed(self._python, python_state(self.group.learners[0].module)) if self.rows[0] else []
         if names and self._is_reused:
             raise ModelError(
-                f"the model changes {names[0]} in Python while it trains, which the next member on its row would find "
-                f"so; keep it in a buffer, or use at_once={self._config.num_members} without halving"
+                f"the model changes {names[0]} in Python during training, which the next member on its row would "
+                f"inherit; keep it in a buffer, or use at_once={self._config.num_members} without halving"
             )
 
     def _restore(self, row: int, progress: Progress) -> None:

@@ -37,7 +37,7 @@ class SweepConfig:
     usual_batches: dict[Hashable, int | None] = field(default_factory=dict)
     parts: dict[bytes, Tensor] = field(default_factory=dict)  # by digest, sample indices: equal ones share a tensor
     _own: dict[str | None, TrainConfig] = field(default_factory=dict, init=False)  # by name, cache of `of`
-    go_on: str = "go on with bow.sweep(..., run=bow.Run('{path}', resume='auto'))"  # message after an interruption
+    go_on: str = "resume with bow.sweep(..., run=bow.Run('{path}', resume='auto'))"  # message after an interruption
 
     @property
     def num_members(self) -> int:

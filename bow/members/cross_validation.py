@@ -58,7 +58,7 @@ def cross_validate(
         if isinstance(settings.get(name), Validation) and settings[name].data is None:
             continue
         if name in settings:
-            raise SettingError(f"cross_validate makes {name} itself; use bow.sweep(...) to give them")
+            raise SettingError(f"cross_validate sets {name} itself; use bow.sweep(...) to pass it")
     return sweep(model, data, loss, variants=fold_variants(data, folds, seeds, stratify), **settings)
 
 
@@ -81,7 +81,7 @@ def fold_variants(data: Any, count: Any, seeds: Any, stratify: bool | None) -> l
         pairs = list(count)
         if not pairs or any(not isinstance(pair, (tuple, list)) or len(pair) != 2 for pair in pairs):
             raise SettingError(
-                f"folds must be a number, or pairs (train, test) of numbers of samples, got {shortened(count)}"
+                f"folds must be a number, or pairs (train, test) of sample indices, got {shortened(count)}"
             )
     return [
         Variant(seed=seed, train_on=train, validate_on=test, name=f"fold={fold} seed={seed}")
@@ -114,7 +114,7 @@ def folds(num_samples: int, count: int, *, seed: int = 0, labels: Tensor | None 
             own = order[labels[order] == label]
             if len(own) < count:
                 raise SettingError(
-                    f"class {label.item()} has {len(own)} samples and there are {count} folds, so that some fold would "
+                    f"class {label.item()} has {len(own)} samples and there are {count} folds, so some folds would "
                     "have none of it; use fewer folds, or stratify=False"
                 )
             fold[own] = (torch.arange(len(own)) + start) % count

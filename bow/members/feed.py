@@ -97,7 +97,7 @@ class SharedSamples:
                 return open_stream(Subset(data, among.tolist()), **settings)
             else:
                 kind = type(data).__name__
-                raise SettingError(f"members with samples of their own need tensors or a Dataset as data, got {kind}")
+                raise SettingError(f"train_on and validate_on need tensors or a Dataset as data, got {kind}")
         if isinstance(stream, TensorStream):
             self._first = self._first or stream
             stream.samples = self._first.samples

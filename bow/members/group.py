@@ -109,7 +109,7 @@ class MemberGroup(LearnerGroup):
         made = make_optimizer(optimizer, model)
         layout = ParameterLayout(model, [group["params"] for group in made.param_groups])
         if [[slot.names for slot in group] for group in layout.group_slots] != self._groups:
-            raise SettingError("the optimizers of members must have parameter groups alike; sweep others on their own")
+            raise SettingError("the optimizers of members must have equal parameter groups; use a sweep for each kind")
         self.optimizer.place(row, made)
         self.seeds[row], self.own_rounds[row] = seed, 0
 
@@ -148,15 +148,15 @@ class MemberGroup(LearnerGroup):
         own = {name: (tuple(p.shape), p.requires_grad) for name, p in self.template.named_parameters()}
         if type(model) is not type(self.template) or shapes != own:
             raise ModelError(
-                "the model's function makes models of different shapes, or of which others are frozen, which cannot "
-                "share a matrix; give what changes them as Variant(model={...})"
+                "the model factory returns models with different shapes or frozen parameters, which cannot share a "
+                "matrix; pass the arguments that change them as Variant(model={...})"
             )
         fixed = fixed_values(model)
         for name in fixed.keys() | self._fixed.keys():
             if not is_same(fixed.get(name), self._fixed.get(name)):
                 raise ModelError(
-                    f"the model's function makes models that differ in {name}, which members share; keep a tensor in a "
-                    "buffer, and give what changes other values as Variant(model={...})"
+                    f"the model factory returns models that differ in {name}, which members share; keep a tensor in a "
+                    "buffer, and pass the arguments that change other values as Variant(model={...})"
                 )
 
 

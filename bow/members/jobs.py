@@ -39,9 +39,9 @@ def why_alone(configs: Sequence[TrainConfig], goes_on: bool = False) -> str | No
     """Return why trainings cannot be members of one sweep, or None."""
     paths = [Path(config.run.path) for config in configs if config.run.path is not None]
     if len(set(paths)) < len(paths):
-        return "they name one run directory"
+        return "they have the same run directory"
     if not goes_on and any(RunDirectory(path).holds_run for path in paths):
-        return "their run directories hold runs"
+        return "their run directories contain runs"
     for config in configs:
         if (why := _why_no_member(config)) is not None:
             return why
@@ -248,7 +248,7 @@ def _why_no_member(config: TrainConfig) -> str | None:
     count = 1 if is_member() else choose_devices(config.devices.count)[1]
     is_one = num_learners(config) == 1
     reasons = {
-        f"devices={count}, and members have one": count not in (None, 1),
+        f"devices={count}; members use one device": count not in (None, 1),
         "processes train together": is_member(),
         "operators are split by a partition": config.partition is not None,
         f"sync={type(sync).__name__} changes what one learner does": is_one
@@ -257,7 +257,9 @@ def _why_no_member(config: TrainConfig) -> str | None:
         f"validation.buffers={validation.buffers}": validation.buffers == "recalibrate",
         "they have callbacks": bool(config.callbacks),
         "they have loggers of their own": bool(config.run.loggers),
-        "they go on from checkpoints": config.run.resume is not None,
-        "run.on_interrupt=return, and all of a sweep end as one": config.run.on_interrupt == "return",
+        "they resume from checkpoints": config.run.resume is not None,
+        "run.on_interrupt=return: members of a sweep can only be interrupted together": (
+            config.run.on_interrupt == "return"
+        ),
     }
     return next((why for why, applies in reasons.items() if applies), why_no_member(config, not is_one))

@@ -25,12 +25,12 @@ from bow.observe.text import count_text, duration_text, gap_text, interval_text,
 CHANCE = ("seed", FOLD)  # settings to pair over, which are not compared themselves
 FEW = 4  # up to this many values, compare all pairs; above, compare each with the best
 MOST_TICKS = 8
-OWN = "each member's own"  # shown for settings that differ
+OWN = "varies by member"  # shown for settings that differ
 ACCURACY = {"accuracy": True}  # metrics and whether higher is better, if the start record is missing
 ENDED = {
     None: "all epochs",
     "diverged": "diverged",
-    "patience": "no longer better",
+    "patience": "no improvement",
     "halving": "halving",
     "target": "target reached",
     "interrupted": "interrupted",
@@ -61,7 +61,7 @@ class SweepReport(Report):
         config = dict(directory.read_config())
         variants = config.pop("variants")
         if not variants or not all(isinstance(each, Mapping) and "name" in each for each in variants):
-            raise RunDirectoryError(f"{directory.config_path} is damaged: its variants are no settings with names")
+            raise RunDirectoryError(f"{directory.config_path} is damaged: its variants are not mappings with a name")
         records = read_records(directory.metrics_path) if directory.metrics_path.is_file() else []
         start: Record = next((record for record in records if record["kind"] == "start"), {})
         last = {record["kind"]: record for record in records}
@@ -120,7 +120,7 @@ class SweepReport(Report):
         like_best = [m.value(name) for m in sweep if own[id(m)] == own[id(best)] and m.stopped not in BEATEN]
         alike = [value for value in like_best if is_number(value)]
         if len(alike) > 1:
-            spread = f"± {gap_text(name, statistics.stdev(alike)).lstrip('+')} over {len(alike)} like the best"
+            spread = f"± {gap_text(name, statistics.stdev(alike)).lstrip('+')} over {len(alike)} with equal settings"
             tiles.append(ResultTile(metric_text(name, statistics.fmean(alike)), f"mean {_words(name)}", spread))
         ended = [f"{sum(m.stopped == why for m in sweep)} {text}" for why, text in ENDED.items() if why is not None]
         rate = rate_text(sweep.throughput).removesuffix(" samples/s")
@@ -206,8 +206,8 @@ class SweepReport(Report):
         rows = []
         for each in differences:
             low, high = each.interval
-            shown = interval_text(name, low, high) if each.pairs > 1 else "one pair tells nothing"
-            clear = "clear" if each.is_clear else "within chance"
+            shown = interval_text(name, low, high) if each.pairs > 1 else "one pair: no interval"
+            clear = "significant" if each.is_clear else "not significant"
             what = f"{value_text(each.high)} instead of {value_text(each.low)}"
             rows.append([what, gap_text(name, each.mean), shown, str(each.pairs), clear if each.pairs > 1 else ""])
         return rows

@@ -181,7 +181,7 @@ class Sweep:
         """Ensemble of all members with a model, except those that diverged or were ended by halving or pruning."""
         models = [m.model for m in self.members if m.model is not None and m.stopped not in ("diverged", *BEATEN)]
         if not models:
-            raise SettingError("no member has a model; see their `stopped`")
+            raise SettingError("no member has a model that is complete and finite; see `stopped` of the members")
         return Ensemble(models, combine_for(self.loss))
 
     def mean(self, metric: str | None = None) -> tuple[float, float]:

@@ -74,8 +74,8 @@ class SweepDirectory(RunDirectory):
             member.run_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunDirectoryError(
-                f"the folder {member.run_dir} of a member cannot be made ({disk_reason(error)}); make room for it, and "
-                "go on with resume='auto'"
+                f"the folder {member.run_dir} of a member cannot be created ({disk_reason(error)}); make it writable, "
+                "and resume with resume='auto'"
             ) from error
         own = RunDirectory(member.run_dir)
         job = self._config.jobs.get(member.name)
@@ -91,7 +91,7 @@ class SweepDirectory(RunDirectory):
                 save_whole(member.best.model, own.best_path)
             except (OSError, SafetensorError) as error:
                 problem = disk_reason(error)
-                warnings.warn(f"{own.best_path} cannot be written ({problem}); the last model is there", stacklevel=2)
+                warnings.warn(f"{own.best_path} cannot be written ({problem}); the final model was saved", stacklevel=2)
 
     def log_member(self, member: Member, *, has_ended: bool = False) -> None:
         if not self._loggers:
@@ -185,8 +185,8 @@ class SweepDirectory(RunDirectory):
             return None
         if state["variants"] != self._kinds:
             raise CheckpointError(
-                f"what is in {folder} is of a sweep with other variants, data or settings; give the same ones in the "
-                "same order, or name another run directory"
+                f"{folder} is of a sweep with other variants, data or settings; pass the same ones in the same order, "
+                "or name another run directory"
             )
         delete_checkpoints_after(folder, state["round"])  # damaged ones
         self.engine = state.get("engine", {})

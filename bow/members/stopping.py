@@ -84,7 +84,7 @@ Stop = StopRule | Halving
 def check_stop(stop: Any) -> Sequence[Stop]:
     rules = check_rules(stop, Stop, "bow.EarlyStopping, bow.Halving")
     if sum(isinstance(rule, Halving) for rule in rules) > 1:
-        raise SettingError("stop has two rules of halving; give one")
+        raise SettingError("stop contains several bow.Halving rules; keep one")
     return rules
 
 

@@ -212,12 +212,12 @@ def _first_of(search: MemberSearch, run: Run) -> list[Variant]:
     """Return the first proposed member, so that mistakes are reported before anything is written."""
     if run.resume is not None or run.checkpoint_every not in (None, "auto"):
         raise SettingError(
-            "a sweep whose members a search proposes has no checkpoints, as what comes next depends on the search; "
+            "a sweep with a search writes no checkpoints, as its next members depend on the state of the search; "
             "leave out resume and checkpoint_every"
         )
     first = search.ask()
     if first is None:
-        raise SettingError("the search proposes no member, its ask() returned None; let it propose at least one")
+        raise SettingError("the search proposed no member, its first ask() returned None; let it propose at least one")
     return [check_proposed(first, ())]
 
 
@@ -243,7 +243,7 @@ def _directory(config: SweepConfig, lock: RunLock) -> SweepDirectory:
     with readable(path or Path()):
         goes_on = run.resume == "auto" and path is not None and RunDirectory(path).holds_run
     if run.resume not in (None, "auto"):
-        raise SettingError(f'resume={str(run.resume)!r}: a sweep goes on in its own run directory; use resume="auto"')
+        raise SettingError(f'resume={str(run.resume)!r}: a sweep resumes in its own run directory; use resume="auto"')
     directory = RunDirectory.create(path, "sweep", resume=goes_on)
     lock.take(directory.path)
     directory.check(goes_on)
@@ -299,7 +299,7 @@ def _report(directory: SweepDirectory) -> Path | None:
     try:
         return write_sweep_report(directory)
     except Exception as error:
-        warnings.warn(f"the report cannot be written ({reason(error)}); bow report writes it anew", stacklevel=3)
+        warnings.warn(f"the report cannot be written ({reason(error)}); run bow report to write it again", stacklevel=3)
         return None
 
 

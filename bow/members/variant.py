@@ -61,9 +61,9 @@ class Variant:
         for name in ("settings", "model"):
             value = getattr(self, name)
             if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-                raise SettingError(f"{name} of a variant must be keyword arguments by name, got {shortened(value)}")
+                raise SettingError(f"{name} of a variant must be a mapping with string keys, got {shortened(value)}")
         if self.name is not None and (not isinstance(self.name, str) or not self.name.strip()):
-            raise SettingError(f"the name of a variant must be a text, got {shortened(self.name)}")
+            raise SettingError(f"the name of a variant must be a non-empty string, got {shortened(self.name)}")
 
     @property
     def values(self) -> dict[str, Any]:
@@ -87,8 +87,8 @@ class Variant:
             return model
         if isinstance(model, nn.Module):
             raise SettingError(
-                f"a variant has settings of the model ({', '.join(self.model)}), and the model is a module already; "
-                "give a function that makes it"
+                f"a variant has settings of the model ({', '.join(self.model)}), but the model is a module; pass a "
+                "function that builds it"
             )
         return functools.partial(_made_with, model, dict(self.model))
 
@@ -99,7 +99,7 @@ def _made_with(model: ModelFactory, settings: Mapping[str, Any]) -> nn.Module:
     except TypeError as error:
         given = ", ".join(f"{name}={shortened(value)}" for name, value in settings.items())
         raise SettingError(
-            f"the model cannot be made with {given} ({reason(error)}); give arguments that its function takes"
+            f"the model cannot be built with {given} ({reason(error)}); pass arguments that its factory accepts"
         ) from error
 
 
@@ -160,7 +160,7 @@ def check_variants(variants: Any) -> list[Variant]:
             if listed[index].name is not None:
                 raise SettingError(f"two variants are named {shortened(name)}; give each a name of its own")
             raise SettingError(
-                f"two variants are alike ({shortened(name)}); give them different seeds or settings, or names"
+                f"two variants are equal ({shortened(name)}); give them different seeds or settings, or names"
             )
     return [replace(each, name=name) for each, name in zip(listed, names, strict=True)]
 
@@ -168,7 +168,9 @@ def check_variants(variants: Any) -> list[Variant]:
 def check_proposed(variant: Any, names: Sequence[str]) -> Variant:
     """Check type and name of a proposed variant; name it if it has no name, with a number if needed."""
     if not isinstance(variant, Variant):
-        raise SettingError(f"a search must propose bow.Variant objects, got {shortened(variant)}; None ends it")
+        raise SettingError(
+            f"a search must propose bow.Variant objects, got {shortened(variant)}; return None to end the search"
+        )
     if variant.name in names:
         raise SettingError(
             f"a search proposes two variants named {shortened(variant.name)}; give each a name of its own"
@@ -195,17 +197,17 @@ def check_indices(name: str, indices: Any, num_samples: int) -> Tensor:
     try:
         made = torch.as_tensor(indices).flatten()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise SettingError(f"{name} must be numbers of samples, got {shortened(indices)} ({reason(error)})") from None
+        raise SettingError(f"{name} must be sample indices, got {shortened(indices)} ({reason(error)})") from None
     if made.dtype == torch.bool:
         if len(made) != num_samples:
-            raise SettingError(f"{name} is a mask of {len(made)} samples, and the data have {num_samples}")
+            raise SettingError(f"{name} is a mask of {len(made)} samples, but the data have {num_samples}")
         made = made.nonzero().flatten()
     if not len(made):
         raise SettingError(f"{name} has no samples, got {shortened(indices)}; give at least one")
     if made.is_floating_point() or made.is_complex():
-        raise SettingError(f"{name} must be whole numbers of samples, got {made.dtype}; give an int64 tensor or a mask")
+        raise SettingError(f"{name} must be integer sample indices, got {made.dtype}; give an int64 tensor or a mask")
     if int(made.min()) < 0 or int(made.max()) >= num_samples:
         raise SettingError(
-            f"{name} has numbers from {int(made.min())} to {int(made.max())}, and the data have {num_samples} samples"
+            f"{name} has indices from {int(made.min())} to {int(made.max())}, but the data have {num_samples} samples"
         )
     return made.to(torch.int64)

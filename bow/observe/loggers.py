@@ -62,7 +62,7 @@ class SafeLogger:
         self.failed = True
         name = type(self.logger).__name__
         reason = f"{type(error).__name__}: {error}"
-        warnings.warn(f"{name} failed and is not used any more ({reason}); training goes on", stacklevel=3)
+        warnings.warn(f"{name} failed and was disabled ({reason}); training continues", stacklevel=3)
 
 
 class JsonLinesLogger:

@@ -42,7 +42,7 @@ def write_page(path: Path, template: str, **values: Any) -> Path:
     try:
         write_whole(path, _template(template).render(**values))
     except UndefinedError as error:
-        raise RunDirectoryError(f"what {path.name} shows is damaged ({reason(error)}); name another run") from error
+        raise RunDirectoryError(f"records of {path.name} are damaged ({reason(error)}); name another run") from error
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be written ({disk_reason(error)}); free space") from error
     return path
@@ -71,11 +71,11 @@ class Report:
     @classmethod
     def read(cls, directory: RunDirectory) -> "Report":
         if not directory.path.is_dir():
-            raise RunDirectoryError(f"{directory.path} is not a directory; name one that bow train made")
+            raise RunDirectoryError(f"{directory.path} is not a directory; name the directory of a run")
         records = continuous(read_records(directory.metrics_path)) if directory.metrics_path.is_file() else []
         if not records:
             raise RunDirectoryError(
-                f"{directory.path} holds no records of a run (metrics.jsonl); name one that bow train made"
+                f"{directory.path} contains no records of a run (metrics.jsonl); name the directory of a run"
             )
         return cls(directory.path.resolve().name, dict(flat(directory.read_config())), records)
 
@@ -140,10 +140,10 @@ class Report:
     def tiles(self) -> list[ResultTile]:
         tiles = [self._metric_tile(name, value) for name, value in self._final_metrics().items()]
         if not tiles and (losses := self._final_losses or self.of("rounds", "loss")):
-            tiles = [ResultTile(metric_text("loss", losses[-1]), "training loss", "there are no validation data")]
+            tiles = [ResultTile(metric_text("loss", losses[-1]), "training loss", "no validation data")]
         last, size = self.last, self.start.get("batch_size")
         learners, samples = last.get("learners"), last.get("samples")
-        in_all = f"{count_text(samples)} samples in all" if is_number(samples) else ""
+        in_all = f"{count_text(samples)} samples in total" if is_number(samples) else ""
         batches = f"batches of {size} each" if size else ""
         return [
             *tiles[:2],

@@ -81,7 +81,7 @@ def _locked(path: Path) -> int | None:
                 os.close(descriptor)
                 return None
             warnings.warn(
-                f"run directory {path.parent} cannot be locked ({disk_reason(error)}); start no second training there",
+                f"run directory {path.parent} cannot be locked ({disk_reason(error)}); start no other training in it",
                 stacklevel=4,
             )
             return descriptor
@@ -130,7 +130,7 @@ def readable(path: Path, *, damage: Sequence[type[Exception]] = ()) -> Iterator[
         ) from error
     except tuple(damage) as error:
         raise RunDirectoryError(
-            f"what is in {path} is damaged ({type(error).__name__}: {reason(error)}); name another run"
+            f"{path} is damaged ({type(error).__name__}: {reason(error)}); name another run"
         ) from error
 
 
@@ -255,5 +255,5 @@ def _written(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunDirectoryError(
-            f"run directory {path} cannot be written ({disk_reason(error)}); name one that can be"
+            f"run directory {path} cannot be written ({disk_reason(error)}); choose a writable directory"
         ) from error

@@ -19,7 +19,7 @@ def watched(budget_s: float | None, console: Console) -> Iterator[Callable[[floa
         task = bar.add_task("", total=budget_s)
 
         def tell(seconds: float, proposals: int, best_ns: float) -> bool:
-            said = f"best {best_ns / 1e6:.3f} ms, {proposals:,} looked at"
+            said = f"best {best_ns / 1e6:.3f} ms, {proposals:,} examined"
             bar.update(task, completed=seconds, description=said)
             return interruption.signal is None
 

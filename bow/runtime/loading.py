@@ -47,7 +47,8 @@ def build() -> int:
     try:
         native()
     except RuntimeUnavailableError as error:
-        print(f"bow: no native runtime, so that engine eager takes the place of graph: {error}", file=sys.stderr)
+        message = "the native runtime is not available; engine eager is used instead of graph"
+        print(f"bow: {message}: {error}", file=sys.stderr)
         return 1
     return 0
 

@@ -53,7 +53,7 @@ def test_a_busy_machine_is_told_and_not_measured(told: Callable[..., list[str]])
 
 def test_what_threads_that_spin_lose_is_told_with_its_spread(told: Callable[..., list[str]]) -> None:
     (line,) = told(built=False, loss="2 20.1 31.4 48.0")[1:]
-    assert line.startswith("in programs of yours torch's 2 threads, which spin, take 31 times as long as one here")
+    assert line.startswith("outside of the bow command, torch's 2 spinning threads take 31 times as long as one ")
 
 
 def test_the_gain_of_an_engine_is_measured_with_its_spread(told: Callable[..., list[str]]) -> None:

@@ -84,4 +84,4 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_doctor_ends_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
-    assert capsys.readouterr().out.endswith("\nWhat to do\n  set something\n")
+    assert capsys.readouterr().out.endswith("\nRecommendations\n  set something\n")

@@ -28,7 +28,7 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     "an option of another program": (["--lr"], ["--lr", "NAME=VALUE"]),
     "open bracket": (["validation.metrics=[accuracy"], ["validation.metrics=[accuracy", "close every bracket"]),
     "open interpolation": (["seed=${epochs"], ["seed=${epochs", "close every bracket"]),
-    "interpolation of nothing": (["seed=${sead}"], ["seed", "'sead'", "correct what stands in ${}"]),
+    "interpolation of nothing": (["seed=${sead}"], ["seed", "'sead'", "correct the expression in ${}"]),
     "sweep without -m": (["learners=1,2"], ["learners=1,2", "add -m"]),
     "given twice": (["epochs=1", "epochs=2"], ["epochs=1 and epochs=2", "keep one of them"]),
     "two models": (["model=[lenet,mlp]"], ["model=[lenet,mlp]", "choose one of them"]),
@@ -118,9 +118,9 @@ MISTAKES: dict[str, tuple[list[str], list[str]]] = {
     ),
     "sizes beyond all memory": (
         ["data=synthetic", "data.samples=999999999999"],
-        ["data cannot be made of these settings (DefaultCPUAllocator"],
+        ["data cannot be made from these settings (DefaultCPUAllocator"],
     ),
-    "sizes beyond all numbers": (["model.size=99999999999999999999"], ["model cannot be made of these settings"]),
+    "sizes beyond all numbers": (["model.size=99999999999999999999"], ["model cannot be made from these settings"]),
     "batches larger than the data": (["batch_size=1000000000", "steps=3"], ["samples", "batch_size=1000000000"]),
     "processes beyond the cores": (["devices=99999"], ["devices must be a whole number from 1 to", "use devices="]),
     "no GPU": pytest.param(

@@ -78,7 +78,7 @@ def test_the_best_model_is_no_other(run_dir: Path, tmp_path: Path, capsys: pytes
         (["RUN", "ZIP"], "wrong.npz cannot be read"),
         (["RUN", "WRONG"], r"the model fails on inputs of shape \(3, 2\)"),
         (["nowhere", "validation"], "nowhere is not the directory of a run"),
-        (["PYTHON", "validation"], "is not of a run that bow train made"),
+        (["PYTHON", "validation"], "is not from a run of the bow train command"),
     ],
 )
 def test_what_cannot_be_predicted_is_one_sentence(

@@ -198,7 +198,7 @@ MISTAKES = {
     "size of nothing": (["profile", "size=small"], "size=small is of a network; give network=NAME too"),
     "network and model": (
         ["profile", "network=lstm", "model=mlp"],
-        "network=lstm leaves nothing to set",
+        "network=lstm takes no settings of a model",
     ),
     "unknown recipe": (["profile", "recipe=lenett"], "did you mean lenet?"),
     "no word": (["compare", "turns=some"], "turns must be a whole number of at least 1, got 'some'"),

@@ -26,7 +26,9 @@ def _in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_seeds_and_rates_train_side_by_side_to_what_each_becomes_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "-m", *SMALL, "optimizer.lr=0.1,0.2", "seed=range(2)", "run=sweep"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("4 runs side by side, one learner each instead of 4 (sweep=one_by_one: in turn)\n")
+    assert shown.startswith(
+        "4 runs side by side, one learner each instead of 4 (sweep=one_by_one trains them one after another)\n"
+    )
     assert "accuracy by lr, paired" in shown
     assert shown.endswith("report: sweep/report.html\n")
     assert max(map(len, shown.splitlines())) <= 80
@@ -55,7 +57,7 @@ def test_runs_of_several_learners_are_one_sweep_of_what_each_becomes_alone(
     sweep = ["train", "-m", *words, "optimizer.lr=0.1,0.2", "seed=range(2)"]
     assert main([*sweep, "run=sweep"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("4 runs of 2 learners (sweep=one_by_one: a report each)\n")
+    assert shown.startswith("4 runs of 2 learners (sweep=one_by_one trains them as runs with their own reports)\n")
     assert "accuracy by lr, paired" in shown
     assert max(map(len, shown.splitlines())) <= 80
     own = f"sweep/{json.loads(Path('sweep/members.json').read_text())[3]['folder']}"
@@ -114,7 +116,7 @@ def test_what_goes_on_from_a_checkpoint_goes_one_after_another(capsys: pytest.Ca
     assert main(["train", *words, "run=before", "run.checkpoint_every=2"]) == 0
     capsys.readouterr()
     assert main(["train", "-m", *words, "run.resume=before", "seed=0,0"]) == 0
-    assert capsys.readouterr().out.startswith("2 runs one after another: they go on from a checkpoint\n")
+    assert capsys.readouterr().out.startswith("2 runs one after another: they resume from a checkpoint\n")
 
 
 def test_one_by_one_is_as_ever(capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,7 +156,7 @@ def test_a_sweep_that_was_interrupted_goes_on_where_it_was(
         patch.setattr(loop.SweepLoop, "_round", interrupted)
         assert main([*words, "run=here"]) == 130
     said = capsys.readouterr().err
-    assert said == "bow: interrupted; go on with the same command and run=here run.resume=auto\n"
+    assert said == "bow: interrupted; resume with the same command and run=here run.resume=auto\n"
     assert main([*words, "run=here"]) == 2
     assert "already holds a run" in capsys.readouterr().err
     other = [word.replace("data.limit=64", "data.limit=32") for word in words]

@@ -98,7 +98,7 @@ def test_a_sweep_is_repeated(capsys: pytest.CaptureFixture[str]) -> None:
     assert [path.read_bytes() for path in models[0]] == [path.read_bytes() for path in models[1]]
     models[0][0].with_name("config.yaml").unlink()
     assert main(["train", "--config", "first/config.yaml"]) == 2
-    assert "is of a sweep of which 1 members have not ended" in capsys.readouterr().err
+    assert "is of a sweep with 1 unfinished members" in capsys.readouterr().err
 
 
 def test_sweep_checks_every_run_before_the_first() -> None:

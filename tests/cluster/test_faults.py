@@ -59,7 +59,7 @@ def test_what_a_process_has_said_is_what_the_caller_hears() -> None:
 
 def test_a_process_that_is_killed_ends_the_training() -> None:
     began = time.monotonic()
-    with pytest.raises(ClusterError, match=r"rank 2 ended with signal SIGKILL; look at its output$"):
+    with pytest.raises(ClusterError, match=r"rank 2 ended with signal SIGKILL; check its output$"):
         in_world(3, kill_rank_2)
     assert time.monotonic() - began < 240
 
@@ -67,7 +67,7 @@ def test_a_process_that_is_killed_ends_the_training() -> None:
 def test_a_process_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "MISSED_S", 4.0)
     began = time.monotonic()
-    with pytest.raises(ClusterError, match=r"rank 1 was not heard of for 4 s.*, and go on with another$"):
+    with pytest.raises(ClusterError, match=r"rank 1 sent no heartbeat for 4 s.*, and go on with another$"):
         in_world(2, stop_rank_1, remedy="go on with another")
     assert time.monotonic() - began < 240
 
@@ -141,5 +141,5 @@ def test_a_process_that_cannot_be_started_is_one_sentence(monkeypatch: pytest.Mo
 
 def test_what_cannot_be_sent_is_refused_before_anything_starts() -> None:
     lock = threading.Lock()
-    with pytest.raises(SettingError, match="cannot be sent to other processes"):
+    with pytest.raises(SettingError, match="cannot be pickled for the worker processes"):
         in_world(2, lambda world: lock.locked())

@@ -372,8 +372,8 @@ def test_a_full_disk_does_not_end_a_training(tmp_path: Path, expected: bow.Resul
 def said(told: Sequence[warnings.WarningMessage]) -> list[str]:
     """The beginnings of warnings of things that fail and of files that cannot be written."""
     texts = [str(warning.message) for warning in told]
-    assert all(" failed and is not used any more" in text or " cannot be written" in text for text in texts), texts
-    return [text.split(" and is not")[0].split(" cannot be")[0] for text in texts]
+    assert all(" failed and was disabled" in text or " cannot be written" in text for text in texts), texts
+    return [text.split(" and was disabled")[0].split(" cannot be")[0] for text in texts]
 
 
 # Numbers of learners, and sums in buckets.

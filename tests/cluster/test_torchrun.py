@@ -47,7 +47,7 @@ def test_processes_are_started_again_and_go_on(tmp_path: Path, fault: str, expec
     ran = subprocess.run([*command, str(folder), fault, "23"], check=False, capture_output=True, text=True, timeout=240)
     assert ran.returncode == 0, ran.stderr[-3000:]
     if fault == "stop":
-        assert "rank 1 was not heard of for 4 s" in ran.stderr
+        assert "rank 1 sent no heartbeat for 4 s" in ran.stderr
     assert len(starts(folder)) == 2
     for name, tensor in load_file(folder / "model.safetensors").items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)

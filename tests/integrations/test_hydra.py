@@ -145,10 +145,13 @@ def config(**settings: Any) -> TrainConfig:
         ({"callbacks": [bow.Callback()]}, "they have callbacks"),
         ({"learners": 2}, "they differ in learners"),
         ({"learners": bow.Tuner()}, None),
-        ({"devices": 2}, "devices=2, and members have one"),
-        ({"run": bow.Run(resume="auto")}, "they go on from checkpoints"),
+        ({"devices": 2}, "devices=2; members use one device"),
+        ({"run": bow.Run(resume="auto")}, "they resume from checkpoints"),
         ({"run": bow.Run(checkpoint_every=3)}, "they differ in run.checkpoint_every"),
-        ({"run": bow.Run(on_interrupt="return")}, "run.on_interrupt=return, and all of a sweep end as one"),
+        (
+            {"run": bow.Run(on_interrupt="return")},
+            "run.on_interrupt=return: members of a sweep can only be interrupted together",
+        ),
     ],
 )
 def test_trainings_that_differ_in_more_are_not_members(settings: dict[str, Any], why: str | None) -> None:
@@ -163,11 +166,11 @@ def test_trainings_of_several_learners_may_average_as_they_like() -> None:
 
 def test_run_directories_that_are_taken_are_left_to_each_training(tmp_path: Path) -> None:
     first, second = (config(run=bow.Run(tmp_path / name)) for name in ("first", "second"))
-    assert why_alone([first, first]) == "they name one run directory"
+    assert why_alone([first, first]) == "they have the same run directory"
     assert why_alone([first, second]) is None
     (tmp_path / "second").mkdir()
     (tmp_path / "second" / "metrics.jsonl").touch()
-    assert why_alone([first, second]) == "their run directories hold runs"
+    assert why_alone([first, second]) == "their run directories contain runs"
     assert why_alone([first, second], goes_on=True) is None
 
 

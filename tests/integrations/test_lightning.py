@@ -205,8 +205,8 @@ def changed(net: Any, **methods: Any) -> Any:
         ({"optimizer_step": lambda self, *given: None}, "has optimizer_step, which"),
         ({"training_step": lambda self, batch, batch_idx: self.layers(batch[0]).sum() * (batch_idx % 2)}, "batch_idx"),
         ({"training_step": lambda self, batch: self.layers(batch[0]).sum() * self.current_epoch}, "current_epoch"),
-        ({"training_step": lambda self, batch: {"other": batch[0]}}, "training_step gives no loss"),
-        ({"validation_step": lambda self, batch: None}, "validation_step gives no loss; return it, or log it"),
+        ({"training_step": lambda self, batch: {"other": batch[0]}}, "training_step returned no loss"),
+        ({"validation_step": lambda self, batch: None}, "validation_step returned no loss; return it, or log it"),
         (
             {"validation_step": lambda self, batch: self.log_dict({"b_loss": 1.0, "a_loss": 2.0})},
             "validation_step logs b_loss, a_loss and none as val_loss",
@@ -227,13 +227,13 @@ def test_what_cannot_be_taken_over_is_refused_by_name(
 
 def test_callbacks_and_arguments_that_cannot_be_taken_over_are_refused(pl: Any, kinds: Any, tmp_path: Path) -> None:
     net, data = kinds
-    with pytest.raises(SettingError, match="ModelCheckpoint writes checkpoints of Lightning"):
+    with pytest.raises(SettingError, match="ModelCheckpoint writes Lightning checkpoints"):
         trained(net(), data(), tmp_path, callbacks=[pl.callbacks.ModelCheckpoint()])
     with pytest.raises(SettingError, match="takes optimizer from the module"):
         trained(net(), data(), tmp_path, optimizer=torch.optim.SGD)
     with pytest.raises(SettingError, match="module must be a LightningModule, got Linear"):
         trained(nn.Linear(2, 2), data(), tmp_path)
-    with pytest.raises(SettingError, match="Net has no train_dataloader; give data="):
+    with pytest.raises(SettingError, match="Net has no train_dataloader; pass data="):
         trained(net(), None, tmp_path)
 
     class Curious(pl.Callback):  # type: ignore[misc,name-defined]

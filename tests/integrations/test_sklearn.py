@@ -156,7 +156,7 @@ def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_members_that_are_lost_are_told() -> None:
     X, y = BLOBS
-    with pytest.raises(SettingError, match="2 of 2 members left the finite numbers"):
+    with pytest.raises(SettingError, match="2 of 2 members diverged"):
         Classifier(optimizer=torch.optim.SGD, **{**QUICK, "lr": 1e30}).fit(X, y)
 
     def fragile(num_features: int, num_outputs: int) -> nn.Module:
@@ -167,7 +167,7 @@ def test_members_that_are_lost_are_told() -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.warns(ConvergenceWarning, match="of 6 members left the finite numbers"):
+        with pytest.warns(ConvergenceWarning, match="of 6 members diverged"):
             ensemble = Classifier(fragile, **{**QUICK, "members": 6}).fit(X, y)
     assert 0 < len(ensemble.ensemble_.models) < 6
 
@@ -183,7 +183,7 @@ def test_members_that_are_lost_are_told() -> None:
         ({"early_stopping": 3}, "early_stopping must be"),
         ({"engine": "fused"}, "fused"),
         ({"cv": 200}, "n_splits=200"),
-        ({"cv": iter(())}, "gives no folds"),
+        ({"cv": iter(())}, "yields no folds"),
         ({"module": lambda features, _: small(features, 1), "loss": lambda o, y: o.mean()}, "sample of 3 classes"),
     ],
 )

@@ -119,7 +119,7 @@ def test_rows_with_gaps_and_mixed_dtypes_are_refused(emulated: EmulatedKernels) 
     z, z_prev = torch.zeros(2, 8)
     with pytest.raises(AssertionError, match="without gaps"):
         emulated.sma_round(torch.zeros(2, 16)[:, ::2], z, z_prev, NUMBERS)
-    with pytest.raises(AssertionError, match="float64 beside"):
+    with pytest.raises(AssertionError, match="float64, expected"):
         emulated.sma_round(torch.zeros(2, 8), z.double(), z_prev, NUMBERS)
 
 

@@ -370,7 +370,7 @@ def two_groups(parameters: Any, first: int) -> torch.optim.Optimizer:
         (
             lambda: nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)),
             [bow.Variant(name=str(n), optimizer=functools.partial(two_groups, first=n)) for n in range(2)],
-            "groups alike",
+            "equal parameter groups",
         ),
     ],
     ids=["tensor", "number", "frozen", "groups"],

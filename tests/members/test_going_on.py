@@ -301,7 +301,7 @@ def test_who_ended_at_a_rung_is_not_counted_at_the_next_one() -> None:
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "members").touch()
-    with pytest.raises(RunDirectoryError, match="of a member cannot be made"):
+    with pytest.raises(RunDirectoryError, match="of a member cannot be created"):
         swept(tmp_path / "sweep", mlp, (FLAT, LABELS), [bow.Variant()], engine="eager", epochs=1)
 
 

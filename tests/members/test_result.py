@@ -295,14 +295,14 @@ def test_seeds_that_can_be_gone_through_once_are_for_all_folds() -> None:
         ({"variants": bow.Variant()}, "list of bow.Variant"),
         ({"variants": [3]}, "must be bow.Variant"),
         ({"variants": "seed"}, "list of bow.Variant"),
-        ({"variants": [bow.Variant(), bow.Variant()]}, "alike"),
+        ({"variants": [bow.Variant(), bow.Variant()]}, "are equal"),
         ({"variants": [bow.Variant(name="a"), bow.Variant(name="a", seed=1)]}, "named 'a'"),
         ({"variants": [bow.Variant(settings={"learning_rate": 1})]}, "optimizer cannot be made"),
         ({"variants": [bow.Variant(settings={"lr": math.nan})]}, "not finite"),
         ({"variants": [bow.Variant(model={"depth": 3})]}, "depth"),
         ({"variants": [bow.Variant(train_on=[])]}, "no samples"),
         ({"variants": [bow.Variant(train_on=[99])]}, "have 40 samples"),
-        ({"variants": [bow.Variant(train_on=[0.5])]}, "whole numbers"),
+        ({"variants": [bow.Variant(train_on=[0.5])]}, "integer sample indices"),
         ({"variants": [bow.Variant(train_on=torch.ones(3, dtype=torch.bool))]}, "mask of 3"),
         ({"variants": [bow.Variant(name="few", train_on=[1, 2])]}, "samples of variant 'few'.*2 samples"),
         ({"variants": [bow.Variant()], "engine": "fused"}, "fused"),
@@ -316,7 +316,7 @@ def test_seeds_that_can_be_gone_through_once_are_for_all_folds() -> None:
         ({"variants": [bow.Variant(), range(50000)]}, "got range"),
         ({"variants": [bow.Variant(), list(range(50000))]}, "got .0, 1"),
         ({"variants": [bow.Variant(model={"width": list(range(50000))})]}, "width=.0, 1"),
-        ({"variants": [bow.Variant()] * 2, "stop": bow.Halving()}, "alike"),
+        ({"variants": [bow.Variant()] * 2, "stop": bow.Halving()}, "are equal"),
         ({"variants": bow.grid(seed=range(3)), "stop": bow.Halving(), "steps": 2}, "after 1 epoch .*steps=2, 0.8 epo"),
         ({"variants": bow.grid(seed=range(3)), "stop": bow.Halving(first=4), "epochs": 4}, "after 4 epochs .*epochs=4"),
         ({"variants": [bow.Variant()], "validation": bow.Validation(every=0.5)}, "every epoch"),
@@ -334,7 +334,7 @@ def test_wrong_use_gets_a_sentence(settings: dict[str, object], said: str, tmp_p
 
 
 def test_settings_of_a_variant_that_are_none_are_refused_at_once() -> None:
-    with pytest.raises(SettingError, match="keyword arguments"):
+    with pytest.raises(SettingError, match="mapping with string keys"):
         bow.Variant(settings=3)  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="no values for lr"):
         bow.grid(lr=[])

@@ -108,7 +108,7 @@ def test_an_interrupted_search_is_told(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("proposed", "settings", "said"),
     [
-        ([], {}, "proposes no member"),
+        ([], {}, "proposed no member"),
         ([3], {}, "must propose bow.Variant"),
         ([bow.Variant(name="a"), bow.Variant(name="a")], {}, "two variants named 'a'"),
         ([bow.Variant(), bow.Variant(settings={"learning_rate": 1})], {}, "optimizer cannot be made"),

@@ -105,7 +105,7 @@ def test_what_the_model_has_to_know_comes_from_the_data() -> None:
         (["model=timm:resnet81"], "model=timm:resnet81 does not exist; did you mean resnet18"),
         (["model=timm:zzz"], "model=timm:zzz does not exist; there are 2, such as mixer_s16"),
         (["model=timm"], "model=timm needs a name, as in timm:NAME"),
-        (["model=timm:mixer_s16", "model.depth=6"], "model cannot be made of these settings"),
+        (["model=timm:mixer_s16", "model.depth=6"], "model cannot be made from these settings"),
         (["model=tim:mixer_s16"], "model=tim:mixer_s16 does not exist; choose one of"),
     ],
 )

@@ -38,7 +38,7 @@ def test_records_arrive():
 def test_a_logger_that_raises_is_dropped_with_one_warning():
     recorder = Recorder(fails_at=("start",), fails_to_close=True)
     logger = SafeLogger(recorder)
-    with pytest.warns(UserWarning, match=r"Recorder failed .*no space left on device.*training goes on"):
+    with pytest.warns(UserWarning, match=r"Recorder failed .*no space left on device.*training continues"):
         logger.log({"kind": "start"})
     with warnings.catch_warnings(action="error"):
         logger.log({"kind": "epoch"})

@@ -42,7 +42,7 @@ def test_the_result_is_on_top(run):
         "3.1 s",
         "target reached after 2.0 s",
         "1,234",
-        "4,311 samples in all",
+        "4,311 samples in total",
         "3",
         "batches of 16 each",
     ):
@@ -200,7 +200,7 @@ def test_a_report_is_written_again_over_the_old_one(run):
 def test_a_directory_without_records_is_an_error_with_the_remedy(tmp_path, content):
     if content is not None:
         (tmp_path / "metrics.jsonl").write_text(content)
-    with pytest.raises(RunDirectoryError, match=r"holds no records of a run .*name one that bow train made"):
+    with pytest.raises(RunDirectoryError, match=r"contains no records of a run .*name the directory of a run"):
         write_report(tmp_path)
     assert not (tmp_path / "report.html").exists()
 
@@ -244,7 +244,7 @@ def with_records(directory, *records):
 def test_it_says_how_engine_and_learners_were_found(run, calibration):
     directory = with_records(run(), calibration)
     words = [word for word in page(directory).words if word]
-    begin = words.index("How engine and learners were found")
+    begin = words.index("Choice of engine and learners")
     assert words[begin + 1] == "calibration of 2 settings took 3.0 s; chosen: graph, 2 learners"
     table = words[begin + 2 :]
     assert table[:9] == list(DECISION_HEAD)
@@ -258,7 +258,7 @@ def test_it_says_how_engine_and_learners_were_found(run, calibration):
 
 @pytest.mark.usefixtures("no_charts")
 def test_without_a_calibration_there_is_no_word_of_one(run):
-    assert "How engine and learners were found" not in page(run()).words
+    assert "Choice of engine and learners" not in page(run()).words
 
 
 @pytest.mark.usefixtures("no_charts")

@@ -191,7 +191,7 @@ def test_setting_up_without_a_compiler_says_so_in_one_sentence(
     monkeypatch.setattr(loading, "_attempt", lambda: RuntimeUnavailableError("there is no compiler"))
     assert loading.build() == 1
     assert capsys.readouterr().err == (
-        "bow: no native runtime, so that engine eager takes the place of graph: there is no compiler\n"
+        "bow: the native runtime is not available; engine eager is used instead of graph: there is no compiler\n"
     )
 
 

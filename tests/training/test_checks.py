@@ -397,7 +397,7 @@ def test_models_that_cannot_be_replicated_are_refused(train: Train, tmp_path: Pa
 
 def test_an_unwritable_run_directory_is_refused(train: Train, model: nn.Module, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunDirectoryError, match=r"run directory .* cannot be written .*; name one that can be"):
+    with pytest.raises(RunDirectoryError, match=r"run directory .* cannot be written .*; choose a writable directory"):
         train(model, (X, Y), run_dir=tmp_path / "file" / "run")
 
 

@@ -308,7 +308,7 @@ def test_a_logger_that_fails_does_not_end_the_training(
     train: Train, model: nn.Module, data: tuple[Tensor, Tensor], where: str
 ) -> None:
     failing, recorder = Failing(where), Recorder()
-    with pytest.warns(UserWarning, match="Failing failed and is not used any more .*disk full"):
+    with pytest.warns(UserWarning, match="Failing failed and was disabled .*disk full"):
         result = train(model, data, epochs=2, loggers=[failing, recorder])
     assert len(result.history) == 2
     assert recorder.of_kind("end")
