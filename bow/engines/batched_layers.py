@@ -249,7 +249,7 @@ def _fastest_way(device: torch.device, dtype: torch.dtype, role: Role, sizes: An
 def _batch_norm(info: Any, in_dims: Any, *given: Any) -> Any:
     is_training = given[5]
     if is_training and given[3] is not None and in_dims[3:5] != (0, 0):  # they are updated in place
-        raise RuntimeError("batch norm would move running statistics that are not each learner's own")
+        raise RuntimeError("batch norm would update running statistics that learners share")
     tensors = _learners_first(info.batch_size, in_dims[:5], given[:5])
     if tensors[3] is None:
         return _with_channels_of_all(aten._native_batch_norm_legit.no_stats, 1, tensors[:3], given[5:])

@@ -103,7 +103,7 @@ class CaptureCache(Generic[Captured]):
         self._chosen.clear()
         self._num_changes += 1
         if self._num_changes > MAX_CHANGES:
-            self.refused = f"{name!r} changes in Python again and again, and the step would be captured anew each time"
+            self.refused = f"{name!r} (a Python value of the step) changes too often; every change needs a new capture"
         return True
 
     def wants(self, shape: Hashable, leaves: Sequence[Any], round_index: int) -> bool:
@@ -130,7 +130,7 @@ class CaptureCache(Generic[Captured]):
             frozen = FrozenValues(self._step, self._model())
             captured = _without_draws(frozen, capture)
         if name := frozen.changed():
-            raise CaptureError(f"the step changes {name!r} in Python, which a graph would not repeat; use a buffer")
+            raise CaptureError(f"the step changes {name!r} in Python, which a replayed graph does not; use a buffer")
         self._captured[shape] = captured
         if repr(shape) not in self._chosen:
             self._chosen.append(repr(shape))
@@ -152,7 +152,7 @@ def _without_draws(frozen: FrozenValues, capture: Callable[[FrozenValues], Captu
     with generators_kept(frozen.generators) as have_drawn:
         captured = capture(frozen)
         if have_drawn():
-            raise CaptureError("the step draws from a random generator of Python's or NumPy's; draw with torch")
+            raise CaptureError("the step draws random numbers from Python or NumPy; draw them with torch")
     return captured
 
 
@@ -227,7 +227,7 @@ class CapturedTasks(CaptureCache[CapturedTask]):
 
     def _see_to(self, shape: Shape, batch: Batch, round_index: int) -> None:
         if shape is NO_SHAPE:
-            self.refused = "a batch holds something that is no dense tensor"
+            self.refused = "a batch contains something that is not a dense tensor"
         elif self.wants(shape, tree_leaves(batch), round_index):
             try:
                 self.add(shape, lambda frozen: self._capture(batch, self.is_first(shape), frozen))
@@ -306,9 +306,7 @@ def changed_buffers(graph: StepGraph) -> list[str]:
     for name in changed:
         before, after = graph.values[graph.buffers[name]], graph.values[graph.new_buffers[name]]
         if (before.shape, before.dtype) != (after.shape, after.dtype):
-            raise CaptureError(
-                f"the step makes {after} of buffer {name!r}, which was {before}; keep its shape and dtype"
-            )
+            raise CaptureError(f"the step changes buffer {name!r} from {before} to {after}; keep its shape and dtype")
     return changed
 
 

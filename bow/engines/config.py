@@ -97,7 +97,7 @@ class Engine:
             )
         if self.offload and self.compile:
             raise SettingError(
-                "offload=True moves what autograd saves, which a compiled learning task (compile=True) does not show; "
+                "offload=True offloads tensors saved by autograd, which a compiled learning task (compile=True) hides; "
                 "leave one of the two out"
             )
 

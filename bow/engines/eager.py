@@ -139,7 +139,7 @@ class LearningTasks:
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore `state`."""
         if state["uncompiled"] and self._compiled is not None:
-            self._stop_compiling("it did so before this training was resumed")
+            self._stop_compiling("compiling had failed before the checkpoint")
 
     def run(self, learner: int, batch: Batch, forward: Forward = contextlib.nullcontext) -> Learned:
         """Run one learning task; its gradient goes to the learner's row of `G`."""
@@ -169,14 +169,14 @@ class LearningTasks:
         except RuntimeError as error:
             if "use_reentrant" in str(error):
                 raise ModelError(
-                    "activation checkpointing with use_reentrant=True works for .backward() only, and bow takes the "
-                    "gradient of a row; call checkpoint with use_reentrant=False"
+                    "activation checkpointing with use_reentrant=True needs .backward(), and bow calls "
+                    "torch.autograd.grad; call checkpoint with use_reentrant=False"
                 ) from error
             if "sparse" not in str(error):
                 raise
             raise ModelError(
-                f"a layer of the model has sparse gradients, which a row cannot hold ({reason(error)}); "
-                "make it with sparse=False"
+                f"a layer of the model has sparse gradients, which bow does not support ({reason(error)}); "
+                "create it with sparse=False"
             ) from error
         learner.gradient.copy_(gradient)
         return Learned(loss.detach(), {name: value.detach() for name, value in metrics.items()})
@@ -200,7 +200,7 @@ class LearningTasks:
         if before is not None:
             self._is_checked = True
             if names := changed(before, python_state(learner.module)):
-                self._stop_compiling(f"the step changes {names[0]} in Python, of which every learner has its own")
+                self._stop_compiling(f"the step changes {names[0]} in Python, which is separate for every learner")
         learner.gradient.copy_(result.gradient)
         load_buffers(learner.module, result.buffers)
         return Learned(result.loss, result.metrics)

@@ -129,7 +129,7 @@ class Fused(TaskRunner):
             and (names := changed(self._python, python_state(self.group.learners[0].module)))
         ):
             raise ModelError(
-                f"{next(iter(failures.values()))}, and has changed {names[0]} by then; "
+                f"{next(iter(failures.values()))}, but the attempt changed {names[0]}; "
                 'keep what changes in a buffer, or use engine="eager"'
             )
         if outcome is None:

@@ -86,7 +86,7 @@ class Graph(AheadRunner):
         self._jobs.forget()
         self.tasks.load(state)
         if (why := state["failed"]) and not self._failed:
-            self._fall_back(f"engine graph was left before this training was resumed ({why})")
+            self._fall_back(f"engine graph had been abandoned before the checkpoint ({why})")
             self._failed = why
 
     def resized(self) -> None:

@@ -130,6 +130,7 @@ class GraphJobs:
             for task in tasks:
                 schedule.check(dependencies_of(operators_of(task.graph)))
         except ScheduleError as error:
-            self._context.log.tell(f"the strategy does not fit ({reason(error)}); operators run one after another")
+            why = f"the schedule does not fit this step ({reason(error)})"
+            self._context.log.tell(f"{why}; operators run one after another")
             return False
         return True

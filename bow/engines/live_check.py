@@ -157,14 +157,14 @@ class LiveCheck:
         try:
             run, comparable = self._run(learner, batch, numbers, noise=None)
             if not comparable and self._was_compared:
-                return Expected(learner, None, failure="it draws random numbers another number of times")
+                return Expected(learner, None, failure="it makes a different number of random draws")
             self._comparable, self._was_compared = comparable, comparable
             if not comparable or not bool(torch.isfinite(run.loss) & torch.isfinite(run.gradient.sum())):
                 return Expected(learner, None)
             if self._closely:
                 again = self._run(learner, batch, numbers, noise=None)[0].loss
                 if _norm(again, run.loss) > REPEATED * _norm(run.loss):
-                    failure = "the step itself fails: its loss is another one each time that it is run"
+                    failure = "the step is not deterministic: its loss differs between runs on the same batch"
                     return Expected(learner, None, failure=failure)
             spread = self._spread(learner, batch, numbers, run) if self._closely else None
             if spread is not None:
@@ -276,7 +276,7 @@ class LiveCheck:
         for name, tensor in own.items():
             other = parts.get(name)
             if other is None or other.shape != tensor.shape:
-                found.append(f"{name} is not there, or has another shape")
+                found.append(f"{name} is missing or has a different shape")
                 continue
             distance, size = _norm(other, tensor), _norm(tensor)
             unit = torch.finfo(tensor.dtype).eps if tensor.dtype.is_floating_point else 0.0
@@ -285,8 +285,8 @@ class LiveCheck:
                 allowed += SPREADS * self._known.get(name, 0.0) * size
             allowed += _norm(slack[name]) if name in slack else 0.0
             if not distance <= allowed:
-                how = f"{float(other):.6g} and not {float(tensor):.6g}" if tensor.dim() == 0 else "another"
-                found.append(f"{name} is {how}")
+                how = f"is {float(other):.6g} and not {float(tensor):.6g}" if tensor.dim() == 0 else "differs"
+                found.append(f"{name} {how}")
         return found
 
     def _parts(self, run: TaskRun) -> dict[str, Tensor]:
@@ -298,15 +298,11 @@ class LiveCheck:
         return {f"the gradient of {slot.names[0]!r}": slot.of(row) for slot in self._group.layout.slots}
 
     def _sentence(self, what: str) -> str:
-        known = (
-            "was not equal in any round that was checked"
-            if self._equal is None
-            else f"was last known to be equal in round {self._equal}"
-        )
+        known = "matched in no checked round" if self._equal is None else f"last matched in round {self._equal}"
         return (
-            f"the captured step does not do what the step itself does: {what}; it {known}, and rounds behind that may "
-            "have been trained on frozen values. What a step reads from a file, the clock or the like is frozen when "
-            "it is captured: pass it with the batch, or keep it in a buffer"
+            f"the captured step differs from the step: {what}; it {known}, and rounds after that may have been trained "
+            "on frozen values. What a step reads from a file, the clock or similar is frozen when it is captured: pass "
+            "it with the batch, or keep it in a buffer"
         )
 
 

@@ -41,7 +41,7 @@ class Loop(abc.ABC):
         self.settings = context.settings
         if context.settings.dispatch == "first_come" and keeps_step:
             warnings.warn(
-                f'dispatch="first_come" has no effect in engine {name}, whose learners keep step; '
+                f'dispatch="first_come" has no effect in engine {name}, whose learners run in lockstep; '
                 'use engine="graph" or "streams", or leave it out',
                 stacklevel=5,
             )

@@ -158,7 +158,7 @@ def out_of_memory_explained(learners: int, device: torch.device, offload: bool =
         asked = _ASKED.search(str(error))
         what = f"memory ({asked[1]} more) on {device}" if asked else f"memory on {device}"
         raise DeviceMemoryError(
-            f"learners={learners} ran out of {what}; the training can be saved, or go on with {_any_of(remedies)}"
+            f"learners={learners} ran out of {what}; the training can be saved, or continue with {_any_of(remedies)}"
         ) from None
 
 

@@ -198,7 +198,7 @@ class NoGenerators(DispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if is_random(func) and given_generator(func, args, kwargs) is not None:
-            raise RuntimeError(f"the step hands a Generator to {func}, which would draw for all learners at once")
+            raise RuntimeError(f"the step passes a Generator to {func}, which would draw for all learners at once")
         return func(*args, **kwargs)
 
 

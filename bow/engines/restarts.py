@@ -14,7 +14,7 @@ from bow.replicas import LearnerGroup
 from bow.sync import DropRule, Synchroniser, Timing
 
 HOPELESS_ROUNDS = 10  # consecutive rounds in which every learner diverged, after which training ends with an error
-REMEDY = 'lower the learning rate, look for NaN in the data, or go on with on_nan="continue"'
+REMEDY = 'lower the learning rate, look for NaN in the data, or continue with on_nan="continue"'
 
 
 class Note(Protocol):
@@ -66,7 +66,7 @@ class Restarts:
             return False
         self._sync.restart_all(self._group.matrix)
         fell = f"the learning rate fell from {before:.4g} to {self.drop.current:.4g}"
-        self._note("restart", f"{fell}: all learners start again from the central model")
+        self._note("restart", f"{fell}: all learners restart from the central model")
         return True
 
     def restart(self, diverged: Sequence[bool], weights: bool = True, gather: bool = True) -> None:
@@ -107,14 +107,15 @@ class Restarts:
             raise DivergenceError(f'{cause}; lower the learning rate, or use on_nan="restart"')
         self._hopeless_rounds = 0 if any(outcome.healthy) else self._hopeless_rounds + 1
         if self.is_hopeless and self._group.is_alone:  # else other devices may have healthy ones
-            raise DivergenceError(f"training diverged: {cause}, and so did every other; {REMEDY}")
+            raise DivergenceError(f"training diverged: {cause}, and all others diverged too; {REMEDY}")
         with self._where():
             is_finite = bool(torch.isfinite(self._group.matrix.z).all())
         if not is_finite:
-            raise DivergenceError(f"training diverged: {cause}, and with it the central model; lower the learning rate")
-        what = "starts again from the central model" if self.gives_weights else "is left out of the mean"
+            why = f"{cause}, and the central model is not finite"
+            raise DivergenceError(f"training diverged: {why}; lower the learning rate")
+        what = "restarts from the central model" if self.gives_weights else "is excluded from the mean"
         message = f"{cause}: it {what}"
         if not self.num_restarts:
-            warnings.warn(f"{message} (said once, then counted)", stacklevel=5)
+            warnings.warn(f"{message} (further restarts are only counted)", stacklevel=5)
         self.num_restarts += sum(outcome.diverged)
         self._note("learner restarted", message, round_index)

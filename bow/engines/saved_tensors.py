@@ -12,7 +12,7 @@ host.
 Events order everything, in this cycle:
 
     computation  --saved-->  copy to the host  --on the host-->  computation frees the memory
-    computation  --there is room-->  copy to the device  --back-->  computation uses it
+    computation  --has room-->  copy to the device  --back-->  computation uses it
 
 No other events are needed: a copy to the device waits for the computation, which has waited for the copy to the host;
 pinned memory is rewritten in a later forward pass, which runs after everything that the computation has waited for.
@@ -173,7 +173,7 @@ class Offload:
         self._to_host = device.stream(f"{name} to the host")
         self._from_host = device.stream(f"{name} to the device")
         self._saved = device.event(f"{name}: saved")
-        self._memory_budget = device.event(f"{name}: there is room")
+        self._has_room = device.event(f"{name}: has room")
         self._idle = device.event(f"{name}: idle")
         self._pool: dict[int, list[_PinnedSlot]] = {}
         self._stays: set[int] = set()
@@ -200,7 +200,7 @@ class Offload:
             if "saved tensor hooks" not in str(error):
                 raise
             raise SettingError(
-                f"offload=True does not go with this learning task ({reason(error)}); leave it out"
+                f"offload=True does not work with this learning task ({reason(error)}); leave it out"
             ) from error
         finally:
             self._end()
@@ -315,7 +315,7 @@ class Offload:
             raise RuntimeError(MODIFIED)
         if parked.slot is None:
             raise RuntimeError(
-                "what a learning task saved for its backward pass is not kept behind its end with offload=True"
+                "what a learning task saved for its backward pass is freed when the task ends (offload=True)"
             )
         if parked.flat is None:
             if parked.index not in self._coming:
@@ -342,8 +342,8 @@ class Offload:
     def _fetch(self, parked: _Parked, slot: _PinnedSlot) -> None:
         """Copy back, into memory of the computation's stream, where it is used and freed."""
         flat = torch.empty(parked.count, dtype=parked.dtype, device=self._device.torch_device)
-        self._device.caller().record(self._memory_budget)  # earlier uses of this memory have ended by then
-        self._from_host.wait(self._memory_budget)
+        self._device.caller().record(self._has_room)  # earlier uses of this memory have ended by then
+        self._from_host.wait(self._has_room)
         with self._device.on(self._from_host):
             flat.copy_(_like(slot, parked.dtype, parked.count), non_blocking=True)
         self._from_host.record(slot.back)

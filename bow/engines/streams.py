@@ -24,9 +24,9 @@ from bow.engines.task_scheduler import Learn, TaskStart
 from bow.engines.thread_pool import ThreadPool, num_threads
 
 IN_TURN = (
-    "the learning task does what only one learner at a time can: it draws random numbers in compiled code, in the "
-    "backward pass, from a generator of its own, or from a state that it sets, as activation checkpointing does, or it "
-    "takes forward-mode derivatives (torch.func.jvp); engine streams runs the learners in turn"
+    "the learners run one after another, because the learning task draws random numbers in compiled code, in the "
+    "backward pass, from its own generator, or from a state that it sets (as activation checkpointing does), or takes "
+    "forward-mode derivatives (torch.func.jvp)"
 )
 
 

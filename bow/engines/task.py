@@ -41,8 +41,8 @@ def outputs_of(model: nn.Module, batch: Batch) -> Any:
     """Call a model with a batch that is a dictionary of its arguments."""
     if not isinstance(batch, Mapping):
         raise SettingError(
-            f"give loss= (or step=): the batches are {type(batch).__name__}s, and only dictionaries do without, for "
-            "model(**batch).loss"
+            f"give loss= (or step=): the batches are {type(batch).__name__}s, and only dictionaries have a default "
+            "loss, model(**batch).loss"
         )
     return model(**batch)
 

@@ -124,8 +124,8 @@ class LearnerGroup:
         name, is_now = next((name, each.requires_grad) for name, each in named if id(each) in wrong)
         was, now = ("frozen", "requires a gradient") if is_now else ("trained", "is frozen")
         raise ModelError(
-            f"parameter {name!r} was {was} when this training began and {now} now, which a training does not follow; "
-            "leave requires_grad as it was, or begin another training with the exported model"
+            f"parameter {name!r} was {was} when this training began and {now} now, which is not supported during "
+            "training; leave requires_grad unchanged, or start another training with the exported model"
         )
 
     @property

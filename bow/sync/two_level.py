@@ -65,7 +65,7 @@ class TwoLevel(Synchroniser):
                 f"inner must average with the step, in every round and in one level, got {inner!r}; use bow.SMA()"
             )
         if outer.timing is not Timing.AFTER_STEP or outer.in_order:
-            raise SettingError(f"outer must average behind the steps, got {outer!r}; use bow.DiLoCo(every=32)")
+            raise SettingError(f"outer must average after the steps, got {outer!r}; use bow.DiLoCo(every=32)")
         super().__init__(every=outer.every)  # z moves only then
         self.inner = inner
         self.outer = outer

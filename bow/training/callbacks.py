@@ -103,7 +103,7 @@ class TraceRounds(Callback):
             if run.replicas.world.leads:
                 timeline.save(run.run_dir / self.FILE)
         except OSError as error:
-            warnings.warn(f"{self.FILE} cannot be written ({disk_reason(error)}); the training goes on", stacklevel=2)
+            warnings.warn(f"{self.FILE} cannot be written ({disk_reason(error)}); training continues", stacklevel=2)
         self._began, self._ended = None, True
 
     def __repr__(self) -> str:

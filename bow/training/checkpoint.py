@@ -83,7 +83,7 @@ def open_checkpoint(
         except CheckpointError as error:
             if path is found[0]:
                 raise
-            warnings.warn(f"{error}; the one before is taken", stacklevel=3)
+            warnings.warn(f"{error}; using the previous checkpoint", stacklevel=3)
     return None
 
 
@@ -113,11 +113,9 @@ def load_checkpoint(path: Path, parts: Mapping[str, type | tuple[type, ...]] = _
     try:
         state = torch.load(path, map_location="cpu", weights_only=True) if is_whole else None
     except Exception as error:  # torch's message advises to trust the file
-        raise CheckpointError(
-            f"{path} is {_UNREADABLE} (it is damaged, or of another program); {RESUME_REMEDY}"
-        ) from error
+        raise CheckpointError(f"{path} is {_UNREADABLE} (damaged, or not written by bow); {RESUME_REMEDY}") from error
     if not is_whole:
-        raise CheckpointError(f"{path} is {_UNREADABLE} (its checksum is another); {RESUME_REMEDY}")
+        raise CheckpointError(f"{path} is {_UNREADABLE} (its checksum does not match); {RESUME_REMEDY}")
     if not isinstance(state, dict) or not all(isinstance(state.get(part), kind) for part, kind in parts.items()):
         raise CheckpointError(f"{path} is not a checkpoint of bow; {RESUME_REMEDY}")
     return state
@@ -257,7 +255,7 @@ class RunCheckpoints:
         if (state := self._state()) is not None:
             state["stream"] = stream or state["stream"]
             folder, index = self._context.directory.checkpoints, self._position.round
-            self._records.attempt(lambda: save_checkpoint(folder, index, state), "checkpoint", "the training goes on")
+            self._records.attempt(lambda: save_checkpoint(folder, index, state), "checkpoint", "training continues")
         self._timer.wrote(began, time.perf_counter())
 
     def interrupted(self, number: int) -> None:
@@ -293,9 +291,9 @@ class RunCheckpoints:
         directory = self._context.directory
         kept, path = newest_round(directory.checkpoints), str(directory.path)
         if kept is None:
-            return "there is no checkpoint to go on from"
+            return "there is no checkpoint to resume from"
         how = f"bow.train(..., run=bow.Run({path!r}, resume='auto'))"
         if self._context.config.source is not None:
             config = shlex.quote(str(directory.config_path))
             how = f"bow train --config {config} {shlex.quote(f'run={path}')} run.resume=auto"
-        return f"there is a checkpoint of round {kept}; go on with {how}"
+        return f"there is a checkpoint of round {kept}; resume with {how}"

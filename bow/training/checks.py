@@ -110,7 +110,7 @@ def resolve_device(device: str | torch.device) -> torch.device:
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         index = resolved.index or 0
         if index >= count:
-            raise SettingError(f'device={str(device)!r} is not here ({count} CUDA devices); use device="cpu"')
+            raise SettingError(f'device={str(device)!r} is not available ({count} CUDA devices); use device="cpu"')
         return torch.device("cuda", index)
     return resolved
 
@@ -160,7 +160,7 @@ def make_scheduler(
     if asks_for_rounds(factory):
         if rounds is None:
             raise SettingError(
-                f"scheduler {factory!r} needs the number of rounds, which these data do not tell; set steps"
+                f"scheduler {factory!r} needs the number of rounds, which is unknown for these data; set steps="
             )
         factory = functools.partial(factory, rounds=rounds)
     try:

@@ -86,7 +86,7 @@ class Validation:
         if isinstance(self.data, (int, float, str, bytes)):
             raise SettingError(
                 "validation must be data, such as a pair (inputs, targets) or a Dataset, or a bow.Validation, got "
-                f"{self.data!r}; hold out a part yourself, as by torch.utils.data.random_split"
+                f"{self.data!r}; split the data, for example with torch.utils.data.random_split"
             )
         object.__setattr__(self, "metrics", as_metrics(self.metrics))
         check_objects("metrics", self.metrics, Metric)
@@ -190,8 +190,8 @@ class TrainConfig:
             self.engine.dispatch != "fixed" or isinstance(self.sync, Independent) or self.partition is not None
         ):
             raise SettingError(
-                f"validation.ema={validation.ema:g} averages a central model that moves round by round, which it does "
-                'not with dispatch="first_come", bow.Independent or a partition; leave one of them out'
+                f"validation.ema={validation.ema:g} needs a central model that changes in every round, unlike "
+                'with dispatch="first_come", bow.Independent or a partition; leave one of them out'
             )
         check_clipping(self.clip_norm)
         check_callbacks(self.callbacks)

@@ -67,8 +67,8 @@ class Epoch:
         self._restarts_before, self._tasks = restarts, 0
         if lost > MOST_LOST * tasks and on_nan != "continue" and not has_ended:
             raise DivergenceError(
-                f"training diverged: {lost} of the last {tasks} steps came to nothing, since loss, gradient or weights "
-                f"were not finite; {REMEDY}"
+                f"training diverged: {lost} of the last {tasks} steps were discarded because loss, gradient or "
+                f"weights were not finite; {REMEDY}"
             )
 
     def state(self) -> dict[str, Tensor | dict[str, Tensor]] | None:
@@ -102,7 +102,7 @@ def check_recorded(of_step: Iterable[str], others: Iterable[str]) -> None:
         known = recorded(name)
         if known in owners:
             raise SettingError(
-                f"a value of the step in training is recorded as {known!r}, and {owners[known]}; name one differently"
+                f"a value of the step in training is recorded as {known!r}, but {owners[known]}; rename one"
             )
         owners[known] = f"another value is named {name!r}"
 

@@ -163,7 +163,7 @@ def lr_range_test(
     finally:
         replicas.close()
     if not math.isfinite(losses[0]):
-        raise SettingError(f"the loss is {losses[0]} before the first step, at no rate at all; correct data or loss")
+        raise SettingError(f"the loss is {losses[0]} before the first step, at any learning rate; correct data or loss")
     return RangeTest(rates, losses, _steepest(rates, losses))
 
 

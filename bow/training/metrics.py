@@ -23,9 +23,9 @@ def check_names(what: str, names: Iterable[object]) -> None:
         if not isinstance(name, str) or not name:
             raise SettingError(f"{what} needs a name, a text such as 'accuracy', got {name!r}; give it one")
         if name in RESERVED:
-            raise SettingError(f"{what} is named {name!r}, which records have for something else; name it differently")
+            raise SettingError(f"{what} is named {name!r}, a name that records use already; rename it")
         if name in seen:
-            raise SettingError(f"{what} is named {name!r}, and so is another one; give each a name of its own")
+            raise SettingError(f"{what} and another one have the name {name!r}; rename one")
         seen.add(name)
 
 

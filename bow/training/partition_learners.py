@@ -33,7 +33,7 @@ REMEDY = "keep what changes in the batch"
 
 SHARE = 0.01  # largest part of the time in which rank 0 recaptures the step, to check that it is unchanged
 FIRST_CHECK_S = 60  # seconds until it first does so
-LEFT_OUT = "batch left out"  # event of a batch whose size does not fit the partition
+LEFT_OUT = "batch skipped"  # event of a batch whose size does not fit the partition
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class PartitionRounds:
         given = self._for_all(batch)
         if given is None:
             if batch is not None and self._group.rank == 0:
-                what = f"a batch of learner {self._group.learner} is not as large as the partition's"
+                what = f"a batch of learner {self._group.learner} is not of the partition's batch size"
                 self.events.append(RoundEvent(index, LEFT_OUT, f"{what}; it is not trained on"))
             self._runtime.skip()
             loss = torch.full((1,), torch.nan, device=self._group.device)
@@ -269,7 +269,7 @@ class PartitionLearners:
         problem = None if state is None else self._mismatch(state)
         told = self.world.broadcast((problem, None if state is None or problem else state["round"]))
         if told[1] is None:
-            raise CheckpointError(told[0] or "there is no state to go on from; resume from a checkpoint")
+            raise CheckpointError(told[0] or "no state was given; resume from a checkpoint")
         own = self.world.scatter(None if state is None else state["devices"])
         self._runtime.load_state(own)
         self.loop.count = told[1]
@@ -284,10 +284,10 @@ class PartitionLearners:
 
     def _mismatch(self, state: Mapping[str, Any]) -> str | None:
         if state.get("version") != STATE_VERSION:
-            return "the checkpoint is of a training without this strategy; resume with bow.train, or start anew"
+            return "the checkpoint is of a training without this partition; resume with bow.train, or start a new one"
         if state["strategy"] != self._placed.strategy.to_json() or len(state["devices"]) != self.world.size:
             return (
-                "the checkpoint was made with another strategy, or on another number of devices; "
-                "resume with the strategy that the training began with"
+                "the checkpoint was made with another partition, or on another number of devices; "
+                "resume with the partition that the training began with"
             )
         return None

@@ -61,7 +61,7 @@ class Checked:
         try:
             save_timelines(folder / FILE, {"predicted": self.predicted, "measured": self.measured})
         except OSError as error:
-            warnings.warn(f"{FILE} cannot be written ({disk_reason(error)}); the training goes on", stacklevel=2)
+            warnings.warn(f"{FILE} cannot be written ({disk_reason(error)}); training continues", stacklevel=2)
 
 
 def check_speed(replicas_config: ReplicasConfig, placed: Placed, group: ProcessGroup, world: World) -> Checked | None:
@@ -139,11 +139,11 @@ def check_settings(partition: Partition, config: TrainConfig) -> None:
     )
     for name, value, wanted, why in fixed:
         if value != wanted:
-            raise SettingError(f"{name}={value!r} does not go with a partition of bow.plan: {why}; leave it out")
+            raise SettingError(f"{name}={value!r} does not work with a partition of bow.plan: {why}; leave it out")
     learners = config.num_learners
     if learners not in ("auto", partition.learners):
         raise SettingError(
-            f'learners={learners} contradicts the partition, which has {partition.learners}; make it that, or "auto"'
+            f'learners={learners} contradicts the partition, which has {partition.learners}; use that number or "auto"'
         )
     if isinstance(config.devices.count, StreamDevice):
         raise SettingError("a partition runs on processes, one for each device; give their number as devices=")
@@ -160,11 +160,11 @@ def devices_of(strategy: Partition, asked: object, count: int | None, device: to
     named = max((device for split in strategy.splits for device in split.devices), default=0) + 1
     needed = named * max(1, strategy.learners)
     if device.type != "cuda":
-        return processes("the number of devices of the strategy", needed, len(available_cores()))
+        return processes("the number of devices of the partition", needed, len(available_cores()))
     gpus = torch.cuda.device_count()
     if needed > gpus:
         raise SettingError(
-            f'the strategy is for {needed} devices, and here are {gpus} GPUs; use devices="cpu", or plan for {gpus}'
+            f'the partition is for {needed} devices, got {gpus} GPUs; use devices="cpu", or plan for {gpus}'
         )
     return needed
 

@@ -140,7 +140,7 @@ class Replicas(nn.Module):
         seed = whole_seed(seed)
         expected_rounds = None if expected_rounds is None else whole("expected_rounds", expected_rounds, least=0)
         if not isinstance(world, World):
-            raise SettingError(f"world must be what bow.cluster.join gives, got {type(world).__name__}; leave it out")
+            raise SettingError(f"world must be a result of bow.cluster.join, got {type(world).__name__}; leave it out")
         settings = LearningConfig(
             check_step(loss, step),
             clip_norm=clip_norm,

@@ -26,7 +26,7 @@ def refusing_damage() -> Iterator[None]:
     except (BowError, torch.OutOfMemoryError):
         raise
     except (TypeError, ValueError, LookupError, AttributeError, RuntimeError) as error:
-        raise CheckpointError(f"the state to go on from is damaged ({reason(error)}); {RESUME_REMEDY}") from error
+        raise CheckpointError(f"the state to resume from is damaged ({reason(error)}); {RESUME_REMEDY}") from error
 
 
 def read_state(group: LearnerGroup, loop: Loop) -> dict[str, Any] | None:
@@ -57,7 +57,7 @@ def load_state(group: LearnerGroup, loop: Loop, state: Mapping[str, Any] | None,
         outline["by_device"] = state["group"]["by_device"]
     outline = world.broadcast(outline)
     if problem or not outline:
-        raise CheckpointError(problem or "the state that rank 0 was given does not fit; its message says why")
+        raise CheckpointError(problem or "rank 0's state does not match this training; see rank 0's error")
     loop.catch_up()
     loop.resize(part_of(outline["by_device"], world) if learners is None else learners)
     alike = loop.sync.timing is Timing.BEFORE_STEP
@@ -89,7 +89,7 @@ def _place(slot: Slot) -> str:
 def _mismatch(state: Any, identity: Mapping[str, Any]) -> str | None:
     """Return a message why a state cannot be loaded here; None if it can."""
     if not isinstance(state, Mapping):
-        return f"a state to go on from must be what training_state() gave, got {type(state).__name__}"
+        return f"the state to resume from must be a result of training_state(), got {type(state).__name__}"
     if "strategy" in state:
         return "the checkpoint is of a training by a partition of bow.plan; resume with that partition"
     for part, own in identity.items():

@@ -100,12 +100,13 @@ def save_results(
         directory.best_path.unlink(missing_ok=True)
     else:
         where = directory.best_path
-        deletes &= records.attempt(lambda: save_whole(best, where), "best model", "the last one is kept") is not None
+        saved = records.attempt(lambda: save_whole(best, where), "best model", "the final model was saved")
+        deletes &= saved is not None
     if deletes and model_path == directory.model_path:  # else the newest checkpoint is the only copy
         delete_checkpoints(directory.checkpoints)
     if not directory.path.is_dir():  # it has gone, which was said of the model
         return model_path, None
-    report = records.attempt(lambda: _report(directory), "report", "bow report writes it anew")
+    report = records.attempt(lambda: _report(directory), "report", "run bow report to write it again")
     return model_path, report
 
 
@@ -126,7 +127,7 @@ def save_central(model: nn.Module, directory: RunDirectory, tell: Callable[[str]
             save_whole(model, path)
             tell(f"{problem}; it is in {path} instead")
             return path
-    tell(f"{problem}, nor to the current directory or a temporary one; it is in no file")
+    tell(f"{problem}, nor to the current directory or a temporary one; it is not saved")
     return None
 
 

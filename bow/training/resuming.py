@@ -100,11 +100,11 @@ def _warn_of_another_trajectory(saved: Mapping[str, Any], given: Mapping[str, An
         if saved[name] == given[name]:
             continue
         if name == "data":
-            said = "is given other data than it was started with; it goes on with the new ones"
+            said = "is given other data than it was started with; it continues with the new ones"
         else:
             of_scheduler = name in ("scheduler", "rounds of the scheduler") and keeps_scheduler
             its = "that of its checkpoint" if of_scheduler else "the new one"
-            said = f"was started with {name}={saved[name]!r}, got {name}={given[name]!r}; it goes on with {its}"
+            said = f"was started with {name}={saved[name]!r}, got {name}={given[name]!r}; it continues with {its}"
         warnings.warn(f"the training to be resumed {said}", stacklevel=4)
 
 
@@ -114,7 +114,7 @@ def _warn_of_other_settings(saved: list[dict[str, Any]], given: list[dict[str, A
         if names:
             was, now = (", ".join(f"{name}={values[name]}" for name in names) for values in (old, new))
             warnings.warn(
-                f"the training to be resumed was started with {was}, got {now}; it goes on with the optimizer settings "
-                "of its checkpoint, start a new training to change them",
+                f"the training to be resumed was started with {was}, got {now}; it continues with the optimizer "
+                "settings of its checkpoint, start a new training to change them",
                 stacklevel=4,
             )

@@ -142,7 +142,7 @@ class TrainingLoop:
                 model_path, report_path = save_results(model, other, context.directory, self._records, deletes)
                 if len(dict(model.named_parameters(remove_duplicate=False))) > len(list(model.parameters())):
                     self._progress.say(
-                        f"tied weights stand once in {model_path}: read it with safetensors.torch.load_model"
+                        f"tied weights are stored once in {model_path}: read it with safetensors.torch.load_model"
                     )
             result = Result(
                 model=model,
@@ -169,8 +169,8 @@ class TrainingLoop:
         """Return a checkpoint's contents at rank 0; all devices must call this after the same round."""
         if self.round != self.replicas.rounds:
             raise SettingError(
-                f"there is no state of round {self.round}, the learners have run {self.replicas.rounds} rounds as one "
-                '(dispatch="first_come"); ask when run.round == run.replicas.rounds, or use checkpoint_every='
+                f"there is no state of round {self.round}, the learners have already run {self.replicas.rounds} rounds "
+                '(dispatch="first_come"); call this when run.round == run.replicas.rounds, or use checkpoint_every='
             )
         context = self._context
         replicas = self.replicas.training_state()
@@ -264,7 +264,7 @@ class TrainingLoop:
         self._seconds = position.elapsed_s
         found = self.replicas.loop.context.log.side_by_side if isinstance(self.replicas, Replicas) else None
         if found is not None and len(found.times) > 2 and self._world.is_one:  # the first task is slower
-            self._records.event("side by side", str(found))
+            self._records.event("parallel learning tasks", str(found))
         self._records.end(self._evaluations.state["best"].get("round"))
 
     def _deal(self) -> list[Deal]:

@@ -72,7 +72,7 @@ class RunRecords:
             }
         )
         if isinstance(config.data, SyntheticSamples):
-            self.event(SYNTHETIC, "the data are synthetic: what is reached says nothing about real ones")
+            self.event(SYNTHETIC, "the data are synthetic: results do not apply to real data")
         if context.tuned.source != "given":
             self.log(context.tuned.record)
 

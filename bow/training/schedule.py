@@ -49,7 +49,7 @@ def _parsed(path: str | Path, text: str) -> Schedule:
             f"bow.Found.load({str(path)!r}).train(data, ...)"
         )
     if kind != FORMAT.name:
-        raise ScheduleError(f"schedule={str(path)!r} is damaged, or no schedule; write it again with bow schedule")
+        raise ScheduleError(f"schedule={str(path)!r} is damaged or not a schedule; write it again with bow schedule")
     return Schedule.from_json(text)
 
 
@@ -75,7 +75,7 @@ def decide(
         return schedule
     cores = len(available_cores()) // learners
     if is_cpu(replicas_config.device) and learners > 1 and cores < 2:
-        say(f"schedule: none, because {learners} learners leave no two cores to one of them")
+        say(f"schedule: none, because {learners} learners leave fewer than two cores for each")
         return None
     from bow.training.schedule_search import compared  # the profiler, not needed otherwise
 

@@ -40,7 +40,7 @@ def value_of(record: Mapping[str, Any], metric: str) -> float:
 
 
 def _unknown(metric: str, known: Iterable[str]) -> SettingError:
-    return SettingError(f"stop looks at {metric!r}, which an epoch does not have; it has {', '.join(known)}")
+    return SettingError(f"stop monitors {metric!r}, which is not recorded; choose from {', '.join(known)}")
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from bow.training.stopping import StopRule
 
 ENDING_S = 60.0  # seconds that a training restarted by torchrun waits for the previous processes to exit
-REMEDY = 'go on with resume="auto"'  # remedy where another process of a training has exited
+REMEDY = 'continue with resume="auto"'  # remedy where another process of a training has exited
 RESTORED = ("optimizer", "scheduler")  # sections of config.yaml that a resumed training keeps
 JOB = ".torchrun"  # file of a run directory with the name of torchrun's job, if any
 # Called instead of `run_training`, in order to run several trainings side by side.
@@ -360,7 +360,7 @@ def _directory(
     goes_on = resume == "auto" and directory.holds_run  # a run without a checkpoint restarts
     if goes_on and directory.model_path.exists():
         raise RunDirectoryError(
-            f"run directory {path} holds the model of a run that has ended, and no checkpoint to go on from; "
+            f"run directory {path} holds the model of a run that has ended, and no checkpoint to resume from; "
             "name another directory, or move the model away"
         )
     return path, goes_on

@@ -60,7 +60,7 @@ class Trials:
         except DeviceMemoryError:
             failure, out_of_memory = "out of memory", True
         except SettingError as error:  # rejected before it ran
-            failure, no_room = f"no room: {reason(error)}", True
+            failure, no_room = f"not enough memory: {reason(error)}", True
         except Exception as error:  # any failure of an engine on this model
             failure = reason(error)
         if failure is not None:

@@ -149,7 +149,7 @@ def _measured(
     possible = [dataclasses.replace(each, setup_s=setup_s) for each in lanes(request, trials)]
     if not possible:
         has_room = request.engine != "auto" and _fits(EngineSetting(request.engine, count), request)
-        why = "its learning task cannot be compiled" if has_room else "there is no room for any engine"
+        why = "its learning task cannot be compiled" if has_room else "not enough memory for any engine"
         return _by_rule(request, why)
     calibration = Calibration(
         possible,
@@ -187,7 +187,7 @@ def _from_setting(setting: EngineSetting, source: Source, summary: str) -> Tuned
 def _from_choice(found: CachedChoice) -> Tuned:
     source: Source = "pinned" if found.pinned else "cache"
     how = "pinned earlier" if found.pinned else "measured for an earlier training"
-    summary = f"{found.setting} ({how}; tuner.cache=false measures anew)"
+    summary = f"{found.setting} ({how}; tuner.cache=false remeasures)"
     return dataclasses.replace(_from_setting(found.setting, source, summary), rows=found.rows)
 
 
@@ -303,8 +303,9 @@ def balanced(tuned: Tuned, request: Request, world: World) -> Tuned:
     learners = balance(round_s)
     if learners[world.rank] == tuned.learners:
         return tuned
-    summary = f"{tuned.summary}; {tuned.learners} learners here alone, {learners[world.rank]} beside the other devices"
-    return dataclasses.replace(tuned, learners=learners[world.rank], summary=summary)
+    own, balanced = tuned.learners, learners[world.rank]
+    summary = f"{tuned.summary}; {own} learners on this device alone, {balanced} when balanced with the other devices"
+    return dataclasses.replace(tuned, learners=balanced, summary=summary)
 
 
 def build(tuned: Tuned, replicas: ReplicasConfig, rounds: int | None, world: World, learners: int) -> Replicas:

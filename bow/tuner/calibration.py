@@ -124,7 +124,7 @@ class Calibration:
         """The choice and its cost in one line."""
         expected = self._budget.training_s
         of_training = f", {100 * self.spent_s / expected:.1f} % of training" if expected else ""
-        found = "nothing ran" if self.choice is None else f"{self.choice}"
+        found = "no setting ran" if self.choice is None else f"{self.choice}"
         return f"{found}; {len(self._record.trials)} tried in {self.spent_s:.1f} s{of_training}"
 
     def next_trial(self) -> Trial | None:

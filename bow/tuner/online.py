@@ -233,7 +233,7 @@ class OnlineTuner:
         """Add learners until they pay off or cannot; return the probe of the number that is kept."""
         base = here.learners
         while True:
-            yield from self._change(UP, f"whether {self.learners + 1} pay more than {base}")
+            yield from self._change(UP, f"whether {self.learners + 1} are better than {base}")
             there = yield from self._probe(FEWEST, over=here, bar=self.threshold)
             gain = self._scores.gain(there, over=here)
             if gain.log > math.log1p(self.threshold):
@@ -246,7 +246,7 @@ class OnlineTuner:
             costs = gain.exceeds(-self.threshold) is False
             if costs or self.learners == base + self._reach or not self._is_allowed(self.learners + 1):
                 break
-        outcome = f"{self.learners} bring {100 * (gain.value - 1):+.1f} % over {base}"
+        outcome = f"{self.learners} give {100 * (gain.value - 1):+.1f} % over {base}"
         while self.learners > base:
             yield from self._change(DOWN, outcome)
         return (yield from self._return_to(here, failed=UP))
@@ -254,7 +254,7 @@ class OnlineTuner:
     def _go_down(self, here: Probe) -> _Rule[Probe]:
         """Remove a learner; return the probe of the number that is kept."""
         bar = -HYSTERESIS * self.threshold
-        yield from self._change(DOWN, f"whether {here.learners - 1} do as well as {here.learners}")
+        yield from self._change(DOWN, f"whether {here.learners - 1} are as good as {here.learners}")
         there = yield from self._probe(FEWEST, over=here, bar=bar)
         gain = self._scores.gain(there, over=here)
         gap = self._scores.score(there).log - self._scores.best
@@ -262,7 +262,7 @@ class OnlineTuner:
             self._back_offs[DOWN].reset()
             self._back_offs[UP].begin(self.num_windows)
             return there
-        yield from self._change(UP, f"{there.learners} bring {100 * (gain.value - 1):+.1f} % over {here.learners}")
+        yield from self._change(UP, f"{there.learners} give {100 * (gain.value - 1):+.1f} % over {here.learners}")
         return (yield from self._return_to(here, failed=DOWN))
 
     def _return_to(self, before: Probe, failed: Step) -> _Rule[Probe]:

@@ -102,7 +102,7 @@ class TrialRecord:
         self.__dict__.pop("noise", None)
         learners = learners_text(setting.learners)
         if result.out_of_memory or result.no_room:
-            why = f"{learners} ran out of memory" if result.out_of_memory else f"there is no room for {learners}"
+            why = f"{learners} ran out of memory" if result.out_of_memory else f"not enough memory for {learners}"
             self.walls[setting.engine] = setting.learners, why
         elif result.failure is not None:
             since, with_ = (setting.learners, f" with {learners}") if worked_before else (1, "")

@@ -161,7 +161,7 @@ class Search:
         self._plan_compilation()
         direct.sort(key=lambda candidate: candidate.setup_s)
         for candidate in direct:
-            why = "what the engine brings with the fewest learners"
+            why = "throughput with the fewest learners"
             yield from self._try(candidate, candidate.counts[0], why, CLIMBING)
         runs = [candidate for candidate in direct if self._record.counts(candidate)]
         for candidate in sorted(runs, key=self._best_of, reverse=True):
@@ -229,7 +229,7 @@ class Search:
         best, misses = start, 0
         for count in (count for count in candidate.counts if count > start):
             if not self._can_lead(candidate):
-                why = "cannot reach the best, returns diminishing as they do"
+                why = "cannot reach the best, given diminishing returns"
                 self._record.refused.setdefault(candidate.at(count), why)
                 break
             if not (yield from self._try(candidate, count, f"whether more than {best} learners pay")):

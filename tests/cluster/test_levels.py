@@ -144,7 +144,7 @@ def test_nodes_go_on_from_where_the_outer_synchroniser_puts_them() -> None:
         (bow.SSGD(), bow.DiLoCo(), "inner must average with the step"),
         (bow.SMA(every=2), bow.DiLoCo(), "inner must average with the step, in every round"),
         (bow.SMA(levels=2), bow.DiLoCo(), "in one level"),
-        (bow.SMA(), bow.SMA(), "outer must average behind the steps"),
+        (bow.SMA(), bow.SMA(), "outer must average after the steps"),
         (bow.SMA(), "diloco", "outer must be a synchroniser"),
     ],
     ids=repr,

@@ -160,7 +160,7 @@ class Diverging:
     def message(self) -> str:
         """What is said of the learner."""
         quantity = "gradient or weights were not finite" if self.how == "overflow" else "loss was nan"
-        what = "is left out of the mean" if self.sync.kind == "SSGD" else "starts again from the central model"
+        what = "is excluded from the mean" if self.sync.kind == "SSGD" else "restarts from the central model"
         return f"device 1: learner {BAD_LEARNER}'s {quantity} in round {BAD_ROUND}: it {what}"
 
     @property
@@ -247,7 +247,7 @@ def test_a_learner_that_diverges_can_end_all_with_a_sentence(tmp_path: Path, cap
 def test_a_training_in_which_every_learner_of_every_device_diverges_ends(tmp_path: Path) -> None:
     with (
         pytest.warns(UserWarning, match="starts again"),
-        pytest.raises(DivergenceError, match=r"every learner of every device|steps came to nothing"),
+        pytest.raises(DivergenceError, match=r"every learner of every device|steps were discarded"),
     ):
         Diverging(bow.SMA(), how="all").train(tmp_path / "run", devices=2, learners=2, epochs=60)
 

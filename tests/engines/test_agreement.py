@@ -184,7 +184,7 @@ def every_pair_of_settings() -> Iterator[Any]:
 
 
 @pytest.mark.usefixtures("_uncompiled")
-@pytest.mark.filterwarnings("ignore:.*starts again from the central model", "ignore:.*is left out of the mean")
+@pytest.mark.filterwarnings("ignore:.*restarts from the central model", "ignore:.*is excluded from the mean")
 @pytest.mark.parametrize("model", [pytest.param("mlp", marks=pytest.mark.nightly), "mlp-batch-norm"])
 @pytest.mark.parametrize(("engine", "optimizer", "sync"), list(every_pair_of_settings()))
 def test_engines_restart_a_diverged_learner_alike(engine: str, optimizer: str, sync: str, model: str) -> None:
@@ -217,7 +217,7 @@ USUAL, HUGE = 1e-10, 1e300
 
 
 @pytest.mark.usefixtures("_uncompiled")
-@pytest.mark.filterwarnings("ignore:.*starts again from the central model")
+@pytest.mark.filterwarnings("ignore:.*restarts from the central model")
 @pytest.mark.parametrize("learners", [1, 3])
 @pytest.mark.parametrize("sync", ["sma", "easgd", "local-sgd", "diloco", "asgd"])
 @pytest.mark.parametrize("engine", ["eager", *(name for name in OTHERS if FAKE not in name)])
@@ -238,7 +238,7 @@ def test_a_learner_starts_again_whose_step_leads_to_infinity(engine: str, sync: 
         assert replicas.engine.startswith(engine)
 
 
-@pytest.mark.filterwarnings("ignore:.*starts again from the central model")
+@pytest.mark.filterwarnings("ignore:.*restarts from the central model")
 @pytest.mark.parametrize("dampening", [0.0, 0.25])  # with dampening executors do not step themselves
 @pytest.mark.parametrize("engine", ["graph", "streams"])
 def test_a_learner_that_runs_ahead_to_infinity_starts_again(engine: str, dampening: float) -> None:

@@ -132,7 +132,7 @@ def test_training_in_which_every_learner_diverges_ends() -> None:
         trained.round([poisoned(), poisoned()])
     for _ in range(8):
         trained.round([poisoned(), poisoned()])
-    with pytest.raises(DivergenceError, match="so did every other"):
+    with pytest.raises(DivergenceError, match="all others diverged"):
         trained.round([poisoned(), poisoned()])
 
 

@@ -636,7 +636,7 @@ def test_a_learner_that_diverges_ahead_of_the_others_starts_again_from_the_centr
     with replicas(dispatch="first_come", sync=bow.SMA(every=4)) as training:
         training.run(iter([batch(j) for j in range(8)]), rounds=4)
         infinite = torch.full_like(batch(0)[0], torch.inf), batch(0)[1]
-        with pytest.warns(UserWarning, match="starts again from the central model"):
+        with pytest.warns(UserWarning, match="restarts from the central model"):
             training.run(iter([infinite, *(batch(j) for j in range(7))]), rounds=4)
         assert training.loop.num_restarts == 1
         assert training.W.isfinite().all()
@@ -784,7 +784,7 @@ def test_a_number_that_changes_every_round_ends_in_eager_with_a_warning() -> Non
             training.round(batches(t, 2))
         assert training.engine == "eager"
     (warning,) = caught
-    assert "'beta' changes in Python again and again" in str(warning.message)
+    assert "'beta' (a Python value of the step) changes too often" in str(warning.message)
 
 
 def test_a_dictionary_in_another_order_is_not_taken_for_the_same() -> None:
@@ -810,7 +810,7 @@ def test_a_batch_with_something_that_is_no_tensor_runs_in_eager() -> None:
         return cross_entropy(model(given[0]), given[1]) * len(given[2])
 
     given = [(*each, {"a", "b"}) for each in batches(0, 2)]
-    message = "a batch holds something that is no dense tensor.* running eager"
+    message = "a batch contains something that is not a dense tensor.* running eager"
     with replicas(step=step) as training, pytest.warns(UserWarning, match=message):
         assert training.round(given).isfinite().all()
 

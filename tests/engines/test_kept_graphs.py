@@ -392,7 +392,7 @@ def test_a_kept_graph_that_was_once_equal_is_trusted_and_a_later_difference_is_t
         for _ in range(3):
             replicas.round([batch])
         HIDDEN.beta = 2.0
-        with pytest.warns(UserWarning, match="last known to be equal in round 1,"):
+        with pytest.warns(UserWarning, match="last matched in round 1,"):
             replicas.run(itertools.repeat(batch), 3)
         assert [event.event for event in replicas.loop.take_events()] == ["engine changed"]
         assert (replicas.engine, len(captures)) == ("eager", 1)

@@ -108,7 +108,7 @@ def test_what_cannot_be_watched_ends_the_replay(what: str, engine: str, monkeypa
             replicas.round(round_of(t))
     (warning,) = [str(warning.message) for warning in caught if "captured step" in str(warning.message)]
     assert what in warning
-    assert "last known to be equal in round 1," in warning
+    assert "last matched in round 1," in warning
     (event,) = replicas.loop.take_events()
     assert (event.event, event.message) == ("engine changed", warning)
     assert replicas.engine in ("eager", f"{engine.partition('@')[0]} (not captured)")
@@ -141,7 +141,7 @@ def test_random_numbers_that_are_not_drawn_any_more_are_a_difference(
     replicas = training("graph", step=step)
     run_rounds(replicas, range(3))
     monkeypatch.setenv("BETA", "1.5")
-    with pytest.warns(UserWarning, match="random numbers another number of times; it was last known to be equal in"):
+    with pytest.warns(UserWarning, match="different number of random draws; it last matched in"):
         run_rounds(replicas, range(3, 9))
     assert replicas.engine == "eager"
     replicas.close()
@@ -155,11 +155,11 @@ def test_an_engine_that_was_left_is_not_tried_again_where_a_training_goes_on(mon
     with pytest.warns(UserWarning, match="captured step"):
         run_rounds(first, range(1, 6))
     second = training("graph", step=of_the_loss)
-    with pytest.warns(UserWarning, match="engine graph was left before this training was resumed .the captured step"):
+    with pytest.warns(UserWarning, match="engine graph had been abandoned before the checkpoint .the captured step"):
         second.load_training_state(first.training_state())
     assert second.engine == first.engine == "eager"
     third = training("graph", step=of_the_loss)
-    with pytest.warns(UserWarning, match="engine graph was left before this training was resumed .the captured step"):
+    with pytest.warns(UserWarning, match="engine graph had been abandoned before the checkpoint .the captured step"):
         third.load_training_state(second.training_state())
     for each in (first, second, third):
         each.close()
@@ -461,7 +461,7 @@ def test_a_change_behind_the_last_check_is_told_at_the_end(
     monkeypatch.setenv("BETA", "1.5")
     run_rounds(replicas, range(3, 6))
     before = state_of(replicas)
-    with pytest.warns(UserWarning, match=f"{what}.*last known to be equal in round 1,") as caught:
+    with pytest.warns(UserWarning, match=f"{what}.*last matched in round 1,") as caught:
         replicas.export()
     assert len(caught) == 1
     assert [event.event for event in replicas.loop.take_events()] == ["engine changed"]

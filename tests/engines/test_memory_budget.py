@@ -171,8 +171,8 @@ def test_out_of_memory_is_survived() -> None:
     with pytest.raises(DeviceMemoryError) as caught:
         replicas.round(too_large(2))
     assert str(caught.value) == (
-        "learners=3 ran out of memory (2.00 GiB more) on cpu; the training can be saved, or go on with fewer learners "
-        "or a smaller batch_size"
+        "learners=3 ran out of memory (2.00 GiB more) on cpu; the training can be saved, or continue with fewer "
+        "learners or a smaller batch_size"
     )
     assert replicas.rounds == 2
     assert torch.equal(replicas.W, untroubled.W)
@@ -205,7 +205,7 @@ def test_other_errors_stay_what_they_are() -> None:
 
 
 def test_memory_of_the_host_counts_as_well() -> None:
-    message = r"out of memory \(\d+ bytes more\) on cpu; .* go on with a smaller batch_size$"
+    message = r"out of memory \(\d+ bytes more\) on cpu; .* continue with a smaller batch_size$"
     with pytest.raises(DeviceMemoryError, match=message), out_of_memory_explained(1, torch.device("cpu")):
         torch.empty(2**60)
 

@@ -153,7 +153,7 @@ def everything(device: FakeDevice) -> None:
 WAITS = [
     Wait("offload to the host", "offload: saved"),
     Wait("learner 0", "offload: on the host"),
-    Wait("offload to the device", "offload: there is room"),
+    Wait("offload to the device", "offload: has room"),
     Wait("learner 0", "offload: back"),
     Wait("host", "offload: idle"),
 ]
@@ -201,7 +201,7 @@ def test_an_allocation_that_is_saved_twice_is_copied_once() -> None:
     # The result of each tanh is the next layer's input as well; those that had just left need not come back.
     assert training.offload.pinned_bytes == 6 * 32 * 16 * FLOAT
     assert training.device.waits[Wait("offload to the host", "offload: saved")] == 6
-    assert training.device.waits[Wait("offload to the device", "offload: there is room")] == 6 - LEAVING
+    assert training.device.waits[Wait("offload to the device", "offload: has room")] == 6 - LEAVING
 
 
 def test_copies_back_begin_before_they_are_needed() -> None:
@@ -380,7 +380,7 @@ def test_a_graph_that_is_kept_is_an_error_when_it_is_used() -> None:
     weight = torch.ones(400, requires_grad=True)
     with offloading():
         kept = (weight * torch.ones(400).exp()).sum()
-    with pytest.raises(RuntimeError, match=r"not kept behind its end with offload=True"):
+    with pytest.raises(RuntimeError, match=r"freed when the task ends \(offload=True\)"):
         kept.backward()
 
 
@@ -490,7 +490,7 @@ def test_engine_eager_trains_alike_with_one_pool_for_all_learners() -> None:
 
 def test_functions_that_hooks_do_not_see_through_are_refused() -> None:
     weight = torch.ones(400)
-    message = r"offload=True does not go with this learning task .* leave it out"
+    message = r"offload=True does not work with this learning task .* leave it out"
     with pytest.raises(SettingError, match=message), offloading():
         torch.func.grad(lambda w: w.tanh().sum())(weight)
 
@@ -525,5 +525,5 @@ def test_what_does_not_offload_is_let_through() -> None:
 def test_settings_that_do_not_go_with_offloading() -> None:
     with pytest.raises(SettingError, match="offload must be True or False, got 'disk'"):
         Engine(offload="disk")  # type: ignore[arg-type]
-    with pytest.raises(SettingError, match=r"which a compiled learning task \(compile=True\) does not show"):
+    with pytest.raises(SettingError, match=r"which a compiled learning task \(compile=True\) hides"):
         Engine(compile=True, offload=True)

@@ -245,7 +245,7 @@ class Reseeding(nn.Linear):
 @pytest.mark.parametrize("build", [Checkpointed, NoisyBackward, Reseeding])
 def test_random_numbers_that_threads_would_mix_up_make_learners_run_in_turn(build: Callable[[], nn.Module]) -> None:
     with Pair("streams", build, learners=2) as pair:
-        with pytest.warns(UserWarning, match="engine streams runs the learners in turn"):
+        with pytest.warns(UserWarning, match="the learners run one after another"):
             pair.round([batch(0), batch(1)])
         for t in range(1, 4):
             pair.round([batch(10 * t + j) for j in range(2)])
@@ -261,7 +261,7 @@ def test_a_generator_of_the_models_own_makes_learners_run_in_turn() -> None:
         return cross_entropy(model(sample[0] + noise), sample[1])
 
     with Replicas(step) as replicas:
-        with pytest.warns(UserWarning, match="in turn"):
+        with pytest.warns(UserWarning, match="one after another"):
             replicas.warm_up()
         assert replicas.engine == "streams (in turn)"
 
@@ -280,7 +280,7 @@ def test_checkpointing_without_random_numbers_runs_on_threads() -> None:
 
 def test_a_compiled_task_that_draws_runs_in_turn() -> None:
     with torch.compiler.set_stance("force_eager"), Replicas(build=with_dropout, compile=True) as replicas:
-        with pytest.warns(UserWarning, match="in turn"):
+        with pytest.warns(UserWarning, match="one after another"):
             replicas.warm_up()
         assert replicas.engine == "streams (in turn)"
 
@@ -869,7 +869,7 @@ def test_one_learner_has_nobody_to_run_ahead_of() -> None:
 def test_learners_that_had_to_fall_back_to_turns_do_not_run_ahead() -> None:
     with Replicas(build=Reseeding, sync=bow.LocalSGD(every=8), **FREE) as replicas:
         assert replicas.loop.period == 8
-        with pytest.warns(UserWarning, match="in turn"):
+        with pytest.warns(UserWarning, match="one after another"):
             rounds(replicas, 1)
         assert replicas.loop.period == 1
         rounds(replicas, 2)

@@ -509,7 +509,7 @@ def test_a_change_behind_the_last_check_is_told_at_the_end(
     monkeypatch.setattr(LiveCheck, "rounds_before", lambda self, index: 1)
     HIDDEN.beta = 1.0
     run = bow.Run(tmp_path, progress=False)
-    with pytest.warns(UserWarning, match="the loss is .* it was last known to be equal in round 1,"):
+    with pytest.warns(UserWarning, match="the loss is .* it last matched in round 1,"):
         bow.sweep(
             mlp, (FLAT, LABELS), step=hidden, variants=[bow.Variant(seed=0)], engine="graph", epochs=2,
             learners=learners, batch_size=16, optimizer=SGD, run=run,

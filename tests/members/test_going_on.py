@@ -231,7 +231,7 @@ def test_the_one_before_a_damaged_checkpoint_is_taken(tmp_path: Path, monkeypatc
         by_hand(tmp_path / "sweep", None, on_interrupt="return")
     newest = max((tmp_path / "sweep/checkpoints").iterdir())
     newest.write_bytes(newest.read_bytes()[:-100])
-    with pytest.warns(UserWarning, match="is not a readable checkpoint .* the one before is taken"):
+    with pytest.warns(UserWarning, match="is not a readable checkpoint .* using the previous checkpoint"):
         result = by_hand(tmp_path / "sweep", None, resume="auto")
     for member, other in zip(result.members, expected.members, strict=True):
         assert_same(member, other)
@@ -255,7 +255,7 @@ def test_an_engine_that_was_left_is_not_tried_again(tmp_path: Path, monkeypatch:
     with pytest.warns(UserWarning, match="it was found out; running eager"):
         bow.sweep(mlp, **given, run=run)
     monkeypatch.setattr(SweepLoop, "_round", before)
-    with pytest.warns(UserWarning, match="engine graph was left before this training was resumed .it was found out"):
+    with pytest.warns(UserWarning, match="engine graph had been abandoned before the checkpoint .it was found out"):
         result = bow.sweep(mlp, **given, run=dataclasses.replace(run, resume="auto"))
     assert result.engine == "eager"
 

@@ -288,7 +288,7 @@ def test_checkpoints_are_written_by_themselves_and_go_when_the_training_has_ende
     with pytest.raises(KeyboardInterrupt) as caught:
         train(net(), data, epochs=3, callbacks=[StopAfter(8)])
     assert checkpoints(tmp_path / "run") == ["round_00000006.pt", "round_00000007.pt"]
-    assert "checkpoint of round 7; go on with bow.train(..., run=bow.Run(" in caught.value.__notes__[0]
+    assert "checkpoint of round 7; resume with bow.train(..., run=bow.Run(" in caught.value.__notes__[0]
     train(net(), data, epochs=1, resume="auto")  # over before it has begun: nothing was trained
     assert checkpoints(tmp_path / "run") == ["round_00000006.pt", "round_00000007.pt"]
     resumed = train(net(), data, epochs=3, resume="auto")
@@ -480,7 +480,7 @@ def test_the_one_before_a_damaged_checkpoint_is_taken(
     content = bytearray(last.read_bytes())
     content[len(content) // 2] ^= 1
     last.write_bytes(content)
-    with pytest.warns(UserWarning, match=r"round_00000006.pt is not a readable checkpoint \(its checksum is another\)"):
+    with pytest.warns(UserWarning, match=r"00006.pt is not a readable checkpoint \(its checksum does not match\)"):
         resumed = train(net(), data, resume="auto")
     assert [record["round"] for record in resumed.history] == [6]
     assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True))
@@ -544,22 +544,22 @@ def test_a_checkpoint_of_another_training_is_refused_and_nothing_is_written(
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "batch size": ({"batch_size": 8}, "started with batch_size=4, got batch_size=8; it goes on with the new one"),
+    "batch size": ({"batch_size": 8}, "started with batch_size=4, got batch_size=8; it continues with the new one"),
     "precision": (
         {"precision": "bfloat16"},
-        "precision=None, got engine.precision='bfloat16'; it goes on with the new one",
+        "precision=None, got engine.precision='bfloat16'; it continues with the new one",
     ),
     "loss": ({"loss": nn.functional.multi_margin_loss}, "loss='cross_entropy', got loss='multi_margin_loss'; it goes"),
     "averaging": (
         {"sync": bow.SMA(mu=0.9)},
-        'started with sync="SMA.*mu=0.5.*, got sync="SMA.*mu=0.9.*; it goes on with the',
+        'started with sync="SMA.*mu=0.5.*, got sync="SMA.*mu=0.9.*; it continues with the',
     ),
-    "clipping": ({"clip_norm": 1.0}, "clip_norm=None, got clip_norm=1.0; it goes on with the new one"),
+    "clipping": ({"clip_norm": 1.0}, "clip_norm=None, got clip_norm=1.0; it continues with the new one"),
     "decay": (
         {"scheduler": functools.partial(StepLR, step_size=2)},
-        r"scheduler='StepLR\(step_size=1\)', got .*; it goes on with that of its checkpoint",
+        r"scheduler='StepLR\(step_size=1\)', got .*; it continues with that of its checkpoint",
     ),
-    "no decay": ({"scheduler": None}, "got scheduler=None; it goes on with the new one"),
+    "no decay": ({"scheduler": None}, "got scheduler=None; it continues with the new one"),
     "data": ({}, "is given other data than it was started with"),
 }
 
@@ -726,7 +726,7 @@ def test_other_optimizer_settings_on_resuming_are_the_checkpoints_and_a_warning_
         train(net(), data, epochs=2, checkpoint_every=6, resume="auto", optimizer=MOMENTUM, **settings)
     other = functools.partial(torch.optim.SGD, lr=0.025, momentum=0.5)
     with pytest.warns(
-        UserWarning, match=r"started with .*momentum=0\.9.*, got .*momentum=0\.5.*; it goes on with"
+        UserWarning, match=r"started with .*momentum=0\.9.*, got .*momentum=0\.5.*; it continues with"
     ) as said:
         result = train(net(), data, epochs=3, resume="auto", optimizer=other, **settings)
     assert len(said) == 1

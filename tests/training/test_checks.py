@@ -85,7 +85,7 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
     ({"step": cross_entropy, "loss": cross_entropy}, SettingError, "give either loss= or step=, got both"),
     ({"loss": None}, SettingError, r"give loss= \(or step=\): the batches are tuples, and only dictionaries"),
     ({"callbacks": [bow.EarlyStopping()]}, SettingError, r"goes into stop=, got callbacks=\[EarlyStopping.*; move it"),
-    ({"validation": 0.2}, SettingError, r"validation must be data, .*, got 0.2; hold out a part yourself"),
+    ({"validation": 0.2}, SettingError, r"validation must be data, .*, got 0.2; split the data"),
     ({"data": list(zip(X, Y, strict=True))}, DataError, r"got a list of 48 tuples; stack the samples"),
     ({"data": [(x, int(y)) for x, y in zip(X, Y, strict=True)]}, DataError, r"got a list of 48 tuples; stack"),
     ({"loss": nn.CrossEntropyLoss}, SettingError, r"loss must be .* the class CrossEntropyLoss; write CrossEnt.*\(\)"),
@@ -528,7 +528,7 @@ def test_tensors_that_are_made_without_values_are_refused(model: nn.Module) -> N
 @pytest.mark.parametrize(
     ("values", "metrics", "message"),
     [
-        (("x", "train_x"), [], "recorded as 'train_x', and another value is named 'x'; name one differently"),
+        (("x", "train_x"), [], "recorded as 'train_x', but another value is named 'x'; rename one"),
         (("x",), [Constant("train_x", 5.0)], "recorded as 'train_x', and a metric is named 'train_x'"),
     ],
 )

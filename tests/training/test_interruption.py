@@ -67,7 +67,7 @@ def test_a_training_that_is_asked_to_end_goes_on_later(
     whole = train("whole")
     with pytest.raises(outcome) as caught:
         train(callbacks=[Ask(number, at=5, times=2 if number == signal.SIGHUP else 1)])
-    assert "round 5; go on with bow.train(..., run=bow.Run(" in caught.value.__notes__[0]
+    assert "round 5; resume with bow.train(..., run=bow.Run(" in caught.value.__notes__[0]
     records = (tmp_path / "run" / "metrics.jsonl").read_text()
     assert f'{signal.Signals(number).name}: the training ends"' in records  # the way on is said once
     assert caught.type is KeyboardInterrupt or caught.value.code == 128 + number
@@ -100,7 +100,7 @@ def test_a_compiler_that_dies_of_the_same_signal_is_not_complained_of(
     settings = {"engine": bow.Engine(engine, compile=engine != "fused"), "learners": learners}
     with pytest.raises(KeyboardInterrupt) as caught:  # and no warning, which would be an error here
         train(**settings)
-    assert "round 1; go on with" in caught.value.__notes__[0]
+    assert "round 1; resume with" in caught.value.__notes__[0]
     assert len(asked) == 1
     monkeypatch.undo()
     resumed = train(resume="auto", **settings)  # which compiles, and says nothing either

@@ -162,7 +162,7 @@ def test_tied_weights_load_strictly_again(name: str, tmp_path: Path, capsys: pyt
         assert torch.equal(own, other)
     with pytest.raises(RuntimeError, match="Missing key"):  # which is why the output says how
         again.load_state_dict(load_file(result.model_path))
-    assert "tied weights stand once" in capsys.readouterr().out
+    assert "tied weights are stored once" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert"])

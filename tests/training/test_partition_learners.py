@@ -213,7 +213,7 @@ def test_a_training_goes_on_from_its_checkpoint(
 
 
 def test_a_checkpoint_of_another_strategy_is_refused(found: dict[str, Any]) -> None:
-    assert "made with another strategy" in found["other"]
+    assert "made with another partition" in found["other"]
 
 
 def test_a_strategy_slower_than_data_parallelism_is_refused(found: dict[str, Any], folder: Path) -> None:
@@ -359,7 +359,7 @@ def test_a_checkpoint_says_whether_it_needs_a_strategy(train: Callable[..., bow.
     with pytest.raises(CheckpointError, match=r"of a training by a partition of bow.plan; resume with that partition"):
         bow.train(model(), data(), cross_entropy, **grouped(resume=tmp_path / "run", **plain))
     bow.train(model(), data(), cross_entropy, **grouped(run_dir=tmp_path / "plain", checkpoint_every=STEPS, **plain))
-    with pytest.raises(CheckpointError, match=r"of a training without this strategy; resume with bow.train"):
+    with pytest.raises(CheckpointError, match=r"of a training without this partition; resume with bow.train"):
         train(resume=tmp_path / "plain", run_dir=None)
 
 
@@ -387,13 +387,13 @@ def test_a_training_that_diverges_has_no_hope() -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"engine": "eager"}, SettingError, "engine=Engine.name='eager'.* does not go with a partition"),
-        ({"dispatch": "first_come"}, SettingError, "engine=.*dispatch='first_come'.* does not go with a partition"),
-        ({"precision": "bfloat16"}, SettingError, "precision='bfloat16' does not go with a partition"),
+        ({"engine": "eager"}, SettingError, "engine=Engine.name='eager'.* does not work with a partition"),
+        ({"dispatch": "first_come"}, SettingError, "engine=.*dispatch='first_come'.* does not work with a partition"),
+        ({"precision": "bfloat16"}, SettingError, "precision='bfloat16' does not work with a partition"),
         ({"clip_norm": 1.0}, SettingError, "clip_norm=1.0 does not go .*no device sees a whole gradient"),
-        ({"compile": True}, SettingError, "engine=.*compile=True.* does not go with a partition"),
-        ({"buffers": "first"}, SettingError, "buffers='first' does not go with a partition"),
-        ({"tuner": bow.Tuner()}, SettingError, "learners=Tuner.* does not go with a partition"),
+        ({"compile": True}, SettingError, "engine=.*compile=True.* does not work with a partition"),
+        ({"buffers": "first"}, SettingError, "buffers='first' does not work with a partition"),
+        ({"tuner": bow.Tuner()}, SettingError, "learners=Tuner.* does not work with a partition"),
         ({"learners": 2}, SettingError, "learners=2 contradicts the partition, which has 1"),
         ({"batch_size": 8}, ScheduleError, "the partition is for graph .*, this model's is .*; plan again"),
         ({"optimizer": torch.optim.Adafactor}, OptimizerError, "does not treat every element of a weight alike"),

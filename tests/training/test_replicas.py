@@ -296,7 +296,7 @@ def test_auto_is_the_rule_of_thumb(built: bool, monkeypatch: pytest.MonkeyPatch)
         ({"precision": "float16"}, 'precision must be "bfloat16" or None'),
         ({"clip_norm": 0.0}, "clip_norm must be above 0"),
         ({"seed": 0.5}, "seed must be a whole number"),
-        ({"world": "all"}, "world must be what bow.cluster.join gives, got str"),
+        ({"world": "all"}, "world must be a result of bow.cluster.join, got str"),
         ({"buffers": "sum"}, "buffers must be one of average, recalibrate, first"),
     ],
     ids=lambda given: given if isinstance(given, str) else next(iter(given)),

@@ -64,7 +64,7 @@ def test_a_training_ends_with_what_learners_side_by_side_have_brought(
     recorder = Recorder()
     train(model, data, engine="graph", learners=2, steps=8, loggers=[recorder])
     said = [(record.get("event"), record.get("message", "")) for record in recorder.records[-2:]]
-    assert [event for event, _ in said] == ["side by side", None]
+    assert [event for event, _ in said] == ["parallel learning tasks", None]
     assert said[0][1].startswith("2 learners, ")
 
 
@@ -101,7 +101,7 @@ def test_a_change_behind_the_last_check_is_told_at_the_end(
     monkeypatch.setattr("bow.engines.live_check.SHARE", 1e-9)  # nothing by the clock
     LATE.factor = 1.0
     recorder, changing = Recorder(), Changing(70, None if ends else 77)
-    with pytest.warns(UserWarning, match="was last known to be equal in round") if told else contextlib.nullcontext():
+    with pytest.warns(UserWarning, match="last matched in round") if told else contextlib.nullcontext():
         train(
             model, data, None, step=late, engine="graph", learners=1, **{"steps": 200, **ends},
             loggers=[recorder], callbacks=[changing],
@@ -425,7 +425,7 @@ def test_a_model_that_fits_nowhere_is_in_the_result(
     monkeypatch.setattr("tempfile.mkdtemp", lambda prefix: str(tmp_path / "temporary"))
     full |= {tmp_path / name for name in ("run", "here", "temporary")}
     recorder = Recorder()
-    with pytest.warns(UserWarning, match="nor to the current directory or a temporary one; it is in no file") as caught:
+    with pytest.warns(UserWarning, match="nor to the current directory or a temporary one; it is not saved") as caught:
         result = train(model, data, loggers=[recorder])
     assert [record["message"] for record in recorder.of_kind("event")] == [str(each.message) for each in caught]
     assert result.model_path is None
@@ -464,7 +464,7 @@ def test_a_learner_that_diverges_starts_again_and_training_goes_on(
     train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
 ) -> None:
     recorder = Recorder()
-    with pytest.warns(UserWarning, match="it starts again from the central model"):
+    with pytest.warns(UserWarning, match="it restarts from the central model"):
         result = train(model, poison(data), epochs=5, validation=data, loggers=[recorder])
     assert result.num_restarts == 5, "once an epoch"
     assert result.metrics["accuracy"] > 0.7
@@ -490,7 +490,7 @@ def test_training_ends_where_more_than_half_of_an_epoch_comes_to_nothing(
 ) -> None:
     with (
         pytest.warns(UserWarning, match="starts again"),
-        pytest.raises(DivergenceError, match=r"\d+ of the last 12 steps came to nothing.*continue"),
+        pytest.raises(DivergenceError, match=r"\d+ of the last 12 steps were discarded.*continue"),
     ):
         train(model, half_poisoned(data), epochs=5, engine=engine)
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

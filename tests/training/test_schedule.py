@@ -91,7 +91,7 @@ def test_any_schedule_trains_to_the_same_weights(learners: int, shared: bool) ->
 
 @SHARED
 def test_a_schedule_of_other_operators_is_left_out_and_the_user_hears_of_it() -> None:
-    with pytest.warns(UserWarning, match="the strategy does not fit .*never runs.* run one after another"):
+    with pytest.warns(UserWarning, match="the schedule does not fit this step .*never runs.* run one after another"):
         made = trained(OrderedSchedule((1, 1), order=((0,), (1,))), learners=1)
     assert torch.equal(made.W, trained(None, learners=1).W)
 
@@ -139,7 +139,7 @@ def test_what_is_no_schedule_is_refused(given: Any, error: type[Exception], mess
 def test_a_damaged_file_is_not_called_a_schedule(text: str, tmp_path: Path) -> None:
     file = tmp_path / "schedule.json"
     file.write_text(text)
-    with pytest.raises(ScheduleError, match=r"schedule.json' is damaged, or no schedule; write it again"):
+    with pytest.raises(ScheduleError, match=r"schedule.json' is damaged or not a schedule; write it again"):
         bow.train(model(), batch(0), cross_entropy, engine=bow.Engine(schedule=file), batch_size=1)
 
 
@@ -208,7 +208,7 @@ def test_auto_is_no_schedule_where_learners_have_a_core_each(
     monkeypatch.setattr(schedule, "available_cores", lambda: [0, 1])
     settings: dict[str, Any] = {"batch_size": 1, "learners": 2, "run_dir": tmp_path / "run"}
     bow.train(model(), batch(0), cross_entropy, **grouped(schedule="auto", **settings))
-    assert "schedule: none, because 2 learners leave no two cores to one of them" in "".join(capsys.readouterr())
+    assert "schedule: none, because 2 learners leave fewer than two cores for each" in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize(("learners", "most"), [(1, 4), (2, 2)])

@@ -214,7 +214,7 @@ def test_what_a_step_returns_says_not_which_way_it_is_better(train: Train, model
 def test_a_rule_that_looks_at_nothing_is_refused_before_the_training(
     train: Train, model: nn.Module, data: Data, tmp_path: Path, metric: str, validation: bool, has: str
 ) -> None:
-    with pytest.raises(SettingError, match=rf"stop looks at '{metric}', which an epoch does not have; it has {has}$"):
+    with pytest.raises(SettingError, match=rf"stop monitors '{metric}', which is not recorded; choose from {has}$"):
         train(model, data, validation=held_out() if validation else None, stop=bow.EarlyStopping(metric))
     assert not (tmp_path / "run").exists()
     assert train(model, data, stop=bow.EarlyStopping("train_loss")).stopped is None
@@ -318,7 +318,7 @@ def test_what_is_resumed_ends_as_if_nothing_had_happened(train: Train, model: nn
 def test_an_average_that_cannot_be_is_refused(train: Train, model: nn.Module, data: Data) -> None:
     with pytest.raises(SettingError, match=r"validation.ema must be above 0 and below 1, or None .*, got 1"):
         bow.Validation(ema=1.0)
-    with pytest.raises(SettingError, match="averages a central model that moves round by round"):
+    with pytest.raises(SettingError, match="needs a central model that changes in every round"):
         train(model, data, validation=bow.Validation(ema=0.9), sync=bow.Independent())
     with pytest.raises(SettingError, match="members have no moving average"):
         bow.sweep(model, data, cross_entropy, variants=bow.grid(seed=[0]), validation=bow.Validation(ema=0.9))

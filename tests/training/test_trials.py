@@ -191,7 +191,7 @@ def test_what_an_engine_does_not_like_is_the_answer(made: list[Trials]) -> None:
     ("error", "failure"),
     [
         (DeviceMemoryError("learners=2 ran out"), "out of memory"),
-        (SettingError("learners=2 needs 9 GiB"), "no room: learners=2 needs 9 GiB"),
+        (SettingError("learners=2 needs 9 GiB"), "not enough memory: learners=2 needs 9 GiB"),
     ],
 )
 def test_no_memory_is_a_wall(

@@ -170,7 +170,7 @@ def test_the_rule_takes_over_where_there_is_no_room_for_any_engine(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ReplicasConfig, "most_learners", lambda self, engine, wanted: 0)
-    assert tuned(engine="fused").summary.endswith("there is no room for any engine")
+    assert tuned(engine="fused").summary.endswith("not enough memory for any engine")
 
 
 def test_the_rule_takes_over_where_a_learning_task_cannot_be_compiled(machine: Machine) -> None:

@@ -151,7 +151,7 @@ def test_an_engine_that_fails_with_more_learners_goes_on_with_fewer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"), [("out_of_memory", "1 learner ran out of memory"), ("no_room", "there is no room for 1 learner")]
+    ("kind", "why"), [("out_of_memory", "1 learner ran out of memory"), ("no_room", "not enough memory for 1 learner")]
 )
 def test_one_learner_without_memory_is_a_wall_for_all(kind: str, why: str) -> None:
     calibration = Calibration([Candidate("graph"), Candidate("graph", threads=2)], 10.0)
@@ -192,7 +192,7 @@ def test_where_nothing_runs_there_is_no_choice() -> None:
     calibration = measured_once(machine, lanes_of(["graph", "eager"], 8))
     assert calibration.choice is None
     assert chosen_row(calibration) is None
-    assert calibration.summary.startswith("nothing ran; ")
+    assert calibration.summary.startswith("no setting ran; ")
 
 
 def test_a_budget_that_no_trial_fits_into_gives_no_choice() -> None:

@@ -259,9 +259,9 @@ def test_the_size_of_windows_does_not_matter() -> None:
 def test_reasons_are_given() -> None:
     training = Training(OnlineTuner(1, MOST), kneed(2, 0.1), Disturbance(0.0, 0.0)).run(120)
     whys = [change.why for change in training.tuner.changes]
-    assert whys[0] == "whether 2 pay more than 1"
-    assert "3 bring -10.0 % over 2" in whys
-    assert "1 bring -50.0 % over 2" in whys
+    assert whys[0] == "whether 2 are better than 1"
+    assert "3 give -10.0 % over 2" in whys
+    assert "1 give -50.0 % over 2" in whys
 
 
 @pytest.mark.parametrize("noise_scale", [16.0, 64.0, 1000.0])

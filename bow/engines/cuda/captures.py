@@ -41,7 +41,7 @@ class Captures:
             context.fork()  # order learning tasks after the caller's changes to the learners
             context.make_results(context.learners[0].probe(batch, context.order.issued))
         if shape is None and cache.refused is None:
-            cache.refused = "a batch holds something that is no dense tensor"
+            cache.refused = "a batch contains something that is not a dense tensor"
             self._tell_uncaptured("training")
         if shape is None or not cache.wants(shape, batch.leaves, round_index):
             return

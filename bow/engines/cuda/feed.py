@@ -59,7 +59,7 @@ class Feed:
     def put(self, slot: int, batches: Batches, learners: int) -> DeviceBatches:
         """Issue the copies of a round's batches; the host does not wait."""
         if slot not in self._slots:
-            self._slots[slot] = _FeedSlot(self._device.event(f"batches of slot {slot} are there"))
+            self._slots[slot] = _FeedSlot(self._device.event(f"batches of slot {slot} are ready"))
         used = self._slots[slot]
         if len(used.buffers) > MOST_BUFFERS:
             used.buffers.clear()

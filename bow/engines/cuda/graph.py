@@ -52,7 +52,7 @@ class CudaGraphs(AheadDeviceRunner):
             for learner in context.learners:
                 learner.capture(batch, context.order.issued)  # raises again if the error is the user's
         if refusal is not None:
-            context.log.tell(f"the strategy does not fit ({refusal}); operators run one after another")
+            context.log.tell(f"the schedule does not fit this step ({refusal}); operators run one after another")
 
     def issue(self, slot: int, batches: DeviceBatches, due: bool) -> None:
         context = self.context

@@ -108,7 +108,7 @@ class StreamLearner:
         self.index = index
         self.stream = device.stream(f"learner {index}")
         self.streams = [self.stream]  # all of its own; work on the others is joined on the first one
-        self.through = device.event(f"learner {index} is through")
+        self.through = device.event(f"learner {index} has finished")
         self.drawless: set[Hashable] = set()  # batch shapes whose uncaptured learning tasks draw no random numbers
         self._device = device
         self._kernels = kernels
@@ -282,7 +282,8 @@ def same_in_python(model: nn.Module, *, strictly: bool) -> Iterator[None]:
         yield
         changed = [name for attributes, name, value in held if attributes.get(name) != value]
         if changed and strictly:
-            raise CaptureError(f"the step changes {changed[0]!r} in Python, which a graph would not repeat")
+            what = f"the step changes {changed[0]!r} in Python"
+            raise CaptureError(f"{what}, which a replayed graph does not; use a buffer")
     finally:
         for attributes, name, value in held:
             attributes[name] = value

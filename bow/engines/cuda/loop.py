@@ -55,7 +55,7 @@ class DeviceRoundLoop(Loop):
         context = StreamContext(group, sync, settings, cuda_device(group.device) if device is None else device)
         super().__init__(context, kind.name, keeps_step=not issubclass(kind, AheadDeviceRunner))
         if context.kernels.reason is not None:
-            context.log.note("kernels", f"PyTorch steps and averages, more slowly: {context.kernels.reason}")
+            context.log.note("kernels", f"no custom kernels, using PyTorch (slower): {context.kernels.reason}")
         context.kernels.launch_once()
         self._warn_of_library_dropout()
         self.runner = kind(context)
@@ -151,7 +151,7 @@ class DeviceRoundLoop(Loop):
             self.runner.bind()
             self.context.captures.load(own)
             if (why := own["failed"]) is not None:
-                self._captures.refuse_all(f"nothing was captured any more before this training was resumed ({why})")
+                self._captures.refuse_all(f"capturing had been disabled before the checkpoint ({why})")
                 self.context.captures.refused = why
 
     def _resized(self) -> None:
@@ -297,7 +297,7 @@ class DeviceRoundLoop(Loop):
         for name, module in self.group.template.named_modules():
             if isinstance(module, nn.RNNBase) and module.dropout and module.num_layers > 1:
                 self.context.log.tell(
-                    f"{name or type(module).__name__} drops between its layers by a state of cuDNN's that all learners "
-                    "share: this training cannot be repeated exactly; use one layer each, and nn.Dropout between them"
+                    f"{name or type(module).__name__} uses cuDNN dropout, whose state is shared by all learners: "
+                    "this training cannot be repeated exactly; use single layers with nn.Dropout between them"
                 )
                 return

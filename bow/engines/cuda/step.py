@@ -30,7 +30,7 @@ class SgdStep:
         self._rows = [(matrix.weights_of(j), self._momenta[j], matrix.gradient_of(j)) for j in learners]
         self._numbers = torch.zeros(len(Numbers._fields), dtype=torch.float64, device=matrix.z.device)
         self._values: Numbers | None = None
-        self.centered = device.event("the next central model is there")
+        self.centered = device.event("the next central model is ready")
         self._has_moved = False  # whether z moved outside of `center` since learners last waited
 
     def begin(self) -> None:

@@ -73,7 +73,7 @@ class RoundGraphs(DeviceRunner):
         context.is_whole = True
         self.stream = self.device.stream("round")
         self.generator = self.device.generator()
-        self.through = self.device.event("the round's graph is through")
+        self.through = self.device.event("the round's graph has finished")
         self._rounds: dict[Hashable, CapturedRound] = {}
         self._last_replayed = False
         self._forked = self.device.event("the round has begun")

@@ -150,7 +150,7 @@ def test_clipping_and_metrics_are_those_of_eager() -> None:
         assert pair.graph.loop.take_events() == []
 
 
-@pytest.mark.filterwarnings("ignore:.*starts again from the central model")
+@pytest.mark.filterwarnings("ignore:.*restarts from the central model")
 def test_a_diverged_learner_starts_again() -> None:
     def build() -> nn.Module:
         torch.manual_seed(0)
@@ -270,7 +270,7 @@ def test_a_value_in_python_that_changes_is_captured_anew() -> None:
 
 def test_a_schedule_of_other_operators_is_left_out_and_the_user_hears_of_it() -> None:
     with trainings(model, OrderedSchedule((1, 1), order=((0,), (1,)))) as pair:
-        with pytest.warns(UserWarning, match="the strategy does not fit .*never runs.* run one after another"):
+        with pytest.warns(UserWarning, match="schedule does not fit this step .*never runs.* run one after another"):
             pair.round(round_of(0))
         for t in range(1, 4):
             pair.round(round_of(t))
@@ -293,7 +293,7 @@ def test_a_step_that_is_no_step_graph_is_captured_as_it_is() -> None:
             return made
 
     with trainings(Counting, OrderedSchedule((1, 1), order=((0,), (1,)))) as pair:
-        with pytest.warns(UserWarning, match="the strategy does not fit .*neither a buffer nor an input"):
+        with pytest.warns(UserWarning, match="the schedule does not fit this step .*neither a buffer nor an input"):
             pair.round(round_of(0))
         pair.round(round_of(1))
         assert pair.graph.engine == "graph"

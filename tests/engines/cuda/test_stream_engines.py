@@ -113,7 +113,7 @@ def test_the_callers_random_numbers_are_left_alone(engine: str, device: FakeDevi
 
 
 @pytest.mark.sample(2)
-@pytest.mark.filterwarnings("ignore:.*starts again from the central model")
+@pytest.mark.filterwarnings("ignore:.*restarts from the central model")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_diverged_learner_starts_again_at_once_with_sgd_and_sma(engine: str, device: FakeDevice) -> None:
     def build() -> nn.Module:  # without buffers: they are put right when the host hears of it
@@ -134,7 +134,7 @@ def test_a_diverged_learner_starts_again_at_once_with_sgd_and_sma(engine: str, d
 
 
 @pytest.mark.sample(5)
-@pytest.mark.filterwarnings("ignore:.*starts again from the central model", "ignore:.*is left out of the mean")
+@pytest.mark.filterwarnings("ignore:.*restarts from the central model", "ignore:.*is excluded from the mean")
 @pytest.mark.parametrize("settings", [{"optimizer": ADAMW}, {"sync": bow.SSGD()}, {}], ids=["adamw", "ssgd", "buffers"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_diverged_learner_goes_on_finite_and_always_alike(engine: str, settings: dict[str, Any]) -> None:
@@ -410,7 +410,7 @@ def test_streams_offload_what_backward_needs(optimizer: Any, device: FakeDevice)
 
 
 @pytest.mark.sample(3)
-@pytest.mark.filterwarnings("ignore:.*starts again from the central model")
+@pytest.mark.filterwarnings("ignore:.*restarts from the central model")
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_two_learners_that_diverge_soon_after_each_other_do_not_infect_each_other(
@@ -428,7 +428,7 @@ def test_two_learners_that_diverge_soon_after_each_other_do_not_infect_each_othe
 
 
 @pytest.mark.sample(2, 1)
-@pytest.mark.filterwarnings("ignore:.*starts again from the central model")
+@pytest.mark.filterwarnings("ignore:.*restarts from the central model")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_weights_that_are_not_finite_count_once(engine: str, device: FakeDevice) -> None:
     replicas = training(engine, device, optimizer=ADAMW, sync=bow.Independent())
@@ -455,7 +455,7 @@ def test_loading_the_central_model_reaches_the_graphs(engine: str) -> None:
     trainings[1].close()
 
 
-@pytest.mark.filterwarnings("ignore:.*is left out of the mean")
+@pytest.mark.filterwarnings("ignore:.*is excluded from the mean")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_mean_of_gradients_leaves_out_who_diverged(engine: str) -> None:
     def build() -> nn.Module:
