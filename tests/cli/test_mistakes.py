@@ -203,7 +203,7 @@ def test_a_deleted_directory_is_told_of(
     assert "has been deleted" in capsys.readouterr().err
 
 
-@pytest.mark.filterwarnings("ignore:.*starts again|.*validation data")
+@pytest.mark.filterwarnings("ignore:.*restarts|.*validation data")
 def test_a_training_that_fails_has_another_status(directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = ["learners=2", "engine=eager", "run.progress=false", "steps=40", "optimizer.lr=1e30", "run=run"]
     assert main(["train", *settings]) == 1

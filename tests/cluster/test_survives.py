@@ -246,7 +246,7 @@ def test_a_learner_that_diverges_can_end_all_with_a_sentence(tmp_path: Path, cap
 @pytest.mark.nightly
 def test_a_training_in_which_every_learner_of_every_device_diverges_ends(tmp_path: Path) -> None:
     with (
-        pytest.warns(UserWarning, match="starts again"),
+        pytest.warns(UserWarning, match="restarts"),
         pytest.raises(DivergenceError, match=r"every learner of every device|steps were discarded"),
     ):
         Diverging(bow.SMA(), how="all").train(tmp_path / "run", devices=2, learners=2, epochs=60)

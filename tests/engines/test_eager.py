@@ -111,7 +111,7 @@ def poisoned() -> tuple[torch.Tensor, torch.Tensor]:
 def test_a_learner_that_diverges_starts_again_from_the_central_model(sync) -> None:
     trained = replicas(learners=3, sync=sync)
     trained.round([batch(i) for i in range(3)])
-    with pytest.warns(UserWarning, match="learner 1's loss was nan in round 1: it starts again"):
+    with pytest.warns(UserWarning, match="learner 1's loss was nan in round 1: it restarts"):
         trained.round([batch(0), poisoned(), batch(2)])
     assert trained.loop.num_restarts == 1
     assert torch.isfinite(trained.z).all()
@@ -128,7 +128,7 @@ def test_divergence_can_be_an_error() -> None:
 
 def test_training_in_which_every_learner_diverges_ends() -> None:
     trained = replicas()
-    with pytest.warns(UserWarning, match="starts again"):
+    with pytest.warns(UserWarning, match="restarts"):
         trained.round([poisoned(), poisoned()])
     for _ in range(8):
         trained.round([poisoned(), poisoned()])

@@ -680,7 +680,7 @@ def test_a_learner_that_diverges_starts_again_as_in_eager() -> None:
     with Pair("streams", with_batch_norm, learners=3) as pair:
         pair.round([batch(j) for j in range(3)])
         poisoned = batch(5)[0] * float("nan"), batch(5)[1]
-        with pytest.warns(UserWarning, match="learner 1's loss was nan in round 1: it starts again"):
+        with pytest.warns(UserWarning, match="learner 1's loss was nan in round 1: it restarts"):
             pair.round([batch(3), poisoned, batch(4)])
         pair.round([batch(10 + j) for j in range(3)])
 
@@ -810,7 +810,7 @@ def test_a_learner_that_diverges_on_its_way_starts_again_from_the_central_model(
     with Replicas(build=with_batch_norm, sync=bow.LocalSGD(every=8), **FREE) as replicas:
         replicas.warm_up()
         means = [replicas.learner(j)[1].running_mean.clone() for j in range(2)]
-        with pytest.warns(UserWarning, match="learner 1's loss was nan in round 3: it starts again"):
+        with pytest.warns(UserWarning, match="learner 1's loss was nan in round 3: it restarts"):
             replicas.rounds_at_once([[batch(0), batch(1)], [batch(2), poisoned]])
         assert replicas.loop.num_restarts == 1
         assert torch.equal(replicas.W[1], replicas.z)
@@ -828,7 +828,7 @@ def test_divergence_on_the_way_can_be_an_error_or_the_end() -> None:
             replicas.rounds_at_once([[batch(0), batch(1)], [batch(2), poisoned]])
     with Replicas(sync=bow.Independent(), **FREE) as replicas:
         replicas.warm_up()
-        with pytest.warns(UserWarning, match="starts again"), pytest.raises(DivergenceError, match="every other"):
+        with pytest.warns(UserWarning, match="restarts"), pytest.raises(DivergenceError, match="all others diverged"):
             replicas.rounds_at_once([[poisoned, poisoned]] * 12)
 
 

@@ -226,7 +226,7 @@ class Own(torch.optim.lr_scheduler.LambdaLR):
     """Which nobody tries before a training."""
 
 
-@pytest.mark.filterwarnings("ignore:.*starts again")
+@pytest.mark.filterwarnings("ignore:.*restarts")
 def test_jobs_of_several_learners_have_each_its_own_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     data = DATA[0].clone(), DATA[1]

@@ -190,7 +190,7 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
     ({"metrics": [named("loss")]}, SettingError, "a metric is named 'loss'"),
     ({"metrics": [named("lr")]}, SettingError, "a metric is named 'lr'"),
     ({"metrics": [named(None)]}, SettingError, "a metric needs a name"),
-    ({"metrics": [bow.Accuracy(), bow.Accuracy()]}, SettingError, "'accuracy', and so is another one"),
+    ({"metrics": [bow.Accuracy(), bow.Accuracy()]}, SettingError, "another one have the name 'accuracy'"),
     (
         {"step": with_metrics({"learners": torch.zeros(())}), "validation": (X, Y)},
         SettingError,
@@ -529,7 +529,7 @@ def test_tensors_that_are_made_without_values_are_refused(model: nn.Module) -> N
     ("values", "metrics", "message"),
     [
         (("x", "train_x"), [], "recorded as 'train_x', but another value is named 'x'; rename one"),
-        (("x",), [Constant("train_x", 5.0)], "recorded as 'train_x', and a metric is named 'train_x'"),
+        (("x",), [Constant("train_x", 5.0)], "recorded as 'train_x', but a metric is named 'train_x'"),
     ],
 )
 def test_values_that_would_have_one_name_in_the_records_are_refused(

@@ -390,7 +390,7 @@ def test_a_training_that_diverges_has_no_hope() -> None:
         ({"engine": "eager"}, SettingError, "engine=Engine.name='eager'.* does not work with a partition"),
         ({"dispatch": "first_come"}, SettingError, "engine=.*dispatch='first_come'.* does not work with a partition"),
         ({"precision": "bfloat16"}, SettingError, "precision='bfloat16' does not work with a partition"),
-        ({"clip_norm": 1.0}, SettingError, "clip_norm=1.0 does not go .*no device sees a whole gradient"),
+        ({"clip_norm": 1.0}, SettingError, "clip_norm=1.0 does not work .*no device sees a whole gradient"),
         ({"compile": True}, SettingError, "engine=.*compile=True.* does not work with a partition"),
         ({"buffers": "first"}, SettingError, "buffers='first' does not work with a partition"),
         ({"tuner": bow.Tuner()}, SettingError, "learners=Tuner.* does not work with a partition"),

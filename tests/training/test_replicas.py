@@ -338,7 +338,7 @@ def test_a_damaged_training_state_is_refused(part: str) -> None:
 
 @pytest.mark.parametrize("state", [3, None, "state"])
 def test_what_is_no_training_state_is_refused(state: Any) -> None:
-    with pytest.raises(CheckpointError, match=r"training_state|does not fit"):
+    with pytest.raises(CheckpointError, match=r"training_state|does not match"):
         replicas().load_training_state(state)
 
 

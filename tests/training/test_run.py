@@ -489,7 +489,7 @@ def test_training_ends_where_more_than_half_of_an_epoch_comes_to_nothing(
     train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path, engine: str
 ) -> None:
     with (
-        pytest.warns(UserWarning, match="starts again"),
+        pytest.warns(UserWarning, match="restarts"),
         pytest.raises(DivergenceError, match=r"\d+ of the last 12 steps were discarded.*continue"),
     ):
         train(model, half_poisoned(data), epochs=5, engine=engine)
@@ -497,7 +497,7 @@ def test_training_ends_where_more_than_half_of_an_epoch_comes_to_nothing(
     assert [record["epoch"] for record in records if record["kind"] == "epoch"] == [1]
 
 
-@pytest.mark.filterwarnings("ignore:.*starts again")
+@pytest.mark.filterwarnings("ignore:.*restarts")
 def test_training_goes_on_where_that_is_asked_for(
     train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path
 ) -> None:

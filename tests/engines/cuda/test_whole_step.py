@@ -24,7 +24,7 @@ from tests.engines.cuda.trainings import ADAMW, BATCH, CLASSES, LEARNERS, SIZE, 
 pytestmark = [
     pytest.mark.usefixtures("_uncompiled"),
     pytest.mark.filterwarnings("ignore:fused is not compiled"),
-    pytest.mark.filterwarnings("ignore:learner .*starts again"),
+    pytest.mark.filterwarnings("ignore:learner .*restarts"),
 ]
 
 OPTIMIZERS = {
