@@ -23,7 +23,7 @@ class ModelAveraging:
         self._group = group
         self._sync = sync
         self._kernels = kernels
-        self._near = group.world.node_world() if isinstance(sync, TwoLevel) else group.world
+        self._inner_world = group.world.node_world() if isinstance(sync, TwoLevel) else group.world
         self.summing: PendingSum = DONE  # the pending sum over devices
 
     @property
@@ -52,7 +52,7 @@ class ModelAveraging:
             self._sync.prepare(self._group.matrix)
         if due and self._sync.timing is Timing.WITH_STEP:
             self._contribute(self._group.num_all)
-            self.summing = self._near.sum(self._group.matrix.total)
+            self.summing = self._inner_world.sum(self._group.matrix.total)
 
     def before_step(self, stepping: list[bool]) -> list[bool]:
         """Average gradients, if the synchroniser does, and return which learners step."""
@@ -91,7 +91,7 @@ class ModelAveraging:
         summing.wait()
 
     @contextlib.contextmanager
-    def beside_the_sum(self) -> Iterator[None]:
+    def overlapping_sum(self) -> Iterator[None]:
         """Overlap learning with a sum; on failure, wait for it, or the next sum would be matched with this one."""
         try:
             yield
@@ -112,14 +112,14 @@ class ModelAveraging:
         if self._sync.timing is not Timing.BEFORE_STEP:
             world.sum(matrix.total).wait()
             return self._group.num_all
-        matrix.travelling[-1] = contributors
-        world.sum(matrix.travelling).wait()
-        return int(matrix.travelling[-1])
+        matrix.allreduce_buffer[-1] = contributors
+        world.sum(matrix.allreduce_buffer).wait()
+        return int(matrix.allreduce_buffer[-1])
 
     def _average_nodes(self, round_index: int) -> None:
         sync, world, rows = self._sync, self._group.world, self._group.matrix
         if isinstance(sync, TwoLevel) and sync.outer_due(round_index):
-            sync.contribute_outer(rows, self.num_averaged, speaks=self._near.leads)
+            sync.contribute_outer(rows, self.num_averaged, contributes=self._inner_world.leads)
             world.sum(rows.total).wait()
             sync.apply_outer(rows, world.nodes)
 

@@ -30,7 +30,7 @@ Shape: TypeAlias = tuple[int, ...]
 # By role, None for the one to compute; with a leading learner dimension if of all learners.
 Tensors: TypeAlias = Sequence[Any]
 
-Ways: TypeAlias = dict[str, str]  # algorithm of each convolution, by role, shapes and device
+Algorithms: TypeAlias = dict[str, str]  # algorithm of each convolution, by role, shapes and device
 
 
 class Geometry(NamedTuple):
@@ -47,31 +47,31 @@ class Geometry(NamedTuple):
 class _Round:
     """State of the rules during a round."""
 
-    def __init__(self, ways: Ways) -> None:
-        self._ways = ways
-        self._told: list[str] = []
+    def __init__(self, algorithms: Algorithms) -> None:
+        self._algorithms = algorithms
+        self._cache_key_parts: list[str] = []
         self._tag = ""
 
-    def way(self, what: str, find: Callable[[], str]) -> str:
+    def algorithm(self, what: str, find: Callable[[], str]) -> str:
         """Return the algorithm of a convolution; choose it if the training has none yet."""
-        if what not in self._ways:
-            self._ways[what] = find()
-        self.tell(f"{what}: {self._ways[what]}")
-        return self._ways[what]
+        if what not in self._algorithms:
+            self._algorithms[what] = find()
+        self.extend_cache_key(f"{what}: {self._algorithms[what]}")
+        return self._algorithms[what]
 
-    def tell(self, what: str) -> None:
+    def extend_cache_key(self, what: str) -> None:
         """Add a rule's choice to torch's compile cache key, which is computed before these rules apply."""
-        if what in self._told:
+        if what in self._cache_key_parts:
             return
-        if not self._told:
+        if not self._cache_key_parts:
             self._tag = config.cache_key_tag
-        self._told.append(what)
-        made = hashlib.sha256("\n".join((_source(), *self._told)).encode()).hexdigest()
+        self._cache_key_parts.append(what)
+        made = hashlib.sha256("\n".join((_source(), *self._cache_key_parts)).encode()).hexdigest()
         config.cache_key_tag = f"{self._tag} {made}"
 
     def end(self) -> None:
         """Restore the tag of torch's cache key."""
-        if self._told:
+        if self._cache_key_parts:
             config.cache_key_tag = self._tag
 
 
@@ -79,10 +79,10 @@ _round: _Round | None = None
 
 
 @contextlib.contextmanager
-def of_learners(ways: Ways) -> Iterator[None]:
-    """Context of a round: run convolutions by their algorithm in `ways`, adding the fastest one for new ones."""
+def batched_convolutions(algorithms: Algorithms) -> Iterator[None]:
+    """Context of a round: run convolutions by their algorithm in `algorithms`, adding the fastest one for new ones."""
     global _round
-    before, _round = _round, _Round(ways)
+    before, _round = _round, _Round(algorithms)
     try:
         yield
     finally:
@@ -151,12 +151,12 @@ def _part(role: Role, learners: int, dims: Sequence[Any], tensors: Tensors, shap
         return _grouped(role, (*batch, tensors[2][None]), whole, how)[0].unflatten(0, (learners, -1))
     some = inputs if outputs is None else outputs
     sizes = tuple(each if each is None else tuple(each.shape) for each in (outputs, inputs, weights))
-    way = "grouped"
+    algorithm = "grouped"
     if _round is not None and some.is_floating_point() and not how.transposed:
         asked = some.device, some.dtype, role, sizes, shape, how
         what = f"{role} {sizes} {shape} {tuple(how)} {some.dtype} {fastest.place(some.device)}"
-        way = _round.way(what, lambda: _fastest_way(*asked))
-    return WAYS[way](role, (outputs, inputs, weights), shape, how)
+        algorithm = _round.algorithm(what, lambda: _fastest_algorithm(*asked))
+    return ALGORITHMS[algorithm](role, (outputs, inputs, weights), shape, how)
 
 
 def _grouped(role: Role, tensors: Tensors, shape: Shape, how: Geometry) -> Any:
@@ -217,7 +217,7 @@ def _product(role: Role, tensors: Tensors, shape: Shape, how: Geometry) -> Any:
     return found.view(learners, -1, samples, *pixels).transpose(1, 2)
 
 
-WAYS: dict[str, Callable[[Role, Tensors, Shape, Geometry], Tensor]] = {
+ALGORITHMS: dict[str, Callable[[Role, Tensors, Shape, Geometry], Tensor]] = {
     "grouped": _grouped,
     "in turn": _in_turn,
     "product": _product,
@@ -226,20 +226,22 @@ MOST_COLUMNS = 2**28  # elements that a matrix product may take in addition to a
 
 
 @functools.cache
-def _fastest_way(device: torch.device, dtype: torch.dtype, role: Role, sizes: Any, shape: Shape, how: Geometry) -> str:
+def _fastest_algorithm(
+    device: torch.device, dtype: torch.dtype, role: Role, sizes: Any, shape: Shape, how: Geometry
+) -> str:
     if device.type != "cuda":  # on two cores, algorithms that won in isolation lost in whole rounds
         return "grouped"
 
-    def case(way: str) -> Callable[[], object]:
+    def case(name: str) -> Callable[[], object]:
         tensors = [size and torch.ones(size, dtype=dtype, device=device) for size in sizes]
-        if way == "grouped":  # with samples first in memory, as in its own results, it copies nothing
+        if name == "grouped":  # with samples first in memory, as in its own results, it copies nothing
             images = (each if each is None else each.transpose(0, 1).contiguous() for each in tensors[:2])
             tensors[:2] = [each if each is None else each.transpose(0, 1) for each in images]
-        return functools.partial(WAYS[way], role, tensors, shape, how)
+        return functools.partial(ALGORITHMS[name], role, tensors, shape, how)
 
     pixels = math.prod(sizes[0] if sizes[1] is None else sizes[1])
     columns = pixels * math.prod((sizes[2] or shape)[-len(how.stride) :])  # elements of the im2col matrix
-    names = [way for way in WAYS if way != "product" or columns <= MOST_COLUMNS]
+    names = [name for name in ALGORITHMS if name != "product" or columns <= MOST_COLUMNS]
     return fastest.fastest(names, case, device, str(dtype), role, sizes, shape, how)
 
 
@@ -275,7 +277,7 @@ def _cudnn_batch_norm_backward(info: Any, in_dims: Any, input: Any, outputs: Any
 def _with_channels_of_all(function: Any, images: int, tensors: Tensors, rest: Sequence[Any]) -> Any:
     """Apply a function to the merged channels of all learners; the first `images` tensors are images."""
     if _round is not None:
-        _round.tell("batch norm")
+        _round.extend_cache_key("batch norm")
     like = tensors[images - 1]
     learners = len(like)
     # Without copies: samples keep their dimension or merge with the pixels, as the memory layout allows.

@@ -94,7 +94,7 @@ class CaptureCache(Generic[Captured]):
         """Return whether this shape is the first to be captured, before any value has changed."""
         return not self._num_changes and self._chosen[:1] in ([], [repr(shape)])
 
-    def forget_if_changed(self) -> bool:
+    def drop_if_changed(self) -> bool:
         """Drop all captures if a frozen Python value has changed; return whether one has."""
         name = self._frozen.changed() if self._frozen is not None else None
         if name is None:
@@ -184,12 +184,12 @@ class CapturedTasks(CaptureCache[CapturedTask]):
     """Step graphs of a training's learning task, one per captured batch shape."""
 
     def __init__(
-        self, group: LearnerGroup, settings: LearningConfig, tell: Callable[[str], None], most: int = MAX_SHAPES
+        self, group: LearnerGroup, settings: LearningConfig, warn: Callable[[str], None], most: int = MAX_SHAPES
     ) -> None:
         super().__init__(settings, lambda: group.learners[0].module, most)
         self._group = group
         self._settings = settings
-        self._tell = tell
+        self._warn = warn
         self._traced_step = with_autocast(settings.task_step, group.device, settings.precision)
         self._kept = KeptGraphs()
         self._compilable: Callable[[], StepGraph] | None = None
@@ -234,15 +234,15 @@ class CapturedTasks(CaptureCache[CapturedTask]):
             except (CaptureError, DataError) as error:
                 self.refuse(shape, error)
                 if self.refused is None:
-                    self._tell(f"batches of another shape cannot be captured ({reason(error)}); they run in eager")
+                    self._warn(f"batches of another shape cannot be captured ({reason(error)}); they run in eager")
 
     def trust(self, shape: Shape) -> None:
         """Trust the capture for this shape, which this training has found equal to the step, if it is a kept one."""
         self._kept.trust(shape)
 
-    def distrust(self, shape: Shape) -> bool:
+    def invalidate_disk_cache(self, shape: Shape) -> bool:
         """Drop all captures if the one for this shape is from the disk cache, and not trusted; return whether it is."""
-        if not self._kept.distrust(shape):
+        if not self._kept.invalidate_disk_cache(shape):
             return False
         self.clear()
         return True
@@ -264,7 +264,7 @@ class CapturedTasks(CaptureCache[CapturedTask]):
                 return CapturedTask(unrolled, compile_region(unrolled))
             except (RuntimeUnavailableError, CaptureError) as error:
                 if not Interruption.pending:
-                    self._tell(f"the learning task is not compiled ({reason(error)}); it runs operator by operator")
+                    self._warn(f"the learning task is not compiled ({reason(error)}); it runs operator by operator")
         return CapturedTask(graph, None)
 
     def _graph(self, batch: Batch, frozen: FrozenValues, *, unrolled: bool) -> StepGraph:
@@ -372,7 +372,7 @@ class KeptGraphs:
         """Trust the graphs found for a shape."""
         self._found.pop(shape, None)
 
-    def distrust(self, shape: Any) -> bool:
+    def invalidate_disk_cache(self, shape: Any) -> bool:
         """If one was found for this shape, delete all that are not trusted and disable the cache; return whether."""
         if shape not in self._found:
             return False

@@ -42,8 +42,8 @@ STREAM_ENGINES = {
 LEARNERS_CUDA = 8
 MIN_ROUNDS_PER_EPOCH = 25
 GRAPH_ROUNDS = 100
-FUSED_PARAMETERS = 50_000
-FILLING_PARAMETERS = 1_000_000
+TINY_PARAMETERS = 50_000
+CORE_FILLING_PARAMETERS = 1_000_000
 REUSING = nn.modules.conv._ConvNd, nn.RNNBase, nn.MultiheadAttention, nn.Embedding  # layers that reuse weights
 
 
@@ -80,7 +80,7 @@ def choose_learners(
         wanted = len(available_cores())
         if not any(isinstance(module, REUSING) for module in model.modules()):
             parameters = num_trainable(model)
-            wanted = 1 if parameters >= FILLING_PARAMETERS else wanted * (1 + (parameters <= FUSED_PARAMETERS))
+            wanted = 1 if parameters >= CORE_FILLING_PARAMETERS else wanted * (1 + (parameters <= TINY_PARAMETERS))
     if samples_per_epoch is None or batch_size is None:
         return wanted
     return max(1, min(wanted, samples_per_epoch // (batch_size * MIN_ROUNDS_PER_EPOCH)))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bow.devices import Kernels, StreamDevice
 from bow.engines.averaging import ModelAveraging
-from bow.engines.outcome import LearningConfig, RoundEvent, SideBySide
+from bow.engines.outcome import LearningConfig, ParallelSpeedup, RoundEvent
 from bow.engines.restarts import Restarts
 from bow.engines.task import Step
 from bow.graph.outside import OutsideTensors
@@ -28,15 +28,15 @@ class RoundLog:
         self.round_index = 0
         self.events: list[RoundEvent] = []
         self.spans: list[Span] | None = None  # None: nothing is recorded
-        self.side_by_side: SideBySide | None = None  # None: learners run in turn, or it was not measured
+        self.parallel_speedup: ParallelSpeedup | None = None  # None: learners run in turn, or it was not measured
 
-    def note(self, event: str, message: str, round_index: int | None = None) -> None:
+    def record_event(self, event: str, message: str, round_index: int | None = None) -> None:
         """Record an event, of the current round unless another one is given."""
         self.events.append(RoundEvent(self.round_index if round_index is None else round_index, event, message))
 
-    def tell(self, message: str, stacklevel: int = 7) -> None:
+    def warn(self, message: str, stacklevel: int = 7) -> None:
         """Record and warn that something else runs than was requested."""
-        self.note("engine changed", message)
+        self.record_event("engine changed", message)
         warnings.warn(message, stacklevel=stacklevel)
 
     def record(self, name: str, category: str, began_ns: int, place: str = "caller", **details: str | float) -> None:
@@ -49,7 +49,7 @@ class RoundLog:
 LARGE_BYTES = 2**20  # larger buffers, such as masks, are seldom written to and slow to copy in every round
 
 
-class BeforeRound:
+class RoundSnapshot:
     """Snapshot of the state that learning tasks in Python change, to undo a round that ends before the step."""
 
     def __init__(self, group: LearnerGroup, step: Step) -> None:
@@ -61,7 +61,7 @@ class BeforeRound:
         self._states: list[tuple[Any, Any]] = []
         self._versions: dict[int, tuple[Tensor, int]] = {}
 
-    def keep(self) -> None:
+    def take(self) -> None:
         """Take the snapshot; large buffers that the last round did not write to are not copied."""
         if self._generators is None:
             self._generators = OutsideTensors(self._step, self._group.learners[0].module).generators
@@ -74,7 +74,7 @@ class BeforeRound:
         self._kept = [(buffer, buffer.clone()) for buffer in there if id(buffer) not in still]
         self._states = [(each, state_of(each)) for each in self._generators]
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Restore the snapshot."""
         for slots, before in self._slots:
             slots.clear()
@@ -83,9 +83,9 @@ class BeforeRound:
             buffer.copy_(value)
         for generator, state in self._states:
             set_state(generator, state)
-        self.forget()
+        self.discard()
 
-    def forget(self) -> None:
+    def discard(self) -> None:
         """Drop the snapshot: the round counts from here on."""
         self._slots, self._kept, self._states = [], [], []
 
@@ -118,8 +118,8 @@ class RoundContext:
         self.device = device
         self.log = RoundLog()
         self.averaging = ModelAveraging(group, sync, kernels)
-        self.restarts = Restarts(group, sync, settings, self.log.note, where)
-        self.before = BeforeRound(group, settings.task_step)
+        self.restarts = Restarts(group, sync, settings, self.log.record_event, where)
+        self.snapshot = RoundSnapshot(group, settings.task_step)
 
     @property
     def round_index(self) -> int:

@@ -43,7 +43,7 @@ class Eager(TaskRunner):
         if device is None and group.device.type == "cuda":
             device = cuda_device(group.device)
         self.offloaded = offloaded_tasks(context.settings.offload, group, device, at_once=False)
-        self._in_turn = InTurn(group, context.settings, self.offloaded)
+        self._in_turn = SequentialTasks(group, context.settings, self.offloaded)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class Eager(TaskRunner):
         self._in_turn.resized()
 
     def learn(self, batches: Batches) -> Outcome:
-        self.context.before.keep()
+        self.context.snapshot.take()
         return self._in_turn.learn(batches, self.context.round_index)
 
     def close(self) -> None:
@@ -65,7 +65,7 @@ class Eager(TaskRunner):
             self.offloaded.close()
 
 
-class InTurn:
+class SequentialTasks:
     """Run the learning tasks of a device one after another."""
 
     def __init__(self, group: LearnerGroup, settings: LearningConfig, around: Around | None = None) -> None:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from bow.devices.kernels import sgd_step
-from bow.engines.batched_layers import of_learners
+from bow.engines.batched_layers import batched_convolutions
 from bow.engines.batches import Batches, Stacked, stack_batches
 from bow.engines.context import RoundContext
-from bow.engines.eager import Eager, InTurn
+from bow.engines.eager import Eager, SequentialTasks
 from bow.engines.outcome import Outcome
 from bow.engines.random import task_random
 from bow.engines.runner import InParts, TaskRunner
@@ -41,7 +41,7 @@ class Fused(TaskRunner):
 
     def __init__(self, context: RoundContext) -> None:
         super().__init__(context)
-        self._in_turn = InTurn(context.group, context.settings.compiled(False))
+        self._in_turn = SequentialTasks(context.group, context.settings.compiled(False))
         self._levels: list[tuple[str, TogetherTask]] = []
         self._whole_round: SgdRound | None = None
         self._failed: set[str] = set()
@@ -66,7 +66,7 @@ class Fused(TaskRunner):
             self._build()
             if new - {WHOLE}:
                 message = f"before this training was resumed, {' and '.join(sorted(new))} did not work for this model"
-                self.context.log.tell(f"{message}; running {self.description}")
+                self.context.log.warn(f"{message}; running {self.description}")
 
     def resized(self) -> None:
         """Restack the buffers; the next round compiles for the new number of learners."""
@@ -94,7 +94,7 @@ class Fused(TaskRunner):
                 return outcome
             self._whole_round = None
             self._failed.add(WHOLE)
-            log.note("engine changed", f"the round cannot be one region ({reason(error)}); running it in parts")
+            log.record_event("engine changed", f"the round cannot be one region ({reason(error)}); running it in parts")
         else:
             self._has_run = True
             log.record(WHOLE, "round", began)
@@ -110,7 +110,7 @@ class Fused(TaskRunner):
         stacked = stack_batches(batches) if self._levels else None
         if stacked is not None:
             self._buffers.tensors()
-        self.context.before.keep()
+        self.context.snapshot.take()
         failures: dict[str, str] = {}
         outcome = None
         is_asked_to_end = Interruption.pending and not self._has_run  # nothing is compiled any more
@@ -140,7 +140,7 @@ class Fused(TaskRunner):
         self._failed.update(failures)
         self._levels = [level for level in self._levels if level[0] not in failures]
         for failure in failures.values():
-            self.context.log.tell(f"{failure}; running {self.description}", stacklevel=6)
+            self.context.log.warn(f"{failure}; running {self.description}", stacklevel=6)
         return outcome
 
     def _learn_together(self, run: TogetherTask, batch: Batch) -> Outcome:
@@ -151,7 +151,7 @@ class Fused(TaskRunner):
 
     @contextlib.contextmanager
     def _random(self) -> Iterator[None]:
-        with task_random(self.group.device) as generator, of_learners({}):  # all grouped on a CPU
+        with task_random(self.group.device) as generator, batched_convolutions({}):  # all grouped on a CPU
             generator.manual_seed(self.context.round_seed)
             yield
 

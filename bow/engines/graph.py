@@ -14,14 +14,14 @@ from bow.data import Indexed
 from bow.engines.batches import Batches, Stacked, batch_of
 from bow.engines.captured import MAX_SHAPES, CapturedTasks, Shape, shape_of
 from bow.engines.context import RoundContext
-from bow.engines.eager import Eager, InTurn
+from bow.engines.eager import Eager, SequentialTasks
 from bow.engines.first_come import FinishedTask, Period, run_tasks
 from bow.engines.graph_jobs import GraphJobs
 from bow.engines.graph_round import ExecutorGroups, GraphRound
 from bow.engines.live_check import COMPILED_ROUNDING, ROUNDING, LiveCheck
 from bow.engines.loop import step_alone
 from bow.engines.memory_budget import out_of_memory_explained
-from bow.engines.outcome import Outcome, SideBySide, Turns
+from bow.engines.outcome import Outcome, ParallelSpeedup, Turns
 from bow.engines.random import NumbersOfGraph, task_random
 from bow.engines.runner import AheadRunner, InParts, SeedOf
 from bow.engines.step_state import StepState, fits
@@ -51,10 +51,10 @@ class Graph(AheadRunner):
     def __init__(self, context: RoundContext) -> None:
         super().__init__(context)
         group, settings = context.group, context.settings
-        self._in_turn = InTurn(group, settings.compiled(False))
+        self._in_turn = SequentialTasks(group, settings.compiled(False))
         # A member's last, perhaps short batch runs in eager as it would alone, whatever shapes came before.
         most = 1 if isinstance(context.sync, Members) else MAX_SHAPES
-        self.tasks = CapturedTasks(group, settings, context.log.tell, most)
+        self.tasks = CapturedTasks(group, settings, context.log.warn, most)
         self.live = LiveCheck(group, settings, self.tasks)
         self._jobs = GraphJobs(context, self.tasks)
         self._failed: str | None = None  # why it runs in eager from now on
@@ -83,17 +83,17 @@ class Graph(AheadRunner):
         return {"failed": self._failed, **self.tasks.state}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self._jobs.forget()
+        self._jobs.clear()
         self.tasks.load(state)
         if (why := state["failed"]) and not self._failed:
             self._fall_back(f"engine graph had been abandoned before the checkpoint ({why})")
             self._failed = why
 
     def resized(self) -> None:
-        self.context.log.side_by_side = None
+        self.context.log.parallel_speedup = None
         self._in_turn.resized()
         self.live.resized()
-        self._jobs.forget()
+        self._jobs.clear()
         fitting = fits(self.group, self.context.sync, self.context.settings, native=True)
         stepping = fitting and self.group.matrix.z.dtype != torch.bfloat16
         self._step_state = StepState(self.group, cast(SMA | Members, self.context.sync)) if stepping else None
@@ -107,7 +107,7 @@ class Graph(AheadRunner):
         ready = None if stepping is None else self._ready(batches, stepping)
         if ready is None:
             return in_parts(batches, due)
-        return self._run(ready, due) if self.group.is_alone or not due else self._run_beside_the_sum(ready)
+        return self._run(ready, due) if self.group.is_alone or not due else self._run_with_sum(ready)
 
     @property
     def has_written(self) -> bool:
@@ -117,7 +117,7 @@ class Graph(AheadRunner):
         """Run the learning tasks on the executors, or one after another where they have no step graph."""
         ready = self._ready(batches, None) if self._stepping is None else None
         if ready is None:
-            self.context.before.keep()
+            self.context.snapshot.take()
             # Raises again if the error is the user's.
             outcome = self._in_turn.learn(batches, self.context.round_index)
             if self.tasks.refused is not None and not self._failed:
@@ -134,7 +134,7 @@ class Graph(AheadRunner):
         return not self._failed
 
     def num_ahead(self, batches: Sequence[Batches]) -> int:
-        if self._failed or self._jobs.forgot_stale() or self.live.is_due(self.context.round_index):
+        if self._failed or self._jobs.drop_stale() or self.live.is_due(self.context.round_index):
             return 1
 
         def is_captured(batches: Batches) -> bool:
@@ -169,7 +169,7 @@ class Graph(AheadRunner):
             self._failed
             or self._stepping is None
             or not isinstance(self.context.sync, Members)
-            or self._jobs.forgot_stale()
+            or self._jobs.drop_stale()
         ):
             return 0
         return self.live.rounds_before(self.context.round_index)
@@ -220,19 +220,19 @@ class Graph(AheadRunner):
             outcome = ready.run(self._jobs.team, self.context.log.spans is not None)
         if alone_s is not None and all(outcome.active) and len(self.group) > 1:
             log = self.context.log
-            log.side_by_side = log.side_by_side or SideBySide(len(self.group), ready.groups.count)
-            log.side_by_side.times.append((alone_s, time.perf_counter() - began))
+            log.parallel_speedup = log.parallel_speedup or ParallelSpeedup(len(self.group), ready.groups.count)
+            log.parallel_speedup.times.append((alone_s, time.perf_counter() - began))
         self._record(ready)
         return outcome
 
-    def _run_beside_the_sum(self, ready: GraphRound) -> Outcome:
+    def _run_with_sum(self, ready: GraphRound) -> Outcome:
         """Run a round with a synchronisation task over several devices."""
         matrix, step_state, averaging = self.group.matrix, cast(StepState, self._step_state), self.context.averaging
         native().contribute(matrix.weights, matrix.z, matrix.total, step_state.averaging[0])
         ready.begin(True, matrix.total)
         self._running = ready
         averaging.begin_sum(matrix.total)
-        with averaging.beside_the_sum(), _indices_are_data():
+        with averaging.overlapping_sum(), _indices_are_data():
             outcome = ready.run(self._jobs.team, self.context.log.spans is not None, between=averaging.wait)
         self._record(ready)
         return outcome
@@ -247,15 +247,15 @@ class Graph(AheadRunner):
         if self._failed:
             return None
         self.tasks.refused = None
-        self._jobs.forgot_stale()
+        self._jobs.drop_stale()
         job = self._jobs.ready(batches, stepping)
         while job is not None and not self._failed and self.live.is_due(self.context.round_index):
             difference, shape, is_sure = self._difference(batches)
-            if (is_sure and not difference) or shape is None or not self.tasks.distrust(shape):
+            if (is_sure and not difference) or shape is None or not self.tasks.invalidate_disk_cache(shape):
                 if difference:
                     self._fall_back(difference)
                 break
-            self._jobs.forget()  # another training's: it is captured anew
+            self._jobs.clear()  # another training's: it is captured anew
             job = self._jobs.ready(batches, stepping)
         job = None if self._failed else job
         self._replayed = batches if job is not None else self._replayed
@@ -265,11 +265,11 @@ class Graph(AheadRunner):
         while (
             self._replayed is not None
             and not self._failed
-            and not self._jobs.forgot_stale()
+            and not self._jobs.drop_stale()
             and self.live.has_unchecked(self.context.round_index)
         ):
             if difference := self._difference(self._replayed)[0]:
-                self.context.log.tell(difference, stacklevel=6)
+                self.context.log.warn(difference, stacklevel=6)
 
     def _difference(self, batches: Batches) -> tuple[str | None, Shape | None, bool]:
         """Live-check one learner's step graph: return the difference, the shape, and whether the result is certain.
@@ -304,11 +304,11 @@ class Graph(AheadRunner):
                     self._alone_s = time.perf_counter() - began
                 metrics = {name: value[0] for name, value in outcome.metrics.items()}
                 units = ROUNDING if own.region is None else COMPILED_ROUNDING
-                made.append(self.live.run_of(learner, outcome.losses[0], metrics, units=units))
+                made.append(self.live.results_of(learner, outcome.losses[0], metrics, units=units))
         with num_threads(1):  # as above: bitwise equal where nothing is compiled
-            expected = self.live.expect(learner, batch, numbers)
-        difference = self.live.verdict(made, expected, self.context.round_index)
-        is_sure = not self.live.is_unsure and expected.run is not None
+            expected = self.live.run_step(learner, batch, numbers)
+        difference = self.live.compare(made, expected, self.context.round_index)
+        is_sure = not self.live.needs_recheck and expected.run is not None
         if is_sure and not difference:
             self.tasks.trust(shape)
         return difference, shape, is_sure
@@ -321,8 +321,8 @@ class Graph(AheadRunner):
         return self._step_state
 
     def _fall_back(self, why: str) -> None:
-        self._failed, self.context.log.side_by_side = why, None
-        self.context.log.tell(f"{why}; running {self.description}", stacklevel=8)
+        self._failed, self.context.log.parallel_speedup = why, None
+        self.context.log.warn(f"{why}; running {self.description}", stacklevel=8)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,17 +34,17 @@ class GraphJobs:
         self._usual: GraphRound | None = None  # what ran last
         self._usual_mode: tuple[Any, ...] = ()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """Drop all jobs: learners or captures have changed."""
         self._by_shapes.clear()
         self._alone.clear()
         self._usual = None
 
-    def forgot_stale(self) -> bool:
+    def drop_stale(self) -> bool:
         """Drop captures and jobs if a frozen Python value has changed; return whether one has."""
-        if not self._tasks.forget_if_changed():
+        if not self._tasks.drop_if_changed():
             return False
-        self.forget()
+        self.clear()
         return True
 
     def close(self) -> None:
@@ -131,6 +131,6 @@ class GraphJobs:
                 schedule.check(dependencies_of(operators_of(task.graph)))
         except ScheduleError as error:
             why = f"the schedule does not fit this step ({reason(error)})"
-            self._context.log.tell(f"{why}; operators run one after another")
+            self._context.log.warn(f"{why}; operators run one after another")
             return False
         return True

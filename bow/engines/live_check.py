@@ -32,7 +32,7 @@ SHARE = 0.01  # of the training time, for all checks after the first ones
 FIRST = (1, 2, 4, 8)  # rounds after a capture that are always checked: together they take less than the capture
 # Until checks have taken this long in all, one runs whenever the rounds since a capture have doubled: a training may be
 # over before SHARE of its time is enough for one.
-FREE_S = 0.1
+FREE_CHECKS_S = 0.1
 
 # Units of rounding, relative to a tensor's norm, within which results count as equal. A compiler sums in another order,
 # which noise on operators does not model: 205 units in a gradient of ResNet-8's batch norm.
@@ -87,8 +87,8 @@ class LiveCheck:
         self._num_captures = 0
         self._since = 0
         self._next = FIRST[0]
-        self._again = False  # the next check measures the effect of rounding
-        self._closely = False
+        self._recheck = False  # the next check measures the effect of rounding
+        self._with_noise = False
         self._comparable = True
         self._was_compared = False  # since the last capture
         self._num_checks = 0
@@ -109,21 +109,21 @@ class LiveCheck:
         self._count_time()
         if self._captures.num_captures != self._num_captures:
             self._num_captures = self._captures.num_captures
-            self._since, self._next, self._again, self._comparable = round_index, FIRST[0], False, True
+            self._since, self._next, self._recheck, self._comparable = round_index, FIRST[0], False, True
             self._was_compared, self._known = False, {}
         if not self._num_captures or not self._comparable:
             return False
-        if self._again:
+        if self._recheck:
             return True
         has_doubled = round_index - self._since + 1 >= self._next
-        if self._next <= FIRST[-1] or (has_doubled and self._spent_s < FREE_S):
+        if self._next <= FIRST[-1] or (has_doubled and self._spent_s < FREE_CHECKS_S):
             return has_doubled
         since_last_s = self._trained_s - self._trained_at_last_s
         return since_last_s * SHARE >= self._last_s and self._trained_s * SHARE >= self._spent_s
 
     def has_unchecked(self, round_index: int) -> bool:
         """Whether rounds before this one may have replayed a capture since the last check."""
-        return self._num_captures > 0 and self._comparable and (self._again or self._checked < round_index - 1)
+        return self._num_captures > 0 and self._comparable and (self._recheck or self._checked < round_index - 1)
 
     def _count_time(self) -> None:
         now = time.perf_counter()
@@ -132,15 +132,15 @@ class LiveCheck:
         self._seen, self._gap_s = now, max(gap_s, 0.9 * self._gap_s)
 
     @property
-    def is_unsure(self) -> bool:
+    def needs_recheck(self) -> bool:
         """Whether the last check found a difference that only a noisy run can judge."""
-        return self._again
+        return self._recheck
 
     def rounds_before(self, round_index: int) -> int:
         """Return how many rounds from this one on need no check; checks that are due by time can wait for them."""
         if self.is_due(round_index):
             return 0
-        by_rounds = self._next <= FIRST[-1] or self._spent_s < FREE_S
+        by_rounds = self._next <= FIRST[-1] or self._spent_s < FREE_CHECKS_S
         return self._since + self._next - 1 - round_index if by_rounds and self._comparable else sys.maxsize
 
     def choose(self, shapes: Sequence[Hashable | None]) -> int | None:
@@ -150,7 +150,7 @@ class LiveCheck:
         chosen = newest if newest and self._next == FIRST[0] else present
         return chosen[self._num_checks % len(chosen)] if chosen else None
 
-    def expect(self, learner: int, batch: Batch, numbers: Numbers) -> Expected:
+    def run_step(self, learner: int, batch: Batch, numbers: Numbers) -> Expected:
         """Run the user's own step and undo everything it may have changed."""
         self._started = time.perf_counter()
         self._num_checks += 1
@@ -161,12 +161,12 @@ class LiveCheck:
             self._comparable, self._was_compared = comparable, comparable
             if not comparable or not bool(torch.isfinite(run.loss) & torch.isfinite(run.gradient.sum())):
                 return Expected(learner, None)
-            if self._closely:
+            if self._with_noise:
                 again = self._run(learner, batch, numbers, noise=None)[0].loss
                 if _norm(again, run.loss) > REPEATED * _norm(run.loss):
                     failure = "the step is not deterministic: its loss differs between runs on the same batch"
                     return Expected(learner, None, failure=failure)
-            spread = self._spread(learner, batch, numbers, run) if self._closely else None
+            spread = self._spread(learner, batch, numbers, run) if self._with_noise else None
             if spread is not None:
                 sizes = {name: _norm(tensor) for name, tensor in self._parts(run).items()}
                 parts = {name: effect / sizes[name] for name, effect in spread.items() if sizes[name] > 0}
@@ -179,24 +179,24 @@ class LiveCheck:
             return Expected(learner, None, failure=f"the step itself fails: {reason(error)}")
         return Expected(learner, run, spread)
 
-    def verdict(self, made: Sequence[TaskRun], expected: Expected, round_index: int) -> str | None:
+    def compare(self, made: Sequence[TaskRun], expected: Expected, round_index: int) -> str | None:
         """Return how runs of the capture differ from the step; None if they do not, or if another check must judge."""
         differing = [what for run in made for what in self._differing(run, expected)]
         self._last_s = time.perf_counter() - self._started
         self._spent_s += self._last_s
         self._trained_at_last_s, self._checked = self._trained_s, round_index
         self._next = max(self._next, 2 * (round_index - self._since + 1))
-        self._again = bool(differing) and expected.spread is None
-        self._closely = self._again
+        self._recheck = bool(differing) and expected.spread is None
+        self._with_noise = self._recheck
         if expected.failure is not None:
             return self._sentence(expected.failure)
         if differing:
-            return None if self._again else self._sentence(differing[0])
+            return None if self._recheck else self._sentence(differing[0])
         if expected.run is not None:
             self._equal = round_index
         return None
 
-    def run_of(
+    def results_of(
         self,
         learner: int,
         loss: Tensor,
@@ -255,7 +255,7 @@ class LiveCheck:
                     modes.enter_context(_RoundingNoise(noise))
                 # A copy, since the step may write to its batch.
                 learned = self._tasks.run(learner, tree_map_only(Tensor, Tensor.clone, batch))
-            return self.run_of(learner, learned.loss.clone(), dict(learned.metrics)), comparable()
+            return self.results_of(learner, learned.loss.clone(), dict(learned.metrics)), comparable()
 
     def _spread(self, learner: int, batch: Batch, numbers: Numbers, run: TaskRun) -> dict[str, float]:
         spread = dict.fromkeys(self._parts(run), 0.0)

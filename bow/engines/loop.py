@@ -209,7 +209,7 @@ class RoundLoop(Loop):
         context = self.context
         due = context.averaging.due(context.round_index)
         self._has_stepped = False
-        context.before.forget()
+        context.snapshot.discard()
         with Uninterrupted(lambda: self._has_stepped or self.runner.has_written):
             try:
                 context.restarts.observe_learning_rate()
@@ -218,7 +218,7 @@ class RoundLoop(Loop):
             except BaseException:
                 if not (self._has_stepped or self.runner.has_written):
                     self._has_stepped = True  # Ctrl-C waits for it
-                    context.before.put_back()
+                    context.snapshot.restore()
                 raise
             self._end_round(outcome, due)
         return outcome
@@ -254,7 +254,7 @@ class RoundLoop(Loop):
         averaging, log = self.context.averaging, self.context.log
         averaging.begin(due)
         began = time.perf_counter_ns()
-        with averaging.beside_the_sum():
+        with averaging.overlapping_sum():
             outcome = self.runner.learn(batches)
         log.record("learning tasks", "round", began)
         began = time.perf_counter_ns()
@@ -274,7 +274,7 @@ class RoundLoop(Loop):
         """Restart learners that diverged, or all learners after a drop."""
         context, rows = self.context, self.group.matrix
         restarts = context.restarts
-        if self.sync.follows(self.group.num_all) and not (restarts.gives_weights and outcome.any_diverged):
+        if self.sync.follows(self.group.num_all) and not (restarts.replaces_weights and outcome.any_diverged):
             rows.z.copy_(rows.weights[0])
         restarts.count(outcome, context.round_index)
         if outcome.any_diverged:

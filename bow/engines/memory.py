@@ -214,10 +214,10 @@ def _on_device(sizes: Sequence[int], offload: bool) -> int:
     """Return a lower bound of a task's activations that are on the device at the same time."""
     if not offload:
         return sum(sizes)
-    from bow.engines.saved_tensors import LEAVING, MIN_BYTES  # rarely needed
+    from bow.engines.saved_tensors import MAX_IN_FLIGHT, MIN_BYTES  # rarely needed
 
     large = sorted(size for size in sizes if size >= MIN_BYTES)
-    return sum(size for size in sizes if size < MIN_BYTES) + sum(large[-LEAVING - 1 :])
+    return sum(size for size in sizes if size < MIN_BYTES) + sum(large[-MAX_IN_FLIGHT - 1 :])
 
 
 def _rows_of(sync: Synchroniser, averages: bool) -> tuple[bool, int]:

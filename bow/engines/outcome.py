@@ -104,7 +104,7 @@ MOST_GAIN, WIDEST = 1.1, 1.5  # gain per learner at once, and ratio of the quart
 
 
 @dataclass
-class SideBySide:
+class ParallelSpeedup:
     """Speedup of learners that run in parallel: a task is timed alone now and then, and the round after it."""
 
     learners: int
@@ -151,7 +151,7 @@ class Outcome:
             return self.active
         return [active and finite for active, finite in zip(self.active, self.finite.tolist(), strict=True)]
 
-    def take_out(self, finite: Bool[Tensor, " learners"]) -> None:
+    def mark_diverged(self, finite: Bool[Tensor, " learners"]) -> None:
         """Mark further learners as diverged, those that are not `finite`."""
         self.finite = self.finite & finite
         self.__dict__.pop("healthy", None)

@@ -124,15 +124,15 @@ class DrawWatch:
 
     Attributes:
         draws: whether they draw at all.
-        entangled: whether they draw numbers that `OwnNumbers` around a forward pass does not cover: in the backward
-            pass, from a generator of the user's, by an operator that is not declared as random, or after the state was
-            changed (activation checkpointing resets it to draw a dropout mask again); or whether they take forward-mode
-            derivatives, which only one thread at a time can.
+        unsafe_in_parallel: whether they draw numbers that `OwnNumbers` around a forward pass does not cover: in the
+            backward pass, from a generator of the user's, by an operator that is not declared as random, or after the
+            state was changed (activation checkpointing resets it to draw a dropout mask again); or whether they take
+            forward-mode derivatives, which only one thread at a time can.
     """
 
     def __init__(self, *, operators: bool) -> None:
         self.draws = False
-        self.entangled = False
+        self.unsafe_in_parallel = False
         self._in_forward = False
         self._left = torch.empty(0)
         self._mode = _Watching(self) if operators else contextlib.nullcontext()
@@ -145,7 +145,7 @@ class DrawWatch:
     def __exit__(self, *error: Any) -> None:
         self._mode.__exit__(*error)
         if self._moved():
-            self.draws = self.entangled = True
+            self.draws = self.unsafe_in_parallel = True
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:
@@ -156,13 +156,13 @@ class DrawWatch:
         finally:
             self._in_forward = False
 
-    def see(self, *, foreign: bool) -> None:
+    def before_draw(self, *, foreign: bool) -> None:
         """Called before an operator draws, from the default generator or from a `foreign` one."""
         self.draws = True
         if foreign or not self._in_forward or self._moved():
-            self.entangled = True
+            self.unsafe_in_parallel = True
 
-    def saw(self) -> None:
+    def after_draw(self) -> None:
         """Called after it has drawn."""
         self._left = torch.default_generator.get_state()
 
@@ -180,14 +180,14 @@ class _Watching(DispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if forward_ad._current_level >= 0:  # the level of dual numbers is shared by all threads
-            self._watch.entangled = True
+            self._watch.unsafe_in_parallel = True
         if not is_random(func):
             return func(*args, **kwargs)
-        self._watch.see(foreign=given_generator(func, args, kwargs) is not None)
+        self._watch.before_draw(foreign=given_generator(func, args, kwargs) is not None)
         try:
             return func(*args, **kwargs)
         finally:
-            self._watch.saw()
+            self._watch.after_draw()
 
 
 class NoGenerators(DispatchMode):

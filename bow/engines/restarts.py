@@ -46,7 +46,7 @@ class Restarts:
         self._hopeless_rounds = 0
 
     @property
-    def gives_weights(self) -> bool:
+    def replaces_weights(self) -> bool:
         """Whether a restart replaces weights; where gradients are averaged, all weights are equal anyway."""
         return self._sync.timing is not Timing.BEFORE_STEP
 
@@ -74,13 +74,13 @@ class Restarts:
         if not self._sync.restarts_diverged:
             return
         center = self._sync.center(self._group.matrix)
-        self._group.restart(diverged, center, weights=weights and self.gives_weights, gather=gather)
+        self._group.restart(diverged, center, weights=weights and self.replaces_weights, gather=gather)
 
     def after_step(self, outcome: Outcome) -> None:
         """Restart learners whose step led to non-finite weights, before others average with them."""
         finite = torch.isfinite(self._group.matrix.weights.sum(1))
         if not bool(finite.all()):
-            outcome.take_out(finite)
+            outcome.mark_diverged(finite)
             self.restart(outcome.diverged)
             for learner, diverged in enumerate(outcome.diverged):
                 if diverged:
@@ -113,7 +113,7 @@ class Restarts:
         if not is_finite:
             why = f"{cause}, and the central model is not finite"
             raise DivergenceError(f"training diverged: {why}; lower the learning rate")
-        what = "restarts from the central model" if self.gives_weights else "is excluded from the mean"
+        what = "restarts from the central model" if self.replaces_weights else "is excluded from the mean"
         message = f"{cause}: it {what}"
         if not self.num_restarts:
             warnings.warn(f"{message} (further restarts are only counted)", stacklevel=5)

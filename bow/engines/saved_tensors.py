@@ -79,9 +79,9 @@ def view_of(tensor: Tensor) -> StridedView:
 
 MIN_BYTES = 2**20  # smaller tensors stay on the device: copying them costs more time than the memory is worth
 MAX_SPREAD = 8  # largest span of a tensor relative to its elements; one with more gaps stays on the device
-LEAVING = 2  # copies to the host in flight; with one more the computation waits for the oldest
-AHEAD = 2  # tensors to copy back before they are needed
-MAX_COMING = 4  # if more are copied back, the oldest unused ones are dropped: they will not be requested
+MAX_IN_FLIGHT = 2  # copies to the host in flight; with one more the computation waits for the oldest
+PREFETCH = 2  # tensors to copy back before they are needed
+MAX_PREFETCHED = 4  # if more are copied back, the oldest unused ones are dropped: they will not be requested
 # Autograd's own message; autograd cannot check what hooks have saved.
 MODIFIED = (
     "one of the variables needed for gradient computation has been modified by an inplace operation; a step that works "
@@ -180,8 +180,8 @@ class Offload:
         self._slots: list[_PinnedSlot] = []
         self._order: list[weakref.ref[_Parked]] = []
         self._known: dict[Hashable, _Known] = {}
-        self._leaving: deque[_Leaving] = deque()
-        self._coming: dict[int, Tensor] = {}
+        self._in_flight: deque[_Leaving] = deque()
+        self._prefetched: dict[int, Tensor] = {}
 
     @property
     def pinned_bytes(self) -> int:
@@ -277,16 +277,16 @@ class Offload:
         self._to_host.record(slot.on_host)
         parked = _Parked(len(self._slots), slot, len(flat), flat.dtype)
         self._slots.append(slot)
-        self._leaving.append(_Leaving(parked, slot, flat, flat._version))
-        if len(self._leaving) > LEAVING:
-            self._let_go()
+        self._in_flight.append(_Leaving(parked, slot, flat, flat._version))
+        if len(self._in_flight) > MAX_IN_FLIGHT:
+            self._release_oldest()
         return parked
 
-    def _let_go(self) -> _Leaving:
+    def _release_oldest(self) -> _Leaving:
         """Release the oldest copy to the host in flight."""
         # Its memory belongs to the computation's stream, where the next owner writes after this wait. The host never
         # waits, and the memory held does not depend on how far it runs ahead.
-        leaving = self._leaving.popleft()
+        leaving = self._in_flight.popleft()
         self._device.caller().wait(leaving.slot.on_host)
         leaving.parked.changed = leaving.flat._version != leaving.version
         return leaving
@@ -308,8 +308,8 @@ class Offload:
         return flat.as_strided(packed.shape, view.strides, view.offset)
 
     def _on_device(self, parked: _Parked) -> Tensor:
-        while self._leaving:  # still on the device: no need to copy it back
-            leaving = self._let_go()
+        while self._in_flight:  # still on the device: no need to copy it back
+            leaving = self._release_oldest()
             leaving.parked.flat = leaving.flat
         if parked.changed:
             raise RuntimeError(MODIFIED)
@@ -318,9 +318,9 @@ class Offload:
                 "what a learning task saved for its backward pass is freed when the task ends (offload=True)"
             )
         if parked.flat is None:
-            if parked.index not in self._coming:
+            if parked.index not in self._prefetched:
                 self._fetch(parked, parked.slot)
-            parked.flat = self._coming.pop(parked.index)
+            parked.flat = self._prefetched.pop(parked.index)
             self._device.caller().wait(parked.slot.back)
         return parked.flat
 
@@ -331,13 +331,13 @@ class Offload:
             parked = self._order[earlier]()
             if parked is not None and parked.flat is None and parked not in upcoming:
                 upcoming.append(parked)
-            if len(upcoming) == AHEAD:
+            if len(upcoming) == PREFETCH:
                 break
         for parked in upcoming:
-            if parked.index not in self._coming and parked.slot is not None:
+            if parked.index not in self._prefetched and parked.slot is not None:
                 self._fetch(parked, parked.slot)
-        while len(self._coming) > MAX_COMING:
-            self._give_up(next(iter(self._coming)))
+        while len(self._prefetched) > MAX_PREFETCHED:
+            self._drop_prefetched(next(iter(self._prefetched)))
 
     def _fetch(self, parked: _Parked, slot: _PinnedSlot) -> None:
         """Copy back, into memory of the computation's stream, where it is used and freed."""
@@ -347,19 +347,19 @@ class Offload:
         with self._device.on(self._from_host):
             flat.copy_(_like(slot, parked.dtype, parked.count), non_blocking=True)
         self._from_host.record(slot.back)
-        self._coming[parked.index] = flat
+        self._prefetched[parked.index] = flat
 
-    def _give_up(self, index: int) -> None:
+    def _drop_prefetched(self, index: int) -> None:
         """Free memory that is being copied to and that was not requested."""
         self._device.caller().wait(self._slots[index].back)
-        del self._coming[index]
+        del self._prefetched[index]
 
     def _end(self) -> None:
         """Have the computation wait for all outstanding copies; then memory on both sides is free."""
-        while self._leaving:
-            self._let_go()
-        for index in list(self._coming):
-            self._give_up(index)
+        while self._in_flight:
+            self._release_oldest()
+        for index in list(self._prefetched):
+            self._drop_prefetched(index)
         for reference in self._order:
             if (parked := reference()) is not None:  # the step has kept an autograd graph
                 parked.slot = parked.flat = None

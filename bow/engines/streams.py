@@ -14,7 +14,7 @@ import torch
 from bow.devices import available_cores, core_sets, share_cores
 from bow.engines.batches import Batches, FlatBatch, Stacked
 from bow.engines.context import RoundContext
-from bow.engines.eager import InTurn
+from bow.engines.eager import SequentialTasks
 from bow.engines.first_come import FinishedTask, Period
 from bow.engines.loop import step_alone
 from bow.engines.outcome import Outcome
@@ -50,35 +50,35 @@ class Streams(AheadRunner):
 
     def __init__(self, context: RoundContext) -> None:
         super().__init__(context)
-        self._in_turn = InTurn(context.group, context.settings)
+        self._in_turn = SequentialTasks(context.group, context.settings)
         self._tasks = self._in_turn.tasks
         self._watched: set[Hashable] = set()
         self._known: set[Hashable] = set()
         self._before: set[str] = set()  # signatures that an earlier training has watched, as text
         self._draws = False
-        self._entangled = False
+        self._runs_in_turn = False
         self._open_pool()
 
     @property
     def description(self) -> str:
         """`streams`, or `streams (in turn)` if the learning task's random numbers require it."""
-        return f"{self.name} (in turn)" if self._entangled else self.name
+        return f"{self.name} (in turn)" if self._runs_in_turn else self.name
 
     @property
     def runs_ahead(self) -> bool:
-        return not self._entangled
+        return not self._runs_in_turn
 
     @property
     def state(self) -> dict[str, Any]:
         """Plain values for checkpoints; signatures that were watched need not be watched again."""
         seen = self._before.union(map(repr, self._watched | self._known))
-        return {"seen": sorted(seen), "draws": self._draws, "in turn": self._entangled, **self._in_turn.tasks.state}
+        return {"seen": sorted(seen), "draws": self._draws, "in turn": self._runs_in_turn, **self._in_turn.tasks.state}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Restore `state`; known shapes run in turn once more, to compile."""
         self._in_turn.tasks.load(state)
         self._draws, self._before = state["draws"], set(state["seen"])
-        if state["in turn"] and not self._entangled:
+        if state["in turn"] and not self._runs_in_turn:
             self._fall_back()
 
     def resized(self) -> None:
@@ -99,7 +99,7 @@ class Streams(AheadRunner):
 
     def learn(self, batches: Batches) -> Outcome:
         """Run the learning tasks at once, or in turn where required."""
-        self.context.before.keep()
+        self.context.snapshot.take()
         if not self._ready(batches):
             return self._learn_in_turn(batches)
         return self._learn_at_once([batches], ahead=0)[0]
@@ -114,7 +114,7 @@ class Streams(AheadRunner):
         if nothing is drawn a second one compiles.
         """
         with num_threads(self._pool.threads):  # as on the threads, so that results do not depend on where it ran
-            if self._entangled:
+            if self._runs_in_turn:
                 return self._in_turn.learn(batches, self.context.round_index)
             signatures, compiled = self._signatures(batches), self._tasks.is_compiled
             if not self._draws:
@@ -127,7 +127,7 @@ class Streams(AheadRunner):
             self._draws |= watch.draws
             seen = self._known if compiling or self._draws else self._watched
             seen |= signatures
-            if watch.entangled:
+            if watch.unsafe_in_parallel:
                 self._fall_back()
         return outcome
 
@@ -175,18 +175,18 @@ class Streams(AheadRunner):
         self._draws = True
         for each in (self._known, self._watched, self._before):
             each.clear()
-        self.context.log.tell(
+        self.context.log.warn(
             f"the learning task drew random numbers in round {self.context.round_index} for the first time: those of "
             "this round do not follow from the seed, later ones do",
             stacklevel=8,
         )
 
     def _fall_back(self) -> None:
-        self._entangled = True
-        self.context.log.tell(IN_TURN, stacklevel=9)
+        self._runs_in_turn = True
+        self.context.log.warn(IN_TURN, stacklevel=9)
 
     def _ready(self, batches: Batches) -> bool:
-        return not self._entangled and self._signatures(batches) <= self._known
+        return not self._runs_in_turn and self._signatures(batches) <= self._known
 
     def _signatures(self, batches: Batches) -> set[Hashable]:
         """Return what distinguishes batches for the learning task, mainly their shapes."""
@@ -202,7 +202,7 @@ class Streams(AheadRunner):
     def _open_pool(self) -> None:
         places, threads = self._places()
         self._pool = ThreadPool(core_sets(places, threads), threads)
-        self._forgotten = weakref.finalize(self, self._pool.dismiss)  # if `close` is never called
+        self._forgotten = weakref.finalize(self, self._pool.stop)  # if `close` is never called
 
 
 def _leaf(leaf: object) -> Hashable:

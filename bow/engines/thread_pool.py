@@ -28,14 +28,14 @@ class Worker:
             self._thread.start()
             ready.wait()
         except BaseException:  # Ctrl-C, or there are too many threads
-            self.dismiss()
+            self.stop()
             raise
 
     def put(self, job: Job) -> None:
         """Queue a job."""
         self._jobs.put(job)
 
-    def dismiss(self) -> None:
+    def stop(self) -> None:
         """End the thread after its queued jobs, without waiting for it."""
         self._jobs.put(None)
 
@@ -71,16 +71,16 @@ class ThreadPool:
         self._open()
         _PeriodRun(self._workers, scheduler, execute).work(runs)
 
-    def dismiss(self) -> None:
+    def stop(self) -> None:
         """End all threads without waiting: garbage collection may call this on one of them."""
         places, self._workers = self._workers, []
         for place in places:
-            place.dismiss()
+            place.stop()
 
     def close(self) -> None:
         """End all threads, and wait for them."""
         places = self._workers
-        self.dismiss()
+        self.stop()
         for place in places:
             place.join()
 
@@ -94,7 +94,7 @@ class ThreadPool:
                 places.append(Worker(f"bow place {number}", cores, self.threads))
         except BaseException:
             for place in places:
-                place.dismiss()
+                place.stop()
             raise
         finally:
             torch.set_num_threads(threads)  # otherwise the user's new threads would inherit the workers' setting

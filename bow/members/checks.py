@@ -27,7 +27,7 @@ from bow.training.checks import all_labels, check_first_batch, make_scheduler
 from bow.training.config import TrainConfig
 from bow.training.data_source import DataSource, check_round
 from bow.training.epoch import MOST_LOST
-from bow.training.stopping import directed, names_of_epochs
+from bow.training.stopping import names_of_epochs, with_directions
 
 
 def checked(config: SweepConfig) -> SweepConfig:
@@ -40,7 +40,7 @@ def checked(config: SweepConfig) -> SweepConfig:
     metrics = train.validation.metrics
     is_evaluated = train.validation.data is not None or any(v.validate_on is not None for v in config.variants)
     names = None if train.step is not None else names_of_epochs(metrics if is_evaluated else ())
-    rules = directed(config.stop, metrics, names)
+    rules = with_directions(config.stop, metrics, names)
     for logger in train.run.loggers:
         if not isinstance(logger, GroupLogger):
             raise SettingError(f"loggers of a sweep need a method for_member(name, group), which {logger!r} lacks")

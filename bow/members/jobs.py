@@ -28,7 +28,7 @@ from bow.sync import SMA, Independent
 from bow.training.checks import choose_devices
 from bow.training.config import Run, TrainConfig
 from bow.training.result import Result
-from bow.training.train import INSTEAD, run_training
+from bow.training.train import TRAIN_OVERRIDE, run_training
 
 # Settings that may differ between members, or that the sweep provides; all others must be equal.
 APART = {"model", "optimizer", "scheduler", "batch_size", "learners", "sync", "run", "callbacks", "seed", "source"}
@@ -200,7 +200,7 @@ class _Job:
 
     def _run(self) -> None:
         self._may_run.acquire()
-        INSTEAD.set(self._train)
+        TRAIN_OVERRIDE.set(self._train)
         try:
             self.value = self._task()
         except BaseException as error:

@@ -30,8 +30,8 @@ class ReplicaMatrix:
         self._corrections: Tensor | None = None
         self.z: Float[Tensor, " parameters"] = torch.zeros(row_length, dtype=dtype, device=device)
         # Communicated between devices: `total`, followed by the number of contributing learners.
-        self.travelling = torch.zeros(row_length + 1, dtype=dtype, device=device)
-        self.total: Float[Tensor, " parameters"] = self.travelling[:-1]
+        self.allreduce_buffer = torch.zeros(row_length + 1, dtype=dtype, device=device)
+        self.total: Float[Tensor, " parameters"] = self.allreduce_buffer[:-1]
         self.before: Float[Tensor, " parameters"] | None = None
         self.state: dict[str, Tensor] = {}
         self.by_device: Sequence[int] = ()

@@ -23,7 +23,7 @@ from bow.replicas.layout import ParameterLayout
 from bow.replicas.matrix import ReplicaMatrix
 
 # Methods of optimizers that torch excludes from compiled code, importing its compiler to do so.
-KEPT_OUT = ("add_param_group", "load_state_dict", "state_dict")
+DYNAMO_DISABLED_METHODS = ("add_param_group", "load_state_dict", "state_dict")
 
 PROBE_SHAPES = ((4, 3), (3,), (2, 2))
 PROBE_STEPS = 3
@@ -69,7 +69,7 @@ def _check_finite(optimizer: Optimizer, dtype: torch.dtype) -> None:
 @contextlib.contextmanager
 def optimizers_alone() -> Iterator[None]:
     """Create optimizers and load their state without importing torch's compiler, which takes a second."""
-    methods = [getattr(getattr(Optimizer, name), "__wrapped__", None) for name in KEPT_OUT]
+    methods = [getattr(getattr(Optimizer, name), "__wrapped__", None) for name in DYNAMO_DISABLED_METHODS]
     apart = [method for method in methods if method is not None and "torch._dynamo" not in sys.modules]
     for method in apart:  # without compilation, disabling a method leaves it unchanged
         method.__dynamo_disable = method
@@ -125,7 +125,7 @@ class OptimizerRows:
         for (parameter, _), state in zip(self._tensors[learner], initial, strict=True):
             self.optimizer.state.pop(parameter, None)
             if state:
-                self.optimizer.state[parameter] = {key: _fitted(value, parameter) for key, value in state.items()}
+                self.optimizer.state[parameter] = {key: _padded_copy(value, parameter) for key, value in state.items()}
 
     @property
     def settings(self) -> list[dict[str, Any]]:
@@ -328,7 +328,7 @@ def _initial_states(optimizer: Optimizer, group: dict[str, Any], elementwise: bo
     return [{k: _flat([s[k] for s in states]) if k in shaped else v for k, v in states[0].items()}]
 
 
-def _fitted(value: Any, parameter: Tensor) -> Any:
+def _padded_copy(value: Any, parameter: Tensor) -> Any:
     """Copy an initial state value for a learner, whose row slice may be longer by the padding."""
     if not isinstance(value, Tensor):
         return copy.copy(value)

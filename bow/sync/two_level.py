@@ -83,7 +83,7 @@ class TwoLevel(Synchroniser):
     def start_own(self, rows: Rows) -> None:
         """Set the node's central model to z."""
         rows.state[CENTER].copy_(rows.z)
-        self.inner.start(self._near(rows))
+        self.inner.start(self._inner_view(rows))
 
     def center(self, rows: Rows) -> Tensor:
         """Return the node's central model."""
@@ -93,7 +93,7 @@ class TwoLevel(Synchroniser):
         """Start averaging at the weights of a node's only learner, without momentum."""
         if self.inner.follows(learners):
             rows.state[CENTER].copy_(rows.weights[0])
-            self.inner.start(self._near(rows))
+            self.inner.start(self._inner_view(rows))
 
     def check(self, learners: int, by_device: Sequence[int] = ()) -> None:
         """Reject a number of learners of the node that `inner` rejects."""
@@ -112,59 +112,60 @@ class TwoLevel(Synchroniser):
         if CENTER not in rows.state:
             rows.state[CENTER] = rows.z.clone()
         rows.state[CENTER].copy_(rows.z)
-        for prefix, sync, view in ((INNER, self.inner, self._near(rows)), (OUTER, self.outer, self._far(rows))):
+        inner, outer = self._inner_view(rows), self._outer_view(rows)
+        for prefix, sync, view in ((INNER, self.inner, inner), (OUTER, self.outer, outer)):
             sync.start(view)
             rows.state.update({prefix + name: tensor for name, tensor in view.state.items()})
 
     def prepare(self, rows: Rows) -> None:
         """Prepare `inner`."""
-        self.inner.prepare(self._near(rows))
+        self.inner.prepare(self._inner_view(rows))
 
     def contribute(self, rows: Rows, learners: int, contributors: int) -> None:
         """Compute `inner`'s contribution from the learners of the node."""
         if self.inner.follows(learners):
             rows.total.zero_()
             return
-        self.inner.contribute(self._near(rows), learners, contributors)
+        self.inner.contribute(self._inner_view(rows), learners, contributors)
 
     def apply(self, rows: Rows, learners: int, contributors: int) -> None:
         """Move the node's learners and its central model."""
         if self.inner.follows(learners):
             return
-        self.inner.apply(self._near(rows), learners, contributors)
+        self.inner.apply(self._inner_view(rows), learners, contributors)
 
-    def contribute_outer(self, rows: Rows, learners: int, speaks: bool) -> None:
+    def contribute_outer(self, rows: Rows, learners: int, contributes: bool) -> None:
         """Compute `outer`'s contribution from this node.
 
         Args:
             rows: the learners of this device.
             learners: number of learners of this node.
-            speaks: whether this device contributes for its node; the others contribute zeros.
+            contributes: whether this device contributes for its node; the others contribute zeros.
         """
         if self.inner.follows(learners):
             rows.state[CENTER].copy_(rows.weights[0])
-        self.outer.contribute(self._far(rows), 1, 1)
-        if not speaks:
+        self.outer.contribute(self._outer_view(rows), 1, 1)
+        if not contributes:
             rows.total.zero_()
 
     def apply_outer(self, rows: Rows, nodes: int) -> None:
         """Move z, and shift the learners and `inner`'s state with the node's central model."""
         center = rows.state[CENTER]
         before = center.clone()
-        self.outer.apply(self._far(rows), nodes, nodes)
+        self.outer.apply(self._outer_view(rows), nodes, nodes)
         shift = center - before
         rows.weights.add_(shift)
         z_prev = rows.state.get(INNER + "z_prev")
         if z_prev is not None:
             z_prev.add_(shift)
 
-    def _near(self, rows: Rows) -> RowsView:
+    def _inner_view(self, rows: Rows) -> RowsView:
         """View the learners around the node's central model."""
         state = _part(rows.state, INNER)
         center = rows.state[CENTER]
         return RowsView(rows.weights, rows.gradients, center, rows.total, rows.corrections, state, rows.before)
 
-    def _far(self, rows: Rows) -> RowsView:
+    def _outer_view(self, rows: Rows) -> RowsView:
         """View the node's central model as the only learner around z."""
         center = rows.state[CENTER].unsqueeze(0)
         return RowsView(center, center, rows.z, rows.total, rows.corrections, _part(rows.state, OUTER))

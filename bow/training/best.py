@@ -39,16 +39,16 @@ class BestEvaluation:
     """Keeps the best evaluation, by the metric of a `stop` rule, else the first metric, else the loss."""
 
     def __init__(self, rules: Iterable[Any], metrics: Iterable[Metric], state: dict[str, Any] | None = None) -> None:
-        self._ways: dict[str, bool | None] = {}  # metric -> whether higher is better, by priority
+        self._directions: dict[str, bool | None] = {}  # metric -> whether higher is better, by priority
         for rule in rules:
             if hasattr(rule, "higher_is_better"):
-                self._ways.setdefault(rule.metric, rule.higher_is_better)
+                self._directions.setdefault(rule.metric, rule.higher_is_better)
         for metric in metrics:
-            self._ways.setdefault(metric.name, metric.higher_is_better)
+            self._directions.setdefault(metric.name, metric.higher_is_better)
         self.state = state or {}
 
     def look(self, values: Mapping[str, float], round_index: int, epoch: float, model: nn.Module) -> None:
-        metric = next((name for name in self._ways if name in values), "loss")
+        metric = next((name for name in self._directions if name in values), "loss")
         value, before = self._goodness(metric, values), self._goodness(metric, self.state.get("metrics", {}))
         if value > before or (before == -math.inf and not math.isnan(value)):
             weights = {name: each.detach().to("cpu", copy=True) for name, each in model.named_parameters()}
@@ -69,7 +69,7 @@ class BestEvaluation:
         return BestModel(last, **{name: value for name, value in self.state.items() if name != "tensors"})
 
     def _goodness(self, metric: str, values: Mapping[str, float]) -> float:
-        higher = is_higher_better(metric, self._ways.get(metric))
+        higher = is_higher_better(metric, self._directions.get(metric))
         return values.get(metric, -math.inf if higher else math.inf) * (1 if higher else -1)
 
 

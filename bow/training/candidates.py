@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bow.devices import available_cores, share_cores
-from bow.engines.choice import FUSED_PARAMETERS
+from bow.engines.choice import TINY_PARAMETERS
 from bow.engines.offload import OFFLOADING
 from bow.replicas import num_trainable
 from bow.replicas.layout import memory_order
@@ -25,7 +25,7 @@ MOST_PER_CORE = 4  # most learners per core: beyond one, they only save overhead
 MOST_CPU, MOST_CUDA = 8, 64  # upper limits of learners to try: on a CPU more if it has many cores
 FUSED_COMPILE_S = 12.0
 COMPILE_S = 20.0  # approximate time to compile a learning task with `torch.compile`
-FUSED_GAIN = 1.2  # expected speed-up by engine `fused` for models of up to `FUSED_PARAMETERS`; none for larger ones
+FUSED_GAIN = 1.2  # expected speed-up by engine `fused` for models of up to `TINY_PARAMETERS`; none for larger ones
 # Modules that `vmap` on a CPU runs learner by learner or slower, as `benchmarks/results/engines.md` shows.
 UNFIT_FOR_FUSED = (nn.modules.conv._ConvNd, nn.RNNBase)
 
@@ -94,7 +94,7 @@ def _of_engine(engine: str, counts: tuple[int, ...], request: Request, trials: T
     if engine == "fused":
         is_unfit = any(isinstance(module, UNFIT_FOR_FUSED) for module in model.modules())
         if request.engine != "auto" or not on_cpu or not is_unfit:
-            gain = FUSED_GAIN if num_trainable(model) <= FUSED_PARAMETERS else 1.0
+            gain = FUSED_GAIN if num_trainable(model) <= TINY_PARAMETERS else 1.0
             lane = Candidate(engine, threads, counts, compile_s=FUSED_COMPILE_S, compiles_each=True, expected_gain=gain)
             yield replace(lane, start=request.rule)
     elif engine == "graph" and on_cpu:

@@ -76,7 +76,7 @@ def open_checkpoint(
     resume: str | Path | None, run_dir: str | Path | None, parts: Mapping[str, type | tuple[type, ...]] = _PARTS
 ) -> dict[str, Any] | None:
     """Load the checkpoint that `resume` refers to, or the previous one if damaged; None: start a new training."""
-    found = meant(resume, run_dir)
+    found = candidate_checkpoints(resume, run_dir)
     for path in reversed(found):
         try:
             return load_checkpoint(path, parts)
@@ -87,7 +87,7 @@ def open_checkpoint(
     return None
 
 
-def meant(resume: str | Path | None, run_dir: str | Path | None) -> list[Path]:
+def candidate_checkpoints(resume: str | Path | None, run_dir: str | Path | None) -> list[Path]:
     """Return the checkpoints that `resume` may refer to, oldest first."""
     if resume is None:
         return []
@@ -262,10 +262,10 @@ class RunCheckpoints:
         """Write a checkpoint of a training that a signal ends."""
         self.write()
         is_returned = self._context.config.run.on_interrupt == "return"  # otherwise the exception has the way on
-        way_on = f"; {self.way_on}" if is_returned else ""
-        self._records.event("interrupted", f"{signal.Signals(number).name}: the training ends{way_on}")
+        resume_hint = f"; {self.resume_hint}" if is_returned else ""
+        self._records.event("interrupted", f"{signal.Signals(number).name}: the training ends{resume_hint}")
 
-    def keep_what_was(self, stream: dict[str, Any] | None = None) -> None:
+    def write_pre_failure(self, stream: dict[str, Any] | None = None) -> None:
         """Write a checkpoint after a failure that has not changed the learners, with this state of the stream."""
         asked_for = self._context.config.run.checkpoint_every is not None
         has_run = self._position.meter.samples > 0 and self._position.round == self._context.replicas.rounds
@@ -284,10 +284,10 @@ class RunCheckpoints:
             is_plain = type(replicas.optimizer).__module__.startswith("torch.optim.")
             leaves_nothing = in_turn and is_plain
         if leaves_nothing:
-            self.keep_what_was(self.dealt_from)
+            self.write_pre_failure(self.dealt_from)
 
     @property
-    def way_on(self) -> str:
+    def resume_hint(self) -> str:
         directory = self._context.directory
         kept, path = newest_round(directory.checkpoints), str(directory.path)
         if kept is None:

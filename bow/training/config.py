@@ -196,10 +196,10 @@ class TrainConfig:
         check_clipping(self.clip_norm)
         check_callbacks(self.callbacks)
         if self.stop is not None:
-            from bow.training.stopping import check_rules, directed, names_of_epochs  # few trainings need it
+            from bow.training.stopping import check_rules, names_of_epochs, with_directions  # few trainings need it
 
             names = names_of_epochs(validation.metrics if validation.data is not None else ())
-            rules = directed(check_rules(self.stop), validation.metrics, names if self.step is None else None)
+            rules = with_directions(check_rules(self.stop), validation.metrics, names if self.step is None else None)
             object.__setattr__(self, "stop", rules)
         check_target(validation.target, validation.data, validation.metrics if self.step is None else None)
 

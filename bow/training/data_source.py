@@ -78,7 +78,7 @@ def batches_in(deal: Deal) -> Batches:
     return Stacked(deal.batches) if deal.stacked else deal.batches
 
 
-def dealt_again(deals: Sequence[Deal], learners: int) -> list[Deal]:
+def redistribute(deals: Sequence[Deal], learners: int) -> list[Deal]:
     """Redistribute the batches of some rounds over another number of learners; some may sit out of the last round."""
     batches = [batch for deal in deals for batch in batches_of(deal)]
     rounds = [batches[start : start + learners] for start in range(0, len(batches), learners)]

@@ -11,7 +11,7 @@ from bow.errors import DeviceMemoryError
 from bow.training.agreement import Agreement
 from bow.training.callbacks import Hooks
 from bow.training.context import RunContext
-from bow.training.data_source import batches_in, dealt_again
+from bow.training.data_source import batches_in, redistribute
 from bow.training.evaluation import Evaluations
 from bow.training.round_batches import MAX_BYTES_TOGETHER, num_bytes
 from bow.training.run_records import RunRecords
@@ -81,8 +81,8 @@ class Dealing:
                     raise
                 self._records.event("learners", watch.ran_out_of_memory(error))
             ended = self._replicas.rounds - before
-            ran += [(deal, lost_outcome(learners, self._replicas.device)) for deal in left[:ended]]
-            left = dealt_again(left[ended:], learners - 1)
+            ran += [(deal, placeholder_outcome(learners, self._replicas.device)) for deal in left[:ended]]
+            left = redistribute(left[ended:], learners - 1)
         return ran
 
     def _rounds_together(self) -> int:
@@ -99,7 +99,7 @@ class Dealing:
         return min(limits)
 
 
-def lost_outcome(learners: int, device: torch.device) -> Outcome:
+def placeholder_outcome(learners: int, device: torch.device) -> Outcome:
     """Return a placeholder for a completed round whose losses were lost when a later one failed."""
     losses = torch.full((learners,), torch.nan, device=device)
     return Outcome(losses, torch.ones_like(losses, dtype=torch.bool), [True] * learners)

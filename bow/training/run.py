@@ -66,7 +66,7 @@ class TrainingLoop:
         self._asked_to_stop = False
         self._agreed_to_stop = False
         self._seconds = 0.0
-        self._follow_up()
+        self._start_online_tuning()
 
     @property
     def round(self) -> int:
@@ -94,13 +94,13 @@ class TrainingLoop:
         return self._context.directory.path
 
     @property
-    def asked_to_end_by(self) -> int | None:
+    def received_signal(self) -> int | None:
         """The signal that the process received, even after its last round; None: none."""
         return self.interrupted_by if self.interrupted_by is not None else self._interruption.signal
 
     @property
-    def way_on(self) -> str:
-        return self._checkpoints.way_on
+    def resume_hint(self) -> str:
+        return self._checkpoints.resume_hint
 
     def stop(self) -> None:
         """End the training after this round; with `dispatch="first_come"`, after its group of rounds.
@@ -121,9 +121,9 @@ class TrainingLoop:
                 directory.discard()
             else:
                 if self._is_between and isinstance(error, Exception) and not isinstance(error, DivergenceError):
-                    self._checkpoints.keep_what_was()
+                    self._checkpoints.write_pre_failure()
                 if leads and newest_round(directory.checkpoints) is not None:
-                    error.add_note(self.way_on)
+                    error.add_note(self.resume_hint)
             self._records.close()
             raise
         finally:
@@ -197,7 +197,7 @@ class TrainingLoop:
         self.position.load(state)
         self._epoch.load(epoch_losses, state.get("step_values") or {})
         self._evaluations.load(state)
-        self._ask_rules()
+        self._apply_stop_rules()
 
     @property
     def _has_ended(self) -> bool:
@@ -207,7 +207,7 @@ class TrainingLoop:
     def _is_evaluated(self) -> bool:
         return bool(self.history) and self.history[-1]["round"] == self.round
 
-    def _ask_rules(self) -> None:
+    def _apply_stop_rules(self) -> None:
         """Apply rank 0's `stop` rules on all devices."""
         if self.stopped is None and self.history and (rules := self._context.config.stop):
             own = next((why for rule in rules if (why := rule.why_over(self)) is not None), None)
@@ -217,7 +217,7 @@ class TrainingLoop:
                 at = f", the best evaluation was after {best['epoch']:g}" if best else ""
                 self._records.event("stopped", f"{self.stopped}: the training ends after {self.epoch} epochs{at}")
 
-    def _follow_up(self) -> None:
+    def _start_online_tuning(self) -> None:
         """Tune the number of learners while training, if it may change; that of a partition is fixed."""
         replicas, context = self.replicas, self._context
         if not isinstance(replicas, Replicas):
@@ -262,7 +262,7 @@ class TrainingLoop:
         if not self._is_evaluated:
             self._end_epoch(position.epochs)
         self._seconds = position.elapsed_s
-        found = self.replicas.loop.context.log.side_by_side if isinstance(self.replicas, Replicas) else None
+        found = self.replicas.loop.context.log.parallel_speedup if isinstance(self.replicas, Replicas) else None
         if found is not None and len(found.times) > 2 and self._world.is_one:  # the first task is slower
             self._records.event("parallel learning tasks", str(found))
         self._records.end(self._evaluations.state["best"].get("round"))
@@ -273,7 +273,7 @@ class TrainingLoop:
         try:
             deals = self._dealing.deal()
         except Exception:
-            self._checkpoints.keep_what_was(before)
+            self._checkpoints.write_pre_failure(before)
             raise
         self._is_between = not deals
         return deals
@@ -290,7 +290,7 @@ class TrainingLoop:
         self._count_rounds(ran)
         self._records.rounds()
         if self._world.is_one:
-            self._hear_tuner(meter.now)
+            self._apply_tuner(meter.now)
         if (ends_epoch := deals[-1].epochs > self.epoch) or self._evaluations.is_due:
             meter.pause()
             if ends_epoch:
@@ -359,7 +359,7 @@ class TrainingLoop:
             if not self._context.config.is_per_round:
                 step_scheduler(self._scheduler, values.get("loss", record["train_loss"]))
             self._epoch.end()
-        self._ask_rules()
+        self._apply_stop_rules()
 
     def _agree(self) -> None:
         """Agree with all devices whether the training ends after this round, and whether a checkpoint is due."""
@@ -378,8 +378,8 @@ class TrainingLoop:
             self._agreed_to_stop = self._agreed_to_stop or heard.stop
             if heard.checkpoint and not self._has_ended:
                 self._checkpoints.pause_and_write()
-            self._hear_tuner(heard.seconds)
+            self._apply_tuner(heard.seconds)
 
-    def _hear_tuner(self, seconds: float) -> None:
+    def _apply_tuner(self, seconds: float) -> None:
         if self._watch is not None and (change := self._watch.round_ended(seconds, self.position.meter.samples)):
             self._records.event("learners", change)

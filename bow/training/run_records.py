@@ -17,7 +17,7 @@ from bow.training.description import provenance
 from bow.training.metrics import mean_of
 
 RECORD_INTERVAL_S = 0.5  # seconds of training between two records of kind `rounds`
-TOLD = ("learner restarted", "engine changed")  # engines warn of them once; rank 0 does for other devices
+WARNED_EVENTS = ("learner restarted", "engine changed")  # engines warn of them once; rank 0 does for other devices
 
 
 class RunRecords:
@@ -126,7 +126,7 @@ class RunRecords:
         for device, events in enumerate(by_device):
             for event in (each for each in events if each.event != "restart"):  # the same on all devices
                 self.event(event.event, f"device {device}: {event.message}", event.round)
-                if event.event in TOLD and (device, event.event) not in self._warned_of:
+                if event.event in WARNED_EVENTS and (device, event.event) not in self._warned_of:
                     self._warned_of.add((device, event.event))
                     warnings.warn(f"device {device}: {event.message}", stacklevel=2)
 

@@ -40,7 +40,7 @@ class Signals:
         self._since = 0
         self._repulsion = 0.0
         self._looked_at = 0
-        self._shown: tuple[weakref.ref[Replicas], RemovableHandle | None] | None = None
+        self._prepared: tuple[weakref.ref[Replicas], RemovableHandle | None] | None = None
 
     @property
     def noise_scale(self) -> float | None:
@@ -51,20 +51,20 @@ class Signals:
     @torch.no_grad()
     def observe(self, replicas: Replicas) -> None:
         """Measure the round that has just ended, or prepare the next one for a measurement if one is due."""
-        shown, self._shown = self._shown, None
+        shown, self._prepared = self._prepared, None
         if shown is not None:
             prepared, hook = shown
             if hook is not None:
                 hook.remove()
             if prepared() is replicas:
-                self._look(replicas)
+                self._measure(replicas)
         elif replicas.learners > 1 and abs(replicas.rounds - self._looked_at) >= EVERY:
             # Engines whose learning tasks include the step write gradients to `G` only if the optimizer has a hook.
             # GPUs always write them, and a hook would make them recapture their graphs.
             hook = None if replicas.streams is not None else replicas.optimizer.register_step_post_hook(lambda *_: None)
-            self._shown = weakref.ref(replicas), hook
+            self._prepared = weakref.ref(replicas), hook
 
-    def _look(self, replicas: Replicas) -> None:
+    def _measure(self, replicas: Replicas) -> None:
         replicas.loop.catch_up()
         self._looked_at = replicas.rounds
         outcome = replicas.last

@@ -107,7 +107,7 @@ def check_metric(metric: Any, higher_is_better: Any) -> None:
         raise SettingError(f"higher_is_better must be True, False or None, got {higher_is_better!r}")
 
 
-def directed(rules: Iterable[Any], metrics: Iterable[Metric], names: Sequence[str] | None) -> tuple[Any, ...]:
+def with_directions(rules: Iterable[Any], metrics: Iterable[Metric], names: Sequence[str] | None) -> tuple[Any, ...]:
     """Return the rules with the direction of their metrics; `names` are the values of an epoch, if known."""
     ways = {metric.name: metric.higher_is_better for metric in metrics}
     found: list[Any] = []

@@ -28,7 +28,7 @@ from bow.observe.run_directory import readable
 from bow.replicas import OptimizerFactory
 from bow.sync import Synchroniser
 from bow.training.callbacks import Hooks
-from bow.training.checkpoint import delete_checkpoints_after, meant, open_checkpoint, run_of
+from bow.training.checkpoint import candidate_checkpoints, delete_checkpoints_after, open_checkpoint, run_of
 from bow.training.checks import check_scheduler_lasts, make_scheduler, warn_of_first_come
 from bow.training.config import PerRound, Run, SchedulerFactory, TrainConfig
 from bow.training.context import Learners, Position, RunContext
@@ -59,7 +59,7 @@ REMEDY = 'continue with resume="auto"'  # remedy where another process of a trai
 RESTORED = ("optimizer", "scheduler")  # sections of config.yaml that a resumed training keeps
 JOB = ".torchrun"  # file of a run directory with the name of torchrun's job, if any
 # Called instead of `run_training`, in order to run several trainings side by side.
-INSTEAD: ContextVar[Callable[[TrainConfig], Result] | None] = ContextVar("INSTEAD", default=None)
+TRAIN_OVERRIDE: ContextVar[Callable[[TrainConfig], Result] | None] = ContextVar("TRAIN_OVERRIDE", default=None)
 
 
 @refuses_moved("bow.train")
@@ -151,21 +151,22 @@ def train(
 
 
 def run_training(config: TrainConfig) -> Result:
-    if (instead := INSTEAD.get()) is not None:
+    if (instead := TRAIN_OVERRIDE.get()) is not None:
         return instead(config)
     begin_to_compute("bow.train")
-    prepared = prepare(config, functools.partial(_packed, config))
+    prepared = prepare(config, functools.partial(_worker_job, config))
     resume = config.run.resume
     restarted = config.run.path is not None and (was_restarted() or _is_of_job(Path(config.run.path)))
     resume = "auto" if restarted and resume is None else resume
     with contextlib.ExitStack() as at_the_end:
         lock = at_the_end.enter_context(RunLock())
-        path, goes_on, state = None, False, None
+        path, resumes_in_place, state = None, False, None
         if is_leader():
             with readable(Path(config.run.path or resume or ".")):
-                path, goes_on = _directory(config.run.path, resume, meant(resume, config.run.path))
+                checkpoints = candidate_checkpoints(resume, config.run.path)
+                path, resumes_in_place = _directory(config.run.path, resume, checkpoints)
                 if path is not None:
-                    RunDirectory(path).check(goes_on)
+                    RunDirectory(path).check(resumes_in_place)
                 if path is not None and path.exists():
                     lock.take(path, ENDING_S if restarted else 0.0)
                 state = open_checkpoint(resume, config.run.path)
@@ -173,8 +174,8 @@ def run_training(config: TrainConfig) -> Result:
         threads = torch.get_num_threads()
         at_the_end.callback(torch.set_num_threads, threads)
         shown = ProgressBar(enabled=config.run.progress and world.leads)
-        state, learned, epoch_losses = _divided(state, world)
-        made = _made_learners(prepared, state, world, shown)
+        state, learned, epoch_losses = _split_checkpoint(state, world)
+        made = _make_learners(prepared, state, world, shown)
         replicas = made.learners
         at_the_end.callback(replicas.close)
         warn_of_first_come(config.engine.dispatch, config.sync, made.tuned.learners)
@@ -190,7 +191,7 @@ def run_training(config: TrainConfig) -> Result:
         unit, steps = _scheduler_steps(config, prepared.opened.stream, replicas, state or {})
         check_scheduler_lasts(scheduler, steps, unit)
         name = type(prepared.request.replicas.model).__name__.lower()
-        directory, fresh = _made_directory(path, name, goes_on, state is not None, config, world, lock)
+        directory, fresh = _create_directory(path, name, resumes_in_place, state is not None, config, world, lock)
         if made.save is not None and world.leads:
             made.save(directory.path)
         is_manual = config.run.checkpoint_every != "auto"
@@ -200,7 +201,7 @@ def run_training(config: TrainConfig) -> Result:
             replicas=replicas,
             stream=stream,
             position=Position(stream.samples_per_epoch),
-            keeps_checkpoints=is_manual or (goes_on and state is not None and not state.get("automatic")),
+            keeps_checkpoints=is_manual or (resumes_in_place and state is not None and not state.get("automatic")),
             evaluate=prepared.evaluator,
             directory=directory,
             tuned=made.tuned,
@@ -218,11 +219,11 @@ def run_training(config: TrainConfig) -> Result:
                 delete_checkpoints_after(directory.checkpoints, loop.round)
         loop.go()
         result = loop.finish()
-    number = loop.asked_to_end_by
+    number = loop.received_signal
     if number is None:
         return result
     if config.run.on_interrupt == "raise":
-        end_as_asked(number, loop.way_on if world.leads and loop.interrupted_by is not None else None)
+        end_as_asked(number, loop.resume_hint if world.leads and loop.interrupted_by is not None else None)
     return dataclasses.replace(result, interrupted_by=signal.Signals(number))
 
 
@@ -237,7 +238,7 @@ class MadeLearners:
     save: Callable[[Path], None] | None = None  # saves a partition's measurements in the run directory
 
 
-def _made_learners(prepared: Prepared, state: dict[str, Any] | None, world: World, shown: ProgressBar) -> MadeLearners:
+def _make_learners(prepared: Prepared, state: dict[str, Any] | None, world: World, shown: ProgressBar) -> MadeLearners:
     config, request, opened = prepared.config, prepared.request, prepared.opened
     tuner = check_tuner(config.tuner, request)
     if not world.is_one:
@@ -273,7 +274,7 @@ def _world(prepared: Prepared) -> contextlib.AbstractContextManager[World]:
     return start(count or 1, place, prepared.job, bucket_mb, remedy=REMEDY)
 
 
-def _packed(config: TrainConfig, count: int | None) -> WorkerJob | None:
+def _worker_job(config: TrainConfig, count: int | None) -> WorkerJob | None:
     """Return the job of the other processes; None if this one starts none."""
     if count in (None, 1) or is_member():
         return None
@@ -314,7 +315,7 @@ def _is_of_job(run_dir: Path) -> bool:
         return file.exists() and file.read_text(encoding="utf-8") == job_name()
 
 
-def _divided(
+def _split_checkpoint(
     state: dict[str, Any] | None, world: World
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None, torch.Tensor | None]:
     """Split a checkpoint into plain values, for all devices, and learners and losses, for rank 0 to distribute."""
@@ -324,19 +325,19 @@ def _divided(
     return (shared, learned, losses) if world.leads else (shared, None, None)
 
 
-def _made_directory(
-    path: Path | None, name: str, goes_on: bool, is_restored: bool, config: TrainConfig, world: World, lock: RunLock
+def _create_directory(
+    path: Path | None, name: str, resumes: bool, is_restored: bool, config: TrainConfig, world: World, lock: RunLock
 ) -> tuple[RunDirectory, bool]:
     """Create the run directory on rank 0; return it, and whether it held no run."""
     made = ("", False)
     if world.leads:
-        directory = RunDirectory.create(path, name, resume=goes_on)
+        directory = RunDirectory.create(path, name, resume=resumes)
         lock.take(directory.path)
-        directory.check(goes_on)  # another training may have taken it first
+        directory.check(resumes)  # another training may have taken it first
         directory.remove_leftovers()
         made = str(directory.path), not directory.holds_run
         settings = dict(config.as_settings())
-        if goes_on and is_restored:  # with optimizer and scheduler of the checkpoint, whatever is given now
+        if resumes and is_restored:  # with optimizer and scheduler of the checkpoint, whatever is given now
             before = directory.read_config()
             settings |= {name: before[name] for name in RESTORED if settings.get(name) and before.get(name)}
         directory.write_config(settings)
@@ -357,10 +358,10 @@ def _directory(
     if checkpoints:
         return path, own is not None and path.resolve() == own.resolve()
     directory = RunDirectory(path)
-    goes_on = resume == "auto" and directory.holds_run  # a run without a checkpoint restarts
-    if goes_on and directory.model_path.exists():
+    resumes_in_place = resume == "auto" and directory.holds_run  # a run without a checkpoint restarts
+    if resumes_in_place and directory.model_path.exists():
         raise RunDirectoryError(
             f"run directory {path} holds the model of a run that has ended, and no checkpoint to resume from; "
             "name another directory, or move the model away"
         )
-    return path, goes_on
+    return path, resumes_in_place

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from bow.tuner.online import STAY, MeasurementWindow, OnlineTuner, TunerDecision
+from bow.tuner.online import NO_CHANGE, MeasurementWindow, OnlineTuner, TunerDecision
 
 
 def balance(round_s: Sequence[Mapping[int, float]]) -> tuple[int, ...]:
@@ -41,7 +41,7 @@ class DeviceTuners:
         tuner = self.tuners[self.turn]
         count = tuner.learners if learners is None else learners[self.turn]
         decision = tuner.update(MeasurementWindow(samples, seconds, count))
-        decisions = [decision if device == self.turn else STAY for device in range(len(self.tuners))]
+        decisions = [decision if device == self.turn else NO_CHANGE for device in range(len(self.tuners))]
         if tuner.settled:
             self._pass_on()
         return decisions

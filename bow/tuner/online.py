@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypeVar
 
 from bow.tuner.record import (
-    SURENESS,
+    NUM_STANDARD_ERRORS,
     Efficiency,
     LogEstimate,
     estimate,
@@ -49,7 +49,7 @@ class LearnerChange:
     why: str
 
 
-STAY = TunerDecision()  # nothing changes
+NO_CHANGE = TunerDecision()  # nothing changes
 
 
 FIRST_BACK_OFF = 64  # windows until a failed attempt is repeated; doubles with each further failure
@@ -139,8 +139,8 @@ class ProbeScores:
 WARM_UP = 1  # windows ignored after a change: allocation, capture, caches
 
 # Fewest windows of a probe of a number of learners: three slow ones among them hardly move the median
-FEWEST = 7
-MOST = 48  # most windows, if it is too close to call: either of two nearly equal numbers will do
+MIN_WINDOWS = 7
+MAX_WINDOWS = 48  # most windows, if it is too close to call: either of two nearly equal numbers will do
 HYSTERESIS = 1 / 3  # a learner is removed if that costs at most this part of the threshold
 PRECISION = 1 / 4  # a gain is precise enough if its standard error is this part of the threshold
 DRIFT = 0.08  # lasting relative change of throughput that triggers attempts in both directions
@@ -176,7 +176,7 @@ class OnlineTuner:
         self.learners = learners
         self.most = max(most, learners)
         self.threshold = threshold
-        self.wall: int | None = None
+        self.memory_limit: int | None = None
         self.changes: list[LearnerChange] = []
         self.drifts = 0
         self.num_windows = 0
@@ -193,7 +193,7 @@ class OnlineTuner:
 
     def update(self, window: MeasurementWindow) -> TunerDecision:
         if not (window.samples > 0 and window.seconds > 0):
-            return STAY
+            return NO_CHANGE
         self.num_windows += 1
         if window.learners != self.learners:
             self.learners = window.learners
@@ -202,13 +202,13 @@ class OnlineTuner:
 
     def failed(self, learners: int) -> None:
         """Record that this many learners ran out of memory, at once or later, and that there is now one fewer."""
-        self.wall = learners if self.wall is None else min(self.wall, learners)
+        self.memory_limit = learners if self.memory_limit is None else min(self.memory_limit, learners)
         if self.learners >= learners > 1:
             self._note(learners - 1, f"{learners} learners ran out of memory")
         self.restart()
 
     def restart(self) -> None:
-        """Discard measurements and attempts, as after an external change; the memory limit `wall` stays."""
+        """Discard measurements and attempts, as after an external change; `memory_limit` stays."""
         self._back_offs: dict[Step, BackOff] = {UP: BackOff(), DOWN: BackOff()}
         self._drift_back_off = BackOff()
         self._scores.forget()
@@ -219,8 +219,8 @@ class OnlineTuner:
     def _tune(self) -> _Rule[None]:
         """Run the rule for as long as there are windows; the first of them arrives at the first `yield`."""
         for _ in range(WARM_UP):
-            yield STAY
-        here = yield from self._probe(FEWEST)
+            yield NO_CHANGE
+        here = yield from self._probe(MIN_WINDOWS)
         while True:
             if self._may_attempt(UP):
                 here = yield from self._go_up(here)
@@ -234,11 +234,11 @@ class OnlineTuner:
         base = here.learners
         while True:
             yield from self._change(UP, f"whether {self.learners + 1} are better than {base}")
-            there = yield from self._probe(FEWEST, over=here, bar=self.threshold)
+            there = yield from self._probe(MIN_WINDOWS, over=here, bar=self.threshold)
             gain = self._scores.gain(there, over=here)
             if gain.log > math.log1p(self.threshold):
                 self._back_offs[UP].reset()
-                most = self._scores.most_gain(there.learners, base) + SURENESS * gain.error
+                most = self._scores.most_gain(there.learners, base) + NUM_STANDARD_ERRORS * gain.error
                 if there.learners == base + 1 and gain.log <= most:  # else the gain has another cause
                     self._back_offs[DOWN].reset()
                     self._back_offs[DOWN].begin(self.num_windows)
@@ -255,7 +255,7 @@ class OnlineTuner:
         """Remove a learner; return the probe of the number that is kept."""
         bar = -HYSTERESIS * self.threshold
         yield from self._change(DOWN, f"whether {here.learners - 1} are as good as {here.learners}")
-        there = yield from self._probe(FEWEST, over=here, bar=bar)
+        there = yield from self._probe(MIN_WINDOWS, over=here, bar=bar)
         gain = self._scores.gain(there, over=here)
         gap = self._scores.score(there).log - self._scores.best
         if gain.log + gain.error > math.log1p(bar) and gap + gain.error > -math.log1p(self.threshold):
@@ -268,8 +268,8 @@ class OnlineTuner:
     def _return_to(self, before: Probe, failed: Step) -> _Rule[Probe]:
         """Probe the initial number again: if the machine has changed, the attempt was inconclusive."""
         self._back_offs[failed].begin(self.num_windows)
-        here = yield from self._probe(FEWEST)
-        return here if self._notices_drift(here, before) else here.after(before, MOST)
+        here = yield from self._probe(MIN_WINDOWS)
+        return here if self._notices_drift(here, before) else here.after(before, MAX_WINDOWS)
 
     def _watch(self, here: Probe) -> _Rule[Probe]:
         """Wait for a drift or for the next attempt; return a probe of the newest windows."""
@@ -278,9 +278,9 @@ class OnlineTuner:
         drifted = False
         while not drifted and not (len(newest.rates) >= RECENT and any(map(self._may_attempt, (UP, DOWN)))):
             yield from self._collect(newest)
-            newest = newest.last(MOST)
-            if len(here.rates) < MOST:
-                here = newest.last(1).after(here, MOST)
+            newest = newest.last(MAX_WINDOWS)
+            if len(here.rates) < MAX_WINDOWS:
+                here = newest.last(1).after(here, MAX_WINDOWS)
             drifted = len(newest.rates) >= RECENT and self._notices_drift(newest.last(RECENT), here)
         self._watching = False
         if drifted:
@@ -299,10 +299,10 @@ class OnlineTuner:
     def _is_open(self, probe: Probe, over: Probe, bar: float) -> bool:
         gain = self._scores.gain(probe, over)
         is_vague = gain.exceeds(bar) is None and gain.error > PRECISION * self.threshold
-        return is_vague and len(probe.rates) < MOST
+        return is_vague and len(probe.rates) < MAX_WINDOWS
 
     def _collect(self, probe: Probe) -> _Rule[None]:
-        window = yield STAY
+        window = yield NO_CHANGE
         self._scores.add(probe, window.samples / window.seconds)
 
     def _change(self, step: Step, why: str) -> _Rule[None]:
@@ -310,7 +310,7 @@ class OnlineTuner:
         self._note(self.learners + step, why)
         yield TunerDecision(step, why)
         for _ in range(WARM_UP - 1):
-            yield STAY
+            yield NO_CHANGE
 
     def _notices_drift(self, newest: Probe, before: Probe) -> bool:
         """Return whether throughput has drifted; if so, reset the back-offs."""
@@ -343,7 +343,7 @@ class OnlineTuner:
         return any(self._scores.most_gain(more, self.learners) > math.log1p(self.threshold) for more in reached)
 
     def _is_allowed(self, learners: int) -> bool:
-        return 1 <= learners <= self.most and (self.wall is None or learners < self.wall)
+        return 1 <= learners <= self.most and (self.memory_limit is None or learners < self.memory_limit)
 
     @property
     def _reach(self) -> int:

@@ -12,8 +12,8 @@ from bow.observe.text import learners_text
 from bow.tuner.trial import Candidate, EngineSetting, ThroughputCurve, TrialResult
 
 # Lower limit of the noise of one result: a handful of measurements can agree by chance
-NOISE_FLOOR = 0.005
-SURENESS = 2.0  # standard errors required between an estimate and a bar
+MIN_NOISE = 0.005
+NUM_STANDARD_ERRORS = 2.0  # standard errors required between an estimate and a bar
 
 # Standard error of the median of n normal values, in units of their deviation / sqrt(n), for large n
 _MEDIAN_ERROR = math.sqrt(math.pi / 2)
@@ -39,7 +39,7 @@ class LogEstimate:
     def exceeds(self, bar: float) -> bool | None:
         """Return whether it is above a bar, a relative gain; None if that is too close to call."""
         gap = self.log - math.log1p(bar)
-        return None if abs(gap) <= SURENESS * self.error else gap > 0
+        return None if abs(gap) <= NUM_STANDARD_ERRORS * self.error else gap > 0
 
 
 def estimate(rates: Sequence[float], noise: float) -> LogEstimate:
@@ -59,7 +59,7 @@ def steps_of(rates: Sequence[float]) -> list[float]:
 
 def noise_from(steps: Collection[float]) -> float:
     """Return the noise from such differences; the floor if there are none."""
-    return max(NOISE_FLOOR, _DIFFERENCE * statistics.median(steps)) if steps else NOISE_FLOOR
+    return max(MIN_NOISE, _DIFFERENCE * statistics.median(steps)) if steps else MIN_NOISE
 
 
 # Maps a number of learners to the value of a sample, relative to one learner
@@ -85,8 +85,8 @@ class TrialRecord:
         self.refused: dict[EngineSetting, str] = {}
         # By engine: the fewest learners that memory was too small for, and why; decreases only, as larger
         # numbers are not tried again
-        self.walls: dict[str, tuple[int, str]] = {}
-        self.broken: dict[str, tuple[int, str]] = {}  # By engine: the number of learners from which it fails, and why
+        self.memory_limits: dict[str, tuple[int, str]] = {}
+        self.failures: dict[str, tuple[int, str]] = {}  # By engine: the number of learners from which it fails, and why
         self.spent_s = before_s
         self.compile_s = 0.0  # part of it spent in compilation
         self._scores: dict[EngineSetting, LogEstimate] = {}
@@ -103,10 +103,10 @@ class TrialRecord:
         learners = learners_text(setting.learners)
         if result.out_of_memory or result.no_room:
             why = f"{learners} ran out of memory" if result.out_of_memory else f"not enough memory for {learners}"
-            self.walls[setting.engine] = setting.learners, why
+            self.memory_limits[setting.engine] = setting.learners, why
         elif result.failure is not None:
             since, with_ = (setting.learners, f" with {learners}") if worked_before else (1, "")
-            self.broken[setting.engine] = since, f"{setting.engine} failed{with_}: {result.failure}"
+            self.failures[setting.engine] = since, f"{setting.engine} failed{with_}: {result.failure}"
 
     def forget_refusals(self, candidate: Candidate) -> None:
         """Delete the refusals of a candidate."""
@@ -118,7 +118,7 @@ class TrialRecord:
 
     def obstacle(self, setting: EngineSetting) -> str | None:
         """Return why a setting must not be tried, whatever its merit; None if it may."""
-        limits = [found[setting.engine] for found in (self.broken, self.walls) if setting.engine in found]
+        limits = [found[setting.engine] for found in (self.failures, self.memory_limits) if setting.engine in found]
         return next((why for since, why in limits if setting.learners >= since), None)
 
     @functools.cached_property
@@ -182,8 +182,8 @@ class TrialRecord:
         return log_efficiency(self.efficiency, learners)
 
     def _is_sound(self, setting: EngineSetting, trials: Iterable[TrialResult]) -> bool:
-        wall, _ = self.walls.get(setting.engine, (math.inf, ""))
-        return setting.learners < wall and all(trial.failure is None for trial in trials)
+        limit, _ = self.memory_limits.get(setting.engine, (math.inf, ""))
+        return setting.learners < limit and all(trial.failure is None for trial in trials)
 
 
 def log_efficiency(efficiency: Efficiency, learners: int) -> float:

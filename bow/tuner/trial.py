@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bow.observe.text import learners_text
 from bow.values import whole
 
-ENOUGH_TO_GIVE_UP = 2  # repeats of a trial before it is given up as hopeless
+MIN_REPEATS = 2  # repeats before a trial is given up as hopeless
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Trial:
 
     def is_over(self, rates: Sequence[float], seconds: float = 0.0) -> bool:
         """Return whether no further repeat is needed, given these rates and the seconds elapsed."""
-        no_hope = len(rates) == ENOUGH_TO_GIVE_UP and max(rates) < self.hopeless
+        no_hope = len(rates) == MIN_REPEATS and max(rates) < self.hopeless
         is_late = bool(rates) and seconds >= self.most_s
         return no_hope or is_late or len(rates) >= self.repeats
 

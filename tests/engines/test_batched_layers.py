@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bow.engines import batched_layers
-from bow.engines.batched_layers import WAYS
+from bow.engines.batched_layers import ALGORITHMS
 
 LEARNERS = 3
 
@@ -38,9 +38,9 @@ CONVOLUTIONS: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]]
 }
 
 
-@pytest.fixture(params=WAYS)
+@pytest.fixture(params=ALGORITHMS)
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batched_layers, "_fastest_way", lambda *_: request.param)
+    monkeypatch.setattr(batched_layers, "_fastest_algorithm", lambda *_: request.param)
 
 
 def random(*shapes: tuple[int, ...]) -> Iterator[Tensor]:
@@ -59,7 +59,7 @@ def assert_as_in_turn(
         for j in range(LEARNERS)
     ]
 
-    with batched_layers.of_learners({}):
+    with batched_layers.batched_convolutions({}):
         actual = torch.vmap(task, in_dims)(*tensors)
     for index, found in enumerate(actual):
         torch.testing.assert_close(found, torch.stack([each[index] for each in expected]), rtol=0, atol=tolerance)
@@ -187,7 +187,7 @@ def test_cudnns_batch_norm_is_that_of_each_learner(training: bool) -> None:
 
 
 def test_outside_of_rounds_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batched_layers, "_fastest_way", lambda *_: pytest.fail("it is measured"))
+    monkeypatch.setattr(batched_layers, "_fastest_algorithm", lambda *_: pytest.fail("it is measured"))
     inputs, weights = random((LEARNERS, 2, 3, 6, 6), (LEARNERS, 4, 3, 3, 3))
     expected = torch.stack([F.conv2d(*each) for each in zip(inputs, weights, strict=True)])
     torch.testing.assert_close(torch.vmap(F.conv2d)(inputs, weights), expected)

@@ -57,7 +57,7 @@ def in_both(rounds, **settings) -> tuple[Replicas, Replicas]:
 @pytest.fixture
 def chosen(monkeypatch) -> Callable[[str], None]:
     """What is the fastest way of all convolutions by now, as it would be measured."""
-    return lambda way: monkeypatch.setattr(batched_layers, "_fastest_way", lambda *_: way)
+    return lambda way: monkeypatch.setattr(batched_layers, "_fastest_algorithm", lambda *_: way)
 
 
 def convolutional() -> nn.Module:
@@ -76,7 +76,7 @@ def test_convolutions_of_a_round_are_computed_in_the_way_that_was_chosen(
         roles.append(role)
         return batched_layers._product(role, *given)
 
-    monkeypatch.setitem(batched_layers.WAYS, "product", product)
+    monkeypatch.setitem(batched_layers.ALGORITHMS, "product", product)
     chosen("product")
     fused = replicas("fused", template=convolutional(), device=device())
     fused.round([batch(j) for j in range(3)])
@@ -92,7 +92,7 @@ def test_a_training_goes_on_with_the_ways_that_it_has_chosen(chosen, not_compile
     first, again = training(), training()
     first.round([batch(j) for j in range(3)])
     again.load_training_state(first.training_state())
-    monkeypatch.setattr(batched_layers, "_fastest_way", lambda *_: pytest.fail("it is measured anew"))
+    monkeypatch.setattr(batched_layers, "_fastest_algorithm", lambda *_: pytest.fail("it is measured anew"))
     for one in (first, again):
         one.round([batch(3 + j) for j in range(3)])
     assert torch.equal(first.W, again.W)

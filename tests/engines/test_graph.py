@@ -25,7 +25,7 @@ from bow.devices import available_cores
 from bow.engines import captured, thread_pool
 from bow.engines.averaging import ModelAveraging
 from bow.engines.captured import COMPILING_PAYS_S, MAX_SHAPES, compiling_pays
-from bow.engines.eager import InTurn, LearningTasks
+from bow.engines.eager import LearningTasks, SequentialTasks
 from bow.engines.fused import Fused
 from bow.engines.graph_round import GraphRound
 from bow.engines.live_check import LiveCheck
@@ -287,7 +287,7 @@ POINTS = {
     "restarts": ("graph", Restarts, "count", 3),
     "buffers are written": ("graph, torch steps", GraphRound, "_outcome", 3),
     "torch steps": ("graph, torch steps", OptimizerRows, "step", 3),
-    "eager begins": ("eager", InTurn, "learn", 2),
+    "eager begins": ("eager", SequentialTasks, "learn", 2),
     "eager steps": ("eager", OptimizerRows, "step", 3),
     "eager averages": ("eager", ModelAveraging, "after_step", 3),
 }

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 import bow
 from bow.devices import available_cores
 from bow.engines.live_check import COMPILED_ROUNDING, ROUNDING, Expected, LiveCheck
-from bow.engines.outcome import SideBySide
+from bow.engines.outcome import ParallelSpeedup
 from bow.testing import FakeDevice
 from tests.grouped import of_replicas
 
@@ -249,9 +249,9 @@ def check_honest(engine: str, name: str, monkeypatch: pytest.MonkeyPatch, **sett
     """Train with a check in every round, and say how many have told something."""
     monkeypatch.setattr(LiveCheck, "is_due", lambda self, index: self._captures.num_captures > 0)
     told = []
-    verdict = LiveCheck.verdict
+    verdict = LiveCheck.compare
     monkeypatch.setattr(
-        LiveCheck, "verdict", lambda self, *args: told.append(args[1].run is not None) or verdict(self, *args)
+        LiveCheck, "compare", lambda self, *args: told.append(args[1].run is not None) or verdict(self, *args)
     )
     replicas = training(engine, HONEST[name], step=with_accuracy, **settings)
     for t in range(8):
@@ -361,12 +361,12 @@ def test_a_short_training_is_checked_whenever_its_rounds_have_doubled(
     free_s: float, last: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bow.engines.live_check.SHARE", 1e-9)  # nothing by the clock
-    monkeypatch.setattr("bow.engines.live_check.FREE_S", free_s)
+    monkeypatch.setattr("bow.engines.live_check.FREE_CHECKS_S", free_s)
     checked = []
     replicas = training("graph", loss=cross_entropy)
     live = replicas.loop.runner.live  # type: ignore[attr-defined]
-    verdict = live.verdict
-    monkeypatch.setattr(live, "verdict", lambda *args: checked.append(args[-1] + 1) or verdict(*args))
+    verdict = live.compare
+    monkeypatch.setattr(live, "compare", lambda *args: checked.append(args[-1] + 1) or verdict(*args))
     for t in range(70):
         replicas.round(round_of(t % 10))
     replicas.close()
@@ -378,11 +378,11 @@ def test_what_is_compiled_may_sum_in_another_order(units: int, unsure: bool) -> 
     replicas = training("graph", loss=cross_entropy)
     live = replicas.loop.runner.live  # type: ignore[attr-defined]
     loss = replicas.round(round_of(0))[0]
-    run = live.run_of(0, loss, {}, gradient=torch.ones_like(replicas.group.learners[0].gradient), units=units)
+    run = live.results_of(0, loss, {}, gradient=torch.ones_like(replicas.group.learners[0].gradient), units=units)
     other = run.gradient * (1 + 500 * torch.finfo(torch.float32).eps)
-    live.expect(0, round_of(0)[0], contextlib.nullcontext)  # begins the clock
-    assert live.verdict([dataclasses.replace(run, gradient=other)], Expected(0, run), 1) is None
-    assert live.is_unsure == unsure
+    live.run_step(0, round_of(0)[0], contextlib.nullcontext)  # begins the clock
+    assert live.compare([dataclasses.replace(run, gradient=other)], Expected(0, run), 1) is None
+    assert live.needs_recheck == unsure
     replicas.close()
 
 
@@ -401,14 +401,14 @@ def test_behind_the_first_rounds_a_hundredth_of_the_time_is_spent(monkeypatch: p
     checked = []
     replicas = training("graph", loss=cross_entropy)
     live = replicas.loop.runner.live  # type: ignore[attr-defined]
-    verdict = live.verdict
+    verdict = live.compare
 
     def seen(made: Any, expected: Any, index: int) -> Any:
         now[0] += 1  # what a check takes
         checked.append(index)
         return verdict(made, expected, index)
 
-    monkeypatch.setattr(live, "verdict", seen)
+    monkeypatch.setattr(live, "compare", seen)
     for t in range(200):
         now[0] += 20
         replicas.round(round_of(t % 10))
@@ -426,7 +426,7 @@ def test_a_task_that_is_checked_tells_what_learners_bring_that_run_at_the_same_t
     replicas = training("graph", loss=cross_entropy)
     for t in range(8):
         replicas.round(round_of(t))
-    found = replicas.loop.context.log.side_by_side
+    found = replicas.loop.context.log.parallel_speedup
     replicas.close()
     assert found is not None
     assert (found.learners, found.at_once) == (LEARNERS, min(LEARNERS, len(available_cores())))
@@ -440,11 +440,11 @@ def test_nothing_is_said_of_learners_that_run_one_after_another(engine: str, lea
     for t in range(2):
         replicas.round(round_of(t)[:learners])
     replicas.close()
-    assert replicas.loop.context.log.side_by_side is None
+    assert replicas.loop.context.log.parallel_speedup is None
 
 
 def test_what_was_measured_of_learners_side_by_side_is_said_as_it_was_measured() -> None:
-    found = SideBySide(4, 2, [(0.9, 0.1), (0.0074, 0.0152), (0.0070, 0.0155)])
+    found = ParallelSpeedup(4, 2, [(0.9, 0.1), (0.0074, 0.0152), (0.0070, 0.0155)])
     assert str(found) == (
         "4 learners, 2 side by side: 1.9 times the throughput of one on a core (a round 15.5 ms, one task alone 7.4 ms)"
     )
@@ -518,6 +518,6 @@ def equal(state: Any, other: Any) -> bool:
     ids=["more than is possible", "too wide"],
 )
 def test_what_a_busy_machine_makes_of_learners_side_by_side_is_not_said(times: list[tuple[float, float]]) -> None:
-    assert str(SideBySide(4, 2, times)) == (
+    assert str(ParallelSpeedup(4, 2, times)) == (
         "4 learners, 2 side by side: the gain could not be measured, because the machine was busy"
     )

@@ -9,7 +9,7 @@ from torch.nn.functional import mse_loss, scaled_dot_product_attention
 import bow
 from bow.engines import LearningConfig, make_engine, step_from_loss
 from bow.engines.memory import MemoryNeed, bytes_text, predict_memory, saved_bytes
-from bow.engines.saved_tensors import LEAVING, MIN_BYTES
+from bow.engines.saved_tensors import MAX_IN_FLIGHT, MIN_BYTES
 from bow.replicas import LearnerGroup
 from bow.testing import FakeDevice
 
@@ -136,7 +136,7 @@ def test_swapping_leaves_what_is_small_and_what_is_about_to_leave() -> None:
         predict_memory, mlp(), SGD, bow.SMA(), learners=2, engine="eager", place=FakeDevice(), saved=sizes
     )
     assert predict().activation_bytes == sum(sizes)
-    assert predict(offload=True).activation_bytes == sizes[0] + sum(sizes[-LEAVING - 1 :])
+    assert predict(offload=True).activation_bytes == sizes[0] + sum(sizes[-MAX_IN_FLIGHT - 1 :])
 
 
 def test_model_without_shapes_yet_is_no_error() -> None:

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from bow.engines import Engine, LearningConfig, RoundLoop, step_from_loss
 from bow.engines.eager import Eager, LearningTasks
 from bow.engines.offload import OffloadedTasks, check_offload
-from bow.engines.saved_tensors import AHEAD, LEAVING, MAX_COMING, Offload, view_of
+from bow.engines.saved_tensors import MAX_IN_FLIGHT, MAX_PREFETCHED, PREFETCH, Offload, view_of
 from bow.errors import SettingError
 from bow.models import LeNet, Transformer
 from bow.replicas import LearnerGroup
@@ -192,7 +192,7 @@ def test_what_is_saved_does_not_stay_on_the_device() -> None:
     activation = 32 * 16 * FLOAT
     saved = 6  # the result of each tanh, which is the next layer's input
     freed = bytes_at_the_end_of_forward(offload=False) - bytes_at_the_end_of_forward(offload=True)
-    assert freed == (saved - LEAVING) * activation
+    assert freed == (saved - MAX_IN_FLIGHT) * activation
 
 
 def test_an_allocation_that_is_saved_twice_is_copied_once() -> None:
@@ -201,7 +201,7 @@ def test_an_allocation_that_is_saved_twice_is_copied_once() -> None:
     # The result of each tanh is the next layer's input as well; those that had just left need not come back.
     assert training.offload.pinned_bytes == 6 * 32 * 16 * FLOAT
     assert training.device.waits[Wait("offload to the host", "offload: saved")] == 6
-    assert training.device.waits[Wait("offload to the device", "offload: has room")] == 6 - LEAVING
+    assert training.device.waits[Wait("offload to the device", "offload: has room")] == 6 - MAX_IN_FLIGHT
 
 
 def test_copies_back_begin_before_they_are_needed() -> None:
@@ -212,12 +212,12 @@ def test_copies_back_begin_before_they_are_needed() -> None:
 
     def watched(stream: str, event: Any) -> None:
         if event.name == "offload: back":
-            ahead.append(len(training.offload._coming))
+            ahead.append(len(training.offload._prefetched))
         waits(stream, event)
 
     device._stream_waits = watched  # type: ignore[method-assign]
     training.run()
-    assert ahead == [AHEAD - 1, AHEAD - 1, 1, 0]
+    assert ahead == [PREFETCH - 1, PREFETCH - 1, 1, 0]
 
 
 @pytest.mark.parametrize("name", ["deep", "residual", "transformer"])
@@ -230,8 +230,8 @@ def test_nothing_is_fetched_only_when_it_is_needed(name: str) -> None:
 
     def watched(parked: Any) -> Tensor:
         nonlocal late
-        leaving = any(leaving.parked is parked for leaving in offload._leaving)
-        late += parked.flat is None and parked.index not in offload._coming and not leaving
+        leaving = any(leaving.parked is parked for leaving in offload._in_flight)
+        late += parked.flat is None and parked.index not in offload._prefetched and not leaving
         return on_device(parked)
 
     offload._on_device = watched  # type: ignore[method-assign]
@@ -308,7 +308,7 @@ def test_saved_tensors_keep_their_strides() -> None:
     with device.issuing(), offload.task(stays=()):
         x = torch.randn(12, 18, requires_grad=True) * 2
         total = _Strides.apply(x)
-        for _ in range(LEAVING + 1):
+        for _ in range(MAX_IN_FLIGHT + 1):
             total = total * torch.randn(500, requires_grad=True).exp().sum()  # pushes x off the device
         total.backward()
     assert offload.pinned_bytes > 0
@@ -389,7 +389,7 @@ def test_a_tensor_that_has_changed_since_is_copied_again() -> None:
     with offloading():
         factor = torch.full((400,), 2.0)
         first = one * factor  # noqa: F841 - the graph holds it, and nobody differentiates it
-        for _ in range(LEAVING):
+        for _ in range(MAX_IN_FLIGHT):
             one = one.tanh()
         factor.add_(1)
         (gradient,) = torch.autograd.grad((other * factor).sum(), other)
@@ -418,7 +418,7 @@ def test_a_part_of_the_graph_that_is_not_differentiated_does_no_harm() -> None:
             asides.append(chain.cos().exp().cos())  # a metric, say
             chain = chain.tanh()
         (gradient,) = torch.autograd.grad(chain.sum(), weight)
-        assert len(offload._coming) == MAX_COMING  # what nobody asked for, and no more of it than that
+        assert len(offload._prefetched) == MAX_PREFETCHED  # what nobody asked for, and no more of it than that
     plain = weight * 1
     for _ in range(8):
         plain = plain.tanh()

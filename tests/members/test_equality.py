@@ -465,17 +465,17 @@ def test_turns_behind_a_round_in_eager_go_on_with_its_buffers(tmp_path: Path) ->
 
 def test_members_that_take_turns_are_checked_as_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bow.engines.live_check.SHARE", 1e-9)  # nothing by the clock
-    monkeypatch.setattr("bow.engines.live_check.FREE_S", 1e9)
+    monkeypatch.setattr("bow.engines.live_check.FREE_CHECKS_S", 1e9)
     cohorts: list[Cohort] = []
     checked: list[tuple[int, int]] = []
-    begin, verdict = Cohort.begin, LiveCheck.verdict
+    begin, verdict = Cohort.begin, LiveCheck.compare
 
     def seen(self: Any, *given: Any) -> Any:
         checked.append((given[-1] + 1, cohorts[-1].num_rounds))
         return verdict(self, *given)
 
     monkeypatch.setattr(Cohort, "begin", lambda self, turns: cohorts.append(self) or begin(self, turns))
-    monkeypatch.setattr(LiveCheck, "verdict", seen)
+    monkeypatch.setattr(LiveCheck, "compare", seen)
     swept(tmp_path / "sweep", mlp, (FLAT, LABELS), VARIANTS, engine="graph", epochs=8)
     assert len(cohorts) < 60  # of 75 rounds
     assert checked == [*((count, count) for count in (1, 2, 4, 8, 16, 32, 64)), (76, 75)]  # and behind the last

@@ -549,7 +549,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
         {"precision": "bfloat16"},
         "precision=None, got engine.precision='bfloat16'; it continues with the new one",
     ),
-    "loss": ({"loss": nn.functional.multi_margin_loss}, "loss='cross_entropy', got loss='multi_margin_loss'; it continues"),
+    "loss": ({"loss": nn.functional.multi_margin_loss}, "loss='cross_entropy', got loss='multi_margin_loss'; it"),
     "averaging": (
         {"sync": bow.SMA(mu=0.9)},
         'started with sync="SMA.*mu=0.5.*, got sync="SMA.*mu=0.9.*; it continues with the',

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from bow.data import Deal
 from bow.errors import DataError
-from bow.training.data_source import DataSource, batches_of, dealt_again
+from bow.training.data_source import DataSource, batches_of, redistribute
 from tests.training.blueprints import opened
 
 NUMBERS = torch.arange(22)
@@ -132,7 +132,7 @@ def test_batches_are_dealt_again_in_order_to_fewer_learners(stacked: bool, learn
         return Deal(batches if stacked else [*batches[:3], None], stacked, 8 if stacked else 6, epochs)
 
     deals = [deal(0, 0), deal(8, 1)]
-    again = dealt_again(deals, learners)
+    again = redistribute(deals, learners)
     assert [number for each in again for number in seen(each)] == [number for each in deals for number in seen(each)]
     assert sum(each.num_samples for each in again) == sum(each.num_samples for each in deals)
     assert all(len(each.batches) == learners for each in again)

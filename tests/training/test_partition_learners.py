@@ -434,7 +434,7 @@ def test_other_processes_get_the_rules_that_were_registered(monkeypatch: pytest.
     monkeypatch.setattr(module, "run_training", lambda config: taken.append(config.seed))
     monkeypatch.setattr(module, "WorkerJob", lambda job: job)
     config = TrainConfig(model=model(), data=data(), loss=cross_entropy, partition=strategy(1), seed=5)
-    job: Any = module._packed(config, 2)
+    job: Any = module._worker_job(config, 2)
     job()
     assert taken == ["rules", 5]
 

@@ -127,8 +127,8 @@ def test_a_wall_of_one_device_is_no_wall_of_another() -> None:
     before, other = [tuner.learners for tuner in tuners.tuners], 1 - tuners.turn
     tuners.failed(other, before[other])
     assert tuners.tuners[other].learners == before[other] - 1
-    assert tuners.tuners[other].wall == before[other]
-    assert tuners.tuners[tuners.turn].wall is None
+    assert tuners.tuners[other].memory_limit == before[other]
+    assert tuners.tuners[tuners.turn].memory_limit is None
     assert not tuners.settled  # throughput is another one now
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bow.tuner import MeasurementWindow, OnlineTuner, StatisticalEfficiency, TunerDecision
-from bow.tuner.online import FEWEST, FIRST_BACK_OFF, MOST_CHANGES, SPAN, WARM_UP
+from bow.tuner.online import FIRST_BACK_OFF, MIN_WINDOWS, MOST_CHANGES, SPAN, WARM_UP
 from tests.tuner.simulated import FAMILIES, Disturbance, Training, falling, kneed, optima, peaked, saturating
 
 MOST = 16
@@ -128,7 +128,7 @@ def test_drifts_that_are_rare_are_followed_soon() -> None:
 def test_the_first_windows_behind_a_change_do_not_count() -> None:
     training = Training(OnlineTuner(1, MOST), kneed(4), calm()).run(100)
     first, second, *_ = training.tuner.changes
-    assert first.window == WARM_UP + FEWEST
+    assert first.window == WARM_UP + MIN_WINDOWS
     assert second.window == 2 * first.window
 
 
@@ -156,7 +156,7 @@ def test_the_wall_is_never_crossed_twice(wall: int) -> None:
         tuner = OnlineTuner(1, MOST)
         training = Training(tuner, saturating(0.0), Disturbance(seed=seed), wall=wall).run(800)
         assert training.crossings == [wall]
-        assert tuner.wall == wall
+        assert tuner.memory_limit == wall
         assert training.settled_with == wall - 1
         assert max(training.history) == wall - 1
 
@@ -168,7 +168,7 @@ def test_memory_that_others_take_later_is_a_lower_wall() -> None:
     tuner.failed(8)
     training.learners = 7
     training.run(600)
-    assert tuner.wall == 8
+    assert tuner.memory_limit == 8
     assert training.settled_with == 7
     assert max(training.history[300:]) == 7
 
@@ -184,7 +184,7 @@ def test_more_than_may_be_are_not_tried() -> None:
     training = Training(OnlineTuner(1, 5), saturating(0.0), Disturbance(0.01, 0.0)).run(400)
     assert max(training.history) == 5
     assert training.settled_with == 5
-    assert training.tuner.wall is None
+    assert training.tuner.memory_limit is None
 
 
 def test_attempts_that_fail_become_rare() -> None:

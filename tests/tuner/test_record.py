@@ -7,7 +7,7 @@ import statistics
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bow.tuner.record import NOISE_FLOOR, LogEstimate, estimate, noise_of
+from bow.tuner.record import MIN_NOISE, LogEstimate, estimate, noise_of
 
 RATES = st.lists(st.floats(1.0, 1e6), min_size=1, max_size=9)
 
@@ -20,8 +20,8 @@ def test_noise_is_found_whatever_outliers_and_drift_there_are() -> None:
 
 
 def test_noise_of_measurements_that_agree_by_chance_is_not_zero() -> None:
-    assert noise_of([[7.0, 7.0, 7.0]]) == NOISE_FLOOR
-    assert noise_of([[7.0], []]) == NOISE_FLOOR
+    assert noise_of([[7.0, 7.0, 7.0]]) == MIN_NOISE
+    assert noise_of([[7.0], []]) == MIN_NOISE
 
 
 def test_the_stated_error_is_that_of_medians() -> None:

@@ -22,7 +22,7 @@ class Captures:
 
     def prepare(self, batches: Sequence[Batches]) -> None:
         """Prepare captures and results for these rounds."""
-        self._forget_stale()
+        self._drop_stale()
         for index, each in enumerate(batches):
             for batch in _different(each):
                 self._get_ready(batch, self._context.round_index + index)
@@ -33,7 +33,7 @@ class Captures:
         self._cache.refused = why
         self._runner.bind()
         self._context.fork()
-        self._context.log.tell(f"{why}; running {self._runner.description}")
+        self._context.log.warn(f"{why}; running {self._runner.description}")
 
     def _get_ready(self, batch: FlatBatch, round_index: int) -> None:
         context, cache, shape = self._context, self._cache, batch.signature
@@ -56,25 +56,25 @@ class Captures:
                 raise
             cache.refuse(shape, error)
             if cache.refused is None:  # other shapes are captured, so this shape is the cause
-                context.log.tell(f"batches of another shape cannot be captured ({reason(error)}); they run uncaptured")
+                context.log.warn(f"batches of another shape cannot be captured ({reason(error)}); they run uncaptured")
             else:
                 self._tell_uncaptured("model")
 
     def _tell_uncaptured(self, what: str) -> None:
         why, runner = self._cache.refused, self._runner
-        self._context.log.tell(f"engine {runner.name} cannot capture this {what} ({why}); running {runner.description}")
+        self._context.log.warn(f"engine {runner.name} cannot capture this {what} ({why}); running {runner.description}")
 
-    def _forget_stale(self) -> None:
+    def _drop_stale(self) -> None:
         """Drop graphs that are stale: the kind of step or a Python value has changed."""
         context = self._context
         if (context.stepping is not None) != context.can_step:  # a hook, a flag of the optimizer
             self._pending.catch_up()
             self._runner.bind()
-        elif self._cache.forget_if_changed():
+        elif self._cache.drop_if_changed():
             self._pending.catch_up()
             self._runner.bind()
             if self._cache.refused is not None:
-                context.log.tell(f"{self._cache.refused}; running {self._runner.description}")
+                context.log.warn(f"{self._cache.refused}; running {self._runner.description}")
 
 
 def _different(batches: Batches) -> Iterator[FlatBatch]:

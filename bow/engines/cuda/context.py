@@ -27,7 +27,7 @@ class StreamOrder:
     def __init__(self, device: StreamDevice) -> None:
         self.sync_stream = device.stream("synchronisation", high_priority=True)
         self.issued = device.event("the caller has issued its work")
-        self.gate: Event | None = None  # learners wait for it before they learn; None: their own streams order it
+        self.start_event: Event | None = None  # learners wait for it before learning; None: their streams order it
         self._device = device
         self._advanced = device.event("learners and central model have been moved")
 
@@ -38,17 +38,17 @@ class StreamOrder:
             stepping.begin()
         self._device.caller().record(self.issued)
         self.sync_stream.wait(self.issued)
-        self.gate = self.issued
+        self.start_event = self.issued
 
     def join(self) -> None:
         """Have the caller's next work wait for the rounds; the synchronisation stream has waited for all else."""
         self.sync_stream.record(self._advanced)
         self._device.caller().wait(self._advanced)
 
-    def move(self) -> None:
+    def learners_moved(self) -> None:
         """Have learners wait for the synchronisation stream, which has changed them, before they learn again."""
         self.sync_stream.record(self._advanced)
-        self.gate = self._advanced
+        self.start_event = self._advanced
 
     def abandon(self, streams: Sequence[Stream]) -> None:
         """Wait for everything issued by an interrupted call: its memory is reused."""

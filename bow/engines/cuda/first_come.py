@@ -33,16 +33,16 @@ def issue_ahead(
     """
     order = context.order
     pending.finish_all()
-    if order.gate is None:
-        order.move()
+    if order.start_event is None:
+        order.learners_moved()
     period = Period(context.group, batches, ahead=len(batches))
     # Separate memory for every round: a learner that is ahead takes batches while others still read old ones.
     there = [context.feed.put(SLOTS + i, each, period.learners) for i, each in enumerate(batches)]
     scheduler, runs = period.start(period.learners, "first_come")
     runner.run_tasks(scheduler, runs, _issuing(context, period, there, made))
     for learner in context.learners:
-        order.sync_stream.wait(learner.through)
-    order.gate = None
+        order.sync_stream.wait(learner.finished_event)
+    order.start_event = None
     issued = [IssuedRound(active, period.taken_by(i)) for i, active in enumerate(period.present)]
     pending.act_on(_finished(context, issued, made))
     context.log.round_index += len(batches)
@@ -53,7 +53,7 @@ def first_through(busy: dict[Learn, StreamLearner]) -> Learn:
     """Wait until the device has finished one of these tasks."""
     while True:
         for task, learner in busy.items():
-            if learner.through.query():
+            if learner.finished_event.query():
                 return task
         time.sleep(POLL_S)
 
@@ -61,7 +61,7 @@ def first_through(busy: dict[Learn, StreamLearner]) -> Learn:
 def _issuing(
     context: StreamContext, period: Period, there: Sequence[DeviceBatches], made: Tensor
 ) -> Callable[[Learn], StreamLearner]:
-    behind = set(range(period.learners))  # learners that have yet to wait for earlier work
+    not_yet_synchronised = set(range(period.learners))  # learners that have yet to wait for earlier work
 
     def issue(task: Learn) -> StreamLearner:
         learner = context.learners[task.learner]
@@ -70,16 +70,16 @@ def _issuing(
         assert batch is not None
         stream, row = learner.stream, made[index][position]
         with torch.no_grad(), context.device.issuing(), context.device.on(stream):
-            if task.learner in behind:
-                assert context.order.gate is not None
-                stream.wait(context.order.gate)
-                behind.discard(task.learner)
+            if task.learner in not_yet_synchronised:
+                assert context.order.start_event is not None
+                stream.wait(context.order.start_event)
+                not_yet_synchronised.discard(task.learner)
             copied = there[index].copied
             if copied is not None:
                 stream.wait(copied)
             issued = learner.learn(batch, lambda: context.task_seed(position, rounds_ahead=index))
             step_on_stream(context, learner, issued, row)
-        stream.record(learner.through)
+        stream.record(learner.finished_event)
         period.take(task)
         return learner
 

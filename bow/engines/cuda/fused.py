@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bow.engines.batched_layers import WAYS, Ways, of_learners
+from bow.engines.batched_layers import ALGORITHMS, Algorithms, batched_convolutions
 from bow.engines.batches import FlatBatch
 from bow.engines.cuda.context import StreamContext
-from bow.engines.cuda.learner import WARM_UP, gathered, same_in_python, state_of
+from bow.engines.cuda.learner import WARM_UP, gathered, python_values_restored, state_of
 from bow.engines.cuda.whole_round import RoundGraphs, StaticRound, unchanged
 from bow.engines.task import compiled
 from bow.engines.vectorised import StackedBuffers, TogetherTask, vectorised, writing_results
@@ -29,7 +29,7 @@ class CudaFused(RoundGraphs):
     def __init__(self, context: StreamContext) -> None:
         super().__init__(context)
         self._compiles = True
-        self._ways: Ways = {}
+        self._algorithms: Algorithms = {}
         self._together: TogetherTask
         self._buffers: StackedBuffers
 
@@ -41,16 +41,16 @@ class CudaFused(RoundGraphs):
     @property
     def state(self) -> dict[str, Any]:
         """Plain values for checkpoints: whether compiling works, and the algorithms of convolutions."""
-        return {"compiles": self._compiles, "ways": dict(self._ways)}
+        return {"compiles": self._compiles, "ways": dict(self._algorithms)}
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._compiles = bool(state["compiles"])
-        self._ways = {what: way for what, way in state["ways"].items() if way in WAYS}
+        self._algorithms = {what: way for what, way in state["ways"].items() if way in ALGORITHMS}
 
     def capture(self, batch: FlatBatch) -> None:
         """Stack the learners' buffers, and capture the round."""
         # On the caller's stream, to which the memory of the unstacked buffers returns.
-        self.device.caller().wait(self.context.learners[0].through)  # `probe` ran there, and restored the buffers
+        self.device.caller().wait(self.context.learners[0].finished_event)  # `probe` restored the buffers there
         self._buffers.tensors()
         super().capture(batch)
 
@@ -59,7 +59,7 @@ class CudaFused(RoundGraphs):
         before = state_of(self.generator)
         try:
             with (
-                same_in_python(self.context.learners[0].module, strictly=True),
+                python_values_restored(self.context.learners[0].module, strictly=True),
                 self.device.on(self.stream),
                 self.device.drawing_from(self.generator),
                 unchanged(self._buffers.tensors()),
@@ -73,10 +73,10 @@ class CudaFused(RoundGraphs):
                         raise
                     self._compiles, self._together = False, writing_results(self._vectorised)
                     self._try(static)  # raises if the error is the user's
-                    self.context.log.tell(f"fused is not compiled ({reason(error)}); running {self.description}")
+                    self.context.log.warn(f"fused is not compiled ({reason(error)}); running {self.description}")
         finally:
-            self.stream.record(self.through)
-            self.device.caller().wait(self.through)  # other streams may be the next to use the learners
+            self.stream.record(self.finished_event)
+            self.device.caller().wait(self.finished_event)  # other streams may be the next to use the learners
         return state_of(self.generator) != before
 
     def issue_round(self, static: StaticRound, due: bool) -> None:
@@ -103,7 +103,7 @@ class CudaFused(RoundGraphs):
         """Learn on the current stream; return which learners are finite, as a tensor on the device."""
         matrix = self.context.group.matrix
         batch = gathered(static.batch.batch, self.context.kernels)
-        with torch.autograd.set_multithreading_enabled(False), of_learners(self._ways):
+        with torch.autograd.set_multithreading_enabled(False), batched_convolutions(self._algorithms):
             loss, finite, metrics = self._together(matrix.weights, matrix.gradients, self._buffers.tensors(), batch)
         values = [loss, finite, *metrics.values()]
         static.rows.copy_(torch.stack([value.to(static.rows.dtype) for value in values], dim=1))

@@ -10,7 +10,7 @@ from bow.engines.captured import with_autocast
 from bow.engines.cuda.feed import DeviceBatches
 from bow.engines.cuda.first_come import first_through
 from bow.engines.cuda.learner import SpreadTask, StreamLearner
-from bow.engines.cuda.runner import AheadDeviceRunner, issue_side_by_side, learn_one
+from bow.engines.cuda.runner import AheadDeviceRunner, issue_in_parallel, learn_one
 from bow.engines.first_come import run_tasks
 from bow.engines.task_scheduler import Learn, TaskScheduler, TaskStart
 from bow.errors import reason
@@ -52,12 +52,12 @@ class CudaGraphs(AheadDeviceRunner):
             for learner in context.learners:
                 learner.capture(batch, context.order.issued)  # raises again if the error is the user's
         if refusal is not None:
-            context.log.tell(f"the schedule does not fit this step ({refusal}); operators run one after another")
+            context.log.warn(f"the schedule does not fit this step ({refusal}); operators run one after another")
 
     def issue(self, slot: int, batches: DeviceBatches, due: bool) -> None:
         context = self.context
         rows, learn = context.results.rows_of_learners(slot), functools.partial(learn_one, context)
-        issue_side_by_side(context, batches, rows, due, learn)
+        issue_in_parallel(context, batches, rows, due, learn)
 
     def run_tasks(
         self, scheduler: TaskScheduler, runs: Sequence[TaskStart], issue: Callable[[Learn], StreamLearner]

@@ -108,8 +108,8 @@ class StreamLearner:
         self.index = index
         self.stream = device.stream(f"learner {index}")
         self.streams = [self.stream]  # all of its own; work on the others is joined on the first one
-        self.through = device.event(f"learner {index} has finished")
-        self.drawless: set[Hashable] = set()  # batch shapes whose uncaptured learning tasks draw no random numbers
+        self.finished_event = device.event(f"learner {index} has finished")
+        self.shapes_without_random: set[Hashable] = set()  # batch shapes whose uncaptured tasks draw no random numbers
         self._device = device
         self._kernels = kernels
         self._group = group
@@ -129,7 +129,7 @@ class StreamLearner:
         """Issue the learning task on the current stream; its gradient goes to the learner's row of `G`."""
         captured = self._captured.get(batch.signature)
         if captured is None:
-            with contextlib.nullcontext() if batch.signature in self.drawless else self._drawing(seed()):
+            with contextlib.nullcontext() if batch.signature in self.shapes_without_random else self._drawing(seed()):
                 return self.run(batch)
         for static, leaf in zip(captured.inputs.leaves, batch.leaves, strict=True):
             static.copy_(leaf)
@@ -143,9 +143,9 @@ class StreamLearner:
         more = range(len(self.streams), count)
         self.streams += [self._device.stream(f"{self.stream.name}, stream {number}") for number in more]
 
-    def capture(self, batch: FlatBatch, behind: Event, spread: SpreadTask | None = None) -> None:
+    def capture(self, batch: FlatBatch, after_event: Event, spread: SpreadTask | None = None) -> None:
         """Capture the learning task for batches of this shape."""
-        with self._trying(behind, capturing=True):
+        with self._trying(after_event, capturing=True):
             inputs = self.inputs_like(batch)
             with _closing(spread):  # a capture must not wait for work outside of it
                 draws = self.warm_up(inputs, spread=spread)
@@ -157,24 +157,26 @@ class StreamLearner:
                 raise
         self._captured[batch.signature] = LearnerGraph(graph, inputs, task, draws, spread)
 
-    def trace(self, batch: FlatBatch, behind: Event, step: Step) -> StepGraph:
+    def trace(self, batch: FlatBatch, after_event: Event, step: Step) -> StepGraph:
         """Trace the learning task for batches of this shape as a step graph; nothing is computed."""
-        with self._trying(behind):
+        with self._trying(after_event):
             inputs = gathered(self.inputs_like(batch).batch, self._kernels)
             with _disable_current_modes():  # a device that watches operators must not see tracing
                 return capture_step(self.module, inputs, step=step)
 
-    def try_out(self, batch: FlatBatch, behind: Event, *, strictly: bool) -> bool:
+    def try_out(self, batch: FlatBatch, after_event: Event, *, strictly: bool) -> bool:
         """Run the learning task a few times, undo it, and return whether it draws random numbers."""
-        with self._trying(behind, capturing=strictly):
+        with self._trying(after_event, capturing=strictly):
             return self.warm_up(self.inputs_like(batch), strictly=strictly)
 
-    def probe(self, batch: FlatBatch, behind: Event) -> list[str]:
+    def probe(self, batch: FlatBatch, after_event: Event) -> list[str]:
         """Run the learning task once, undo it, and return the names of the step's metrics."""
-        with self._trying(behind), self._device.drawing_from(self._generator):
+        with self._trying(after_event), self._device.drawing_from(self._generator):
             return self.run(self.inputs_like(batch)).metrics
 
-    def expect(self, live: LiveCheck, batch: FlatBatch, behind: Event, seed: int, draws_as_eager: bool) -> Expected:
+    def expect(
+        self, live: LiveCheck, batch: FlatBatch, after_event: Event, seed: int, draws_as_eager: bool
+    ) -> Expected:
         """Run the user's own step on the learner's stream, and undo it."""
         drew: list[bool] = []
 
@@ -185,10 +187,10 @@ class StreamLearner:
                 yield lambda: draws_as_eager or not any(drew)
             drew.append(state_of(self._generator) != before)
 
-        self.stream.wait(behind)
+        self.stream.wait(after_event)
         with self._device.on(self.stream), torch.autograd.set_multithreading_enabled(False):
-            expected = live.expect(self.index, gathered(self.inputs_like(batch).batch, self._kernels), numbers)
-            self.stream.record(self.through)
+            expected = live.run_step(self.index, gathered(self.inputs_like(batch).batch, self._kernels), numbers)
+            self.stream.record(self.finished_event)
         return expected
 
     def inputs_like(self, batch: FlatBatch) -> FlatBatch:
@@ -217,20 +219,20 @@ class StreamLearner:
             yield
 
     @contextlib.contextmanager
-    def _trying(self, behind: Event, *, capturing: bool = False) -> Iterator[None]:
+    def _trying(self, after_event: Event, *, capturing: bool = False) -> Iterator[None]:
         """Context of learning tasks outside of the training: changes to buffers and Python values are undone."""
-        self.stream.wait(behind)
+        self.stream.wait(after_event)
         with self._device.on(self.stream):
             before = buffer_state(self.module)
             empty = [(owner, key) for _, (owner, key) in buffer_slots(self.module) if owner._buffers[key] is None]
             try:
-                with same_in_python(self.module, strictly=capturing):
+                with python_values_restored(self.module, strictly=capturing):
                     yield
             finally:
                 load_buffers(self.module, before)
                 for owner, key in empty:
                     owner._buffers[key] = None
-                self.stream.record(self.through)
+                self.stream.record(self.finished_event)
 
     def forget(self) -> None:
         """Free the graphs, none of which is running."""
@@ -247,7 +249,7 @@ class StreamLearner:
             if spread is not None:
                 learned = spread.run(inputs)
             else:
-                with contextlib.nullcontext() if self._tasks.is_compiled else counting_together(self.module):
+                with contextlib.nullcontext() if self._tasks.is_compiled else fused_batch_counters(self.module):
                     learned = self._tasks.run(self.index, inputs)
         for owner, key, buffer in bound:
             assigned = owner._buffers[key]
@@ -257,19 +259,19 @@ class StreamLearner:
                 buffer.copy_(assigned)  # a graph keeps reading the same address
                 owner._buffers[key] = buffer
         row = self._group.learners[self.index].gradient
-        told = row.sum()
+        finite = row.sum()
         if not self._steps:
             # Infinite minus infinite is NaN: one value covers loss and gradient.
-            told = told + learned.loss
-            told = (told - told) == 0
-        values = [learned.loss, told, *learned.metrics.values()]
+            finite = finite + learned.loss
+            finite = (finite - finite) == 0
+        values = [learned.loss, finite, *learned.metrics.values()]
         dtype = torch.promote_types(row.dtype, torch.float32)
         results = torch.stack([value.to(row.device, dtype) for value in values])
         return IssuedTask(results, list(learned.metrics))
 
 
 @contextlib.contextmanager
-def same_in_python(model: nn.Module, *, strictly: bool) -> Iterator[None]:
+def python_values_restored(model: nn.Module, *, strictly: bool) -> Iterator[None]:
     """Restore plain values of modules after tasks outside of the training; `strictly` raises if they changed."""
     plain = (bool, int, float, str, type(None))
     held = [
@@ -289,7 +291,7 @@ def same_in_python(model: nn.Module, *, strictly: bool) -> Iterator[None]:
             attributes[name] = value
 
 
-class _Calls:
+class _CounterStub:
     """Count what a batch norm adds to its number of batches."""
 
     def __init__(self) -> None:
@@ -301,11 +303,11 @@ class _Calls:
 
 
 @contextlib.contextmanager
-def counting_together(model: nn.Module) -> Iterator[None]:
+def fused_batch_counters(model: nn.Module) -> Iterator[None]:
     """Count the batches of all batch norms by one operator after the learning task, not by one each."""
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     norms = [module for module in model.modules() if type(module) in kinds and module.momentum is not None]
-    found = [(norm, norm._buffers["num_batches_tracked"], _Calls()) for norm in norms]
+    found = [(norm, norm._buffers["num_batches_tracked"], _CounterStub()) for norm in norms]
     counters = [(norm, buffer, calls) for norm, buffer, calls in found if buffer is not None]
     for norm, _, calls in counters:
         norm._buffers["num_batches_tracked"] = calls  # type: ignore[assignment]

@@ -55,7 +55,7 @@ class DeviceRoundLoop(Loop):
         context = StreamContext(group, sync, settings, cuda_device(group.device) if device is None else device)
         super().__init__(context, kind.name, keeps_step=not issubclass(kind, AheadDeviceRunner))
         if context.kernels.reason is not None:
-            context.log.note("kernels", f"no custom kernels, using PyTorch (slower): {context.kernels.reason}")
+            context.log.record_event("kernels", f"no custom kernels, using PyTorch (slower): {context.kernels.reason}")
         context.kernels.launch_once()
         self._warn_of_library_dropout()
         self.runner = kind(context)
@@ -124,10 +124,10 @@ class DeviceRoundLoop(Loop):
                 self.runner.issue(slot, there, due)
                 with self.context.device.on(order.sync_stream):
                     difference = self._difference(expected, slot)
-                order.move()
+                order.learners_moved()
                 order.join()
             if difference is not None:
-                self.context.log.tell(difference, stacklevel=5)
+                self.context.log.warn(difference, stacklevel=5)
 
     def close(self) -> None:
         """Wait for the device, free pinned memory, and stop the threads."""
@@ -195,7 +195,7 @@ class DeviceRoundLoop(Loop):
         there = [context.feed.put(slot + index, each, len(self.group)) for index, each in enumerate(batches)]
         with Uninterrupted():
             runner.issue_unrolled(slot, there)
-            order.gate = None
+            order.start_event = None
             with context.device.on(order.sync_stream):
                 if self.sync.follows(self.group.num_all):
                     runner.followed()
@@ -220,9 +220,9 @@ class DeviceRoundLoop(Loop):
                 context.averaging.begin(due)
         with Uninterrupted():  # issued work cannot be undone
             self.runner.issue(slot, there, due)
-            order.gate = None
+            order.start_event = None
             if self.runner.steps_last:
-                order.move()
+                order.learners_moved()
             with context.device.on(order.sync_stream):
                 difference = None if expected is None else self._difference(expected, slot)
                 if in_parts:
@@ -231,7 +231,7 @@ class DeviceRoundLoop(Loop):
                     self.group.matrix.z.copy_(self.group.matrix.weights[0])
                     self.runner.followed()
                 if due and context.restarts.after_drop():
-                    order.move()
+                    order.learners_moved()
                 context.results.collect(slot, made)
             self._pending.add(slot, there.active)
             context.log.round_index += 1
@@ -252,7 +252,7 @@ class DeviceRoundLoop(Loop):
         step_learners(context, outcome, due)
         if due:
             context.averaging.after_step(context.round_index)
-        context.order.move()
+        context.order.learners_moved()
 
     # Live check
 
@@ -271,7 +271,7 @@ class DeviceRoundLoop(Loop):
         context.fork()
         learner, seed = context.learners[index], context.task_seed(index)
         expected = learner.expect(context.live, batch, context.order.issued, seed, self.runner.draws_as_eager)
-        learner.through.synchronize()  # later work is issued after it
+        learner.finished_event.synchronize()  # later work is issued after it
         return expected
 
     def _chosen(self, batches: Batches) -> tuple[int, FlatBatch] | None:
@@ -290,13 +290,13 @@ class DeviceRoundLoop(Loop):
         live, results = self.context.live, self.context.results
         row = results.rows_of_learners(slot)[expected.learner].clone()
         metrics = {name: row[METRICS + index] for index, name in enumerate(results.metrics)}
-        made = live.run_of(expected.learner, row[LOSS], metrics)
-        return live.verdict([made], expected, self.context.round_index)
+        made = live.results_of(expected.learner, row[LOSS], metrics)
+        return live.compare([made], expected, self.context.round_index)
 
     def _warn_of_library_dropout(self) -> None:
         for name, module in self.group.template.named_modules():
             if isinstance(module, nn.RNNBase) and module.dropout and module.num_layers > 1:
-                self.context.log.tell(
+                self.context.log.warn(
                     f"{name or type(module).__name__} uses cuDNN dropout, whose state is shared by all learners: "
                     "this training cannot be repeated exactly; use single layers with nn.Dropout between them"
                 )

@@ -68,7 +68,7 @@ class PendingRounds:
     def __init__(self, context: StreamContext) -> None:
         self._context = context
         self._rounds: deque[PendingRound] = deque()
-        self._over = [context.device.event(f"round of slot {slot} is over") for slot in range(SLOTS)]
+        self._round_ended = [context.device.event(f"round of slot {slot} is over") for slot in range(SLOTS)]
 
     def make_room(self, rounds: int = 1) -> int:
         """Return the slot of the coming round, or of the first of several; waits for rounds that occupy them."""
@@ -78,7 +78,7 @@ class PendingRounds:
 
     def add(self, slot: int, active: list[bool]) -> None:
         """Record a round that was issued, up to the current end of the synchronisation stream."""
-        self._context.order.sync_stream.record(self._over[slot])
+        self._context.order.sync_stream.record(self._round_ended[slot])
         restarted = self._context.stepping is not None
         self._rounds.append(PendingRound(self._context.round_index, slot, active, restarted))
 
@@ -112,7 +112,7 @@ class PendingRounds:
             which = [learner in diverged for learner in range(len(context.group))]
             with context.device.on(context.order.sync_stream):
                 context.restarts.restart(which, weights=not restarted)
-            context.order.move()
+            context.order.learners_moved()
 
     def _finish_oldest(self) -> None:
         rounds = [self._finished()]
@@ -123,6 +123,6 @@ class PendingRounds:
 
     def _finished(self) -> FinishedRound:
         over = self._rounds.popleft()
-        self._over[over.slot].synchronize()
+        self._round_ended[over.slot].synchronize()
         values = self._context.results.on_host(over.slot)
         return FinishedRound.of(values, IssuedRound(over.active), over.round, over.restarted)

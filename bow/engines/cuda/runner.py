@@ -98,7 +98,7 @@ ForEach: TypeAlias = Callable[[Callable[[StreamLearner], None]], None]
 ONE_OPTIMIZER = threading.Lock()  # held while one learner steps with the shared optimizer
 
 
-def issue_side_by_side(
+def issue_in_parallel(
     context: StreamContext,
     batches: DeviceBatches,
     rows: Sequence[Tensor],
@@ -124,8 +124,8 @@ def issue_side_by_side(
     for learner, task in zip(learners, tasks, strict=True):
         if by_row is not None:
             _step(context, by_row, learner, task, rows[learner.index], due, waits)
-        learner.stream.record(learner.through)
-        sync_stream.wait(learner.through)
+        learner.stream.record(learner.finished_event)
+        sync_stream.wait(learner.finished_event)
     if isinstance(stepping, RowsStep):
         with context.device.on(sync_stream):
             stepping.whole(torch.stack([row[FINITE] for row in rows]), due)
@@ -154,8 +154,8 @@ def _learn(
 ) -> IssuedTask | None:
     batch, stream = batches.by_learner[learner.index], learner.stream
     with context.device.on(stream):
-        if context.order.gate is not None:
-            stream.wait(context.order.gate)
+        if context.order.start_event is not None:
+            stream.wait(context.order.start_event)
         if batch is None:
             context.group.learners[learner.index].gradient.zero_()
             rows[learner.index].fill_(torch.nan)

@@ -107,7 +107,7 @@ class RowsStep:
         z = group.matrix.z
         self._counts = torch.zeros(len(group), dtype=torch.promote_types(z.dtype, torch.float32), device=z.device)
         self._count_of = list(self._counts.unbind())
-        self._told: tuple[float, ...] = ()
+        self._uploaded: tuple[float, ...] = ()
         self._numbers = torch.zeros(len(self._values()), dtype=torch.float64, device=z.device)
 
     def begin(self) -> None:
@@ -115,9 +115,9 @@ class RowsStep:
         self._state.bind_counts(self._count_of)
         self._state.begin_round()
         values = self._values()
-        if values != self._told:
+        if values != self._uploaded:
             self._device.upload(self._numbers, values)
-            self._told = values
+            self._uploaded = values
 
     def whole(self, finite: Tensor, synchronise: bool) -> None:
         """Step and average all learners; `finite` is 1, 0 for one that diverged, and NaN for one without a batch."""

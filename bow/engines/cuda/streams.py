@@ -10,7 +10,7 @@ from bow.engines.batches import FlatBatch
 from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.feed import DeviceBatches
 from bow.engines.cuda.learner import StreamLearner
-from bow.engines.cuda.runner import AheadDeviceRunner, issue_side_by_side, learn_one
+from bow.engines.cuda.runner import AheadDeviceRunner, issue_in_parallel, learn_one
 from bow.engines.task_scheduler import Learn, TaskScheduler, TaskStart
 from bow.engines.thread_pool import ThreadPool, num_threads
 
@@ -43,13 +43,13 @@ class CudaStreams(AheadDeviceRunner):
             draws = context.learners[0].try_out(batch, context.order.issued, strictly=False)
         if not draws:
             for learner in context.learners:
-                learner.drawless.add(batch.signature)
+                learner.shapes_without_random.add(batch.signature)
 
     def issue(self, slot: int, batches: DeviceBatches, due: bool) -> None:
         """Issue every learner's part of the round from its own thread."""
         context = self.context
         rows, learn = context.results.rows_of_learners(slot), functools.partial(learn_one, context)
-        issue_side_by_side(context, batches, rows, due, learn, self._for_each)
+        issue_in_parallel(context, batches, rows, due, learn, self._for_each)
 
     def run_tasks(
         self, scheduler: TaskScheduler, runs: Sequence[TaskStart], issue: Callable[[Learn], StreamLearner]
@@ -58,7 +58,7 @@ class CudaStreams(AheadDeviceRunner):
 
         def execute(run: TaskStart) -> None:
             assert isinstance(run.task, Learn)
-            issue(run.task).through.synchronize()
+            issue(run.task).finished_event.synchronize()
 
         self._threads().run(scheduler, runs, execute)
 
@@ -90,5 +90,5 @@ class CudaStreams(AheadDeviceRunner):
     def _threads(self) -> ThreadPool:
         if self._pool is None:
             self._pool = ThreadPool([self.device.cores()] * len(self.context.learners), threads=1)
-            self._forgotten = weakref.finalize(self, self._pool.dismiss)  # if `close` is never called
+            self._forgotten = weakref.finalize(self, self._pool.stop)  # if `close` is never called
         return self._pool

@@ -15,7 +15,7 @@ from bow.engines.batches import Batches, FlatBatch, Stacked
 from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.feed import DeviceBatches
 from bow.engines.cuda.learner import IssuedTask, StreamLearner
-from bow.engines.cuda.runner import DeviceRunner, issue_side_by_side, learn_one
+from bow.engines.cuda.runner import DeviceRunner, issue_in_parallel, learn_one
 from bow.engines.cuda.step import RowsStep
 
 UNROLLED = 4  # rounds in one graph if samples are stored on the device; two such graphs may be in flight
@@ -73,7 +73,7 @@ class RoundGraphs(DeviceRunner):
         context.is_whole = True
         self.stream = self.device.stream("round")
         self.generator = self.device.generator()
-        self.through = self.device.event("the round's graph has finished")
+        self.finished_event = self.device.event("the round's graph has finished")
         self._rounds: dict[Hashable, CapturedRound] = {}
         self._last_replayed = False
         self._forked = self.device.event("the round has begun")
@@ -100,7 +100,7 @@ class RoundGraphs(DeviceRunner):
             )
         stream.record(self._forked)
         draws = self.warm_up(static)
-        context.order.gate = None
+        context.order.start_event = None
         kinds = self._kinds_of_rounds() if context.stepping is not None else [False]
         captured = CapturedRound(static, {due: self._graph([static], due) for due in kinds}, draws)
         if context.stepping is not None and len(kinds) == 1 and not draws and isinstance(batch.batch, Indexed):
@@ -134,13 +134,13 @@ class RoundGraphs(DeviceRunner):
         """Replay the round's graph, or issue it on the learners' streams."""
         context, order = self.context, self.context.order
         captured = self._captured_for(batches)
-        if (captured is not None) != self._last_replayed and order.gate is None:
+        if (captured is not None) != self._last_replayed and order.start_event is None:
             # The learners change streams; the synchronisation stream has waited for all work on the old ones.
-            order.move()
+            order.learners_moved()
         self._last_replayed = captured is not None
         if captured is None:
             rows = context.results.rows_of_learners(slot)
-            issue_side_by_side(context, batches, rows, due, lambda learner, batch: learn_one(context, learner, batch))
+            issue_in_parallel(context, batches, rows, due, lambda learner, batch: learn_one(context, learner, batch))
             return
         with self._on_stream(batches.copied):
             captured.static.take(batches)
@@ -164,8 +164,8 @@ class RoundGraphs(DeviceRunner):
         assert first is not None
         unrolled = self._rounds[first.signature].unrolled
         assert unrolled is not None
-        if not self._last_replayed and self.context.order.gate is None:
-            self.context.order.move()
+        if not self._last_replayed and self.context.order.start_event is None:
+            self.context.order.learners_moved()
         self._last_replayed = True
         with self._on_stream(None):
             for index, leaf in enumerate(unrolled.leaves):
@@ -178,13 +178,13 @@ class RoundGraphs(DeviceRunner):
     def _on_stream(self, copied: Event | None) -> Iterator[None]:
         """Run on the graphs' stream, after everything it waits for and before everything that waits for it."""
         order = self.context.order
-        for event in (order.gate, copied):
+        for event in (order.start_event, copied):
             if event is not None:
                 self.stream.wait(event)
         with self.device.on(self.stream):
             yield
-        self.stream.record(self.through)
-        order.sync_stream.wait(self.through)
+        self.stream.record(self.finished_event)
+        order.sync_stream.wait(self.finished_event)
 
     @property
     def steps_last(self) -> bool:
@@ -196,7 +196,7 @@ class RoundGraphs(DeviceRunner):
     def followed(self) -> None:
         """Also order the next graph, which steps without waiting for any other stream."""
         super().followed()
-        self.context.order.move()
+        self.context.order.learners_moved()
 
     def bind(self) -> None:
         """Free the graphs, and bind the current learners."""
@@ -242,18 +242,18 @@ class WholeRound(RoundGraphs):
             try:
                 draws |= learner.try_out(batch, self._forked, strictly=True)
             finally:
-                self.stream.wait(learner.through)  # the first round writes other batches there
+                self.stream.wait(learner.finished_event)  # the first round writes other batches there
         return draws
 
     def issue_round(self, static: StaticRound, due: bool) -> None:
         """Fork to the learners and the synchronisation stream, and join them."""
         context, order = self.context, self.context.order
         self.stream.record(self._forked)
-        order.gate = self._forked
+        order.start_event = self._forked
         if context.stepping is not None:
             order.sync_stream.wait(self._forked)
-        issue_side_by_side(context, static.by_learner(), list(static.rows), due, _run)
-        order.gate = None
+        issue_in_parallel(context, static.by_learner(), list(static.rows), due, _run)
+        order.start_event = None
         order.sync_stream.record(self._joined)
         self.stream.wait(self._joined)
 

@@ -207,7 +207,7 @@ def unrolled(
 def test_rounds_that_one_graph_holds_are_those_that_are_issued_one_by_one(
     engine: str, settings: dict[str, Any], calls: int, diverges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bow.engines.live_check.FREE_S", 0.0)  # looked at in the first rounds alone
+    monkeypatch.setattr("bow.engines.live_check.FREE_CHECKS_S", 0.0)  # looked at in the first rounds alone
     monkeypatch.setattr("bow.engines.live_check.SHARE", 1e-9)
     data = batch(0, samples=12 * 40)
     if diverges:
