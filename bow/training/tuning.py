@@ -303,9 +303,9 @@ def balanced(tuned: Tuned, request: Request, world: World) -> Tuned:
     learners = balance(round_s)
     if learners[world.rank] == tuned.learners:
         return tuned
-    own, balanced = tuned.learners, learners[world.rank]
-    summary = f"{tuned.summary}; {own} learners on this device alone, {balanced} when balanced with the other devices"
-    return dataclasses.replace(tuned, learners=balanced, summary=summary)
+    alone, among = f"{tuned.learners} learners on this device alone", learners[world.rank]
+    summary = f"{tuned.summary}; {alone}, {among} when balanced with the other devices"
+    return dataclasses.replace(tuned, learners=among, summary=summary)
 
 
 def build(tuned: Tuned, replicas: ReplicasConfig, rounds: int | None, world: World, learners: int) -> Replicas:
