@@ -1,0 +1,274 @@
+"""Budgets: what averaging is worth where everybody sees the same number of samples.
+
+Accuracy at the end of a fixed budget of samples, over which the learning rate decays to zero along a cosine: it does
+not depend on the speed of the machine, nor on where a curve happens to cross a target. Every contestant tries the same
+learning rates, with two seeds, and takes the one with the highest accuracy on validation samples; finals are trained
+with eight other seeds and measured on test samples. Contestants are paired by seed: the same initial weights, and the
+same order of samples. A moving average of the central model's weights is read off the same trainings, at the learning
+rate that is best for it.
+"""
+
+import functools
+import json
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import log2
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness
+from benchmarks.budgets.training import (
+    CONTESTANTS,
+    HORIZON,
+    LAST,
+    MOMENTUM,
+    RATES,
+    TASKS,
+    WARM_UP,
+    Cell,
+    Plan,
+    carry_out,
+)
+from benchmarks.harness import setting
+from benchmarks.harness.environment import find_commit
+
+LEVEL = 0.05  # of the tests, after Holm's correction over the rows of a table
+CONFIDENCE = 0.95
+CELLS = Path("build/budgets")  # what has been trained, by commit: a second call goes on
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Config(harness.Config):
+    """Settings of the experiment."""
+
+    tasks: tuple[str, ...] = setting(tuple(TASKS), "what is trained", choices=tuple(TASKS), quick=("digits",))
+    contestants: tuple[str, ...] = setting(
+        tuple(CONTESTANTS), "who takes part", choices=tuple(CONTESTANTS), quick=("one_16", "sma_4")
+    )
+    samples: int = setting(0, "budget instead of the tasks' own; 0: theirs", quick=256)
+    rates: tuple[float, ...] = setting(RATES, "learning rates", quick=(0.02, 0.04))
+    trials: int = setting(2, "seeds of the sweep", quick=1)
+    seeds: int = setting(8, "seeds of the finals", least=2, quick=2)
+    engine: str = setting("graph", "of bow; the arithmetic is the same", choices=("graph", "eager"), quick="eager")
+    workers: int = setting(2, "processes of one thread each", quick=1)
+    minutes: float = setting(600.0, "after which nothing new begins")
+
+    @property
+    def all_cells(self) -> list[Cell]:
+        """What is to be trained, the most important first."""
+        found = []
+        for rank in sorted({CONTESTANTS[name].rank for name in self.contestants}):
+            for task in self.tasks:
+                budgets = (self.samples,) if self.samples else TASKS[task].budgets[::-1]
+                found += [
+                    Cell(task, budget, name)
+                    for budget in (budgets if rank == 1 else budgets[:1])
+                    for name in self.contestants
+                    if CONTESTANTS[name].rank == rank <= TASKS[task].ranks
+                ]
+        return found
+
+
+def measure(config: Config) -> dict[str, Any]:
+    """Train every cell that is not trained yet."""
+    file = _file(config)
+    found = _read(file)
+    missing = [cell for cell in config.all_cells if cell not in found]
+    engine: Any = config.engine
+    plan = Plan(config.rates, config.trials, config.seeds, engine, time.time() + 60 * config.minutes)
+    jobs = [functools.partial(carry_out, cell, plan) for cell in missing]
+    for cell, made in zip(missing, harness.parallel(jobs, config.workers if jobs else 1), strict=True):
+        if made is not None:
+            found[cell] = made
+            harness.say(f"{len(found)} of {len(config.all_cells)}: {' '.join(map(str, cell))} {made['seconds']:.0f} s")
+            if file is not None:
+                with file.open("a", encoding="utf-8") as lines:
+                    lines.write(json.dumps([cell, made]) + "\n")
+    by_stage: dict[tuple[str, int], dict[str, Any]] = defaultdict(dict)
+    for cell in config.all_cells:
+        if cell in found:
+            by_stage[cell.task, cell.budget][cell.contestant] = found[cell]
+    return {
+        "fixed": f"SGD with momentum {MOMENTUM:g}, cosine to 0 over the budget; warm-up over {WARM_UP:.0%} of the "
+        f"rounds; EMA of the central model's weights with a horizon of {HORIZON:.0%} of the rounds; averaging in the "
+        f"last part: behind {LAST:.0%} of the rounds",
+        "tasks": {name: {"title": TASKS[name].title, "about": TASKS[name].about} for name in config.tasks},
+        "left_out": [list(cell) for cell in config.all_cells if cell not in found],
+        "trainings": sum(each["trainings"] for cell, each in found.items() if cell in config.all_cells),
+        "tables": [
+            {"task": task, "budget": budget, "rows": _rows(own, config.rates)}
+            for (task, budget), own in by_stage.items()
+            if any(CONTESTANTS[name].is_single for name in own)
+        ],
+    }
+
+
+def _file(config: Config) -> Path | None:
+    """Where cells are kept: under the commit, unless files differ from it."""
+    folder = Path(__file__).parent
+    commit = find_commit(folder, folder.parents[1] / "bow")
+    if commit is None or "modified" in commit or config.quick:
+        return None
+    CELLS.mkdir(parents=True, exist_ok=True)
+    return CELLS / f"{commit}.jsonl"
+
+
+def _read(file: Path | None) -> dict[Cell, dict[str, Any]]:
+    if file is None or not file.exists():
+        return {}
+    pairs = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    return {Cell(*cell): made for cell, made in pairs}
+
+
+def _rows(cells: Mapping[str, Row], rates: Sequence[float]) -> list[Row]:
+    return [
+        {
+            "contestant": name,
+            "ema": bool(ema),
+            "is_single": CONTESTANTS[name].is_single,
+            "rate": made["rates"][ema],
+            "is_edge": made["rates"][ema] in (min(rates), max(rates)),
+            "swept": [[each[0], each[1 + ema]] for each in made["sweep"]],
+            "validation": round(statistics.fmean(made["validation"][ema]), 5),
+            "test": made["test"][ema],
+        }
+        for name, made in cells.items()
+        for ema in range(len(made["rates"]))
+    ]
+
+
+def compared(rows: Sequence[Row]) -> Row:
+    """Every row against the best ordinary training of one learner, and some pairs of rows that differ in one thing.
+
+    The best is chosen by validation samples, so that the test samples do not favour it.
+    """
+    best = max((row for row in rows if row["is_single"]), key=lambda row: row["validation"])
+    against = [{**row, "over_best": paired(row["test"], best["test"]) if row is not best else None} for row in rows]
+    correct([row["over_best"] for row in against if row["over_best"]])
+    by = {(row["contestant"], row["ema"]): row["test"] for row in rows}
+    pairs = [
+        {"first": _key(*first), "second": _key(*second), **paired(by[first], by[second])}
+        for first, second in _pairs()
+        if first in by and second in by
+    ]
+    correct(pairs)
+    return {"best": _key(best["contestant"], best["ema"]), "rows": against, "pairs": pairs}
+
+
+def _pairs() -> list[tuple[tuple[str, bool], tuple[str, bool]]]:
+    """EMA against none; and against `SMA()` with four learners of 16 what differs from it in one setting."""
+    emas = [((name, True), (name, False)) for name in CONTESTANTS]
+    plain = [
+        ((name, False), ("sma_4", False)) for name, c in CONTESTANTS.items() if c.learners == 4 and name != "sma_4"
+    ]
+    sizes = [((name, False), ("one_64", False)) for name in ("sma_2x32", "sma_4", "sma_8x8")]
+    return [*emas, *plain, *sizes]
+
+
+def _key(contestant: str, ema: bool) -> str:
+    return f"{contestant}+ema" if ema else contestant
+
+
+def paired(values: Sequence[float], others: Sequence[float]) -> Row:
+    """The mean difference by seed in percentage points, its t interval, and one-sided t tests of both directions."""
+    from scipy.stats import t
+
+    differences = [100 * (value - other) for value, other in zip(values, others, strict=True)]
+    n, mean = len(differences), statistics.fmean(differences)
+    error = max(statistics.stdev(differences) / n**0.5, 1e-9)
+    half = float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) * error
+    better = float(t.sf(mean / error, n - 1))
+    return {
+        "mean": round(mean, 3),
+        "low": round(mean - half, 3),
+        "high": round(mean + half, 3),
+        "n": n,
+        "p_better": float(f"{better:.3g}"),
+        "p_worse": float(f"{1 - better:.3g}"),
+    }
+
+
+def correct(tests: Sequence[Row]) -> None:
+    """Put in each a verdict, by Holm's correction: each direction at `LEVEL` over all of the tests."""
+    for test in tests:
+        test["verdict"] = "equal"
+    for side in ("better", "worse"):
+        ordered = sorted(tests, key=lambda test: test[f"p_{side}"])
+        for index, test in enumerate(ordered):
+            if test[f"p_{side}"] > LEVEL / (len(ordered) - index):
+                break
+            test["verdict"] = side
+
+
+def page(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What the page shows besides: comparisons, and what throughput is worth in accuracy."""
+    tables = [{**table, **compared(table["rows"])} for table in values["tables"]]
+    return {
+        "tables": tables,
+        "names": {name: each.title for name, each in CONTESTANTS.items()},
+        "worth": worth(tables),
+        "spread_of": _spread,
+    }
+
+
+def _spread(test: Sequence[float]) -> str:
+    return f"{100 * statistics.fmean(test):.2f} ± {100 * statistics.stdev(test):.2f}"
+
+
+def worth(tables: Sequence[Row]) -> list[Row]:
+    """For contestants of several learners: what their throughput buys, and what averaging costs at equal samples.
+
+    More samples in the same time are worth, in points, what the best single learner gains per doubling of the samples
+    times the doublings. Throughput is that of `benchmarks.engines`: the fastest setting of several learners at batch
+    16, over the fastest of one learner at its best batch size.
+    """
+    engines = json.loads((harness.RESULTS / "engines.json").read_text(encoding="utf-8"))
+    by_task: dict[str, list[Row]] = defaultdict(list)
+    for table in sorted(tables, key=lambda table: table["budget"]):
+        by_task[table["task"]].append(table)
+    found = []
+    for task, own in by_task.items():
+        for shorter, longer in pairwise(own):
+            gain = 100 * (_best_mean(longer) - _best_mean(shorter)) / log2(longer["budget"] / shorter["budget"])
+            batch = int(longer["best"].partition("+")[0].rpartition("_")[2])
+            ratio = throughput(engines, TASKS[task].throughput, min(batch, 64))
+            names = ("sma_2", "sma_4", "sma_8")
+            rows = {_key(row["contestant"], row["ema"]): row["over_best"] for row in longer["rows"]}
+            several = {name: rows[name] for name in names if rows.get(name)}
+            if several:
+                name = max(several, key=lambda each: several[each]["mean"])
+                bought = gain * log2(ratio)
+                found.append(
+                    {
+                        "task": task, "budget": longer["budget"], "batch": batch, "gain": gain, "ratio": ratio,
+                        "bought": bought, "name": name, "cost": several[name],
+                        "pays": "yes" if bought + several[name]["low"] > 0
+                        else "no" if bought + several[name]["high"] < 0 else "undecided",
+                    }
+                )  # fmt: skip
+    return found
+
+
+def _best_mean(table: Row) -> float:
+    row = next(row for row in table["rows"] if _key(row["contestant"], row["ema"]) == table["best"])
+    return statistics.fmean(row["test"])
+
+
+def throughput(engines: Row, model: str, batch: int) -> float:
+    """Samples per second of the fastest setting of several learners of batch 16, over those of one of some batch."""
+    groups = {group["batch_size"]: group["contestants"] for group in engines["groups"] if group["model"] == model}
+
+    def fastest(batch_size: int, is_single: bool) -> float:
+        return max(
+            float(each["samples_per_s"]["median"])
+            for each in groups[batch_size]
+            if each.get("samples_per_s") and (each["learners"] in (None, 1)) is is_single
+        )
+
+    return fastest(16, False) / fastest(batch, True)
