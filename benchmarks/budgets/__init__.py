@@ -197,7 +197,7 @@ def paired(values: Sequence[float], others: Sequence[float]) -> Row:
 def correct(tests: Sequence[Row]) -> None:
     """Put in each a verdict, by Holm's correction: each direction at `LEVEL` over all of the tests."""
     for test in tests:
-        test["verdict"] = "equal"
+        test["verdict"] = ""
     for side in ("better", "worse"):
         ordered = sorted(tests, key=lambda test: test[f"p_{side}"])
         for index, test in enumerate(ordered):

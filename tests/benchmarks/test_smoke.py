@@ -16,6 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarni
 TINY = "quick=true stint_s=0.001 repeats=1"
 RUNS = {
     "accuracy": ("quick=true target=0.2", "accuracy"),
+    "budgets": ("quick=true", "budgets"),
     "sweep": ("quick=true workers=1 epochs=1 learners=2 mus=0.5", "sweep"),
     "costs-papers": ("quick=true parts=papers,climbing", "costs"),
     "memory": ("quick=true", "memory"),
