@@ -42,6 +42,8 @@ CELLS = Path("build/budgets")  # what has been trained, by commit: a second call
 
 Row = dict[str, Any]
 
+TIMED = ("one_16", "one_32", "one_64", "one_128", "sma_2", "sma_4", "sma_8")  # whose throughput has been measured
+
 
 @dataclass(frozen=True)
 class Config(harness.Config):
@@ -207,12 +209,13 @@ def correct(tests: Sequence[Row]) -> None:
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page shows besides: comparisons, and what throughput is worth in accuracy."""
+    """What the page shows besides: comparisons, and times to the same accuracy."""
     tables = [{**table, **compared(table["rows"])} for table in values["tables"]]
     return {
         "tables": tables,
         "names": {name: each.title for name, each in CONTESTANTS.items()},
-        "worth": worth(tables),
+        "times": times(tables),
+        "timed": TIMED,
         "spread_of": _spread,
     }
 
@@ -221,38 +224,46 @@ def _spread(test: Sequence[float]) -> str:
     return f"{100 * statistics.fmean(test):.2f} ± {100 * statistics.stdev(test):.2f}"
 
 
-def worth(tables: Sequence[Row]) -> list[Row]:
-    """For contestants of several learners: what their throughput buys, and what averaging costs at equal samples.
+def times(tables: Sequence[Row]) -> list[Row]:
+    """By task: time to what the best learner reaches with the longer budget, over that of the fastest single learner.
 
-    More samples in the same time are worth, in points, what the best single learner gains per doubling of the samples
-    times the doublings. Throughput is that of `benchmarks.engines`: the fastest setting of several learners at batch
-    16, over the fastest of one learner at its best batch size.
+    A contestant that is d points worse, where accuracy grows by g points per doubling of the samples (of the best
+    learner, between the two budgets), needs 2 ** (d / g) times the samples. Throughput is that of `benchmarks.engines`:
+    the fastest setting of that many learners with that batch size (with batch 128, that of 64).
     """
     engines = json.loads((harness.RESULTS / "engines.json").read_text(encoding="utf-8"))
     by_task: dict[str, list[Row]] = defaultdict(list)
     for table in sorted(tables, key=lambda table: table["budget"]):
         by_task[table["task"]].append(table)
-    found = []
-    for task, own in by_task.items():
-        for shorter, longer in pairwise(own):
-            gain = 100 * (_best_mean(longer) - _best_mean(shorter)) / log2(longer["budget"] / shorter["budget"])
-            batch = int(longer["best"].partition("+")[0].rpartition("_")[2])
-            ratio = throughput(engines, TASKS[task].throughput, min(batch, 64))
-            names = ("sma_2", "sma_4", "sma_8")
-            rows = {_key(row["contestant"], row["ema"]): row["over_best"] for row in longer["rows"]}
-            several = {name: rows[name] for name in names if rows.get(name)}
-            if several:
-                name = max(several, key=lambda each: several[each]["mean"])
-                bought = gain * log2(ratio)
-                found.append(
-                    {
-                        "task": task, "budget": longer["budget"], "batch": batch, "gain": gain, "ratio": ratio,
-                        "bought": bought, "name": name, "cost": several[name],
-                        "pays": "yes" if bought + several[name]["low"] > 0
-                        else "no" if bought + several[name]["high"] < 0 else "undecided",
-                    }
-                )  # fmt: skip
-    return found
+    return [
+        _times(engines, shorter, longer)
+        for own in by_task.values()
+        for shorter, longer in pairwise(own)
+        if len(own) > 1
+    ]
+
+
+def _times(engines: Row, shorter: Row, longer: Row) -> Row:
+    gain = 100 * (_best_mean(longer) - _best_mean(shorter)) / log2(longer["budget"] / shorter["budget"])
+    model = TASKS[longer["task"]].throughput
+    tests = {row["contestant"]: row["test"] for row in longer["rows"] if not row["ema"]}
+    speeds = {name: throughput(engines, model, name) for name in TIMED if name in tests}
+
+    def time_over(name: str, other: str) -> Row:
+        difference, ratio = paired(tests[name], tests[other]), speeds[other] / speeds[name]
+        of = {"mean": difference["mean"], "low": difference["high"], "high": difference["low"]}
+        return {part: ratio * 2 ** (-points / gain) if gain > 0 else float("inf") for part, points in of.items()}
+
+    singles = [name for name in speeds if CONTESTANTS[name].learners == 1]
+    fastest = min(singles, key=lambda name: time_over(name, singles[0])["mean"])
+    return {
+        "task": longer["task"],
+        "budget": longer["budget"],
+        "gain": gain,
+        "fastest": fastest,
+        "speeds": {name: speed / speeds[fastest] for name, speed in speeds.items()},
+        "times": {name: time_over(name, fastest) for name in speeds},
+    }
 
 
 def _best_mean(table: Row) -> float:
@@ -260,15 +271,12 @@ def _best_mean(table: Row) -> float:
     return statistics.fmean(row["test"])
 
 
-def throughput(engines: Row, model: str, batch: int) -> float:
-    """Samples per second of the fastest setting of several learners of batch 16, over those of one of some batch."""
-    groups = {group["batch_size"]: group["contestants"] for group in engines["groups"] if group["model"] == model}
-
-    def fastest(batch_size: int, is_single: bool) -> float:
-        return max(
-            float(each["samples_per_s"]["median"])
-            for each in groups[batch_size]
-            if each.get("samples_per_s") and (each["learners"] in (None, 1)) is is_single
-        )
-
-    return fastest(16, False) / fastest(batch, True)
+def throughput(engines: Row, model: str, contestant: str) -> float:
+    """Samples per second of the fastest setting of so many learners of a batch size."""
+    learners, batch = CONTESTANTS[contestant].learners, min(CONTESTANTS[contestant].batch_size, 64)
+    (group,) = (each for each in engines["groups"] if (each["model"], each["batch_size"]) == (model, batch))
+    return max(
+        float(each["samples_per_s"]["median"])
+        for each in group["contestants"]
+        if each.get("samples_per_s") and (each["learners"] or 1) == learners
+    )

@@ -12,7 +12,7 @@ from scipy.stats import ttest_rel
 
 import benchmarks.budgets as budgets
 from benchmarks import main
-from benchmarks.budgets import Config, compared, correct, paired, worth
+from benchmarks.budgets import Config, compared, correct, paired, times
 from benchmarks.budgets.training import CONTESTANTS, RATES, TASKS, Cell, LastPart, Plan, carry_out, train
 
 ROWS = {"one_16": 0.90, "one_64": 0.92, "sma_4": 0.95, "sma_8": 0.80}
@@ -56,14 +56,18 @@ def test_the_best_learner_is_chosen_by_validation_samples_and_not_by_the_test() 
     assert {(pair["first"], pair["second"]) for pair in found["pairs"]} == {("sma_4", "one_64")}
 
 
-def test_throughput_is_worth_what_more_samples_bring() -> None:
-    tables = [
-        {"task": "digits", "budget": budget, **compared([row("one_16", low, 1.0), row("sma_2", low - loss, 0.5, 1)])}
-        for budget, low, loss in ((1_000, 0.80, 0.0), (4_000, 0.90, 0.5))
-    ]
-    (found,) = worth(tables)
+def test_who_is_less_accurate_needs_more_samples() -> None:
+    def tables(loss: float) -> list[dict[str, Any]]:
+        rows = ([row("one_16", low, 1.0), row("sma_2", low - loss, 0.5)] for low in (0.80, 0.90))
+        pairs = zip((1_000, 4_000), rows, strict=True)
+        return [{"task": "digits", "budget": budget, **compared(own)} for budget, own in pairs]
+
+    (found,), (equal,) = times(tables(0.05)), times(tables(0.0))
     assert found["gain"] == pytest.approx(5.0)
-    assert found["pays"] == "no"
+    assert found["fastest"] == "one_16"
+    assert found["speeds"]["sma_2"] > 1
+    assert equal["times"]["sma_2"]["mean"] == pytest.approx(1 / equal["speeds"]["sma_2"])
+    assert found["times"]["sma_2"]["mean"] == pytest.approx(2 / found["speeds"]["sma_2"])
 
 
 def test_every_number_of_rounds_is_whole_and_every_budget_is_in_order() -> None:
