@@ -25,6 +25,7 @@ SUMMARY_BATCH = 16
 NEEDED = ("engines", "tuner", "accuracy", "sweep")
 OPTIONAL = (
     "peers",
+    "budgets",
     "members",
     "tabular",
     "halving",

@@ -88,7 +88,9 @@ def measure(config: Config) -> dict[str, Any]:
     for cell, made in zip(missing, harness.parallel(jobs, config.workers if jobs else 1), strict=True):
         if made is not None:
             found[cell] = made
-            harness.say(f"{len(found)} of {len(config.all_cells)}: {' '.join(map(str, cell))} {made['seconds']:.0f} s")
+            harness.say(
+                f"{len(set(found) & set(config.all_cells))} of {len(config.all_cells)}: {' '.join(map(str, cell))} {made['seconds']:.0f} s"
+            )
             if file is not None:
                 with file.open("a", encoding="utf-8") as lines:
                     lines.write(json.dumps([cell, made]) + "\n")
@@ -164,13 +166,17 @@ def compared(rows: Sequence[Row]) -> Row:
 
 
 def _pairs() -> list[tuple[tuple[str, bool], tuple[str, bool]]]:
-    """EMA against none; and against `SMA()` with four learners of 16 what differs from it in one setting."""
+    """EMA against none, other averaging against `SMA()`'s defaults, k learners of batch b against one of batch k*b."""
     emas = [((name, True), (name, False)) for name in CONTESTANTS]
     plain = [
         ((name, False), ("sma_4", False)) for name, c in CONTESTANTS.items() if c.learners == 4 and name != "sma_4"
     ]
-    sizes = [((name, False), ("one_64", False)) for name in ("sma_2x32", "sma_4", "sma_8x8")]
-    return [*emas, *plain, *sizes]
+    sizes = [
+        ((name, False), (f"one_{c.learners * c.batch_size}", False))
+        for name, c in CONTESTANTS.items()
+        if c.learners > 1
+    ]
+    return [*emas, *plain, *(pair for pair in sizes if pair[0][0].startswith("sma"))]
 
 
 def _key(contestant: str, ema: bool) -> str:
@@ -221,7 +227,8 @@ def page(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _spread(test: Sequence[float]) -> str:
-    return f"{100 * statistics.fmean(test):.2f} ± {100 * statistics.stdev(test):.2f}"
+    diverged = f" ✗{test.count(0.0)}" if 0.0 in test else ""
+    return f"{100 * statistics.fmean(test):.2f} ± {100 * statistics.stdev(test):.2f}{diverged}"
 
 
 def times(tables: Sequence[Row]) -> list[Row]:
