@@ -88,9 +88,8 @@ def measure(config: Config) -> dict[str, Any]:
     for cell, made in zip(missing, harness.parallel(jobs, config.workers if jobs else 1), strict=True):
         if made is not None:
             found[cell] = made
-            harness.say(
-                f"{len(set(found) & set(config.all_cells))} of {len(config.all_cells)}: {' '.join(map(str, cell))} {made['seconds']:.0f} s"
-            )
+            number = f"{missing.index(cell) + 1} of {len(missing)}"
+            harness.say(f"{number}: {' '.join(map(str, cell))} {made['seconds']:.0f} s")
             if file is not None:
                 with file.open("a", encoding="utf-8") as lines:
                     lines.write(json.dumps([cell, made]) + "\n")
