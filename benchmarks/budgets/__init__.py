@@ -183,10 +183,15 @@ def _key(contestant: str, ema: bool) -> str:
 
 
 def paired(values: Sequence[float], others: Sequence[float]) -> Row:
-    """The mean difference by seed in percentage points, its t interval, and one-sided t tests of both directions."""
+    """The mean difference by seed in percentage points, its t interval, and one-sided t tests of both directions.
+
+    Seeds with which one of them diverged, which is accuracy 0, are left out where two others remain.
+    """
     from scipy.stats import t
 
-    differences = [100 * (value - other) for value, other in zip(values, others, strict=True)]
+    pairs = list(zip(values, others, strict=True))
+    whole = [pair for pair in pairs if min(pair) > 0]
+    differences = [100 * (value - other) for value, other in (whole if len(whole) > 1 else pairs)]
     n, mean = len(differences), statistics.fmean(differences)
     error = max(statistics.stdev(differences) / n**0.5, 1e-9)
     half = float(t.ppf((1 + CONFIDENCE) / 2, n - 1)) * error
@@ -226,8 +231,10 @@ def page(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _spread(test: Sequence[float]) -> str:
-    diverged = f" ✗{test.count(0.0)}" if 0.0 in test else ""
-    return f"{100 * statistics.fmean(test):.2f} ± {100 * statistics.stdev(test):.2f}{diverged}"
+    whole = [value for value in test if value > 0]
+    diverged = f" ✗{len(test) - len(whole)}" if len(test) > len(whole) else ""
+    whole = whole if len(whole) > 1 else list(test)
+    return f"{100 * statistics.fmean(whole):.2f} ± {100 * statistics.stdev(whole):.2f}{diverged}"
 
 
 def times(tables: Sequence[Row]) -> list[Row]:

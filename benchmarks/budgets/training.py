@@ -304,7 +304,7 @@ def _on_one_core(is_pinned: bool) -> Iterator[None]:
     """Engine `graph` pins executors: the processes of a pool take different cores."""
     cores = sorted(os.sched_getaffinity(0))
     if is_pinned:
-        number = (current_process()._identity or (0,))[0]  # type: ignore[attr-defined]
+        number = (current_process()._identity or (0,))[0]
         os.sched_setaffinity(0, {cores[number % len(cores)]})
     try:
         yield

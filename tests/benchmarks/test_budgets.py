@@ -35,6 +35,7 @@ def test_differences_are_paired_by_seed() -> None:
     assert found["p_worse"] == pytest.approx(1 - reference.pvalue, rel=0.01)
     assert (found["low"], found["high"]) == pytest.approx((100 * interval.low, 100 * interval.high), abs=0.001)
     assert paired(first, first)["mean"] == 0
+    assert paired([*first, 0.0], [*second, 0.9]) == found
 
 
 def test_chance_is_corrected_for() -> None:
