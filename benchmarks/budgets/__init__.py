@@ -42,11 +42,13 @@ CELLS = Path("build/budgets")  # what has been trained, by commit: a second call
 
 Row = dict[str, Any]
 
+DOCUMENT = "averaging.md"
+
 TIMED = ("one_16", "one_32", "one_64", "one_128", "sma_2", "sma_4", "sma_8")  # whose throughput has been measured
 
 
 @dataclass(frozen=True)
-class Config(harness.Config):
+class Config(harness.Documented):
     """Settings of the experiment."""
 
     tasks: tuple[str, ...] = setting(tuple(TASKS), "what is trained", choices=tuple(TASKS), quick=("digits",))
@@ -223,9 +225,11 @@ def page(values: Mapping[str, Any]) -> dict[str, Any]:
     tables = [{**table, **compared(table["rows"])} for table in values["tables"]]
     return {
         "tables": tables,
+        "longest": [max(own, key=lambda table: table["budget"]) for own in _by_task(tables).values()],
         "names": {name: each.title for name, each in CONTESTANTS.items()},
         "times": times(tables),
         "timed": TIMED,
+        "others": [name for name, each in CONTESTANTS.items() if each.learners == 4 and name != "sma_4"],
         "spread_of": _spread,
     }
 
@@ -245,15 +249,20 @@ def times(tables: Sequence[Row]) -> list[Row]:
     the fastest setting of that many learners with that batch size (with batch 128, that of 64).
     """
     engines = json.loads((harness.RESULTS / "engines.json").read_text(encoding="utf-8"))
-    by_task: dict[str, list[Row]] = defaultdict(list)
-    for table in sorted(tables, key=lambda table: table["budget"]):
-        by_task[table["task"]].append(table)
     return [
         _times(engines, shorter, longer)
-        for own in by_task.values()
+        for own in _by_task(tables).values()
         for shorter, longer in pairwise(own)
         if len(own) > 1
     ]
+
+
+def _by_task(tables: Sequence[Row]) -> dict[str, list[Row]]:
+    """In the order of the tasks, the shorter budget first."""
+    found: dict[str, list[Row]] = {task: [] for task in TASKS}
+    for table in sorted(tables, key=lambda table: int(table["budget"])):
+        found[table["task"]].append(table)
+    return {task: own for task, own in found.items() if own}
 
 
 def _times(engines: Row, shorter: Row, longer: Row) -> Row:
