@@ -23,7 +23,7 @@ MEASURED = re.compile(rf"(?<![\w.=])\d[\d,.]*(?: to \d[\d,.]*)? ?(?:{UNITS})")
 # A link to a result or to the page of all results, a command, or a block that a command has written.
 SOURCE = re.compile(
     r"benchmarks/results|\(docs/results\.md|python -m (?:benchmarks|tests)"
-    r"|<!-- (?:manycore|placement|planner|results): "
+    r"|<!-- (?:budgets|manycore|placement|planner|results): "
 )
 COMMAND = re.compile(r"`python -m benchmarks (\w+)((?: \w+=[^` ]+)*)`")
 
