@@ -333,7 +333,7 @@ def _worth(problem: Problem, partition: Partition, result: SimulationResult, wor
     together = f"{problem.batch_size * partition.learners:,} samples"
     return (
         f"learners={partition.learners} batch_size={problem.batch_size}: {result.makespan_ns / 1e6:.3f} ms for "
-        f"{together}, equal to {worth:,.1f} single samples: {result.makespan_ns / worth / 1e3:.3f} us each"
+        f"{together}, worth {worth:,.1f} single samples: {result.makespan_ns / worth / 1e3:.3f} us each"
     )
 
 

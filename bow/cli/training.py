@@ -201,8 +201,7 @@ def _side_by_side(compositions: Sequence[Composition]) -> int:
         _check_run_dirs(compositions)
         return _one_by_one(compositions, why)
     on = " on synthetic data" if isinstance(first["data"], SyntheticSamples) else ""
-    how = "one after another" if learners == 1 else "as runs with their own reports"
-    say(f"{side_by_side(configs)}{instead}{on} (sweep=one_by_one trains them {how})")
+    say(f"{side_by_side(configs)}{instead}{on} (sweep=one_by_one: {'in turn' if learners == 1 else 'a report each'})")
     result = run_sweep(as_members(configs, run, "resume with the same command and run={path} run.resume=auto"))
     for setting in result.varying:
         with contextlib.suppress(SettingError):

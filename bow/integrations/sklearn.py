@@ -248,7 +248,7 @@ class Classifier(ClassifierMixin, MemberEstimator):  # type: ignore[misc]
         self._train(X, y, torch.as_tensor(numbers), len(self.classes_), nn.functional.cross_entropy)
         if (outputs := each(self.ensemble_, torch.tensor(X[:1])).shape[2:]) != (len(self.classes_),):
             raise SettingError(
-                f"the module returns {tuple(outputs)} outputs per sample for {len(self.classes_)} classes; return one "
+                f"the module returns {list(outputs)} outputs per sample for {len(self.classes_)} classes; return one "
                 "logit per class"
             )
         return self

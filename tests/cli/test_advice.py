@@ -42,7 +42,7 @@ def test_a_compiler_and_the_runtime_are_asked_for(told: Callable[..., list[str]]
     (line,) = told(replace(MACHINE, compiler=None))
     assert line.startswith("install g++")
     (line,) = told(built=False)
-    assert line.startswith("python -m bow.runtime")
+    assert line.startswith("run python -m bow.runtime")
 
 
 def test_a_busy_machine_is_told_and_not_measured(told: Callable[..., list[str]]) -> None:
@@ -74,7 +74,7 @@ def test_half_precision_is_advised_where_it_pays(told: Callable[..., list[str]])
 def test_little_room_on_the_disk_is_told(told: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": 2**20})
     monkeypatch.setattr(advice.shutil, "disk_usage", lambda folder: usage)
-    assert told(built=False)[-1].startswith("1.0 MiB are free in")
+    assert told(built=False)[-1].startswith("only 1.0 MiB are free in")
 
 
 def test_engines_are_really_timed(monkeypatch: pytest.MonkeyPatch) -> None:

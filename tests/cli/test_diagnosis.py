@@ -30,7 +30,7 @@ def test_doctor_shows_the_cache_and_clears_it(
 def test_doctor_predicts_what_a_learner_costs_on_each_device(capsys: pytest.CaptureFixture[str]) -> None:
     main(["doctor"])
     lines = capsys.readouterr().out.split("Learners of the default recipe, predicted")[1].splitlines()
-    assert lines[1].split() == ["device", "engine", "each", "and", "while", "it", "learns", "room", "for"]
+    assert lines[1].split() == ["device", "engine", "each", "activations", "fit", "in", "memory"]
     device, _, *sizes, fitting = lines[2].split()
     assert device == "cpu"
     assert sizes[1::2] == ["MiB", "MiB"]

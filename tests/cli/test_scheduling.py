@@ -195,7 +195,7 @@ MISTAKES = {
     "unknown action": (["profil"], "'profil' is not an action of bow schedule; did you mean profile?"),
     "unknown network": (["profile", "network=lstn"], "network='lstn' does not exist; did you mean lstm?"),
     "unknown size": (["profile", "network=lstm", "size=huge"], "network=lstm has no size 'huge'; choose one of"),
-    "size of nothing": (["profile", "size=small"], "size=small is of a network; give network=NAME too"),
+    "size of nothing": (["profile", "size=small"], "size=small is for network=NAME; give both"),
     "network and model": (
         ["profile", "network=lstm", "model=mlp"],
         "network=lstm takes no settings of a model",

@@ -26,9 +26,7 @@ def _in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_seeds_and_rates_train_side_by_side_to_what_each_becomes_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "-m", *SMALL, "optimizer.lr=0.1,0.2", "seed=range(2)", "run=sweep"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith(
-        "4 runs side by side, one learner each instead of 4 (sweep=one_by_one trains them one after another)\n"
-    )
+    assert shown.startswith("4 runs side by side, one learner each instead of 4 (sweep=one_by_one: in turn)\n")
     assert "accuracy by lr, paired" in shown
     assert shown.endswith("report: sweep/report.html\n")
     assert max(map(len, shown.splitlines())) <= 80
@@ -57,7 +55,7 @@ def test_runs_of_several_learners_are_one_sweep_of_what_each_becomes_alone(
     sweep = ["train", "-m", *words, "optimizer.lr=0.1,0.2", "seed=range(2)"]
     assert main([*sweep, "run=sweep"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("4 runs of 2 learners (sweep=one_by_one trains them as runs with their own reports)\n")
+    assert shown.startswith("4 runs of 2 learners (sweep=one_by_one: a report each)\n")
     assert "accuracy by lr, paired" in shown
     assert max(map(len, shown.splitlines())) <= 80
     own = f"sweep/{json.loads(Path('sweep/members.json').read_text())[3]['folder']}"

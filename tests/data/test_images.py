@@ -262,7 +262,7 @@ class _Calls:
     [
         (b"<html>", "is damaged"),
         (_pickled([1], BLACK)[:-40], "is damaged"),
-        (pickle.dumps(_Calls()), r"is damaged .*asks for builtins\.eval.*; get the file again"),
+        (pickle.dumps(_Calls()), r"is damaged .*refers to builtins\.eval.*; get the file again"),
         (_pickled([10], BLACK), "holds the label 10 of 10 classes"),
         (_pickled([1, 2], BLACK + BLACK).replace(b"labels", b"others"), "is damaged"),
         (

@@ -209,10 +209,13 @@ def changed(net: Any, **methods: Any) -> Any:
         ({"validation_step": lambda self, batch: None}, "validation_step returned no loss; return it, or log it"),
         (
             {"validation_step": lambda self, batch: self.log_dict({"b_loss": 1.0, "a_loss": 2.0})},
-            "validation_step logs b_loss, a_loss and none as val_loss",
+            "validation_step logs b_loss, a_loss, which is ambiguous",
         ),
         ({"training_step": lambda self, batch: self.log("a", 1.0, reduce_fx="sum")}, "logged with reduce_fx='sum'"),
-        ({"configure_optimizers": lambda self: [torch.optim.SGD(self.parameters()) for _ in "ab"]}, "gives 2 optimi"),
+        (
+            {"configure_optimizers": lambda self: [torch.optim.SGD(self.parameters()) for _ in "ab"]},
+            "returned 2 optimi",
+        ),
         ({"configure_optimizers": lambda self: self.trainer.max_steps}, "configure_optimizers fails"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -196,7 +196,7 @@ def test_settings_that_change_shapes(tmp_path: Path) -> None:
         (["maximize"] * 2, {}, "2 objectives"),
         (["maximize"], {"n_trials": 0}, "n_trials"),
         (["maximize"], {"side_by_side": 0}, "side_by_side"),
-        (["maximize"], {"variants": []}, "makes variants itself"),
+        (["maximize"], {"variants": []}, "sets variants itself"),
         (["maximize"], {"stop": 3}, "stop must be"),
         (["maximize"], {"ask": 3}, "a function of a trial"),
         (["maximize"], {"ask": lambda trial: {"lr": 0.1}}, "must return a bow.Variant"),

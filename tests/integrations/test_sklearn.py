@@ -184,7 +184,7 @@ def test_members_that_are_lost_are_told() -> None:
         ({"engine": "fused"}, "fused"),
         ({"cv": 200}, "n_splits=200"),
         ({"cv": iter(())}, "yields no folds"),
-        ({"module": lambda features, _: small(features, 1), "loss": lambda o, y: o.mean()}, "sample of 3 classes"),
+        ({"module": lambda features, _: small(features, 1), "loss": lambda o, y: o.mean()}, "per sample for 3 classes"),
     ],
 )
 def test_wrong_use_gets_a_sentence(settings: dict[str, Any], said: str) -> None:

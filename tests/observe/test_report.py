@@ -188,7 +188,7 @@ def test_many_events_are_cut_short(run):
     directory.metrics_path.write_text(event * 250)
     words = page(directory).words
     assert words.count("again") == 100
-    assert "150 more are in" in words
+    assert "150 more events are in" in words
 
 
 def test_a_report_is_written_again_over_the_old_one(run):

@@ -56,7 +56,9 @@ def test_a_run_is_resumed_in_its_directory(run):
 @pytest.mark.parametrize("path", ["file/run", "file"])
 def test_a_directory_that_cannot_be_made_is_an_error_in_one_sentence(tmp_path, path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunDirectoryError, match=rf"{path} cannot be written \(.+\); name one") as caught:
+    with pytest.raises(
+        RunDirectoryError, match=rf"{path} cannot be written \(.+\); choose a writable directory"
+    ) as caught:
         RunDirectory.create(tmp_path / path, "run")
     assert "\n" not in str(caught.value)
 
