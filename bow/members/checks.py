@@ -158,7 +158,7 @@ def _warn_of_leaks(variants: Sequence[Variant], num_samples: int) -> None:
             leaking.append((variant.name, shared[key]))
     if leaking:
         name, count = leaking[0]
-        others = f", and so are {len(leaking) - 1} more variants" if len(leaking) > 1 else ""
+        others = f" (other variants affected: {len(leaking) - 1})" if len(leaking) > 1 else ""
         warnings.warn(
             f"variant {name!r} is evaluated on {count} samples that it is trained on{others}; leave them out of "
             "train_on or validate_on",

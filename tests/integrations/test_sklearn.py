@@ -162,7 +162,7 @@ def test_members_that_are_lost_are_told() -> None:
     def fragile(num_features: int, num_outputs: int) -> nn.Module:
         model = small(num_features, num_outputs)
         if model[0].weight[0, 0] > 0:
-            model[0].weight.data[:] = torch.inf
+            model[0].weight.data[:] = torch.finfo(torch.float32).max
         return model
 
     with warnings.catch_warnings():
