@@ -48,7 +48,7 @@ class Schedule(ABC):
     def __new__(cls, *arguments: Any, **settings: Any) -> Self:
         if cls is Schedule:
             names = ", ".join(kind.__name__ for kind in _KINDS.values())
-            raise ScheduleError(f"a schedule is of a kind, got bow.Schedule(...); use one of bow.schedule: {names}")
+            raise ScheduleError(f"Schedule is abstract; use one of bow.schedule: {names}")
         return super().__new__(cls)
 
     @staticmethod
@@ -70,15 +70,15 @@ class Schedule(ABC):
             for other in before:
                 if not 0 <= other < len(dependencies):
                     raise ScheduleError(
-                        f"operator {index} depends on operator {other}, and there are {len(dependencies)}; "
-                        "correct the dependencies"
+                        f"operator {index} depends on operator {other}, but there are only {len(dependencies)} "
+                        "operators"
                     )
         self._check_operators(len(dependencies))
         circle = _circle(self._waits_for(dependencies))
         if circle:
             raise ScheduleError(
-                f"the schedule never ends: operator {_chain(circle)}; "
-                "let every executor run operators behind those that they depend on"
+                f"the schedule deadlocks: operator {_chain(circle)}; "
+                "in every executor's order, place operators after their dependencies"
             )
 
     def check_executors(self) -> None:

@@ -170,6 +170,6 @@ def test_a_rule_has_to_speak_of_all_outputs() -> None:
 
     graph, operator = graph_of("it", [(4,)], [], (4,))
     two = OperatorGraph((PlanOperator("it", "it", (0,), (1, 2)),), {**graph.tensors, 2: TensorShape((4,))}, (0,), {}, 1)
-    with pytest.raises(GraphError, match="does not say what a tile makes of its other outputs"):
+    with pytest.raises(GraphError, match="does not define the boxes of its other outputs; override output_boxes"):
         Half("it").output_boxes(two.operators[0], two, whole((4,)))
     assert operator.kind == "it"

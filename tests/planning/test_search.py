@@ -254,7 +254,7 @@ def test_a_start_that_does_not_fit_is_left_out_with_the_reason() -> None:
 
 
 def test_where_no_start_fits_there_is_one_sentence() -> None:
-    with pytest.raises(ScheduleError, match="no partition to start from fits: the partition does not fit"):
+    with pytest.raises(ScheduleError, match="no starting partition fits into memory: the partition does not fit"):
         search(small_memory(1e-6), SHORT)
 
 
@@ -273,7 +273,7 @@ def test_every_baseline_is_legal_and_can_be_started_from(name: str, graph: Opera
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"starts": ("best",)}, "starts must be of .*, got best"),
+        ({"starts": ("best",)}, "starts must be among .*, got best"),
         ({"starts": ()}, "got none"),
         ({"moves": "wild"}, "moves must be one of"),
         ({"budget_s": 0.0}, "budget_s must be .*above 0"),
@@ -286,7 +286,7 @@ def test_every_baseline_is_legal_and_can_be_started_from(name: str, graph: Opera
         ({"patience": 0}, "patience must be above 0 and at most 1, got 0"),
         ({"temperature": -1}, "temperature must be at least 0, got -1"),
         ({"proposals": -1}, "proposals must be .*at least 0, got -1"),
-        ({"budget_s": None, "patience": None}, "never ends; give one of them"),
+        ({"budget_s": None, "patience": None}, "never ends; set one of them"),
         ({"processes": 0}, "processes must be .*at least 1"),
     ],
 )

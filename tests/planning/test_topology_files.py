@@ -109,14 +109,17 @@ def test_link_between_several_is_one_for_each_pair_unless_shared() -> None:
     ("change", "message"),
     [
         ({"links": []}, "no link leads from 'a' to 'b'"),
-        ({"devices": {"a": "core", "b": "gpu"}}, "device 'b' is of kind 'gpu', which is not described"),
+        ({"devices": {"a": "core", "b": "gpu"}}, "device 'b' is of kind 'gpu', which is not defined"),
         ({"nodes": 0}, "nodes must be a whole number of at least 1, got 0"),
         ({"nodes": 2}, "no link leads from 'node0.a' to 'node1.a'"),
         ({"link": []}, "a topology has no 'link'; its keys are devices, kinds, links,"),
         ({"link": [], 3: 4}, "a topology has no '3'; its keys are"),
         ({"links": [{"between": ["a", "b"], 3: 4, "speed": 1}]}, "the link between a and b has no '3'"),
         ({"devices": {0: 3}}, "device '0' must be a mapping of kind and node"),
-        ({"links": [{"between": "ab", "latency_us": 1, "gb_per_s": 1}]}, "a link is between two or more names"),
+        (
+            {"links": [{"between": "ab", "latency_us": 1, "gb_per_s": 1}]},
+            "between must list two or more devices or switches",
+        ),
         ({"links": [{"between": ["a", "b"], "speed": 1}]}, "the link between a and b has no 'speed'; its keys are gb_"),
         ({"links": [{"between": ["a", "b"], "latency_us": 1}]}, "the link between a and b lacks 'gb_per_s'; add it"),
         ({"links": [{"latency_us": 1, "gb_per_s": 1}]}, "a link lacks 'between'"),
@@ -132,13 +135,13 @@ def test_link_between_several_is_one_for_each_pair_unless_shared() -> None:
         ({"kinds": {"core": {"memory_gib": 1, "tflops": 1}}}, "kind 'core' lacks 'gb_per_s'; add it"),
         ({"kinds": {"core": {"memory_gib": 1, "flops": 1}}}, "kind 'core' has no 'flops'; its keys are gb_per_s,"),
         ({"kinds": {"core": 1}}, "kind 'core' must be a mapping of names to values, got 1"),
-        ({"kinds": ["core"]}, r"kinds must be a mapping of names to what they are, got \['core'\]"),
+        ({"kinds": ["core"]}, r"kinds must be a mapping of names to device kinds, got \['core'\]"),
         ({"devices": ["a", "b"]}, r"devices must be a mapping of names to kinds, got \['a', 'b'\]"),
         ({"devices": {"a": {"node": 1}, "b": "core"}}, "device 'a' lacks 'kind'; add it"),
         ({"devices": {"a": 3, "b": "core"}}, "device 'a' must be a mapping of kind and node"),
         ({"devices": {"a": {"kind": "core", "node": "x"}, "b": "core"}}, "node of device 'a' must be a whole number"),
         ({"kinds": {"core": {"memory_gib": -1, "tflops": 1, "gb_per_s": 1}}}, "memory_gib of device kind 'core'"),
-        ({"kinds": None}, "kinds must be a mapping of names to what they are, got None"),
+        ({"kinds": None}, "kinds must be a mapping of names to device kinds, got None"),
         ({"devices": {}}, "no devices"),
         ({"sum_us": -1}, "sum_us of topology 'pair' must be a number of at least 0, got -1"),
         ({"overlap": "no"}, "overlap of topology 'pair' must be true or false, got 'no'"),
@@ -165,5 +168,5 @@ def test_unreadable_file_names_the_shipped_ones(tmp_path: Path) -> None:
     with pytest.raises(TopologyError, match="is not YAML"):
         load_topology(broken)
     broken.write_text("just text", encoding="utf-8")
-    with pytest.raises(TopologyError, match="a topology is a mapping"):
+    with pytest.raises(TopologyError, match="a topology must be a mapping"):
         load_topology(broken)

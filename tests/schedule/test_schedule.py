@@ -39,7 +39,7 @@ def test_exactly_the_orders_that_come_to_an_end_are_accepted(dependencies, rando
     if carried_out(schedule, dependencies):
         schedule.check(dependencies)
     else:
-        with pytest.raises(ScheduleError, match="never ends"):
+        with pytest.raises(ScheduleError, match="deadlocks"):
             schedule.check(dependencies)
 
 
@@ -81,7 +81,7 @@ def test_a_schedule_of_no_kind_is_refused() -> None:
 
 
 def test_dependencies_that_cannot_be_are_refused() -> None:
-    with pytest.raises(ScheduleError, match="operator 1 depends on operator 7, and there are 2"):
+    with pytest.raises(ScheduleError, match="operator 1 depends on operator 7, but there are only 2 operators"):
         Schedule.sequential(2).check([(), (7,)])
     with pytest.raises(ScheduleError, match="operator 0 waits for 1 waits for 0"):
         PrioritySchedule((1,), priority=(0, 0)).check([(1,), (0,)])

@@ -163,7 +163,7 @@ def test_auto_uses_a_schedule_when_it_wins_and_says_so_when_it_does_not(
         assert "critical path on 2 streams: 2.00 times as fast as one stream" in said[0]
     else:
         assert found is None
-        assert "one stream: nothing that runs operators side by side is faster" in said[0]
+        assert "one stream: no policy that runs operators in parallel is faster" in said[0]
     assert any("learner 0, stream 1" in name for name in device.launches)  # contestants really ran by it
 
 
@@ -171,7 +171,7 @@ def test_a_schedule_that_wins_by_little_is_not_worth_it(monkeypatch: pytest.Monk
     made_up(monkeypatch, lambda name: 1.0 if name == "one stream" else 0.99)
     said: list[str] = []
     assert decide("auto", on_fake()[1], batch(), said.append) is None
-    assert "1.01 times as fast, which is not worth a schedule" in said[0]
+    assert "1.01 times as fast, below the 2% threshold for using a schedule" in said[0]
 
 
 def test_a_training_uses_what_auto_has_found(

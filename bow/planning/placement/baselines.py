@@ -208,11 +208,9 @@ def _run(folder: Path, program: str, *arguments: str) -> None:
             [program, *arguments], cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise RuntimeUnavailableError(
-            f"Scotch's {Path(program).name} did not run ({error}); install it anew"
-        ) from error
+        raise RuntimeUnavailableError(f"Scotch's {Path(program).name} did not run ({error}); reinstall it") from error
     said = (done.stderr or done.stdout).strip().replace("\n", "; ")
     if done.returncode or "ERROR" in said:
         raise RuntimeUnavailableError(
-            f"Scotch's {Path(program).name} failed ({said or f'exit status {done.returncode}'}); install it anew"
+            f"Scotch's {Path(program).name} failed ({said or f'exit status {done.returncode}'}); reinstall it"
         )

@@ -68,7 +68,7 @@ def _serve(state: TrainingState, processes: list[_ControllerProcess], watch: Wat
         process.begin(state, messages)
     while not state.is_over:
         if all(process.deaths == MOST_DEATHS for process in processes):
-            raise ClusterError(f"{processes[0].failure}; see what it printed")
+            raise ClusterError(f"{processes[0].failure}; check its output")
         try:
             sender, message = messages.get(timeout=POLL_S)
         except queue.Empty:
@@ -108,8 +108,8 @@ class _ControllerProcess:
         assert self.process is not None
         self.deaths += 1
         status = self.process.end(CLOSING_S)
-        times = f"ended {self.deaths} times before it sent anything"
-        self.failure = f"controller {self._number} {times}, last with status {status}"
+        times = f"died {self.deaths} times before its first message"
+        self.failure = f"controller {self._number} {times} (last exit status {status})"
         if self.deaths < MOST_DEATHS:
             self.begin(state, messages)
 

@@ -59,11 +59,11 @@ class Groups:
         count = len(self.graph.operators)
         wrong = next((number for number in {*range(count), *held} if held[number] != (0 <= number < count)), None)
         if wrong is not None:
-            raise GraphError(f"operator {wrong} is not in exactly one group; put every operator of the graph into one")
+            raise GraphError(f"operator {wrong} is not in exactly one group; every operator of the graph must be")
         names = Counter(group.name for group in self.groups)
         twice = next((name for name, count in names.items() if count > 1), None)
         if twice is not None:
-            raise GraphError(f"two groups are called {twice!r}; give every group a name of its own")
+            raise GraphError(f"two groups are called {twice!r}; use unique names")
 
     def __len__(self) -> int:
         return len(self.groups)
@@ -100,9 +100,7 @@ class Groups:
             sorter.prepare()
         except CycleError as error:
             held = self.groups[error.args[1][0]].name
-            raise GraphError(
-                f"groups depend on each other in a circle, {held!r} among them; take smaller groups"
-            ) from error
+            raise GraphError(f"groups form a dependency cycle that includes {held!r}; use smaller groups") from error
         while sorter.is_active():
             for number in sorter.get_ready():
                 heappush(ready, (self.groups[number].operators[0], number))

@@ -75,7 +75,7 @@ def walk_from_several(evaluator: SimulatedEvaluator, budget: SearchBudget, seed:
     # Starts that do not fit are skipped; if none fits, all groups on a processor. Ctrl-C ends the search.
     starts = dict(_starts(evaluator, random.Random(derive_seed(seed, 2))))
     if not starts:
-        raise ScheduleError("no placement to start from fits the devices' memory; take more devices")
+        raise ScheduleError("no starting placement fits into the devices' memory; use more devices")
     part, found = budget.part(len(starts)), []
     for number, (name, start) in enumerate(starts.items()):
         splits, own = evaluator.groups.splits(start), derive_seed(seed, number)
@@ -164,7 +164,7 @@ def _simple(find: Callable[[SimulatedEvaluator, int], Devices]) -> Method:
 
 def _processor(evaluator: SimulatedEvaluator, seed: int) -> Devices:
     if not evaluator.processors:
-        raise SettingError("there is no processor among the devices; leave out the method cpu")
+        raise SettingError("the topology has no CPU device; leave out the method cpu")
     return evaluator.all_on(evaluator.processors[0])
 
 

@@ -38,7 +38,7 @@ def towers(evaluator: SimulatedEvaluator, kind: Towers = "synchronous") -> Tower
     # The processor updates a layer once for all towers (synchronous) or once per tower, and sends it back. Channels and
     # the processor are first come, first served.
     if not evaluator.processors:
-        raise SettingError("towers keep their weights on a processor, and there is none among the devices; name one")
+        raise SettingError("towers keep their weights on a CPU device, and the topology has none; add one")
     return _TowerSimulation(evaluator, kind == "synchronous").result()
 
 

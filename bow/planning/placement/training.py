@@ -200,7 +200,9 @@ class Controller:
         placements = [tuple(row) for row in drawn.tolist()]
         times = sanitised(self._evaluate(placements))
         if len(times) != len(placements):
-            raise SettingError(f"{len(placements)} placements got {len(times)} times; evaluate must give each one")
+            raise SettingError(
+                f"evaluate returned {len(times)} times for {len(placements)} placements; return one for each"
+            )
         own = settings.samples - settings.explorers
         advantages = self._baseline.advantages(times[:own], mask_failures=update >= settings.mask_failures_after)
         self._elites.add(placements, times)
@@ -328,13 +330,13 @@ class TrainingState:
             pass
         except Exception as error:
             if (best := self.history.best) is not None:
-                error.add_note(f"the best placement until then takes {best.time_s:.6g} s: {best.placement}")
+                error.add_note(f"the best placement found before the error takes {best.time_s:.6g} s: {best.placement}")
             raise
 
     def result(self) -> LearnedPlacement:
         best = self.history.best
         if best is None:
             raise ScheduleError(
-                f"none of {self.history.samples} placements that were drawn fits; train longer, or with more memory"
+                f"none of {self.history.samples} sampled placements fits into memory; train longer, or use more devices"
             )
         return LearnedPlacement(best, self.policy.greedy(), self.policy, self.history, self.updater.updates)

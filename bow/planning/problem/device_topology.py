@@ -54,7 +54,9 @@ class Link:
         if len(set(self.ends)) < max(2, len(self.ends)):
             raise TopologyError(f"a link connects different devices or switches, got {', '.join(self.ends)}")
         if len(self.ends) > 2 and not self.shared:
-            raise TopologyError(f"a link that is not shared has two ends, got {', '.join(self.ends)}; write several")
+            raise TopologyError(
+                f"a link that is not shared has two ends, got {', '.join(self.ends)}; define one link per pair"
+            )
         _check(f"latency_us of the link between {' and '.join(self.ends)}", self.latency_us, above_zero=False)
         _check(f"gb_per_s of the link between {' and '.join(self.ends)}", self.gb_per_s, above_zero=True)
 
@@ -119,7 +121,7 @@ class DeviceTopology:
         names = [device.name for device in self.devices] + list(self.switches)
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
-            raise TopologyError(f"two devices or switches are called {twice!r}; give each a name of its own")
+            raise TopologyError(f"two devices or switches are called {twice!r}; use unique names")
         for link in self.links:
             unknown = next((end for end in link.ends if end not in names), None)
             if unknown is not None:
@@ -128,7 +130,7 @@ class DeviceTopology:
             if (a, b) not in self._routes:
                 first, second = self.devices[a].name, self.devices[b].name
                 raise TopologyError(
-                    f"no link leads from {first!r} to {second!r}, directly or over switches; add one to the topology"
+                    f"no link leads from {first!r} to {second!r}, directly or through switches; add one to the topology"
                 )
 
     @property

@@ -56,9 +56,9 @@ class OperatorGraph:
         for operator in self.operators:
             missing = next((tensor for tensor in operator.inputs if tensor not in made), None)
             if missing is not None:
-                raise GraphError(f"operator {operator.name!r} reads tensor {missing}, which nothing has made before it")
+                raise GraphError(f"operator {operator.name!r} reads tensor {missing}, before any operator produces it")
             if operator.name in names:
-                raise GraphError(f"two operators are called {operator.name!r}; give every operator a name of its own")
+                raise GraphError(f"two operators are called {operator.name!r}; use unique names")
             made.update(operator.outputs)
             names.add(operator.name)
 

@@ -49,7 +49,7 @@ def load_topology(source: str | Path, nodes: int | None = None) -> DeviceTopolog
 
 def topology_from_dict(data: object) -> DeviceTopology:
     if not isinstance(data, Mapping):
-        raise TopologyError("a topology is a mapping with devices and links; write one")
+        raise TopologyError("a topology must be a mapping with devices and links, got {type(data).__name__}")
     _check_keys("a topology", data, needed=(), known=_KEYS)
     try:
         return _read(data)
@@ -84,7 +84,7 @@ def save_topology(topology: DeviceTopology, path: str | Path) -> None:
 def _read(data: Mapping[str, Any]) -> DeviceTopology:
     kinds = {
         str(name): _made(DeviceKind, f"kind {str(name)!r}", fields, name=str(name))
-        for name, fields in _mapping("kinds", data.get("kinds"), "names to what they are").items()
+        for name, fields in _mapping("kinds", data.get("kinds"), "names to device kinds").items()
     }
     nodes = data.get("nodes", 1)
     if not isinstance(nodes, int) or nodes < 1:
@@ -121,17 +121,17 @@ def _device(name: str, described: str | Mapping[str, Any], kinds: Mapping[str, D
         if not isinstance(node, int):
             raise TopologyError(f"node of device {name!r} must be a whole number, got {node!r}")
     if kind not in kinds:
-        raise TopologyError(f"device {name!r} is of kind {kind!r}, which is not described; add it to kinds")
+        raise TopologyError(f"device {name!r} is of kind {kind!r}, which is not defined; add it to kinds")
     return Device(name, kinds[kind], node)
 
 
 def _links(described: object, prefix: str) -> Iterator[Link]:
     fields = _mapping("a link", described, "between, latency_us and gb_per_s to values")
     if "between" not in fields:
-        raise TopologyError(f"a link lacks 'between', got {fields}; list the names that it is between")
+        raise TopologyError(f"a link lacks 'between', got {fields}; list the devices and switches that it connects")
     between: object = fields.pop("between")
     if not _is_list(between) or len(between) < 2:
-        raise TopologyError(f"a link is between two or more names, got {between!r}; list them")
+        raise TopologyError(f"between must list two or more devices or switches, got {between!r}")
     ends = [prefix + str(name) for name in between]
     lines = [tuple(ends)] if fields.get("shared") else itertools.combinations(ends, 2)
     what = f"the link between {' and '.join(map(str, between))}"
@@ -140,7 +140,7 @@ def _links(described: object, prefix: str) -> Iterator[Link]:
 
 def _to_network(fields: dict[str, Any], prefixes: Iterable[str]) -> Iterator[Link]:
     if "from" not in fields:
-        raise TopologyError("network lacks 'from'; name the device or switch of each node that it is joined to")
+        raise TopologyError("network lacks 'from'; name the device or switch of each node that connects to it")
     start = str(fields.pop("from"))
     for prefix in prefixes:
         yield _made(Link, "network", fields, ends=(prefix + start, NETWORK))

@@ -42,7 +42,9 @@ class Rule(ABC):
     def output_boxes(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> tuple[Box, ...]:
         """Return the box of each output that a tile computes; the first is `box` itself."""
         if len(operator.outputs) > 1:
-            raise GraphError(f"the rule of {operator.kind!r} does not say what a tile makes of its other outputs")
+            raise GraphError(
+                f"the rule of {operator.kind!r} does not define the boxes of its other outputs; override output_boxes"
+            )
         return (box,)
 
     def flops(self, operator: PlanOperator, graph: OperatorGraph, box: Box) -> float:

@@ -144,7 +144,7 @@ BASELINES: Mapping[str, Callable[[Problem], tuple[Split, ...]]] = {
 
 def baseline(problem: Problem, name: str) -> tuple[Split, ...]:
     if name not in BASELINES:
-        raise SettingError(f"there is no baseline {name!r}; take one of {', '.join(BASELINES)}")
+        raise SettingError(f"there is no baseline {name!r}; use one of {', '.join(BASELINES)}")
     return BASELINES[name](problem)
 
 

@@ -259,7 +259,7 @@ def run_in_processes(
         for worker in workers:
             worker.end()
     if status and goes_on:  # a process ended very early may have been killed by Ctrl-C itself
-        raise ScheduleError(f"a process of the search ended with status {status}; see what it printed")
+        raise ScheduleError(f"a process of the search ended with status {status}; check its output")
     return sorted(chains, key=lambda chain: chain.start.number)
 
 

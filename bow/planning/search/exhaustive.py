@@ -156,9 +156,13 @@ class _Exhaustive:
 
     def proof(self, seconds: float, is_complete: bool) -> Proof:
         if self._best is None and not is_complete:
-            raise ScheduleError("it was ended before a partition that fits was found; give more time, or a start")
+            raise ScheduleError(
+                "the search ended before it found a partition that fits into memory; increase budget_s or pass a start"
+            )
         if self._best is None:
-            raise ScheduleError("no partition that was looked at fits the devices' memory; take more devices or memory")
+            raise ScheduleError(
+                "none of the examined partitions fits into the devices' memory; use more devices or memory"
+            )
         return Proof(
             self._best,
             int(self._makespan),

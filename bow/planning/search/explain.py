@@ -70,7 +70,7 @@ class Explanation:
 
     def __str__(self) -> str:
         rows = [(*each.cells(), self._next_best(each)) for each in self.operators]
-        total = f"{self.makespan_ns / 1e6:.3f} ms a step; times in ms; {self.tried:,} other choices simulated"
+        total = f"{self.makespan_ns / 1e6:.3f} ms a step; times in ms; {self.tried:,} alternatives simulated"
         return "\n".join([*aligned([(*COLUMNS, "next best"), *rows]), total])
 
     def _next_best(self, each: OperatorExplanation) -> str:
@@ -78,7 +78,7 @@ class Explanation:
             return "-"
         best = each.others[0]  # those that do not fit come last
         if best.makespan_ns is None:
-            return "no other fits"
+            return "no alternative fits"
         return f"{'x'.join(map(str, best.split.degrees)) or 'whole'} {self.slower(best.makespan_ns):+.1f} %"
 
     def slower(self, makespan_ns: int) -> float:

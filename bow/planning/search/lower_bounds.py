@@ -229,5 +229,5 @@ def _check_size(model: StepModel, options: Sequence[Sequence[Split]]) -> None:
     if num_bytes > MOST_BYTES:
         raise SettingError(
             f"a proof over {max(map(len, options))} splits of an operator would need {num_bytes / 2**30:.1f} GiB of "
-            "tables; take fewer devices, or only even splits"
+            "tables; use fewer devices, or even=True"
         )

@@ -42,13 +42,13 @@ class Limits:
 
     def __post_init__(self) -> None:
         if self.budget_s is None and self.proposals is None and self.patience is None:
-            raise SettingError("a search without budget_s, proposals and patience never ends; give one of them")
+            raise SettingError("a search without budget_s, proposals and patience never ends; set one of them")
         if self.budget_s is not None:
             number("budget_s", self.budget_s, above=0)
         if self.proposals is not None:
             whole("proposals", self.proposals, least=0)
         if self.patience is not None:
-            number("patience", self.patience, above=0, most=1, remedy="0.5 is half of the search")
+            number("patience", self.patience, above=0, most=1, remedy="the paper uses 0.5")
 
     def ending(self, seconds: float, proposals: int, best: Improvement, operators: int) -> Ending | None:
         """Return the reason to stop now, or None to continue."""
@@ -280,7 +280,7 @@ class SearchSettings:
         object.__setattr__(self, "learners", _listed(self.learners))
         unknown = next((start for start in self.starts if start not in STARTS), None)
         if unknown is not None or not self.starts:
-            raise SettingError(f"starts must be of {', '.join(STARTS)}, got {unknown if self.starts else 'none'}")
+            raise SettingError(f"starts must be among {', '.join(STARTS)}, got {unknown if self.starts else 'none'}")
         if self.moves not in MOVES:
             raise SettingError(f"moves must be one of {', '.join(MOVES)}, got {self.moves!r}")
         if self.devices not in get_args(DeviceLists):
@@ -294,7 +294,7 @@ class SearchSettings:
             raise SettingError("learners must list numbers of at least 1, got none")
         object.__setattr__(self, "learners", tuple(whole("learners", count) for count in self.learners))
         if self.noise_scale is not None:
-            number("noise_scale", self.noise_scale, above=0, also="None for samples that are all worth the same")
+            number("noise_scale", self.noise_scale, above=0, also="None if all samples count the same")
         processes("processes", self.processes, os.cpu_count() or 1)
         object.__setattr__(self, "seed", whole_seed(self.seed))
 

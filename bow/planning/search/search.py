@@ -167,7 +167,7 @@ class Found:
     @property
     def _known_problem(self) -> Problem:
         if self.problem is None:
-            raise ScheduleError("a partition that was read from a file comes without its model; use bow plan explain")
+            raise ScheduleError("a partition loaded from a file has no model; use bow plan explain")
         return self.problem
 
     @property
@@ -222,19 +222,17 @@ def read_partition(path: str | Path) -> tuple[Path, Partition, Mapping[str, Any]
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        why = error.strerror if isinstance(error, OSError) else "not a UTF-8 text file"
         raise SettingError(f"{file} cannot be read ({why or error}); give a file that bow plan wrote") from error
     partition, known = Partition.from_json(text), json.loads(text).get(PLANNED_FOR) or {}
     if not isinstance(known, dict):
-        raise damaged_origin(file, TypeError(f"{PLANNED_FOR} is no mapping"))
+        raise damaged_origin(file, TypeError(f"{PLANNED_FOR} is not a mapping"))
     return file, partition, known
 
 
 def damaged_origin(file: Path, error: Exception) -> SettingError:
     """Return the error for a file with a valid partition and invalid metadata."""
-    return SettingError(
-        f"{file} does not say rightly what it was planned for ({type(error).__name__}: {error}); plan again"
-    )
+    return SettingError(f"{file} has invalid metadata ({type(error).__name__}: {error}); run bow plan again")
 
 
 def best_chain(chains: Sequence[Chain]) -> Chain:
@@ -254,8 +252,8 @@ def search(problem: Problem, settings: SearchSettings, progress: SearchProgress 
         chains = run_chains(problem, starts, settings, tally.report)
     chain = best_chain(chains) if chains else None
     if chain is None or chain.best is None:
-        why = next((each.refusal for each in chains if each.refusal), "nothing was tried")
-        raise ScheduleError(f"no partition to start from fits: {why}")
+        why = next((each.refusal for each in chains if each.refusal), "no starting partition was simulated")
+        raise ScheduleError(f"no starting partition fits into memory: {why}")
     partition = problem.partition(chain.best.splits, chain.start.learners)
     seconds = time.perf_counter() - begun
     return Found(partition, chain.best.makespan_ns, problem.topology, settings, problem, tuple(chains), seconds)

@@ -37,7 +37,7 @@ def check_agreement(captured: CapturedOperators, model: nn.Module, batch: Any, s
         return
     if COPIES * sum(tensor.num_bytes for tensor in captured.graph.tensors.values()) > host_memory()[1]:
         name = type(model).__name__
-        warnings.warn(f"what {name} was divided into was not compared with PyTorch, for want of memory", stacklevel=3)
+        warnings.warn(f"the captured step of {name} was not compared with PyTorch: not enough memory", stacklevel=3)
         return
     model = copy.deepcopy(model).to(CPU)
     batch = tree_map_only(Tensor, lambda tensor: tensor.to(CPU, copy=True), batch)
@@ -72,10 +72,10 @@ def _compare(
             name, amount = next(iter(off.items()))
             lost = (
                 " and ".join(dict.fromkeys(suspects))
-                or f"a hook behind operator {_last(captured.graph, off)!r}, or the like"
+                or f"a tensor hook after operator {_last(captured.graph, off)!r}, or similar"
             )
             what = f"would lose {lost}: the {name} would be off by {amount}"
-            remedy = "leave out hooks, and autograd functions with a backward pass of their own"
+            remedy = "leave out hooks, and autograd functions with a custom backward pass"
             raise refusal(type(model).__name__, what, remedy)
 
 

@@ -124,7 +124,7 @@ class Mutations:
         functional = getattr(getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None), overload, None)
         if functional is None or not name.endswith("_") or not isinstance(written, fx.Node):
             raise refusal(
-                self._model, f"calls {target}, which changes its arguments", "use one that makes a new tensor"
+                self._model, f"calls {target}, which changes its arguments", "use one that returns a new tensor"
             )
         aliases = _aliases(written)
         if aliases[0].op == "placeholder":
@@ -211,8 +211,8 @@ class CapturedOperators:
             got = tuple(tensor.shape) if isinstance(tensor, Tensor) else None
             if wanted is None or got != wanted:
                 raise DataError(
-                    f"tensor {place} of the batch has the shape {got}, and the partition is of {wanted}; "
-                    "give batches of the size that was planned"
+                    f"tensor {place} of the batch has shape {got}, the partition was planned for {wanted}; "
+                    "use batches of the planned size"
                 )
         return {number: tensor.to(device) for number, tensor in zip(self.inputs, tensors, strict=True)}
 
@@ -273,7 +273,7 @@ def _without_changes(step: Step, model: nn.Module, batch: Any) -> Any:
     after = dict(model.named_buffers(remove_duplicate=False))
     assigned = next((name for name, buffer in before.items() if after.get(name) is not buffer), None)
     if assigned is not None:
-        what = f"puts another tensor in the place of its buffer {assigned!r}"
+        what = f"assigns a new tensor to its buffer {assigned!r}"
         raise refusal(name, what, "change nothing but counters")
     return made
 
@@ -344,11 +344,13 @@ class _Translation:
             assert isinstance(place, int)
             made = self._values[source]
             if not isinstance(made, tuple) or place >= len(made):
-                raise refusal(self._name, f"uses a second result of {source.target}", "use the first only")
+                raise refusal(
+                    self._name, f"uses another output of {source.target} than the first", "use the first only"
+                )
             return made[place]
         if not isinstance(node.target, torch._ops.OpOverload):
             target = getattr(node.target, "__name__", node.target)
-            what = f"calls {target}, which is no operator but runs a part of the step in its own way"
+            what = f"calls {target}, a higher-order operator, which cannot be captured"
             raise refusal(self._name, what, "leave out autocast, checkpointing and torch.cond")
         if node.meta.get("val") is None:
             return None

@@ -112,7 +112,9 @@ class DeviceWeights:
         """Move the trained parameters into one tensor, make them views of it, and return it."""
         trained = [parameter for cell, parameter in self.parameters.items() if cell.is_trained]
         if len({parameter.dtype for parameter in trained}) > 1:
-            raise SettingError("learners are averaged in one type, the model has several; convert it with .to(dtype)")
+            raise SettingError(
+                "averaging needs a single parameter dtype, the model has several; convert it with .to(dtype)"
+            )
         row = torch.cat([each.detach().flatten() for each in trained] or [torch.empty(0, device=self._group.device)])
         for parameter, part in zip(trained, torch.split(row, [each.numel() for each in trained]), strict=True):
             parameter.data = part.view_as(parameter)
@@ -260,7 +262,7 @@ def check_timing(sync: Synchroniser) -> None:
     """Raise `SettingError` unless a synchroniser does all of its averaging together with the step."""
     if sync.timing is not Timing.WITH_STEP or isinstance(sync, TwoLevel):
         raise SettingError(
-            f"learners of a partition are averaged with the step, {sync!r} averages at another time; "
+            f"training by a partition supports only synchronisers that average with every step, got {sync!r}; "
             "use bow.SMA() or bow.EASGD()"
         )
 

@@ -180,7 +180,7 @@ def _gpus(count: int | None) -> DeviceTopology:
     there = torch.cuda.device_count()
     count = there if count is None else count
     if not 1 <= count <= there:
-        raise SettingError(f"{count} GPUs are asked for, this machine has {there}; use fewer")
+        raise SettingError(f"{count} GPUs were requested, this machine has {there}; use fewer")
     kinds: dict[str, DeviceKind] = {}
     devices = []
     for number in range(count):

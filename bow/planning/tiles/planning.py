@@ -152,7 +152,7 @@ def sized(batch: Any, sizes: Sequence[int], settings: SearchSettings) -> list[An
     length = batch_length(batch)
     if sizes and any(each.dim() and len(each) != length for each in tree_leaves(batch) if isinstance(each, Tensor)):
         raise SettingError(
-            f"batch_sizes cannot size a batch whose tensors differ from its first one in length, {length} samples; "
+            f"batch_sizes needs tensors of equal length in the batch, not all have the first one's {length} samples; "
             "leave them out, and plan for a batch of each size"
         )
     if len(sizes) > 1 and settings.noise_scale is None:
@@ -166,7 +166,7 @@ def sized(batch: Any, sizes: Sequence[int], settings: SearchSettings) -> list[An
             numbers = torch.arange(size) % length
             return tree_map_only(Tensor, lambda each: each[numbers.to(each.device)] if each.dim() else each, batch)
         except RuntimeError as error:
-            raise SettingError(f"there is no memory for batch_sizes={size}; give a smaller size") from error
+            raise SettingError(f"not enough memory for a batch of batch_sizes={size}; use a smaller size") from error
 
     return [of_size(size) for size in sizes] or [batch]
 

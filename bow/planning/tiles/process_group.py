@@ -224,5 +224,5 @@ def _with_peers(function: Callable[..., T], *args: Any, **options: Any) -> T:
         raise
     except (RuntimeError, ValueError) as error:
         raise ClusterError(
-            f"another process of the partition has ended or cannot be reached ({reason(error)}); look at its output"
+            f"another process of the partition has ended or cannot be reached ({reason(error)}); check its output"
         ) from error

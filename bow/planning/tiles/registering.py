@@ -118,11 +118,13 @@ class _Trial:
             output, covered = made[0][place].new_zeros(shape), 0
             for own, tensors in zip(of_tiles, made, strict=True):
                 if tuple(tensors[place].shape) != sizes(own[place]):
-                    raise self.error(f"a tile makes {tuple(tensors[place].shape)} for the box {own[place]}")
+                    raise self.error(
+                        f"a tile has shape {tuple(tensors[place].shape)}, expected that of the box {own[place]}"
+                    )
                 region(output, own[place], whole(shape)).copy_(tensors[place])
                 covered += tensors[place].numel()
             if covered != math.prod(shape):
-                raise self.error(f"its tiles make {covered} of {math.prod(shape)} elements")
+                raise self.error(f"its tiles cover {covered} of {math.prod(shape)} elements")
             outputs.append(output)
         return outputs
 
@@ -197,7 +199,7 @@ def register_rule(
         Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 4.
     """
     if not examples:
-        raise GraphError(f"the rule of {rule.kind!r} comes without an example; give arguments to try the operator with")
+        raise GraphError(f"the rule of {rule.kind!r} has no example; pass arguments to test the operator with")
     for example in examples:
         _try_out(rule, call or call_by_name, example, trials)
     _register(rule, call, rules)
@@ -229,8 +231,8 @@ def _try_out(rule: Rule, call: LocalCall, example: Sequence[Any], trials: int) -
         made = operator_function(*example)
     except Exception as error:
         raise GraphError(
-            f"{rule.kind!r}, which a rule is of, cannot be called with its example ({reason(error)}); name an operator "
-            "as namespace.name.overload, and give the arguments that it takes"
+            f"operator {rule.kind!r} of the rule cannot be called with the example ({reason(error)}); name it as "
+            "namespace.name.overload, and pass the arguments that it takes"
         ) from error
     exported = exported_call(rule.kind, operator_function, [value(argument) for argument in example], {}, made)
     outputs = builder.add(rule.kind, exported.operands, exported.outputs, exported.by_name())

@@ -32,8 +32,8 @@ def tile_optimizer(
     optimizer = make_optimizer(factory, model)
     if not is_elementwise(optimizer, torch.device("cpu")):
         raise OptimizerError(
-            f"optimizer {type(optimizer).__name__} does not treat every element of a weight alike, so that a device "
-            "cannot update the part that it has; use an optimizer such as torch.optim.SGD or torch.optim.AdamW"
+            f"optimizer {type(optimizer).__name__} does not treat every element of a weight independently, so a device "
+            "cannot update only its part of the weight; use an optimizer such as torch.optim.SGD or torch.optim.AdamW"
         )
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     states: dict[nn.Parameter, dict[str, Any]] = {}
@@ -107,7 +107,7 @@ class TileRuntime:
         if group.learners > 1:
             if sync is None:
                 raise SettingError(
-                    f"the partition has {group.learners} learners and nothing averages them; give sync=bow.SMA()"
+                    f"the partition has {group.learners} learners but no synchroniser; give sync=bow.SMA()"
                 )
             self._averaging = Averaging(sync, self._context.weights, group)
         self.optimizer = tile_optimizer(optimizer, model, self._context.weights.parameters, values)

@@ -113,8 +113,8 @@ def cached_tile_times(
             cache.keep(times.to_plain())
         except OSError as error:
             raise SettingError(
-                f"what was measured cannot be kept in {cache_folder()} ({disk_reason(error)}); set BOW_CACHE to a "
-                "folder that can be written to"
+                f"measured tile times cannot be cached in {cache_folder()} ({disk_reason(error)}); set BOW_CACHE to a "
+                "writable folder"
             ) from error
     return times
 
@@ -194,7 +194,7 @@ def measured_costs(
     if not times:
         kinds = ", ".join(dict.fromkeys(device.kind.name for device in topology.devices))
         raise SettingError(
-            f"costs=measured needs devices of this machine, topology {topology.name!r} has {kinds}; take "
+            f"costs=measured needs devices of this machine, topology {topology.name!r} has {kinds}; use "
             "costs=roofline, or topology=machine"
         )
     return MeasuredCosts(captured.graph, rules, topology, times)

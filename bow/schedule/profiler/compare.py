@@ -16,7 +16,7 @@ from bow.timing import ratio_in_turns, time_in_turns
 
 TURNS = 10
 WINDOW_S = 0.05  # measurement window of a policy in each turn, at least one step
-CLEAR = 0.02  # least relative gain of a parallel schedule over a sequential one
+MIN_GAIN = 0.02  # least relative gain of a parallel schedule over a sequential one
 FINALISTS = 3
 """Fastest policies that are timed again, with twice as many turns, along with the best one of each kind."""
 
@@ -43,7 +43,7 @@ class Comparison:
     def choice(self) -> Policy:
         """The fastest policy if it clearly beats the best sequential one, else the latter."""
         best, plain = self.best, self.best_sequential
-        return best if self.ratio(best, plain) < 1 - CLEAR else plain
+        return best if self.ratio(best, plain) < 1 - MIN_GAIN else plain
 
     def median_s(self, policy: Policy) -> float:
         """Return a policy's median step time."""
@@ -65,9 +65,10 @@ class Comparison:
         best, plain = self.best, self.best_sequential
         gain = 1 / self.ratio(best, plain)
         if self.choice is plain and best is not plain:
-            return f"{plain.name}: {best.name} is {gain:.2f} times as fast, which is not worth a schedule"
+            least = f"below the {MIN_GAIN:.0%} threshold for using a schedule"
+            return f"{plain.name}: {best.name} is {gain:.2f} times as fast, {least}"
         if best is plain:
-            return f"{plain.name}: nothing that runs operators side by side is faster"
+            return f"{plain.name}: no policy that runs operators in parallel is faster"
         return f"{best.name}: {gain:.2f} times as fast as {plain.name}"
 
 
@@ -86,7 +87,7 @@ def compare(
     profile = measure(step, progress=progress) if profile is None else profile
     made = tuple(policies_here(step, profile, cores) if policies is None else policies)
     if not any(policy.is_sequential for policy in made):
-        raise SettingError("policies are compared with running operators one after another; add such a policy")
+        raise SettingError("policies are compared with a sequential one, and there is none; add a sequential policy")
     path = critical_path(step.dependencies, profile.nanoseconds(1))
     found = Comparison(made, timed_in_turns(step, made, turns, window_s, progress), path)
     finalists = _finalists(found)

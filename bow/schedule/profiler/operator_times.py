@@ -49,7 +49,7 @@ class OperatorTime:
         """Parse and validate a stored time."""
         numbers = float(median_s), float(spread_s), float(repeats)
         if not (all(map(math.isfinite, numbers)) and min(numbers) >= 0 and numbers[2] >= 1):
-            raise ValueError(f"{numbers} cannot have been measured")
+            raise ValueError(f"{numbers} are not a valid measurement")
         return cls(numbers[0], numbers[1], int(repeats))
 
 
@@ -66,7 +66,7 @@ class Profile:
         for count in map(len, (self.modules, *self.times.values())):
             if count != len(self.names):
                 raise ScheduleError(
-                    f"the profile has {len(self.names)} operators and modules or times of {count}; measure again"
+                    f"the profile has {len(self.names)} operators but modules or times for {count}; measure again"
                 )
 
     @property

@@ -419,4 +419,6 @@ def _check(
         if len(given) != num_operators:
             raise ScheduleError(f"{len(given)} {what} for {num_operators} operators; give every operator one")
     if interference is not None and interference.kinds != tuple(kinds):
-        raise ScheduleError("the interference was seen between operators of other types; begin anew for this graph")
+        raise ScheduleError(
+            "the interference was observed for operators of other types; create a new Interference for this graph"
+        )

@@ -119,4 +119,4 @@ def _check(num_operators: int, executors: int, priority: Sequence[float] | None,
         raise ScheduleError(f"{len(priority)} priorities for {num_operators} operators; give every operator one")
     wrong = next((index for index in sorted(small) if not 0 <= index < num_operators), None)
     if wrong is not None:
-        raise ScheduleError(f"operator {wrong} is called small, and there are {num_operators}; correct small")
+        raise ScheduleError(f"operator {wrong} is listed in small, but there are only {num_operators} operators")

@@ -70,7 +70,7 @@ def topological(dependencies: Sequence[Collection[int]]) -> list[int]:
                 order.append(later)
     if len(order) < len(dependencies):
         stuck = next(index for index, count in enumerate(waiting) if count)
-        raise ScheduleError(f"operator {stuck} waits for itself, by way of others; correct the dependencies")
+        raise ScheduleError(f"operator {stuck} is on a dependency cycle; correct the dependencies")
     return order
 
 
@@ -178,6 +178,6 @@ def held_by_core(decisions: Iterable[Start], cores: int) -> tuple[tuple[int, ...
     for start in decisions:
         for core in start.cores or (start.executor,):
             if core >= cores:
-                raise ScheduleError(f"operator {start.operator} has core {core}, and there are {cores}; count again")
+                raise ScheduleError(f"operator {start.operator} uses core {core}, but there are only {cores} cores")
             held[core + cores if start.sibling else core].append(start.operator)
     return tuple(map(tuple, held))

@@ -92,7 +92,7 @@ def test_the_time_ends_a_training_in_which_nothing_is_heard() -> None:
         time.sleep(60)
         raise AssertionError
 
-    with pytest.raises(BaseException, match="none of 0 placements"):
+    with pytest.raises(BaseException, match="none of 0 sampled placements"):
         train_policy(chain(), sleeps, updates=2, controllers=1, budget_s=0.5, sizes=SMALL)
 
 
@@ -100,7 +100,7 @@ def test_controllers_that_never_send_anything_end_the_training() -> None:
     def breaks(placements: list[Placement]) -> list[float | None]:
         os._exit(7)
 
-    with pytest.raises(ClusterError, match="controller 0 ended 3 times before it sent anything, last with status 7"):
+    with pytest.raises(ClusterError, match=r"controller 0 died 3 times before .* \(last exit status 7\)"):
         train_policy(chain(), breaks, updates=2, controllers=1, settings=QUICK, sizes=SMALL)
 
 

@@ -55,7 +55,7 @@ def test_towers_that_do_not_wait_are_not_slower():
 def test_towers_need_a_processor():
     evaluate = on(2)
     without = SimulatedEvaluator(evaluate.problem, evaluate.groups)
-    with pytest.raises(SettingError, match="processor"):
+    with pytest.raises(SettingError, match="CPU device"):
         towers(without)
 
 

@@ -64,7 +64,9 @@ def test_an_evaluation_that_breaks_off_tells_the_best() -> None:
     with pytest.raises(OSError, match="on fire") as caught:
         trained(12, breaks)
     best = trained(5).best
-    assert caught.value.__notes__ == [f"the best placement until then takes {best.time_s:.6g} s: {best.placement}"]
+    assert caught.value.__notes__ == [
+        f"the best placement found before the error takes {best.time_s:.6g} s: {best.placement}"
+    ]
 
 
 def test_ctrl_c_keeps_the_best() -> None:
@@ -177,10 +179,10 @@ def test_at_the_end_the_best_placement_alone_is_learnt_again_and_entropy_is_wort
 
 
 def test_where_nothing_fits_it_is_said() -> None:
-    with pytest.raises(ScheduleError, match="none of 12 placements"):
+    with pytest.raises(ScheduleError, match="none of 12 sampled placements"):
         trained(3, lambda placements: [None] * len(placements))
 
 
 def test_every_placement_needs_a_time() -> None:
-    with pytest.raises(SettingError, match="4 placements got 1 times"):
+    with pytest.raises(SettingError, match="evaluate returned 1 times for 4 placements"):
         trained(3, lambda placements: [1.0])

@@ -90,7 +90,7 @@ def test_a_walk_stays_where_memory_suffices_and_begins_on_the_processor_if_it_mu
     found = walk_from_several(evaluate, SearchBudget(placements=90), 0, lambda message: None)
     assert evaluate([found])[0] is not None
     tiny = made_of(("a", "linear", ["batch"]), size=2**34)
-    with pytest.raises(ScheduleError, match="no placement to start from fits"):
+    with pytest.raises(ScheduleError, match="no starting placement fits"):
         walk_from_several(evaluator(tiny), SearchBudget(placements=9), 0, lambda message: None)
 
 

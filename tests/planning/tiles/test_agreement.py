@@ -96,13 +96,13 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "reversal": (lambda: Net(Reversed.apply), "lose the backward pass of Reversed: .*'first.weight'"),
     "straight-through from zero": (lambda: from_zero(Net(Rounded.apply)), "lose the backward pass of Rounded: "),
     "reversal from zero": (lambda: from_zero(Net(Reversed.apply)), "lose the backward pass of Reversed: "),
-    "tensor hook from zero": (lambda: from_zero(Net(hooked)), "lose a hook behind operator 'first'"),
+    "tensor hook from zero": (lambda: from_zero(Net(hooked)), "lose a tensor hook after operator 'first'"),
     "checkpointed": (
         lambda: Net(lambda hidden: checkpoint(Rounded.apply, hidden, use_reentrant=False)),
         "lose the backward pass of Rounded",
     ),
-    "tensor hook": (lambda: Net(hooked), "lose a hook behind operator 'first'.*'first.weight'"),
-    "saved tensors": (lambda: Net(forgotten), "lose a hook behind operator 'first'"),
+    "tensor hook": (lambda: Net(hooked), "lose a tensor hook after operator 'first'.*'first.weight'"),
+    "saved tensors": (lambda: Net(forgotten), "lose a tensor hook after operator 'first'"),
     "backward hook": (lambda: with_hook("register_full_backward_hook"), "lose the backward hook of module '1': "),
     "backward pre-hook": (
         lambda: with_hook("register_full_backward_pre_hook"),
@@ -165,7 +165,7 @@ def test_what_the_host_has_no_memory_for_is_not_compared_which_is_told(monkeypat
     monkeypatch.setattr("bow.planning.tiles.agreement.host_memory", lambda: (1, 1))
     model = Net(Rounded.apply)
     captured = capture_operators(model, BATCH, F.cross_entropy)
-    with pytest.warns(UserWarning, match="Net .* was not compared with PyTorch, for want of memory"):
+    with pytest.warns(UserWarning, match="Net .* was not compared with PyTorch: not enough memory"):
         check_agreement(captured, model, BATCH, step_from_loss(F.cross_entropy))
 
 

@@ -264,7 +264,7 @@ def test_a_step_takes_any_batch() -> None:
     assert [captured.graph.tensors[number].shape for number in captured.inputs] == [(4, 3), (4, 1)]
     assert captured.leaves(batch, torch.device("cpu"))[captured.inputs[1]] is batch["y"][0]
     with pytest.raises(
-        DataError, match=r"tensor 0 of the batch has the shape \(5, 3\), and the partition is of \(4, 3\)"
+        DataError, match=r"tensor 0 of the batch has shape \(5, 3\), the partition was planned for \(4, 3\)"
     ):
         captured.leaves({"x": torch.randn(5, 3), "y": [torch.randn(4, 1)]}, torch.device("cpu"))
 

@@ -73,7 +73,7 @@ def test_gpus_have_nvlinks_where_the_system_tells_and_share_pcie_elsewhere() -> 
         (("gpu0", "gpu1", "gpu2"), 8.0),
     ]
     assert topology.devices[0].kind.memory_gib == 80
-    with pytest.raises(SettingError, match="4 GPUs are asked for, this machine has 3"):
+    with pytest.raises(SettingError, match="4 GPUs were requested, this machine has 3"):
         read_devices("cuda", 4)
 
 

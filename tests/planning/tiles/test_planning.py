@@ -69,7 +69,7 @@ def test_a_batch_with_tensors_that_count_no_samples_has_one_size() -> None:
         return cross_entropy(model(inputs), targets, weight=weight)
 
     batch = torch.ones(8, 4), torch.zeros(8, dtype=torch.long), torch.ones(2)
-    with pytest.raises(SettingError, match="batch_sizes cannot size a batch whose tensors differ"):
+    with pytest.raises(SettingError, match="batch_sizes needs tensors of equal length"):
         bow.plan(nn.Linear(4, 2), batch, step=step, batch_sizes=4, **SHORT)
 
 
@@ -87,7 +87,7 @@ def test_one_number_of_learners_and_one_start_may_stand_alone() -> None:
         ({"batch_sizes": (2, 4)}, "batch_sizes=2,4 are compared by the time to an accuracy.*give noise_scale="),
         ({"batch_sizes": None}, "batch_sizes must be a whole number of at least 1, got None"),
         ({"batch_sizes": 8.5}, "batch_sizes must be a whole number of at least 1, got 8.5"),
-        ({"batch_sizes": 10**15}, "there is no memory for batch_sizes=1000000000000000; give a smaller size"),
+        ({"batch_sizes": 10**15}, "not enough memory for a batch of batch_sizes=1000000000000000; use a smaller size"),
         ({"batch_sizes": (0,)}, "batch_sizes must be a whole number of at least 1, got 0"),
     ],
 )
@@ -152,5 +152,5 @@ def test_what_the_optimizer_keeps_counts_as_memory() -> None:
         bow.plan, model, batch, cross_entropy, topology=DeviceTopology("one", (Device("a", kind),)), **SHORT
     )
     assert plan(optimizer=functools.partial(torch.optim.SGD, lr=0.1)).makespan_ns > 0
-    with pytest.raises(ScheduleError, match="no partition to start from fits"):
+    with pytest.raises(ScheduleError, match="no starting partition fits into memory"):
         plan(optimizer=torch.optim.AdamW)

@@ -141,10 +141,10 @@ def test_a_call_of_ones_own_computes_tiles(rules: Rules) -> None:
 @pytest.mark.parametrize(
     ("kind", "examples", "message"),
     [
-        (KIND, [], "comes without an example"),
-        ("bow_tests.nothing.default", [EXAMPLE], "'bow_tests.nothing.default', which a rule is of, cannot be called"),
-        ("weighted", [EXAMPLE], "name an operator as namespace.name.overload"),
-        (KIND, [EXAMPLE[:2]], "give the arguments that it takes"),
+        (KIND, [], "has no example"),
+        ("bow_tests.nothing.default", [EXAMPLE], "operator 'bow_tests.nothing.default' of the rule cannot be called"),
+        ("weighted", [EXAMPLE], "name it as namespace.name.overload"),
+        (KIND, [EXAMPLE[:2]], "pass the arguments that it takes"),
     ],
     ids=["no example", "no operator", "name", "arguments"],
 )

@@ -385,7 +385,7 @@ def test_an_optimizer_that_couples_elements_is_refused(optimizer: Callable[..., 
     model = nn.Linear(4, 3, bias=False)
     captured = capture_operators(model, (torch.randn(8, 4), torch.randn(8, 3)), F.mse_loss)
     strategy = Partition(captured.graph.hash, everything_on(captured.graph))
-    with pytest.raises(OptimizerError, match="does not treat every element of a weight alike"):
+    with pytest.raises(OptimizerError, match="does not treat every element of a weight independently"):
         TileRuntime(captured, strategy, model, optimizer)
 
 

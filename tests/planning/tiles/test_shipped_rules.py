@@ -69,7 +69,11 @@ class Elsewhere(MappedRule):
     ("name", "rule", "message"),
     [
         ("conv1d", TooNear("conv1d"), r"the rule of 'conv1d' is wrong: split into \[.*\] parts, .*; correct its boxes"),
-        ("linear without bias", Greedy("linear"), r"the rule of 'linear' is wrong: .* a tile makes \(.*\) for the box"),
+        (
+            "linear without bias",
+            Greedy("linear"),
+            r"the rule of 'linear' is wrong: .* a tile has shape \(.*\), expected that of the box",
+        ),
         ("sum", Elsewhere("reduction"), "the rule of 'reduction' is wrong"),
     ],
     ids=["halo", "weights", "rows"],

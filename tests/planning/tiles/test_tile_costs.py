@@ -146,5 +146,5 @@ def test_devices_of_this_machine_have_measured_costs(monkeypatch: pytest.MonkeyP
 
 
 def test_costs_of_devices_elsewhere_cannot_be_measured() -> None:
-    with pytest.raises(SettingError, match=r"topology 'pair' has p100; take costs=roofline, or topology=machine"):
+    with pytest.raises(SettingError, match=r"topology 'pair' has p100; use costs=roofline, or topology=machine"):
         measured_costs(CAPTURED, MODEL, BATCH, pair("p100"))

@@ -30,5 +30,5 @@ def test_a_device_without_weights_has_an_empty_row() -> None:
 
 
 def test_weights_of_several_types_are_refused() -> None:
-    with pytest.raises(SettingError, match="averaged in one type, the model has several"):
+    with pytest.raises(SettingError, match="averaging needs a single parameter dtype, the model has several"):
         weights(torch.float32, torch.float64).flattened()

@@ -39,9 +39,9 @@ def test_the_best_is_that_of_the_least_median() -> None:
     [
         (0.9, QUEUE, "queue: 1.11 times as fast as one thread"),
         (0.979, QUEUE, "queue: 1.02 times as fast as one thread"),
-        (0.98, ONE, "one thread: queue is 1.02 times as fast, which is not worth a schedule"),
-        (0.99, ONE, "one thread: queue is 1.01 times as fast, which is not worth a schedule"),
-        (1.1, ONE, "one thread: nothing that runs operators side by side is faster"),
+        (0.98, ONE, "one thread: queue is 1.02 times as fast, below the 2% threshold for using a schedule"),
+        (0.99, ONE, "one thread: queue is 1.01 times as fast, below the 2% threshold for using a schedule"),
+        (1.1, ONE, "one thread: no policy that runs operators in parallel is faster"),
     ],
 )
 def test_a_policy_is_chosen_that_wins_by_more_than_two_percent(seconds: float, chosen: Policy, summary: str) -> None:
@@ -136,7 +136,9 @@ def test_without_executors_that_run_side_by_side_nothing_is_compared(monkeypatch
 def test_without_anything_sequential_there_is_nothing_to_compare_with() -> None:
     subject, profile = branches(), made_up(branches())
     policies = [policy for policy in make_policies(subject, profile, 2) if not policy.is_sequential]
-    with pytest.raises(SettingError, match="compared with running operators one after another; add such a policy"):
+    with pytest.raises(
+        SettingError, match="compared with a sequential one, and there is none; add a sequential policy"
+    ):
         compare(subject, profile, policies=policies)
 
 

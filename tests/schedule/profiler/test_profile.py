@@ -61,16 +61,16 @@ def test_json_gives_the_same_profile_back(profile: Profile) -> None:
         (lambda text: text.replace('"version": 1', '"version": 2'), "the profile has version 2, this bow reads 1"),
         (lambda text: text.replace("bow profile", "bow schedule"), 'the text is not a "bow profile"'),
         (lambda text: text.replace('"hardware"', '"software"'), "KeyError: 'hardware'"),
-        (lambda text: text.replace('"repeats": 9', '"repeats": 0'), "cannot have been measured"),
-        (lambda text: text.replace("4e-06", "-1"), "cannot have been measured"),
-        (lambda text: text.replace("4e-06", "NaN"), "cannot have been measured"),
-        (lambda text: text.replace('"repeats": 9', '"repeats": Infinity'), "cannot have been measured"),
-        (lambda text: text.replace("4e-06", "1e999"), "cannot have been measured"),
+        (lambda text: text.replace('"repeats": 9', '"repeats": 0'), "are not a valid measurement"),
+        (lambda text: text.replace("4e-06", "-1"), "are not a valid measurement"),
+        (lambda text: text.replace("4e-06", "NaN"), "are not a valid measurement"),
+        (lambda text: text.replace('"repeats": 9', '"repeats": Infinity'), "are not a valid measurement"),
+        (lambda text: text.replace("4e-06", "1e999"), "are not a valid measurement"),
         (lambda text: text.replace("4e-06", '"long"'), "could not convert string to float"),
         (lambda text: text.replace('"spread_s": 0.0', '"spread_s": null'), "TypeError"),
         (lambda text: text.replace('"1": [', '"one": ['), "invalid literal for int"),
         (lambda text: json.dumps({**json.loads(text), "times": [1]}), "AttributeError"),
-        (lambda text: text.replace('"relu", ', ""), "2 operators and modules or times of 3"),
+        (lambda text: text.replace('"relu", ', ""), "2 operators but modules or times for 3"),
     ],
 )
 def test_what_is_damaged_is_refused_in_a_sentence(damage: Any, message: str) -> None:
@@ -106,5 +106,5 @@ def test_a_step_takes_what_its_operators_take() -> None:
 
 
 def test_every_operator_needs_a_time_for_every_number_of_threads() -> None:
-    with pytest.raises(ScheduleError, match="3 operators and modules or times of 2"):
+    with pytest.raises(ScheduleError, match="3 operators but modules or times for 2"):
         dataclasses.replace(TWO, times={**TWO.times, 2: TWO.times[1][:2]})

@@ -48,7 +48,7 @@ def test_nothing_takes_no_time() -> None:
         ([[], []], [1], "1 costs for 2 operators"),
         ([[]], [-1], "a cost must be at least 0, got -1 for operator 0"),
         ([[]], [float("nan")], "a cost must be at least 0, got nan for operator 0"),
-        ([[1], [0]], [1, 1], "operator 0 waits for itself"),
+        ([[1], [0]], [1, 1], "operator 0 is on a dependency cycle"),
     ],
     ids=["few", "negative", "nan", "circle"],
 )

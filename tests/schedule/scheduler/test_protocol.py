@@ -180,8 +180,8 @@ def test_executors_that_share_an_operator_add_up_their_threads() -> None:
         ([[0]], {}, "operator 1 is in no list"),
         ([[0, 1, 2]], {}, "operator 2 is in a list, and there are 2"),
         ([[0, -1]], {}, "operator -1 is in a list"),
-        ([[1, 0]], {}, "operator 0 waits for itself, by way of others"),
-        ([[0, 1, 0]], {}, "operator 0 waits for itself, by way of others"),
+        ([[1, 0]], {}, "operator 0 is on a dependency cycle"),
+        ([[0, 1, 0]], {}, "operator 0 is on a dependency cycle"),
         ([[0], [1]], {"threads": [1]}, "1 numbers of threads for 2 lists"),
         ([[0], [1], []], {"siblings": True}, "second hardware threads need one list each"),
         ([[0], [1]], {"siblings": True, "threads": [1, 1]}, "second hardware threads need one list each"),
@@ -193,7 +193,7 @@ def test_an_order_that_cannot_be_carried_out_is_refused(order: Any, options: dic
 
 
 def test_cores_that_there_are_none_of_are_refused() -> None:
-    with pytest.raises(ScheduleError, match="operator 1 has core 2, and there are 2"):
+    with pytest.raises(ScheduleError, match="operator 1 uses core 2, but there are only 2 cores"):
         held_by_core([Start(0, 0), Start(1, 2)], cores=2)
 
 

@@ -131,7 +131,8 @@ def encoded(argument: Any, operand: Callable[[Any], int | None]) -> Any:
     if argument is None or isinstance(argument, (bool, int, float, str)):
         return argument
     raise CaptureError(
-        f"an operator has a {type(argument).__name__} as an argument, which no graph can hold; use another operator"
+        f"an operator has an argument of type {type(argument).__name__}, which an operator graph cannot represent; "
+        "use another operator"
     )
 
 
