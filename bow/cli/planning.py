@@ -289,7 +289,7 @@ def _tell(console: Console, file: str, settings: PlanSettings, action: str) -> N
                 learners,
                 space=space_of(problem, (), loaded.settings.search, learners),
                 keep=settings.keep,
-                goes_on=lambda: budget_s is None or time.perf_counter() - begun < budget_s,
+                should_continue=lambda: budget_s is None or time.perf_counter() - begun < budget_s,
             )
     for line in _lines(problem, explanation):
         say(line)
@@ -312,7 +312,7 @@ def _lines(problem: Problem, explanation: Explanation) -> Iterator[str]:
 
 
 def _others(problem: Problem, explanation: Explanation, each: OperatorExplanation) -> Iterator[str]:
-    for choice in each.others:
+    for choice in each.alternatives:
         devices = shortened([problem.topology.devices[device].name for device in choice.split.devices])
         cost = "does not fit"
         if choice.makespan_ns is not None:

@@ -223,7 +223,7 @@ def test_comparing_tells_of_towers_where_a_processor_can_hold_their_weights(said
 
 def test_a_method_that_cannot_says_why_in_its_row(said: Callable[[], str]) -> None:
     assert main(["plan", "compare", *MODEL, NODE, "methods=single,cpu"]) == 0
-    assert "none: there is no processor among the devices" in said()
+    assert "none: the topology has no CPU device" in said()
 
 
 def test_a_remedy_in_a_row_keeps_its_brackets(said: Callable[[], str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from bow.errors import ScheduleError
 from bow.planning.search import chains
-from bow.planning.search.chains import Tally, run_in_processes
+from bow.planning.search.chains import ProgressAggregator, run_in_processes
 
 
 class Worker:
@@ -69,7 +69,7 @@ def messages(monkeypatch: pytest.MonkeyPatch) -> Messages:
 def test_who_presses_ctrl_c_again_does_not_wait(coming: list[Any], messages: Messages) -> None:
     messages.coming = coming
     with pytest.raises(KeyboardInterrupt):
-        run_in_processes(NOTHING, [[], []], NOTHING, Tally(lambda *_: False))
+        run_in_processes(NOTHING, [[], []], NOTHING, ProgressAggregator(lambda *_: False))
     assert not messages.coming
     assert [(worker.asked, worker.is_ended) for worker in Worker.made] == [(1, True)] * 2
 
@@ -81,4 +81,4 @@ def test_a_status_counts_unless_the_process_was_asked_to_end(
     monkeypatch.setattr(Worker, "status", 130)  # Ctrl-C reaches a process that has no handler yet
     messages.coming = [(0, (0, 1, 1.0)), (0, None)]
     with pytest.raises(ScheduleError, match="ended with status 130") if goes_on else contextlib.nullcontext():
-        assert run_in_processes(NOTHING, [[]], NOTHING, Tally(lambda *_: goes_on)) == []
+        assert run_in_processes(NOTHING, [[]], NOTHING, ProgressAggregator(lambda *_: goes_on)) == []

@@ -117,7 +117,7 @@ def test_no_bound_is_above_what_begins_so(name: str, topology: DeviceTopology) -
     options = [list(space.splits(operator)) for operator in range(space.num_operators)]
     bounds = StepBounds(model, options)
     for _ in range(12):
-        prefix, splits, last = bounds.nothing(), [], 0
+        prefix, splits, last = bounds.empty_prefix(), [], 0
         for of in options:
             option = source.randrange(len(of))
             prefix = bounds.extended(bounds.extensions(prefix), option)

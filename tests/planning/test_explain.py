@@ -59,12 +59,12 @@ def test_other_choices_cost_what_simulating_them_says() -> None:
     explained = explain(PROBLEM, DATA, space=SPACE)
     assert explained.tried == sum(SPACE.count(number) for number in range(len(DATA))) - len(DATA)
     for number, each in enumerate(explained.operators):
-        for choice in each.others:
+        for choice in each.alternatives:
             changed = (*DATA[:number], choice.split, *DATA[number + 1 :])
             assert choice.makespan_ns == PROBLEM.simulate(changed).makespan_ns
-        times = [choice.makespan_ns or 0 for choice in each.others]
+        times = [choice.makespan_ns or 0 for choice in each.alternatives]
         assert times == sorted(times)
-        assert len({choice.split.degrees for choice in each.others}) == len(each.others)
+        assert len({choice.split.degrees for choice in each.alternatives}) == len(each.alternatives)
 
 
 def test_a_choice_that_does_not_fit_is_said_to() -> None:
@@ -72,8 +72,8 @@ def test_a_choice_that_does_not_fit_is_said_to() -> None:
     tight = DeviceTopology("tight", (Device("large", KIND), Device("small", small)), PAIR_LINKS)
     problem = Problem(GRAPH, RULES, tight, RooflineCosts(GRAPH, RULES, tight))
     explained = explain(problem, everything_on(GRAPH), operators=(0,), keep=100)
-    assert any(choice.makespan_ns is None for choice in explained.operators[0].others)
-    assert explained.operators[1].others == ()
+    assert any(choice.makespan_ns is None for choice in explained.operators[0].alternatives)
+    assert explained.operators[1].alternatives == ()
     with pytest.raises(ScheduleError, match="small"):
         explain(problem, everything_on(GRAPH, 1))
 
@@ -83,21 +83,21 @@ PAIR_LINKS = (Link(("large", "small"), 10.0, 1.0),)
 
 def test_it_ends_when_it_is_asked_to_and_says_what_it_left_out() -> None:
     answers = iter([True, False])
-    explained = explain(PROBLEM, DATA, goes_on=lambda: next(answers))
-    assert explained.operators[0].others
-    assert all(not each.others for each in explained.operators[1:])
+    explained = explain(PROBLEM, DATA, should_continue=lambda: next(answers))
+    assert explained.operators[0].alternatives
+    assert all(not each.alternatives for each in explained.operators[1:])
     assert explained.left_out == len(DATA) - 1
 
 
 def test_interrupt_keeps_what_was_simulated() -> None:
     class Interrupted(SplitSpace):
-        def at(self, operator: int, index: int) -> Split:
+        def split_at(self, operator: int, index: int) -> Split:
             if (operator, index) == (1, 1):
                 raise KeyboardInterrupt
-            return super().at(operator, index)
+            return super().split_at(operator, index)
 
     explained = explain(PROBLEM, DATA, space=Interrupted(GRAPH, RULES, 2))
-    assert explained.operators[0].others
+    assert explained.operators[0].alternatives
     assert explained.left_out == len(DATA) - 1
     assert explained.makespan_ns == PROBLEM.simulate(DATA).makespan_ns
 

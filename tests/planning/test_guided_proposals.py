@@ -29,7 +29,7 @@ def test_changes_are_legal_and_of_the_space(name: str, num_devices: int, source:
         assert len(dict(changes)) == len(changes)
         for operator, split in changes:
             assert split != splits[operator]
-            assert space.holds(operator, split)
+            assert space.contains(operator, split)
             assert illegal(graph, graph.operators[operator], split, num_devices, RULES) is None
             splits[operator] = split
 

@@ -17,7 +17,7 @@ from bow.planning.problem.partition import Partition, everything_on
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import BASELINES, baseline
-from bow.planning.search.chains import Chain, Tally, WalkStart, run_chains
+from bow.planning.search.chains import Chain, ProgressAggregator, WalkStart, run_chains
 from bow.planning.search.metropolis import Improvement, Limits, SearchSettings, Walk
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import search
@@ -208,7 +208,7 @@ def test_who_watches_hears_of_all_walks_and_ends_them() -> None:
 
 def test_the_tally_adds_up_walks() -> None:
     told: list[tuple[int, float]] = []
-    tally = Tally(lambda _, proposals, best_ns: told.append((proposals, best_ns)) is None)
+    tally = ProgressAggregator(lambda _, proposals, best_ns: told.append((proposals, best_ns)) is None)
     assert tally.report(0, 10, 5.0)
     assert tally.report(1, 7, 8.0)
     assert tally.report(0, 20, 4.0)

@@ -26,7 +26,7 @@ def test_every_split_is_legal_and_stands_once(name: str, num_devices: int) -> No
         splits = list(space.splits(number))
         assert len(splits) == space.count(number) == len(set(splits))
         assert all(illegal(graph, operator, split, num_devices, RULES) is None for split in splits)
-        assert all(space.holds(number, split) for split in splits)
+        assert all(space.contains(number, split) for split in splits)
 
 
 def test_two_devices_have_all_lists_and_four_all_without_repetition() -> None:
@@ -60,8 +60,8 @@ def test_included_strategy_is_in_the_space() -> None:
     whole = tuple(Split((1,) * len(graph.output_shape(each)), (0,)) for each in graph.operators)
     odd = (Split((4, 1), (3, 3, 1, 1)), *whole[1:])
     without, within = SplitSpace(graph, RULES, 4), SplitSpace(graph, RULES, 4, including=[odd, odd])
-    assert not without.holds(0, odd[0])
-    assert within.holds(0, odd[0])
+    assert not without.contains(0, odd[0])
+    assert within.contains(0, odd[0])
     assert within.count(0) == without.count(0) + 1
     assert list(within.splits(0)).count(odd[0]) == 1
     parallel = data_parallel(graph, RULES, 4)
@@ -87,8 +87,8 @@ def test_drawn_splits_are_near_what_was_asked_for(name: str, num_devices: int, s
         assert there is not None
         assert alike.degrees == some.degrees
         assert set(there.devices) == set(some.devices)
-        assert space.holds(operator, alike)
-        assert space.holds(operator, there)
+        assert space.contains(operator, alike)
+        assert space.contains(operator, there)
 
 
 def test_what_is_not_there_is_not_drawn() -> None:

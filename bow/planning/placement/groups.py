@@ -14,7 +14,7 @@ from bow.errors import GraphError, ScheduleError
 from bow.planning.placement.policy import Operations
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 from bow.planning.problem.partition import Split, whole_on
-from bow.planning.search.proposals import Joined
+from bow.planning.search.proposals import DisjointSets
 
 Devices: TypeAlias = tuple[int, ...]  # device by group
 
@@ -159,7 +159,7 @@ def merge_sole_readers(groups: Groups, is_anchored: Anchored | None = None) -> G
     graph = groups.graph
     is_anchored = is_anchored or _has_weights(graph)
     anchored = [is_anchored(group) for group in groups.groups]
-    joined = Joined(len(groups))
+    joined = DisjointSets(len(groups))
     readers = defaultdict[int, set[int]](set)
     for flow in groups.flows:
         readers[flow.maker].add(flow.reader)

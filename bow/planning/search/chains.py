@@ -12,7 +12,15 @@ from typing import Any, TypeAlias
 
 from bow.errors import ScheduleError
 from bow.planning.problem.partition import Split
-from bow.planning.search.metropolis import DESCENT, Limits, SearchSettings, Walk, Watch, descend, metropolis
+from bow.planning.search.metropolis import (
+    DESCENT_FRACTION,
+    Limits,
+    ProgressCallback,
+    SearchSettings,
+    Walk,
+    descend,
+    metropolis,
+)
 from bow.planning.search.problem import Problem
 from bow.planning.search.processes import Inbox, SearchProcess, Send
 from bow.planning.search.proposals import CriticalOperators, GuidedProposals, Proposals, SymmetricProposals
@@ -65,7 +73,7 @@ Report: TypeAlias = Callable[[int, int, float], bool]
 """Called with a start's number, proposals and the best time of a batch in ns; False ends the walk."""
 
 
-class Tally:
+class ProgressAggregator:
     """Aggregates the progress of all walks."""
 
     def __init__(self, progress: SearchProgress | None, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -124,40 +132,40 @@ class _Walks:
             return
         sizes = _rungs(len(self._starts))
         of_trial = replace(settings, patience=None, descend=False)
-        ends_s = [budget_s * settings.trial * turn / len(sizes) for turn in range(1, len(sizes) + 1)]
+        ends_s = [budget_s * settings.trial * rung / len(sizes) for rung in range(1, len(sizes) + 1)]
         self._begin(of_trial, ends_s[0])
-        for turn in range(1, len(sizes)):
-            numbers = self._best(sizes[turn])
+        for rung in range(1, len(sizes)):
+            numbers = self._best(sizes[rung])
             for place, number in enumerate(numbers):
-                if self._seconds < ends_s[turn]:
-                    self._go_on(number, of_trial, self._share_s(ends_s[turn], len(numbers) - place), turn)
+                if self._seconds < ends_s[rung]:
+                    self._continue(number, of_trial, self._share_s(ends_s[rung], len(numbers) - place), rung)
         for number in self._best(1):
-            self._go_on(number, settings, self._share_s(budget_s, 1), len(sizes))
+            self._continue(number, settings, self._share_s(budget_s, 1), len(sizes))
 
     def _begin(self, settings: SearchSettings, end_s: float | None) -> None:
         for number, start in enumerate(self._starts):
             share_s = self._share_s(end_s, len(self._starts) - number)
-            self.chains.append(self._walked(start, settings, share_s))
+            self.chains.append(self._run_walk(start, settings, share_s))
             if self.chains[-1].is_interrupted:
                 raise KeyboardInterrupt
 
-    def _go_on(self, number: int, settings: SearchSettings, share_s: float | None, turn: int) -> None:
+    def _continue(self, number: int, settings: SearchSettings, share_s: float | None, rung: int) -> None:
         """Continue a walk from its best partition."""
         start, first = self.chains[number].start, self.chains[number].walk
         assert first is not None
-        found = self._walked(replace(start, splits=first.splits), settings, share_s, first.proposals, turn)
+        found = self._run_walk(replace(start, splits=first.splits), settings, share_s, first.proposals, rung)
         assert found.walk is not None
         self.chains[number] = Chain(start, first.followed_by(found.walk), found.descent)
         if found.is_interrupted:
             raise KeyboardInterrupt
 
-    def _walked(
-        self, start: WalkStart, settings: SearchSettings, share_s: float | None, before: int = 0, turn: int = 0
+    def _run_walk(
+        self, start: WalkStart, settings: SearchSettings, share_s: float | None, before: int = 0, rung: int = 0
     ) -> Chain:
         def watch(_: float, proposals: int, best_ns: int) -> bool:
             return self._report(start.number, before + proposals, self._problem.batch_size * best_ns / start.worth)
 
-        return run_chain(self._problem, start, self._spaces[start.learners], settings, share_s, watch, turn=turn)
+        return run_chain(self._problem, start, self._spaces[start.learners], settings, share_s, watch, rung=rung)
 
     def _best(self, count: int) -> list[int]:
         walked = [number for number, chain in enumerate(self.chains) if chain.walk is not None]
@@ -183,17 +191,17 @@ def run_chain(
     space: SplitSpace,
     settings: SearchSettings,
     budget_s: float | None,
-    watch: Watch,
-    turn: int = 0,
+    watch: ProgressCallback,
+    rung: int = 0,
 ) -> Chain:
     """Walk from a start, then descend from the best partition."""
     begun = time.perf_counter()
-    source = random.Random(derive_seed(settings.seed, start.number, 2 * turn))
+    source = random.Random(derive_seed(settings.seed, start.number, 2 * rung))
     try:
         simulation = problem.simulation(start.splits, start.learners)
     except ScheduleError as error:
         return Chain(start, None, refusal=str(error))
-    share_s = None if budget_s is None else budget_s * (1 - DESCENT if settings.descend else 1)
+    share_s = None if budget_s is None else budget_s * (1 - DESCENT_FRACTION if settings.descend else 1)
     proposals = _proposals(simulation, space, settings, source)
     walk_s = None if share_s is None else max(share_s - (time.perf_counter() - begun), math.ulp(1))
     limits = Limits(walk_s, settings.proposals, settings.patience)
@@ -226,7 +234,7 @@ def _proposals(simulation: Simulation, space: SplitSpace, settings: SearchSettin
 
 
 def run_in_processes(
-    problem: Problem, shares: Sequence[Sequence[WalkStart]], settings: SearchSettings, tally: Tally
+    problem: Problem, shares: Sequence[Sequence[WalkStart]], settings: SearchSettings, tally: ProgressAggregator
 ) -> list[Chain]:
     """Run walks in several processes, each with its share of the starts."""
     # Ctrl-C, or progress returning False, ends the walks, which still send their results; a second Ctrl-C aborts.
@@ -236,9 +244,9 @@ def run_in_processes(
     try:
         for worker, share in zip(workers, shares, strict=True):
             worker.begin(walk_and_send, problem, share, settings)
-        running, goes_on = len(workers), True
+        running, should_continue = len(workers), True
         while running:
-            was_asked = not goes_on
+            was_asked = not should_continue
             try:
                 _, message = messages.get()
                 if message is None:
@@ -246,19 +254,19 @@ def run_in_processes(
                 elif isinstance(message, Chain):
                     chains.append(message)
                 else:
-                    goes_on = tally.report(*message) and goes_on
+                    should_continue = tally.report(*message) and should_continue
             except KeyboardInterrupt:
                 if was_asked:
                     raise
-                goes_on = False
-            if not goes_on and not was_asked:
+                should_continue = False
+            if not should_continue and not was_asked:
                 for worker in workers:
                     worker.send(None)
         status = next(filter(None, [worker.end(None) for worker in workers]), 0)
     finally:
         for worker in workers:
             worker.end()
-    if status and goes_on:  # a process ended very early may have been killed by Ctrl-C itself
+    if status and should_continue:  # a process ended very early may have been killed by Ctrl-C itself
         raise ScheduleError(f"a process of the search ended with status {status}; check its output")
     return sorted(chains, key=lambda chain: chain.start.number)
 

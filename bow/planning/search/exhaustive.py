@@ -13,45 +13,45 @@ from bow.errors import ScheduleError
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.partition import Split
 from bow.planning.search.lower_bounds import Prefix, StepBounds
-from bow.planning.search.metropolis import Watch
+from bow.planning.search.metropolis import ProgressCallback
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.step_model import StepModel
 
-Renaming = tuple[int, ...]  # by device: the device that replaces it
+Permutation = tuple[int, ...]  # by device: the device that replaces it
 
 
-def symmetries(topology: DeviceTopology) -> Iterator[Renaming]:
+def symmetries(topology: DeviceTopology) -> Iterator[Permutation]:
     """Yield the device permutations that preserve device kinds, and routes with the channels they share."""
     # A partition on permuted devices takes the same time, except where ties are broken by device number.
     return _extended(topology, (), {})
 
 
-def renamed(split: Split, renaming: Renaming) -> Split:
-    return Split(split.degrees, tuple(renaming[device] for device in split.devices))
+def permuted(split: Split, permutation: Permutation) -> Split:
+    return Split(split.degrees, tuple(permutation[device] for device in split.devices))
 
 
-def _extended(topology: DeviceTopology, renaming: Renaming, channels: dict[int, int]) -> Iterator[Renaming]:
+def _extended(topology: DeviceTopology, permutation: Permutation, channels: dict[int, int]) -> Iterator[Permutation]:
     """Yield all permutations that extend a partial one, given the channel mapping it implies."""
-    device = len(renaming)
+    device = len(permutation)
     if device == topology.num_devices:
-        yield renaming
+        yield permutation
         return
     for place in range(topology.num_devices):
-        if place in renaming or topology.devices[place].kind != topology.devices[device].kind:
+        if place in permutation or topology.devices[place].kind != topology.devices[device].kind:
             continue
-        longer = (*renaming, place)
+        longer = (*permutation, place)
         found = _channels(topology, longer, channels)
         if found is not None:
             yield from _extended(topology, longer, found)
 
 
-def _channels(topology: DeviceTopology, renaming: Renaming, known: dict[int, int]) -> dict[int, int] | None:
+def _channels(topology: DeviceTopology, permutation: Permutation, known: dict[int, int]) -> dict[int, int] | None:
     """Extend the channel mapping by the routes of the last device; None: inconsistent."""
     channels = dict(known)
-    last = len(renaming) - 1
+    last = len(permutation) - 1
     for other in range(last):
         for a, b in ((last, other), (other, last)):
-            old, new = topology.route(a, b), topology.route(renaming[a], renaming[b])
+            old, new = topology.route(a, b), topology.route(permutation[a], permutation[b])
             if len(old) != len(new):
                 return None
             for one, another in zip(old, new, strict=True):
@@ -64,7 +64,7 @@ def _channels(topology: DeviceTopology, renaming: Renaming, known: dict[int, int
 Evaluate: TypeAlias = Callable[[Sequence[Split], int | None], int | None]
 """Return the makespan in ns for splits and a limit in ns; exact if below the limit; None: does not fit."""
 
-PASSES = 8  # deepening steps of the bar from the lower bound to the best known time
+PASSES = 8  # deepening steps of the threshold from the lower bound to the best known time
 
 
 @dataclass(frozen=True)
@@ -95,28 +95,28 @@ def exhaustive(
     start: Sequence[Split] | None = None,
     budget_s: float | None = None,
     prune: bool = True,
-    watch: Watch | None = None,
+    watch: ProgressCallback | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Proof:
     """Find the fastest partition, or bound the possible improvement over the best known one."""
-    # Depth first with iterative deepening: the bar rises to the best known time, and every bar whose pass completes is
-    # a lower bound. Korf: Depth-first iterative-deepening, an optimal admissible tree search, 1985.
+    # Depth first with iterative deepening: the threshold rises to the best known time, and every threshold whose pass
+    # completes is a lower bound. Korf: Depth-first iterative-deepening, an optimal admissible tree search, 1985.
     begun = clock()
 
     def check(prefixes: int, best_ns: int) -> None:
         seconds = clock() - begun
         if budget_s is not None and seconds >= budget_s:
-            raise _GivenUpError
+            raise _SearchStoppedError
         if watch is not None and not watch(seconds, prefixes, best_ns):
-            raise _GivenUpError
+            raise _SearchStoppedError
 
     found = _Exhaustive(model, space, evaluate, start, prune, check)
     is_complete = found.run()
     return found.proof(clock() - begun, is_complete)
 
 
-class _GivenUpError(Exception):
-    """The budget is spent, or the watch ended the search."""
+class _SearchStoppedError(Exception):
+    """The budget is spent, or the callback ended the search."""
 
 
 class _Exhaustive:
@@ -135,22 +135,22 @@ class _Exhaustive:
         self._best = None if start is None or known is None else tuple(start)
         self._makespan: float = math.inf if known is None else known
         self._options: list[list[Split]] = []
-        self._renamings: list[list[list[int]]] = []
+        self._image_tables: list[list[list[int]]] = []
         self._prefixes = self._evaluated = 0
-        self._done_ns: float = 0.0
-        self._bar_ns: float = 0.0
+        self._proven_bound_ns: float = 0.0
+        self._threshold_ns: float = 0.0
 
     def run(self) -> bool:
         """Search; return whether the search completed."""
         try:
             self._prepare()
-            for bar in self._bars():
-                self._bar_ns = bar
-                self._below(self._bounds.nothing(), [*range(len(self._renamings))])
-                self._done_ns = min(bar, self._makespan)
-                if self._done_ns == self._makespan:
+            for threshold in self._thresholds():
+                self._threshold_ns = threshold
+                self._search_below(self._bounds.empty_prefix(), [*range(len(self._image_tables))])
+                self._proven_bound_ns = min(threshold, self._makespan)
+                if self._proven_bound_ns == self._makespan:
                     break
-        except (_GivenUpError, KeyboardInterrupt):
+        except (_SearchStoppedError, KeyboardInterrupt):
             return False
         return True
 
@@ -166,9 +166,9 @@ class _Exhaustive:
         return Proof(
             self._best,
             int(self._makespan),
-            int(self._done_ns),
+            int(self._proven_bound_ns),
             self._partitions,
-            1 + len(self._renamings),
+            1 + len(self._image_tables),
             self._prefixes,
             self._evaluated,
             seconds,
@@ -181,42 +181,42 @@ class _Exhaustive:
             self._check()
             self._options.append(list(self._space.splits(operator)))
         self._bounds = StepBounds(self._model, self._options, self._check)
-        self._renamings = list(_renamings(self._model, self._options, self._check))
+        self._image_tables = list(_image_tables(self._model, self._options, self._check))
 
     def _check(self) -> None:
         self._check_budget(self._prefixes, 0 if self._best is None else int(self._makespan))
 
-    def _bars(self) -> Iterator[float]:
-        """Yield the increasing bars; each pass examines all partitions below its bar."""
-        self._done_ns = int(self._bounds.extensions(self._bounds.nothing()).bounds_ns.min())
-        lowest = self._done_ns
+    def _thresholds(self) -> Iterator[float]:
+        """Yield the increasing thresholds; each pass examines all partitions below its threshold."""
+        self._proven_bound_ns = int(self._bounds.extensions(self._bounds.empty_prefix()).bounds_ns.min())
+        lowest = self._proven_bound_ns
         if self._prune and self._makespan < math.inf:
             yield from (lowest + (self._makespan - lowest) * step / PASSES for step in range(1, PASSES))
         yield math.inf
 
-    def _below(self, prefix: Prefix, renamings: Sequence[int]) -> None:
-        """Examine a prefix's extensions below the bar, except those that are renamings of earlier ones."""
+    def _search_below(self, prefix: Prefix, permutations: Sequence[int]) -> None:
+        """Examine a prefix's extensions below the threshold, except those that are permutations of earlier ones."""
         self._prefixes += 1
         self._check()
         operator = len(prefix.options)
         extensions = self._bounds.extensions(prefix)
         for option in map(int, np.argsort(extensions.bounds_ns, kind="stable")):
             bound = extensions.bounds_ns[option]
-            if self._prune and bound >= min(self._bar_ns, self._makespan):
+            if self._prune and bound >= min(self._threshold_ns, self._makespan):
                 return
-            images = [self._renamings[number][operator][option] for number in renamings]
+            images = [self._image_tables[number][operator][option] for number in permutations]
             if any(image < option for image in images):
                 continue
             longer = self._bounds.extended(extensions, option)
             if operator + 1 == len(self._options):
-                self._look_at(longer)
+                self._evaluate_leaf(longer)
             else:
-                same = [number for number, image in zip(renamings, images, strict=True) if image == option]
-                self._below(longer, same)
+                same = [number for number, image in zip(permutations, images, strict=True) if image == option]
+                self._search_below(longer, same)
 
-    def _look_at(self, prefix: Prefix) -> None:
-        if self._prune and prefix.bound_ns < self._done_ns:
-            return  # already examined below an earlier bar
+    def _evaluate_leaf(self, prefix: Prefix) -> None:
+        if self._prune and prefix.bound_ns < self._proven_bound_ns:
+            return  # already examined below an earlier threshold
         splits = tuple(options[option] for options, option in zip(self._options, prefix.options, strict=True))
         self._evaluated += 1
         makespan = self._evaluate(splits, None if math.isinf(self._makespan) else int(self._makespan))
@@ -224,12 +224,12 @@ class _Exhaustive:
             self._best, self._makespan = splits, makespan
 
 
-def _renamings(
+def _image_tables(
     model: StepModel, options: Sequence[Sequence[Split]], check: Callable[[], None]
 ) -> Iterator[list[list[int]]]:
     """Yield for each non-trivial symmetry: by operator and split, the index of the split's image."""
     places = [{split: place for place, split in enumerate(splits)} for splits in options]
     for each in itertools.islice(symmetries(model.topology), 1, None):
         check()
-        if all(renamed(split, each) in of for of, splits in zip(places, options, strict=True) for split in splits):
-            yield [[of[renamed(split, each)] for split in splits] for of, splits in zip(places, options, strict=True)]
+        if all(permuted(split, each) in of for of, splits in zip(places, options, strict=True) for split in splits):
+            yield [[of[permuted(split, each)] for split in splits] for of, splits in zip(places, options, strict=True)]

@@ -44,7 +44,7 @@ class OperatorExplanation:
     moving_ns: int  # sum over these transfers
     summing_ns: int  # sum over its collectives and its weights' gradient reductions
     updating_ns: int
-    others: tuple[Alternative, ...]  # best alternative for each degrees, fastest first
+    alternatives: tuple[Alternative, ...]  # best alternative for each degrees, fastest first
 
     def split_text(self, split: Split) -> str:
         """Describe a split, such as `sample (S) 2, channel (P) 4`."""
@@ -74,9 +74,9 @@ class Explanation:
         return "\n".join([*aligned([(*COLUMNS, "next best"), *rows]), total])
 
     def _next_best(self, each: OperatorExplanation) -> str:
-        if not each.others:
+        if not each.alternatives:
             return "-"
-        best = each.others[0]  # those that do not fit come last
+        best = each.alternatives[0]  # those that do not fit come last
         if best.makespan_ns is None:
             return "no alternative fits"
         return f"{'x'.join(map(str, best.split.degrees)) or 'whole'} {self.slower(best.makespan_ns):+.1f} %"
@@ -94,17 +94,17 @@ def explain(
     space: SplitSpace | None = None,
     operators: Collection[int] | None = None,
     keep: int = 3,
-    goes_on: Callable[[], bool] = lambda: True,
+    should_continue: Callable[[], bool] = lambda: True,
 ) -> Explanation:
     simulation = problem.simulation(splits, learners)
     if space is None:
         space = SplitSpace(problem.graph, problem.rules, problem.topology.num_devices // learners)
-    spent, makespan_ns = _Spent(problem.simulate(splits, learners), len(splits)), simulation.makespan_ns
+    spent, makespan_ns = _OperatorCosts(problem.simulate(splits, learners), len(splits)), simulation.makespan_ns
     wanted = range(len(splits)) if operators is None else operators
     tried, left_out, rows = 0, 0, []
     for number, split in enumerate(splits):
         choices: list[Alternative] = []
-        is_tried = number in wanted and not left_out and goes_on()
+        is_tried = number in wanted and not left_out and should_continue()
         try:
             choices += _choices(simulation, space, number, split) if is_tried else ()
         except KeyboardInterrupt:
@@ -135,7 +135,7 @@ def _best(choices: Iterable[Alternative], keep: int) -> tuple[Alternative, ...]:
     return tuple(best.values())[:keep]
 
 
-class _Spent:
+class _OperatorCosts:
     """Time and bytes of a simulated step by operator; those of the first learner only."""
 
     def __init__(self, result: SimulationResult, operators: int) -> None:
@@ -162,7 +162,7 @@ class _Spent:
 
 
 def _explained(
-    problem: Problem, number: int, split: Split, spent: _Spent, others: tuple[Alternative, ...]
+    problem: Problem, number: int, split: Split, spent: _OperatorCosts, alternatives: tuple[Alternative, ...]
 ) -> OperatorExplanation:
     operator = problem.graph.operators[number]
     return OperatorExplanation(
@@ -177,7 +177,7 @@ def _explained(
         spent.together_ns(number, MOVES),
         spent.together_ns(number, SUMS),
         spent.slowest_ns(number, TaskKind.UPDATE),
-        others,
+        alternatives,
     )
 
 

@@ -19,8 +19,7 @@ from bow.planning.search.tile_tables import edges_of
 from bow.planning.simulator.costs import RooflineCosts
 
 ITERATIONS = 200
-SECONDS = 10.0
-"""After this time the bound is not improved further."""
+SECONDS = 10.0  # after this time the bound is not improved further
 
 
 def least_batch_ns(problem: Problem, learners: Collection[int] = (1,)) -> float:
@@ -36,7 +35,7 @@ class _Times:
     computing: NDArray[np.float64]  # all tiles' passes together
     forward: NDArray[np.float64]  # of the fastest tile
     backward: NDArray[np.float64]
-    update: float  # least update behind a backward pass
+    update: float  # least update after a backward pass
     reads: tuple[bool, ...]  # by input: whether every tile reads a part
 
 
@@ -74,49 +73,49 @@ class _LeastStep:
     def bound_ns(self) -> float:
         """Return the bound, after a number of iterations."""
         size = len(self._operators)
-        share, turn = 1.0, np.zeros((2, size))  # weights of the computing, and of the passes of a chain
-        rest = 0.0  # weighted updates behind the chains
+        share, weights = 1.0, np.zeros((2, size))  # weights: of the total computing; of each [pass, operator]
+        rest = 0.0  # weighted updates after the chains
         best = 0.0
         for iteration in range(ITERATIONS):
-            chosen, value = self._least(share, turn)
+            chosen, value = self._least(share, weights)
             best = max(best, value + rest + share * self._updates / self._num_devices)
             computing = sum(each.computing[split] for each, split in zip(self._operators, chosen, strict=True))
             passes, update, length = self._chain(chosen)
             step = 2 / (iteration + 3)
-            share, turn, rest = (1 - step) * share, (1 - step) * turn, (1 - step) * rest
+            share, weights, rest = (1 - step) * share, (1 - step) * weights, (1 - step) * rest
             if (computing + self._updates) / self._num_devices >= length:
                 share += step
             else:
-                turn, rest = turn + step * passes, rest + step * update
+                weights, rest = weights + step * passes, rest + step * update
             if time.perf_counter() > self._ends:
                 break
         return best
 
-    def _least(self, share: float, turn: NDArray[np.float64]) -> tuple[list[int], float]:
-        """Return each operator's best split under given weights, and the sum of their terms."""
+    def _least(self, share: float, weights: NDArray[np.float64]) -> tuple[list[int], float]:
+        """Return each operator's split with the lowest weighted time, and the sum of these times."""
         chosen, total = [], 0.0
-        for each, forward, backward in zip(self._operators, *turn, strict=True):
+        for each, forward, backward in zip(self._operators, *weights, strict=True):
             terms = share / self._num_devices * each.computing + forward * each.forward + backward * each.backward
             chosen.append(int(terms.argmin()))
             total += float(terms[chosen[-1]])
         return chosen, total
 
     def _chain(self, chosen: Sequence[int]) -> tuple[NDArray[np.float64], float, float]:
-        """Return the longest chain under given splits: [pass, operator], whether it is part; its update; its length."""
+        """Return the longest chain under given splits: mask of its [pass, operator], its update, its length."""
         size = len(chosen)
-        there, back, makers = np.zeros(size), np.zeros(size), np.full((2, size), -1)
+        forward_ns, backward_ns, makers = np.zeros(size), np.zeros(size), np.full((2, size), -1)
         has_backward = np.array(self._model.has_backward)
         for operator, (each, split) in enumerate(zip(self._operators, chosen, strict=True)):
-            there[operator], back[operator] = each.forward[split], each.backward[split]
+            forward_ns[operator], backward_ns[operator] = each.forward[split], each.backward[split]
             if before := self._makers[operator]:
-                makers[0, operator] = max(before, key=there.__getitem__)
-                there[operator] += there[makers[0, operator]]
-            last = max(self._flows[operator], key=back.__getitem__, default=-1)
-            if last >= 0 and back[last] > each.update:
-                makers[1, operator], back[operator] = last, back[operator] + back[last]
+                makers[0, operator] = max(before, key=forward_ns.__getitem__)
+                forward_ns[operator] += forward_ns[makers[0, operator]]
+            last = max(self._flows[operator], key=backward_ns.__getitem__, default=-1)
+            if last >= 0 and backward_ns[last] > each.update:
+                makers[1, operator], backward_ns[operator] = last, backward_ns[operator] + backward_ns[last]
             else:
-                back[operator] += each.update if has_backward[operator] else 0
-        lengths = there + np.where(has_backward, back, 0)
+                backward_ns[operator] += each.update if has_backward[operator] else 0
+        lengths = forward_ns + np.where(has_backward, backward_ns, 0)
         end = int(lengths.argmax())
         passes, update = np.zeros((2, size)), 0.0
         for number in range(2 if has_backward[end] else 1):
@@ -146,7 +145,7 @@ class _LeastStep:
         return _Times(computing, forward, backward, update, self._reads(operator, splits))
 
     def _reads(self, operator: int, splits: Sequence[tuple[int, ...]]) -> tuple[bool, ...]:
-        """Return by input whether every tile reads a part: seen from those at both ends of each dimension."""
+        """Return by input whether every tile reads a part, judged by the tiles at both ends of each dimension."""
         graph, described = self._model.graph, self._model.graph.operators[operator]
         most = [max(degrees) for degrees in zip(*splits, strict=True)]
         whole = [(0, side) for side in graph.output_shape(described)]
@@ -160,7 +159,7 @@ class _LeastStep:
         return tuple(found)
 
     def _of_boxes(self, operator: int, boxes: Mapping[Box, int]) -> tuple[int, int, int]:
-        """Return the time of all tiles' passes, by box and number, and of the fastest tile's two passes."""
+        """Return the total time of the given numbers of boxes, and the fastest box's forward and backward time."""
         passes = 2 if self._model.has_backward[operator] else 1
         times = [[self._costs.tile_time(operator, box, device) for device in self._kinds] for box in boxes]
         each = np.array([[(time.forward_ns, time.backward_ns)[:passes] for time in on] for on in times])
@@ -181,7 +180,7 @@ class _LeastStep:
 
 
 def _sizes(sides: Sequence[int], degrees: Sequence[int]) -> dict[Box, int]:
-    """Return the sizes of the tiles, as boxes in the first corner, and how many tiles have each."""
+    """Return the number of tiles of each size; a size is given as a box that starts at 0."""
     found: list[dict[tuple[int, int], int]] = []
     for side, degree in zip(sides, degrees, strict=True):
         least, larger = divmod(side, degree)

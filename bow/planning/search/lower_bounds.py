@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from bow.errors import SettingError
 from bow.planning.problem.partition import Split
-from bow.planning.search.tile_tables import FAR, NEVER, Array, PlaceTables, TileTables, edges_of
+from bow.planning.search.tile_tables import NEG_INF, POS_INF, Array, PlaceTables, TileTables, edges_of
 from bow.planning.simulator.step_model import StepModel
 
 
@@ -30,9 +30,9 @@ class RemainingLoads:
     ends: Array  # by place: least time from the end of such tasks to the end of the step
 
     @classmethod
-    def nothing(cls, tables: PlaceTables, num_devices: int) -> RemainingLoads:
+    def empty(cls, tables: PlaceTables, num_devices: int) -> RemainingLoads:
         """Return the state of the empty prefix."""
-        ends = np.full(tables.num_places, FAR, np.int64)
+        ends = np.full(tables.num_places, POS_INF, np.int64)
         ends[:num_devices] = 0  # the last task of a device may be the last of the step
         return cls(np.zeros((0, tables.num_places), np.int64), (), (), ends)
 
@@ -81,12 +81,12 @@ class RemainingTimes:
         self, tables: TileTables, has_backward: Sequence[bool], check: Callable[[], None] = lambda: None
     ) -> None:
         self._tables, self._has_backward = tables, has_backward
-        self.around = [np.full_like(table, NEVER) for table in tables.forward]
+        self.around = [np.full_like(table, NEG_INF) for table in tables.forward]
         # by operator: [split, tile], from the end of a tile's forward pass to an update of a later operator
-        self.onward = [np.full_like(table, NEVER) for table in tables.forward]
-        self.across = [np.full(len(table), NEVER, np.int64) for table in tables.forward]
+        self.to_update_tile = [np.full_like(table, NEG_INF) for table in tables.forward]
+        self.across = [np.full(len(table), NEG_INF, np.int64) for table in tables.forward]
         # by operator: [split], from the first tile's forward pass to an update of a later operator
-        self.beyond = [np.full(len(table), NEVER, np.int64) for table in tables.forward]
+        self.to_update_all = [np.full(len(table), NEG_INF, np.int64) for table in tables.forward]
         for reader in reversed(range(len(self.around))):
             check()
             self._turn(reader)
@@ -98,38 +98,40 @@ class RemainingTimes:
         """Bound by the operator's own backward pass; without one, the step may end here."""
         if self._has_backward[operator]:
             backward, is_tile = self._tables.backward[operator], self._tables.devices[operator] >= 0
-            self.around[operator] = np.maximum(self.around[operator], np.where(is_tile, backward, NEVER))
+            self.around[operator] = np.maximum(self.around[operator], np.where(is_tile, backward, NEG_INF))
             self.across[operator] = np.maximum(self.across[operator], backward.max(axis=1))
-            update = np.where(is_tile, self._tables.updates[operator], FAR).min(axis=1)
-            self.beyond[operator] = np.maximum(self.beyond[operator], self.across[operator] + update)
+            update = np.where(is_tile, self._tables.updates[operator], POS_INF).min(axis=1)
+            self.to_update_all[operator] = np.maximum(self.to_update_all[operator], self.across[operator] + update)
             ending = self.around[operator] + self._tables.updates[operator]
-            self.onward[operator] = np.maximum(self.onward[operator], ending)
+            self.to_update_tile[operator] = np.maximum(self.to_update_tile[operator], ending)
         else:
-            self.onward[operator] = np.maximum(self.onward[operator], 0)
-            self.beyond[operator] = np.maximum(self.beyond[operator], 0)
+            self.to_update_tile[operator] = np.maximum(self.to_update_tile[operator], 0)
+            self.to_update_all[operator] = np.maximum(self.to_update_all[operator], 0)
 
     def _follow_tiles(self, maker: int, reader: int, edge: int) -> None:
         tables = self._tables
-        coming = tables.there[reader][edge] + tables.forward[reader][None, :, None, :]
-        returning = coming + self.around[reader][None, :, None, :] + tables.back[reader][edge]
+        coming = tables.transfer_ns[reader][edge] + tables.forward[reader][None, :, None, :]
+        returning = coming + self.around[reader][None, :, None, :] + tables.gradient_ns[reader][edge]
         around = returning.max(axis=3).min(axis=1) + tables.backward[maker]
         self.around[maker] = np.maximum(self.around[maker], around)
-        onward = (coming + self.onward[reader][None, :, None, :]).max(axis=3).min(axis=1)
-        self.onward[maker] = np.maximum(self.onward[maker], onward)
+        to_update_tile = (coming + self.to_update_tile[reader][None, :, None, :]).max(axis=3).min(axis=1)
+        self.to_update_tile[maker] = np.maximum(self.to_update_tile[maker], to_update_tile)
 
     def _follow_all(self, maker: int, reader: int, edge: int) -> None:
         tables = self._tables
         is_tile = tables.devices[reader][None] >= 0
-        first = tables.there[reader][edge].max(axis=2) + tables.forward[reader][None]
-        coming = np.where(is_tile, first, FAR).min(axis=2)
-        last = (tables.back[reader][edge] + tables.backward[maker][:, None, :, None]).max(axis=2)
-        returning = np.where(is_tile, last, FAR).min(axis=2)
+        first = tables.transfer_ns[reader][edge].max(axis=2) + tables.forward[reader][None]
+        coming = np.where(is_tile, first, POS_INF).min(axis=2)
+        last = (tables.gradient_ns[reader][edge] + tables.backward[maker][:, None, :, None]).max(axis=2)
+        returning = np.where(is_tile, last, POS_INF).min(axis=2)
         across = (coming + self.across[reader] + returning).min(axis=1)
         self.across[maker] = np.maximum(self.across[maker], across)
-        self.beyond[maker] = np.maximum(self.beyond[maker], (coming + self.beyond[reader]).min(axis=1))
+        self.to_update_all[maker] = np.maximum(
+            self.to_update_all[maker], (coming + self.to_update_all[reader]).min(axis=1)
+        )
 
 
-MOST_BYTES = 2**32  # limit of the memory of the tables of times between tiles
+MAX_TABLE_BYTES = 2**32  # limit of the memory of the tables of times between tiles
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class Prefix:
     """Splits of the first operators, and the quantities derived from them."""
 
     options: tuple[int, ...]  # chosen split, by operator
-    made: tuple[Array, ...]  # by operator and tile: earliest time at which its output can leave
+    output_ready: tuple[Array, ...]  # by operator and tile: earliest time at which its output can leave
     tails: tuple[Array, ...]  # by operator and tile: least time from its backward pass's end to the step's end
     loads: Array  # total work by place (devices, then channels)
     remaining: RemainingLoads
@@ -150,7 +152,7 @@ class Extensions:
 
     before: Prefix
     bounds_ns: Array  # by split: lower bound of any step with it
-    made: Array  # by split and tile, as in `Prefix`
+    output_ready: Array  # by split and tile, as in `Prefix`
     tails: Array  # by split and tile
     loads: Array  # by split and place
 
@@ -172,23 +174,23 @@ class StepBounds:
         least = [int(loads[:, : self._num_devices].sum(axis=1).min()) for loads in self._places.loads]
         self._least_after = [sum(least[operator + 1 :]) for operator in range(len(least))]
 
-    def nothing(self) -> Prefix:
+    def empty_prefix(self) -> Prefix:
         """Return the empty prefix."""
         loads = np.zeros(self._places.num_places, np.int64)
-        return Prefix((), (), (), loads, RemainingLoads.nothing(self._places, self._num_devices), 0)
+        return Prefix((), (), (), loads, RemainingLoads.empty(self._places, self._num_devices), 0)
 
     def extensions(self, prefix: Prefix) -> Extensions:
         """Bound a prefix extended by each split of the next operator."""
         tables, operator = self._tables, len(prefix.options)
         forward, backward, sums = tables.forward[operator], tables.backward[operator], tables.sums[operator]
-        ready, after = np.zeros_like(forward), np.full_like(forward, NEVER)
+        ready, after = np.zeros_like(forward), np.full_like(forward, NEG_INF)
         loads = prefix.loads + self._places.loads[operator]
         makers = self._makers(prefix, operator)
         for edge, (maker, option) in makers.items():
-            there, back = tables.there[operator][edge][option], tables.back[operator][edge][option]
-            ready = np.maximum(ready, (there + prefix.made[maker][:, None]).max(axis=1))
+            transfer_ns, gradient_ns = (of[operator][edge][option] for of in (tables.transfer_ns, tables.gradient_ns))
+            ready = np.maximum(ready, (transfer_ns + prefix.output_ready[maker][:, None]).max(axis=1))
             returned = tables.backward[maker][option] + prefix.tails[maker]
-            after = np.maximum(after, (back + returned[:, None]).max(axis=1))
+            after = np.maximum(after, (gradient_ns + returned[:, None]).max(axis=1))
             loads += self._places.edge_loads[operator][edge][option]
         over = ready + forward
         made = over if sums is None else (over[:, :, None] + sums).max(axis=1)
@@ -196,10 +198,10 @@ class StepBounds:
         waiting = prefix.remaining.tails(self._places, operator, makers)
         tails = np.maximum.reduce([tables.updates[operator], after, waiting])
         back_at = np.maximum(over + backward, made + self._remaining.around[operator])
-        chains = np.maximum(back_at + tails, made + self._remaining.onward[operator]).max(axis=1)
+        chains = np.maximum(back_at + tails, made + self._remaining.to_update_tile[operator]).max(axis=1)
         is_tile = tables.devices[operator] >= 0
-        first, last = (np.where(is_tile, times, FAR).min(axis=1) for times in (made, tails))
-        wholes = first + np.maximum(self._remaining.across[operator] + last, self._remaining.beyond[operator])
+        first, last = (np.where(is_tile, times, POS_INF).min(axis=1) for times in (made, tails))
+        wholes = first + np.maximum(self._remaining.across[operator] + last, self._remaining.to_update_all[operator])
         computing = loads[:, : self._num_devices].sum(axis=1) + self._least_after[operator]
         shares = -(-computing // self._num_devices)
         bounds = np.maximum.reduce([chains, wholes, loads.max(axis=1), shares, np.full_like(shares, prefix.bound_ns)])
@@ -210,7 +212,7 @@ class StepBounds:
         operator = len(before.options)
         return Prefix(
             (*before.options, option),
-            (*before.made, extensions.made[option]),
+            (*before.output_ready, extensions.output_ready[option]),
             (*before.tails, extensions.tails[option]),
             extensions.loads[option],
             before.remaining.extended(self._places, operator, option, self._makers(before, operator)),
@@ -226,7 +228,7 @@ class StepBounds:
 def _check_size(model: StepModel, options: Sequence[Sequence[Split]]) -> None:
     sizes = [len(splits) * max(split.num_tiles for split in splits) for splits in options]
     num_bytes = 2 * 8 * sum(sizes[edge.maker] * sizes[edge.reader] for edge in edges_of(model.graph))
-    if num_bytes > MOST_BYTES:
+    if num_bytes > MAX_TABLE_BYTES:
         raise SettingError(
             f"a proof over {max(map(len, options))} splits of an operator would need {num_bytes / 2**30:.1f} GiB of "
             "tables; use fewer devices, or even=True"

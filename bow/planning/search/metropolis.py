@@ -15,7 +15,7 @@ from bow.planning.search.search_space import DeviceLists, SplitSpace
 from bow.planning.simulator.simulation import Simulation
 from bow.values import number, processes, whole, whole_seed
 
-GRACE = 20  # proposals per operator before a walk may end for lack of improvement
+GRACE_PER_OPERATOR = 20  # proposals per operator before a walk may end for lack of improvement
 
 Ending: TypeAlias = Literal["budget", "proposals", "no gain", "interrupted"]
 
@@ -38,7 +38,7 @@ class Limits:
     # End when the best time has not improved during this fraction of the walk so far, measured in seconds, or in
     # proposals if there is no budget_s; None: disabled. The paper uses one half.
     patience: float | None = 0.5
-    grace: int | None = None  # proposals before `patience` applies; None: `GRACE` per operator
+    grace: int | None = None  # proposals before `patience` applies; None: `GRACE_PER_OPERATOR` per operator
 
     def __post_init__(self) -> None:
         if self.budget_s is None and self.proposals is None and self.patience is None:
@@ -56,7 +56,7 @@ class Limits:
             return "budget"
         if self.proposals is not None and proposals >= self.proposals:
             return "proposals"
-        grace = GRACE * operators if self.grace is None else self.grace
+        grace = GRACE_PER_OPERATOR * operators if self.grace is None else self.grace
         if self.patience is not None and proposals >= grace:
             now, then = (proposals, best.proposals) if self.budget_s is None else (seconds, best.seconds)
             if now - then >= self.patience * now:
@@ -66,8 +66,9 @@ class Limits:
 
 TEMPERATURE = 0.001  # slowing down by 0.1 % of the start's time is accepted with probability 1/e
 
-Watch: TypeAlias = Callable[[float, int, int], bool]  # (seconds, proposals, best time in ns) -> False to end the walk
-WATCH_S = 0.1  # seconds between calls of a watch
+# (seconds, proposals, best time in ns) -> False to end the walk
+ProgressCallback: TypeAlias = Callable[[float, int, int], bool]
+PROGRESS_INTERVAL_S = 0.1  # between calls of the callback
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Walk:
         return replace(other, bests=(*self.bests, *later), **sums)
 
 
-class _Course:
+class _WalkState:
     """State of a running walk or descent."""
 
     def __init__(self, simulation: Simulation, splits: Sequence[Split], clock: Callable[[], float]) -> None:
@@ -117,7 +118,7 @@ class _Course:
     def best(self) -> Improvement:
         return self._bests[-1]
 
-    def took(self, changes: Iterable[tuple[int, Split]], makespan: int) -> None:
+    def record_accepted(self, changes: Iterable[tuple[int, Split]], makespan: int) -> None:
         self.accepted += 1
         self.makespan = makespan
         for operator, split in changes:
@@ -126,7 +127,7 @@ class _Course:
             self._best = tuple(self.splits)
             self._bests.append(Improvement(self.seconds, self.proposals, makespan))
 
-    def ended(self, ending: Ending) -> Walk:
+    def to_walk(self, ending: Ending) -> Walk:
         counts = self.proposals, self.evaluated, self.accepted, self.refused
         return Walk(self._best, tuple(self._bests), *counts, self.seconds, ending)
 
@@ -139,41 +140,41 @@ def metropolis(
     source: random.Random,
     *,
     temperature: float = TEMPERATURE,
-    watch: Watch | None = None,
+    watch: ProgressCallback | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Walk:
     """Run Metropolis-Hastings sampling over partitions and keep the best one."""
-    course = _Course(simulation, splits, clock)
-    scale = temperature * course.makespan
+    state = _WalkState(simulation, splits, clock)
+    scale = temperature * state.makespan
     reported = -math.inf
     try:
-        while (ending := limits.ending(course.seconds, course.proposals, course.best, len(splits))) is None:
-            seconds = course.seconds
-            if watch is not None and seconds >= reported + WATCH_S:
+        while (ending := limits.ending(state.seconds, state.proposals, state.best, len(splits))) is None:
+            seconds = state.seconds
+            if watch is not None and seconds >= reported + PROGRESS_INTERVAL_S:
                 reported = seconds
-                if not watch(seconds, course.proposals, course.best.makespan_ns):
-                    return course.ended("interrupted")
-            _step(course, simulation, proposals, source, scale)
+                if not watch(seconds, state.proposals, state.best.makespan_ns):
+                    return state.to_walk("interrupted")
+            _step(state, simulation, proposals, source, scale)
     except KeyboardInterrupt:
-        return course.ended("interrupted")
-    return course.ended(ending)
+        return state.to_walk("interrupted")
+    return state.to_walk(ending)
 
 
-def _step(course: _Course, simulation: Simulation, proposals: Proposals, source: random.Random, scale: float) -> None:
-    course.proposals += 1
-    changes = proposals.draw(course.splits)
+def _step(state: _WalkState, simulation: Simulation, proposals: Proposals, source: random.Random, scale: float) -> None:
+    state.proposals += 1
+    changes = proposals.draw(state.splits)
     if not changes:
         return
-    course.evaluated += 1
+    state.evaluated += 1
     # Accept if u < exp(-slowdown / scale), solved for the makespan so that the simulator can stop beyond the limit.
-    limit = course.makespan + math.floor(-scale * math.log(1 - source.random()))
+    limit = state.makespan + math.floor(-scale * math.log(1 - source.random()))
     makespan = simulation.propose_changes(dict(changes), limit)
-    course.refused += makespan is None
+    state.refused += makespan is None
     if makespan is None or makespan > limit:
         simulation.undo()
     else:
         simulation.accept()
-        course.took(changes, makespan)
+        state.record_accepted(changes, makespan)
 
 
 def descend(
@@ -182,44 +183,44 @@ def descend(
     space: SplitSpace,
     limits: Limits,
     *,
-    watch: Watch | None = None,
+    watch: ProgressCallback | None = None,
 ) -> Walk:
     """Give each operator in turn its best split until no neighbour is faster: a local optimum."""
-    course = _Course(simulation, splits, time.perf_counter)
+    state = _WalkState(simulation, splits, time.perf_counter)
     operator, unchanged = 0, 0
     try:
         while unchanged < len(splits):
-            if watch is not None and not watch(course.seconds, course.proposals, course.best.makespan_ns):
-                return course.ended("interrupted")
-            if limits.budget_s is not None and course.seconds >= limits.budget_s:
-                return course.ended("budget")
-            if limits.proposals is not None and course.proposals >= limits.proposals:
-                return course.ended("proposals")
-            unchanged = 0 if _improve(course, simulation, space, operator) else unchanged + 1
+            if watch is not None and not watch(state.seconds, state.proposals, state.best.makespan_ns):
+                return state.to_walk("interrupted")
+            if limits.budget_s is not None and state.seconds >= limits.budget_s:
+                return state.to_walk("budget")
+            if limits.proposals is not None and state.proposals >= limits.proposals:
+                return state.to_walk("proposals")
+            unchanged = 0 if _improve(state, simulation, space, operator) else unchanged + 1
             operator = (operator + 1) % len(splits)
     except KeyboardInterrupt:
-        return course.ended("interrupted")
-    return course.ended("no gain")
+        return state.to_walk("interrupted")
+    return state.to_walk("no gain")
 
 
-def _improve(course: _Course, simulation: Simulation, space: SplitSpace, operator: int) -> bool:
+def _improve(state: _WalkState, simulation: Simulation, space: SplitSpace, operator: int) -> bool:
     """Apply an operator's best split; return whether it changed."""
-    lowest, better, old = course.makespan, None, course.splits[operator]
+    lowest, better, old = state.makespan, None, state.splits[operator]
     for split in space.splits(operator):
         if split == old:
             continue
-        course.proposals += 1
-        course.evaluated += 1
+        state.proposals += 1
+        state.evaluated += 1
         makespan = simulation.propose_changes({operator: split}, lowest - 1)
         simulation.undo()
-        course.refused += makespan is None
+        state.refused += makespan is None
         if makespan is not None and makespan < lowest:
             lowest, better = makespan, split
     if better is None:
         return False
     simulation.propose_changes({operator: better})
     simulation.accept()
-    course.took([(operator, better)], lowest)
+    state.record_accepted([(operator, better)], lowest)
     return True
 
 
@@ -227,7 +228,7 @@ Moves: TypeAlias = Literal["paper", "symmetric", "guided"]  # proposal distribut
 
 MOVES: tuple[Moves, ...] = ("paper", "symmetric", "guided")
 STARTS = ("data", "expert", "random", "model", "single", "optcnn")  # starting points of walks
-DESCENT = 0.3  # fraction of a walk's budget reserved for the descent from its best partition
+DESCENT_FRACTION = 0.3  # fraction of a walk's budget reserved for the descent from its best partition
 
 
 @dataclass(frozen=True)

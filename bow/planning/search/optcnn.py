@@ -13,7 +13,7 @@ from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Split
 from bow.planning.rules.rule import Rules
-from bow.planning.search.search_space import dealt, degrees_of
+from bow.planning.search.search_space import degrees_of, device_assignments
 from bow.planning.search.tile_tables import Edge, TransferTimes, edges_of, group_times, overlaps
 from bow.planning.simulator.costs import Costs
 from bow.planning.simulator.step_model import StepModel, WeightGroup
@@ -176,7 +176,9 @@ class Layers:
         return [
             Split(degrees, each)
             for degrees in degrees_of(self._sizes(operator), len(devices), even=True, num_devices=len(devices))
-            for each in itertools.islice(dict.fromkeys(dealt(devices, tuple(n for n in degrees if n > 1))), ORDERS)
+            for each in itertools.islice(
+                dict.fromkeys(device_assignments(devices, tuple(n for n in degrees if n > 1))), ORDERS
+            )
         ]
 
     def _terms(self) -> Iterator[Term]:

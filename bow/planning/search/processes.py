@@ -32,8 +32,8 @@ class SearchProcess:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with self._process.stdin as stdin, self._process.stdout as stdout:
-            self._there = Connection(os.dup(stdin.fileno()), readable=False)
-            self._back = Connection(os.dup(stdout.fileno()), writable=False)
+            self._to_child = Connection(os.dup(stdin.fileno()), readable=False)
+            self._from_child = Connection(os.dup(stdout.fileno()), writable=False)
         self._listening = threading.Thread(target=self._listen, name="bow search", daemon=True)
         self._listening.start()
         self.pid = self._process.pid
@@ -46,7 +46,7 @@ class SearchProcess:
     def send(self, message: Any) -> None:
         # Serialised here: the connection's own pickling would put tensors into shared memory.
         with contextlib.suppress(OSError):  # it has exited: `_listen` reports that
-            self._there.send_bytes(cloudpickle.dumps(message))
+            self._to_child.send_bytes(cloudpickle.dumps(message))
 
     def end(self, within_s: float | None = 0.0) -> int:
         """Return the exit status; kill the process if it has not exited within this time (None: wait indefinitely)."""
@@ -54,8 +54,8 @@ class SearchProcess:
             self._process.wait(within_s)
         self._process.kill()
         self._listening.join()
-        self._there.close()
-        self._back.close()
+        self._to_child.close()
+        self._from_child.close()
         return self._process.wait()
 
     def _listen(self) -> None:
@@ -63,7 +63,7 @@ class SearchProcess:
         # In a thread, so that Ctrl-C does not interrupt a half-received message.
         with contextlib.suppress(EOFError, OSError):
             while True:
-                self._messages.put((self, pickle.loads(self._back.recv_bytes())))
+                self._messages.put((self, pickle.loads(self._from_child.recv_bytes())))
         self._messages.put((self, None))
 
 

@@ -30,9 +30,11 @@ def families_of(graph: OperatorGraph) -> list[Families]:
     first: dict[str, int] = {}
     roles = [(number, first.setdefault(role, number)) for number, role in enumerate(_roles(graph))]
     chains = list(_followed(graph))
-    ways = [_joined(roles, count), _joined(chains, count), _joined([*roles, *chains], count)]
+    groupings = [_joined(roles, count), _joined(chains, count), _joined([*roles, *chains], count)]
     return [
-        way for number, way in enumerate(ways) if any(len(family) > 1 for family in way) and way not in ways[:number]
+        grouping
+        for number, grouping in enumerate(groupings)
+        if any(len(family) > 1 for family in grouping) and grouping not in groupings[:number]
     ]
 
 
@@ -61,7 +63,7 @@ def _followed(graph: OperatorGraph) -> Iterable[tuple[int, int]]:
                     yield number, maker
 
 
-class Joined:
+class DisjointSets:
     """Disjoint sets (union-find) of the numbers below a count."""
 
     def __init__(self, count: int, pairs: Iterable[tuple[int, int]] = ()) -> None:
@@ -89,12 +91,12 @@ class Joined:
 
 def _joined(pairs: Iterable[tuple[int, int]], count: int) -> list[list[int]]:
     """By operator: its connected component."""
-    joined = Joined(count, pairs)
+    joined = DisjointSets(count, pairs)
     members = joined.members()
     return [members[joined.root(number)] for number in range(count)]
 
 
-RENEWED = 20  # draws between updates of the critical chain: few changes are accepted meanwhile
+CRITICAL_REFRESH_DRAWS = 20  # draws between updates of the critical chain: few changes are accepted meanwhile
 
 
 class CriticalOperators:
@@ -111,7 +113,7 @@ class CriticalOperators:
 
     def draw(self) -> int | None:
         """Return an operator's position; None: no operator takes any time."""
-        if self._draws % RENEWED == 0:
+        if self._draws % CRITICAL_REFRESH_DRAWS == 0:
             shares = critical_operators(self._simulation.task_table(), self._simulation.model, self._source)
             self._operators, self._ends = [*shares], [*itertools.accumulate(shares.values())]
         self._draws += 1
@@ -147,7 +149,7 @@ def _operators_of(rank: int, model: StepModel) -> tuple[int, ...]:
 
 Changes: TypeAlias = tuple[tuple[int, Split], ...]  # operators and their new splits; empty: no change
 
-SINGLE_OF_FAMILY = 0.5  # probability of changing a single operator instead of its family
+P_SINGLE_OF_FAMILY = 0.5  # probability of changing a single operator instead of its family
 
 
 class Proposals(Protocol):
@@ -173,7 +175,7 @@ class SymmetricProposals:
             return ()
         operator = self._source.choice(self._movable)
         split = self._space.draw(operator, self._source)
-        if not self._families or self._source.random() < SINGLE_OF_FAMILY:
+        if not self._families or self._source.random() < P_SINGLE_OF_FAMILY:
             return () if split == splits[operator] else ((operator, split),)
         return self._together(self._source.choice(self._families)[operator], operator, split, splits)
 
@@ -182,17 +184,17 @@ class SymmetricProposals:
         alike = [each for each in family if splits[each] == old]
         if any(splits[each] == split for each in family):
             return ()
-        if not all(self._space.holds(each, split) and self._space.holds(each, old) for each in alike):
+        if not all(self._space.contains(each, split) and self._space.contains(each, old) for each in alike):
             return ()
         return tuple((each, split) for each in alike)
 
 
-SINGLE = 0.3  # probability of changing one operator
-UNIFORM = 0.5  # then probability of any split: FlexFlow's proposal, makes the chain irreducible
-CONNECTED = 4  # maximum number of families that change together
-CRITICAL = 0.3  # probability of choosing an operator on the critical chain, if it is known
+P_SINGLE = 0.3  # probability of changing one operator
+P_UNIFORM = 0.5  # then probability of any split: FlexFlow's proposal, makes the chain irreducible
+MAX_CONNECTED_FAMILIES = 4  # maximum number of families that change together
+P_CRITICAL = 0.3  # probability of choosing an operator on the critical chain, if it is known
 FACTORS = (0.5, 2, 2, 3, 4)  # factors applied to a degree when operators move together
-TOGETHER = 0.3  # probability of moving operators that share their devices
+P_MOVE_TOGETHER = 0.3  # probability of moving operators that share their devices
 
 
 class GuidedProposals:
@@ -209,33 +211,37 @@ class GuidedProposals:
     ) -> None:
         self._space, self._source, self._critical = space, source, critical
         self._movable = [operator for operator in range(space.num_operators) if space.count(operator) > 1]
-        self._ways = [_movable_families(way, self._movable) for way in families_of(graph)]
-        self._ways = [way for way in self._ways if way] or [[[operator] for operator in self._movable]]
-        self._families = [{each: family for family in way for each in family} for way in self._ways]
+        self._groupings = [_movable_families(grouping, self._movable) for grouping in families_of(graph)]
+        self._groupings = [grouping for grouping in self._groupings if grouping] or [
+            [[operator] for operator in self._movable]
+        ]
+        self._families = [{each: family for family in grouping for each in family} for grouping in self._groupings]
         self._neighbours = _neighbours(graph)
 
     def draw(self, splits: Sequence[Split]) -> Changes:
         if not self._movable:
             return ()
         critical = self._drawn_critical()
-        if self._source.random() < TOGETHER:
+        if self._source.random() < P_MOVE_TOGETHER:
             return self._moved(self._source.choice(self._movable) if critical is None else critical, splits)
-        if self._source.random() < SINGLE:
+        if self._source.random() < P_SINGLE:
             operator = self._source.choice(self._movable) if critical is None else critical
             members: Collection[int] = (operator,)
-            is_near = self._source.random() >= UNIFORM
+            is_near = self._source.random() >= P_UNIFORM
             split = self._near(operator, splits) if is_near else self._space.draw(operator, self._source)
         else:
-            way = self._source.randrange(len(self._ways))
-            operator = self._source.choice(self._source.choice(self._ways[way])) if critical is None else critical
+            grouping = self._source.randrange(len(self._groupings))
+            operator = (
+                self._source.choice(self._source.choice(self._groupings[grouping])) if critical is None else critical
+            )
             split = self._near(operator, splits)
-            members = self._scope(self._families[way], operator, splits)
+            members = self._scope(self._families[grouping], operator, splits)
         chosen = ((each, self._fitting(each, split)) for each in members)
         return tuple((each, split) for each, split in chosen if split != splits[each])
 
     def _drawn_critical(self) -> int | None:
-        """With probability `CRITICAL`, draw a splittable operator on the critical chain."""
-        if self._critical is None or self._source.random() >= CRITICAL:
+        """With probability `P_CRITICAL`, draw a splittable operator on the critical chain."""
+        if self._critical is None or self._source.random() >= P_CRITICAL:
             return None
         operator = self._critical()
         return operator if operator is not None and self._space.count(operator) > 1 else None
@@ -244,20 +250,20 @@ class GuidedProposals:
         """Move an operator and the connected ones on the same devices to other devices."""
         target = self._elsewhere(operator, splits[operator])
         chosen = (
-            (each, target if each == operator else self._like(each, splits[each], target))
+            (each, target if each == operator else self._keeping_dimensions(each, splits[each], target))
             for each in self._sharing(operator, splits)
         )
         return tuple((each, split) for each, split in chosen if split != splits[each])
 
     def _elsewhere(self, operator: int, old: Split) -> Split:
         """Draw any split, or one with the same split dimensions on as many, some times as many, or other devices."""
-        way = self._source.randrange(4)
-        if way == 0 or not old.degrees:
+        case = self._source.randrange(4)
+        if case == 0 or not old.degrees:
             return self._space.draw(operator, self._source)
-        if way == 1:
+        if case == 1:
             return self._space.draw_with_degrees(operator, old.degrees, self._source) or old
-        if way == 2:
-            return self._like(operator, old, self._space.draw(operator, self._source))
+        if case == 2:
+            return self._keeping_dimensions(operator, old, self._space.draw(operator, self._source))
         degrees, dimension = [*old.degrees], self._source.randrange(len(old.degrees))
         degrees[dimension] = max(1, int(degrees[dimension] * self._source.choice(FACTORS)))
         return self._space.draw_with_degrees(operator, tuple(degrees), self._source) or old
@@ -273,11 +279,11 @@ class GuidedProposals:
                     waiting.append(each)
         return sorted(each for each in found if self._space.count(each) > 1)
 
-    def _like(self, operator: int, old: Split, target: Split) -> Split:
+    def _keeping_dimensions(self, operator: int, old: Split, target: Split) -> Split:
         """Place on the target's devices, keeping the split dimensions if possible."""
         for degrees in _scaled(old, target.num_tiles):
             split = Split(degrees, target.devices)
-            if self._space.holds(operator, split):
+            if self._space.contains(operator, split):
                 return split
         return self._fitting(operator, target)
 
@@ -289,31 +295,31 @@ class GuidedProposals:
         if which == 1:
             return [each for each in family if splits[each] == splits[operator]]
         connected = [*family]
-        for _ in range(self._source.randrange(1, CONNECTED)):
+        for _ in range(self._source.randrange(1, MAX_CONNECTED_FAMILIES)):
             beside = [each for each in self._neighbours[self._source.choice(connected)] if each in families]
             if beside:
                 connected.extend(families[self._source.choice(beside)])
         return dict.fromkeys(connected)
 
     def _near(self, operator: int, splits: Sequence[Split]) -> Split:
-        old, way = splits[operator], self._source.randrange(6)
-        if way == 0:
+        old, case = splits[operator], self._source.randrange(6)
+        if case == 0:
             return self._space.draw(operator, self._source)
-        if way == 5:
+        if case == 5:
             any_split = self._space.draw(operator, self._source)
             return self._along(operator, any_split.devices, self._source.random() < 1 / 2) or any_split
-        if way == 1:
+        if case == 1:
             return self._space.draw_with_degrees(operator, old.degrees, self._source) or old
-        if way == 2 or not self._neighbours[operator]:
+        if case == 2 or not self._neighbours[operator]:
             return self._space.draw_on_devices(operator, old.devices, self._source) or old
         other = splits[self._source.choice(self._neighbours[operator])]
-        if way == 3 and self._space.holds(operator, other):
+        if case == 3 and self._space.contains(operator, other):
             return other
         return self._space.draw_on_devices(operator, other.devices, self._source) or old
 
     def _fitting(self, operator: int, split: Split) -> Split:
         """Return the split; if not in the space, one on its devices, preferably along the first or last dimension."""
-        if self._space.holds(operator, split):
+        if self._space.contains(operator, split):
             return split
         alike = self._along(operator, split.devices, split.degrees[:1] == (split.num_tiles,))
         found = alike or self._space.draw_on_devices(operator, split.devices, self._source)
@@ -326,13 +332,13 @@ class GuidedProposals:
             return None
         ones = [1] * (rank - 1)
         split = Split((len(devices), *ones) if is_first else (*ones, len(devices)), devices)
-        return split if self._space.holds(operator, split) else None
+        return split if self._space.contains(operator, split) else None
 
 
-def _movable_families(way: Families, movable: Collection[int]) -> list[list[int]]:
+def _movable_families(grouping: Families, movable: Collection[int]) -> list[list[int]]:
     """Return the distinct families, restricted to operators with a choice of splits."""
     known = set(movable)
-    families = dict.fromkeys(tuple(each for each in family if each in known) for family in way)
+    families = dict.fromkeys(tuple(each for each in family if each in known) for family in grouping)
     return [list(family) for family in families if family]
 
 

@@ -15,7 +15,15 @@ from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.partition import Partition
 from bow.planning.problem.topology_files import topology_from_dict, topology_to_dict
 from bow.planning.search.baselines import baseline, random_partition
-from bow.planning.search.chains import Chain, SearchProgress, Tally, WalkStart, run_chains, run_in_processes, space_of
+from bow.planning.search.chains import (
+    Chain,
+    ProgressAggregator,
+    SearchProgress,
+    WalkStart,
+    run_chains,
+    run_in_processes,
+    space_of,
+)
 from bow.planning.search.explain import Explanation, explain
 from bow.planning.search.least_step import least_batch_ns
 from bow.planning.search.metropolis import Improvement, SearchSettings
@@ -111,7 +119,7 @@ class Found:
             learners,
             space=space_of(problem, starts, self.settings, learners),
             keep=keep,
-            goes_on=lambda: budget_s is None or time.perf_counter() - begun < budget_s,
+            should_continue=lambda: budget_s is None or time.perf_counter() - begun < budget_s,
         )
 
     def timeline(self) -> Timeline:
@@ -245,7 +253,7 @@ def search(problem: Problem, settings: SearchSettings, progress: SearchProgress 
     begun = time.perf_counter()
     starts = list(_starts(problem, settings))
     shares = [starts[number :: settings.processes] for number in range(settings.processes)]
-    tally = Tally(progress)
+    tally = ProgressAggregator(progress)
     if settings.processes > 1:
         chains = run_in_processes(problem, shares, settings, tally)
     else:

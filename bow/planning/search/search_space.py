@@ -13,9 +13,9 @@ from bow.planning.problem.partition import Split
 from bow.planning.rules.rule import Rules
 
 DeviceLists: TypeAlias = Literal["auto", "every", "distinct", "regular"]  # candidate device lists, see `SplitSpace`
-FEW = 4  # up to this many devices: all lists without repetition (24 for 4 devices, 40,320 for 8)
-SOME = 8  # up to this many devices: all degrees and all evenly spaced lists
-DIMENSIONS = 2  # with more than `SOME` devices: the most dimensions split at once
+MAX_DEVICES_ALL_LISTS = 4  # up to this many devices: all lists without repetition (24 for 4 devices, 40,320 for 8)
+MAX_DEVICES_ALL_DEGREES = 8  # up to this many devices: all degrees and all evenly spaced lists
+MAX_SPLIT_DIMENSIONS = 2  # with more than `MAX_DEVICES_ALL_DEGREES` devices: the most dimensions split at once
 NUM_RANDOM = 4  # random lists of each length in addition to the regular ones
 
 
@@ -68,8 +68,9 @@ class SplitSpace:
             "every": "on any devices",
             "distinct": "on different devices",
             "regular": f"on evenly spaced devices or on one of {NUM_RANDOM} lists drawn at random",
-        }[which_lists(self._devices, self.num_devices)]
-        split = f", at most {DIMENSIONS} dimensions split" if self.num_devices > SOME else ""
+        }[resolve_device_lists(self._devices, self.num_devices)]
+        is_limited = self.num_devices > MAX_DEVICES_ALL_DEGREES
+        split = f", at most {MAX_SPLIT_DIMENSIONS} dimensions split" if is_limited else ""
         return f"at most {self._max_tiles} tiles{sizes} an operator, {lists}{split}"
 
     @property
@@ -81,9 +82,9 @@ class SplitSpace:
         return len(self._of[operator]) + len(self._extra[operator])
 
     def rank(self, operator: int) -> int:
-        return len(self.at(operator, 0).degrees)
+        return len(self.split_at(operator, 0).degrees)
 
-    def at(self, operator: int, index: int) -> Split:
+    def split_at(self, operator: int, index: int) -> Split:
         regular = len(self._of[operator])
         return self._of[operator][index] if index < regular else self._extra[operator][index - regular]
 
@@ -93,13 +94,13 @@ class SplitSpace:
 
     def splits(self, operator: int) -> Iterator[Split]:
         """Return all splits of an operator, in a fixed order."""
-        return (self.at(operator, index) for index in range(self.count(operator)))
+        return (self.split_at(operator, index) for index in range(self.count(operator)))
 
-    def holds(self, operator: int, split: Split) -> bool:
+    def contains(self, operator: int, split: Split) -> bool:
         return split in self._of[operator] or split in self._extra[operator]
 
     def draw(self, operator: int, source: random.Random) -> Split:
-        return self.at(operator, source.randrange(self.count(operator)))
+        return self.split_at(operator, source.randrange(self.count(operator)))
 
     def draw_with_degrees(self, operator: int, degrees: tuple[int, ...], source: random.Random) -> Split | None:
         """Draw one of an operator's splits with these degrees; None if there is none."""
@@ -161,11 +162,11 @@ class _Splits:
         )
 
 
-def which_lists(which: DeviceLists, num_devices: int) -> Literal["every", "distinct", "regular"]:
+def resolve_device_lists(which: DeviceLists, num_devices: int) -> Literal["every", "distinct", "regular"]:
     """Resolve `"auto"`, see `SplitSpace`."""
     if which != "auto":
         return which
-    return "every" if num_devices <= 2 else "distinct" if num_devices <= FEW else "regular"
+    return "every" if num_devices <= 2 else "distinct" if num_devices <= MAX_DEVICES_ALL_LISTS else "regular"
 
 
 def device_lists(
@@ -173,20 +174,20 @@ def device_lists(
 ) -> tuple[tuple[int, ...], ...]:
     """Return the distinct candidate device lists of a split with these degrees."""
     tiles = math.prod(degrees)
-    kind = which_lists(which, num_devices)
+    kind = resolve_device_lists(which, num_devices)
     if kind == "every":
         return tuple(itertools.product(range(num_devices), repeat=tiles))
     if kind == "distinct":
         return tuple(itertools.permutations(range(num_devices), tiles))
-    spread = (each for devices in _spaced(tiles, num_devices) for each in dealt(devices, degrees))
+    spread = (each for devices in _spaced(tiles, num_devices) for each in device_assignments(devices, degrees))
     return tuple(dict.fromkeys(itertools.chain(spread, _drawn(tiles, num_devices))))
 
 
 def _spaced(tiles: int, num_devices: int) -> Iterator[range]:
-    """Yield evenly spaced devices; with more than `SOME` devices only lists that tile them without overlap."""
+    """Yield evenly spaced devices; with more than 8 devices only lists that tile them without overlap."""
     for stride in range(1, num_devices + 1):
         span = tiles * stride
-        if num_devices <= SOME:
+        if num_devices <= MAX_DEVICES_ALL_DEGREES:
             starts = [*range(num_devices - span + stride)]
         elif num_devices % stride == 0:
             blocks = range(0, num_devices - span + 1, span)
@@ -203,7 +204,7 @@ def _drawn(tiles: int, num_devices: int) -> Iterator[tuple[int, ...]]:
             yield tuple(random.Random(f"{tiles}/{num_devices}/{turn}").sample(range(num_devices), tiles))
 
 
-def dealt(devices: Sequence[int], degrees: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+def device_assignments(devices: Sequence[int], degrees: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Assign devices to tiles along the dimensions, in each order of these."""
     for order in itertools.permutations(range(len(degrees))):
         weights = [math.prod(degrees[later] for later in order[order.index(dim) + 1 :]) for dim in range(len(degrees))]
@@ -215,16 +216,18 @@ def degrees_of(
     dimensions: Sequence[tuple[int, bool]], max_tiles: int, even: bool, num_devices: int
 ) -> list[tuple[int, ...]]:
     """Return all degrees with at most this many tiles."""
-    many = num_devices > SOME
+    many = num_devices > MAX_DEVICES_ALL_DEGREES
     found: list[tuple[int, ...]] = [()]
     for size, may_be_split in dimensions:
-        ahead = [degree for degree in _useful(max_tiles, many) if degree <= size and not (even and size % degree)]
+        ahead = [
+            degree for degree in _candidate_degrees(max_tiles, many) if degree <= size and not (even and size % degree)
+        ]
         choices = ahead if may_be_split and ahead else [1]
         found = [(*before, degree) for before in found for degree in choices if math.prod(before) * degree <= max_tiles]
-    return [each for each in found if not many or sum(degree > 1 for degree in each) <= DIMENSIONS]
+    return [each for each in found if not many or sum(degree > 1 for degree in each) <= MAX_SPLIT_DIMENSIONS]
 
 
-def _useful(most: int, many: bool) -> list[int]:
+def _candidate_degrees(most: int, many: bool) -> list[int]:
     """Return degrees up to a number; if `many`, only 1 or 3 times a power of two, and the number itself."""
     return [
         degree for degree in range(1, most + 1) if not many or degree == most or degree // (degree & -degree) in (1, 3)

@@ -113,8 +113,8 @@ def group_times(model: StepModel, group: WeightGroup, reader: int, split: Split)
 
 Array: TypeAlias = NDArray[np.int64]
 
-NEVER = -(2**50)  # minus infinity: time of an event that does not happen; sums of a few stay far below any time
-FAR = 2**50  # plus infinity, for minima
+NEG_INF = -(2**50)  # minus infinity: time of an event that does not happen; sums of a few stay far below any time
+POS_INF = 2**50  # plus infinity, for minima
 
 
 class TileTables:
@@ -139,15 +139,15 @@ class TileTables:
         for edge in edges_of(model.graph):
             self.edges[edge.reader].append(edge)
         # by operator and edge: [split of the maker, split of the reader, tile, tile], time of the transfer
-        self.there = [[self._transfer_table(edge, is_back=False) for edge in edges] for edges in self.edges]
+        self.transfer_ns = [[self._transfer_table(edge, is_back=False) for edge in edges] for edges in self.edges]
         # the same for the gradient
-        self.back = [[self._transfer_table(edge, is_back=True) for edge in edges] for edges in self.edges]
+        self.gradient_ns = [[self._transfer_table(edge, is_back=True) for edge in edges] for edges in self.edges]
 
     def _tile_tables(self, operator: int) -> tuple[Array, Array, Array]:
         self._check()
         splits = self._options[operator]
         shape = len(splits), max(split.num_tiles for split in splits)
-        devices, forward, backward = (np.full(shape, value, np.int64) for value in (-1, NEVER, 0))
+        devices, forward, backward = (np.full(shape, value, np.int64) for value in (-1, NEG_INF, 0))
         for option, split in enumerate(splits):
             tiling, own = self._model.tilings.of(operator, split.degrees), slice(split.num_tiles)
             devices[option, own] = split.devices
@@ -161,7 +161,7 @@ class TileTables:
         if not self._model.rules.of(described).sums(described):
             return None
         options, width = self.devices[operator].shape
-        table = np.full((options, width, width), NEVER, np.int64)
+        table = np.full((options, width, width), NEG_INF, np.int64)
         table[:, range(width), range(width)] = 0
         for option, split in enumerate(self._options[operator]):
             tiling = self._model.tilings.of(operator, split.degrees)
@@ -185,15 +185,15 @@ class TileTables:
 
     def _transfer_table(self, edge: Edge, is_back: bool) -> Array:
         (makers, made), (readers, read) = self.devices[edge.maker].shape, self.devices[edge.reader].shape
-        table = np.full((makers, readers, made, read), NEVER, np.int64)
+        table = np.full((makers, readers, made, read), NEG_INF, np.int64)
         if is_back and not self._model.flows(self._model.graph.operators[edge.maker].outputs[edge.output]):
             return table
-        for one in self.alike(edge.maker):
+        for one in self.splits_by_degrees(edge.maker):
             self._check()
-            for other in self.alike(edge.reader):
+            for other in self.splits_by_degrees(edge.reader):
                 num_bytes, home, away = self.between(edge, one, other)
                 times = self.transfers.of(num_bytes, *((away, home) if is_back else (home, away)))
-                table[np.ix_(one, other, *map(range, num_bytes.shape))] = np.where(num_bytes > 0, times, NEVER)
+                table[np.ix_(one, other, *map(range, num_bytes.shape))] = np.where(num_bytes > 0, times, NEG_INF)
         return table
 
     def between(self, edge: Edge, one: Sequence[int], other: Sequence[int]) -> tuple[Array, Array, Array]:
@@ -205,7 +205,7 @@ class TileTables:
         away = self.devices[edge.reader][other, : len(read)][None, :, None, :]
         return edge.itemsize * overlaps(made, read), home, away
 
-    def alike(self, operator: int) -> list[list[int]]:
+    def splits_by_degrees(self, operator: int) -> list[list[int]]:
         """Group an operator's splits by their degrees."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for option, split in enumerate(self._options[operator]):
@@ -236,7 +236,7 @@ class PlaceTables:
         self.loads = [self._load_table(operator) for operator in operators]
         # by operator and edge: [split of the maker, split of the reader, tile], bit set of the maker's tiles whose
         # backward pass waits for the tile's
-        self.sources = [[_bits(back > NEVER // 2) for back in of] for of in tables.back]
+        self.sources = [[_bits(back > NEG_INF // 2) for back in of] for of in tables.gradient_ns]
         self._seen: set[tuple[int, int]] = set()
         # by operator and edge: [split of the maker, split of the reader, place], transfers and gradients
         self.edge_loads = [[self._edge_table(edge) for edge in edges] for edges in tables.edges]
@@ -264,7 +264,7 @@ class PlaceTables:
         width = max(map(len, found))
         weights = np.zeros((len(found), width, self.num_places), np.int64)
         leads = np.zeros((*devices.shape, width), np.bool_)
-        ends = np.full(len(found), FAR, np.int64)
+        ends = np.full(len(found), POS_INF, np.int64)
         for option, tasks in enumerate(found):
             for number, task in enumerate(tasks):
                 weights[option, number, list(task.places)] = task.duration_ns
@@ -278,7 +278,7 @@ class PlaceTables:
             yield _WeightTask(self._model.collective_places(members), members, time, end)
         for device, time in times.updates_ns.items():
             waits = {member for members in times.reductions_ns if device in members for member in members}
-            yield _WeightTask((device,), (device, *waits), time, FAR)
+            yield _WeightTask((device,), (device, *waits), time, POS_INF)
 
     def _edge_table(self, edge: Edge) -> Array:
         """Readers of a tensor may share its transfers: count only those of the first reader."""
@@ -286,9 +286,9 @@ class PlaceTables:
         table = np.zeros(shape, np.int64)
         if (edge.maker, edge.output) not in self._seen:
             self._seen.add((edge.maker, edge.output))
-            for one in self._tables.alike(edge.maker):
+            for one in self._tables.splits_by_degrees(edge.maker):
                 self._check()
-                for other in self._tables.alike(edge.reader):
+                for other in self._tables.splits_by_degrees(edge.reader):
                     table[np.ix_(one, other)] = self._between(edge, one, other)
         return table
 

@@ -1,4 +1,4 @@
-"""Inlines regions of `torch.no_grad()` and of disabled autocast, which `torch.export` wraps in an operator."""
+"""Inline regions of `torch.no_grad()` and of disabled autocast, which `torch.export` wraps in an operator."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor, fx
 
 _NO_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
 _AUTOCAST = torch.ops.higher_order.wrap_with_autocast
-# Operators that return their argument itself, with its gradient, where nothing changes.
+# Operators that return their argument itself if they change nothing.
 _MAY_RETURN_SELF = ("to", "contiguous", "type_as", "dropout")
 
 
@@ -41,7 +41,7 @@ def inline_regions(module: fx.GraphModule, refuse: Callable[[str], Exception]) -
 
 
 def _detached(graph: fx.Graph, node: fx.Node, copies: dict[fx.Node, fx.Node]) -> fx.Node:
-    """Return an output of a region without a gradient; with it, if it is a tensor from outside itself."""
+    """Detach an output of a region, unless it is one of the region's operands."""
     example = node.meta["val"]
     same = node
     while same.op == "call_function" and _returns_self(same):
@@ -62,7 +62,7 @@ def _returns_self(node: fx.Node) -> bool:
 
 
 def _refuse_changes(graph: fx.Graph, refuse: Callable[[str], Exception]) -> None:
-    """Raise if a region changes a tensor from outside in place: its gradient ignores the change."""
+    """Raise if a region changes one of its operands in place: autograd would ignore the change."""
     outside = {node for node in graph.nodes if node.op == "placeholder" and node.meta["val"].is_floating_point()}
     for node in graph.nodes:
         target: Any = node.target

@@ -120,7 +120,7 @@ def test_file_is_another_one_for_other_threads_and_optimizers(monkeypatch: pytes
 def test_a_cache_that_cannot_be_written_gets_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("BOW_CACHE", str(tmp_path / "file"))
-    with pytest.raises(SettingError, match="set BOW_CACHE to a folder that can be written to"):
+    with pytest.raises(SettingError, match="set BOW_CACHE to a writable folder"):
         cached_tile_times(CAPTURED, MODEL, BATCH, SGD, 1)
 
 
