@@ -8,13 +8,13 @@ from bow.errors import BowError, SettingError
 from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
 from bow.planning.placement.groups import Devices
 from bow.planning.placement.methods import METHODS as PLACING
-from bow.planning.placement.methods import Method, PlacementResult, Say
+from bow.planning.placement.methods import Method, PlacementResult, Report
 from bow.planning.problem.partition import Split
 from bow.planning.search.metropolis import SearchSettings
 from bow.planning.search.search import search
 
 
-def _planned(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say) -> PlacementResult:
+def _planned(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Report) -> PlacementResult:
     """The planner's search: includes splits, not only placements."""
     of_walk = budget.part(len(SearchSettings().starts))  # seconds are divided among the walks; proposals are per walk
     settings = SearchSettings(
@@ -61,7 +61,7 @@ def compare(
     *,
     methods: Sequence[str] = tuple(METHODS),
     seed: int = 0,
-    say: Say = lambda message: None,
+    say: Report = lambda message: None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Row]:
     """Place by every method, each with the same budget; the row of a method that fails has the reason."""
@@ -92,7 +92,7 @@ def _row(
     evaluator: SimulatedEvaluator,
     budget: SearchBudget,
     seed: int,
-    say: Say,
+    say: Report,
     clock: Callable[[], float],
 ) -> Row:
     if method not in METHODS:

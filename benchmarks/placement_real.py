@@ -29,8 +29,8 @@ from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.costs import MeasuredCosts
 from bow.planning.tiles import CapturedOperators, capture_operators
-from bow.planning.tiles.link_benchmark import topology_in_use
-from bow.planning.tiles.machine import all_on, read_devices
+from bow.planning.tiles.link_benchmark import measure_busy_links, measured_topology
+from bow.planning.tiles.machine import pinned_to, read_devices
 from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.tile_costs import measure_tiles
 
@@ -64,8 +64,8 @@ def _measured(
 ) -> dict[str, Any]:
     """Run in every process; the result of the first one is used."""
     group = ProcessGroup(CPU)
-    with all_on([available_cores()[world.local_rank % len(available_cores())]]):
-        topology = topology_in_use(group, known)
+    with pinned_to([available_cores()[world.local_rank % len(available_cores())]]):
+        topology = measured_topology(known, *measure_busy_links(group))
         captured, model, batch = _captured()
         own = measure_tiles(captured, model, batch, OPTIMIZER, 1)
         times = {topology.devices[0].kind.name: mean_times(group.all_gather(own))}

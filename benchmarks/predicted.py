@@ -30,8 +30,14 @@ from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.costs import MeasuredCosts, TileTimes
 from bow.planning.simulator.python_simulator import SimulationResult
-from bow.planning.tiles.link_benchmark import SHAPES, MessageBenchmark, SumBenchmark, measured_topology, topology_in_use
-from bow.planning.tiles.machine import all_on, read_devices
+from bow.planning.tiles.link_benchmark import (
+    SHAPES,
+    MessageBenchmark,
+    SumBenchmark,
+    measure_busy_links,
+    measured_topology,
+)
+from bow.planning.tiles.machine import pinned_to, read_devices
 from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.tile_costs import measure_tiles
 
@@ -79,7 +85,7 @@ def page(values: Mapping[str, Any]) -> dict[str, Any]:
 def measure_all(world: World, config: Config, known: DeviceTopology) -> dict[str, Any]:
     """Measure all networks in every process; the result of rank 0 is used."""
     group = ProcessGroup(CPU)
-    with all_on([available_cores()[world.local_rank % len(available_cores())]]):
+    with pinned_to([available_cores()[world.local_rank % len(available_cores())]]):
         return {"networks": {name: measure_network(group, config, name, known) for name in config.networks}}
 
 
@@ -96,7 +102,7 @@ def measure_network(group: ProcessGroup, config: Config, name: str, known: Devic
     def tiles() -> TileTimes:
         return measure_tiles(captured, model, batch, network.optimizer, DEVICES, repeats=1)
 
-    at_first = topology_in_use(group, known, shapes=shapes, turns=config.turns)
+    at_first = measured_topology(known, *measure_busy_links(group, shapes=shapes, turns=config.turns))
     problem = _problem(captured.graph, at_first, mean_times(group.all_gather(tiles())))
     drawn = draw_strategies(problem, config.random, config.mixed, config.proposals, config.seed)
     strategies = group.all_gather(drawn)[0]

@@ -48,8 +48,8 @@ class TeamScheduler(ListScheduler):
         self._begin()
         for operator in self._progress.begin():
             self._make_ready(operator, self._light)
-        first = [] if self._light is None else self._go_on(self._light)
-        return first + self._hand_out()
+        first = [] if self._light is None else self._next_small_or_idle(self._light)
+        return first + self._dispatch()
 
     def _suitable(self, operator: int) -> int:
         free = self._idle & self._open[self._progress.num_finished]

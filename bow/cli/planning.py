@@ -33,7 +33,7 @@ from bow.planning.simulator.python_simulator import SimulationResult
 from bow.planning.tiles import capture_operators
 from bow.planning.tiles.agreement import check_agreement
 from bow.planning.tiles.machine import MACHINE
-from bow.planning.tiles.planning import COSTS, fitting_sizes, part_of, problem_of, sized, topology_of
+from bow.planning.tiles.planning import COSTS, plan_batch_sizes, problem_of, resize_batch, share_budget, topology_of
 from bow.planning.tiles.tile_costs import measured_costs
 from bow.schedule.picture import timeline_svg
 from bow.terminal import say, terminal, terminal_table
@@ -147,7 +147,7 @@ def _problems(
     """Return the planning problem for each batch size."""
     model, example, step, optimizer = parts(settings.network, settings.size, settings.others)
     problems = []
-    for batch in sized(example, settings.batch_sizes, settings.search):
+    for batch in resize_batch(example, settings.batch_sizes, settings.search):
         console.print(_subject(settings, batch, topology))
         captured = capture_operators(model, batch, step=step)
         if is_new and not settings.network:  # the papers' networks are slow to check and known to be captured correctly
@@ -155,7 +155,7 @@ def _problems(
         costs, even = None, settings.search.even
         if settings.costs == "measured":
             with measuring(console) as tell:
-                costs = measured_costs(captured, model, batch, topology, optimizer, even=even, tell=tell)
+                costs = measured_costs(captured, model, batch, topology, optimizer, even=even, on_measured=tell)
         made = problem_of(captured.graph, topology, costs=costs, optimizer=optimizer, batch_size=batch_length(batch))
         problems.append(made)
     return problems
@@ -172,7 +172,7 @@ def _subject(settings: PlanSettings, batch: Any, topology: DeviceTopology) -> st
 
 def _plan(console: Console, problems: Sequence[Problem], settings: PlanSettings) -> None:
     def planned_for(each: Problem) -> tuple[float, Problem, Partition, SimulationResult, bool]:
-        planned = find(each, settings.method, part_of(settings.search, len(problems)), console, settings.workers)
+        planned = find(each, settings.method, share_budget(settings.search, len(problems)), console, settings.workers)
         if planned.how:
             console.print(planned.how)
         made = each.simulate(planned.partition.splits, planned.partition.learners)
@@ -183,7 +183,7 @@ def _plan(console: Console, problems: Sequence[Problem], settings: PlanSettings)
             console.print(_worth(each, planned.partition, made, worth))
         return made.makespan_ns / worth, each, planned.partition, made, planned.is_interrupted
 
-    found = fitting_sizes(planned_for, problems, console.print, attrgetter("batch_size"), itemgetter(4))
+    found = plan_batch_sizes(planned_for, problems, console.print, attrgetter("batch_size"), itemgetter(4))
     _, problem, partition, result, _ = min(found, key=itemgetter(0))
     console.print(_summary(partition, result))
     base_ns = _data_parallel_ns(problem)

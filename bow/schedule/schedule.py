@@ -74,10 +74,10 @@ class Schedule(ABC):
                         "operators"
                     )
         self._check_operators(len(dependencies))
-        circle = _circle(self._waits_for(dependencies))
-        if circle:
+        cycle = _find_cycle(self._waits_for(dependencies))
+        if cycle:
             raise ScheduleError(
-                f"the schedule deadlocks: operator {_chain(circle)}; "
+                f"the schedule deadlocks: operator {_chain(cycle)}; "
                 "in every executor's order, place operators after their dependencies"
             )
 
@@ -254,7 +254,7 @@ def _read(fields: dict[str, Any]) -> Schedule:
     return FirstComeSchedule(threads, stay=stay, small=small)
 
 
-def _circle(waits_for: Sequence[set[int]]) -> list[int]:
+def _find_cycle(waits_for: Sequence[set[int]]) -> list[int]:
     """Return a dependency cycle, first operator repeated at the end; empty if there is none."""
     stuck = _stuck(waits_for)
     if not stuck:
@@ -265,8 +265,8 @@ def _circle(waits_for: Sequence[set[int]]) -> list[int]:
     return path[path.index(path[-1]) :]
 
 
-def _chain(circle: Sequence[int], most: int = 6) -> str:
-    shown = [str(index) for index in circle]
+def _chain(cycle: Sequence[int], most: int = 6) -> str:
+    shown = [str(index) for index in cycle]
     if len(shown) > most:
         shown[most - 2 : -1] = [f"... ({len(shown) - most + 1} more)"]
     return " waits for ".join(shown)

@@ -92,4 +92,4 @@ def timed(replicas_config: ReplicasConfig, batch: Batch, policies: Sequence[Poli
         ran = tuple(policy for policy in policies if policy.name in cases)
         found = Comparison(ran, time_in_turns(cases, turns=TURNS, window_s=WINDOW_S), path)
         finalists = {policy.name: cases[policy.name] for policy in (found.best_sequential, found.best)}
-        return dataclasses.replace(found, again=time_in_turns(finalists, turns=2 * TURNS, window_s=WINDOW_S))
+        return dataclasses.replace(found, finalist_seconds=time_in_turns(finalists, turns=2 * TURNS, window_s=WINDOW_S))

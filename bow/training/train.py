@@ -281,12 +281,12 @@ def _worker_job(config: TrainConfig, count: int | None) -> WorkerJob | None:
     config = config.with_run(loggers=(), progress=False)
     if config.partition is None:
         return WorkerJob(functools.partial(run_training, config))
-    from bow.planning.tiles import registered_rules, take_over_rules
+    from bow.planning.tiles import import_rules, registered_rules
 
     rules = registered_rules()
 
     def run() -> None:
-        take_over_rules(rules)
+        import_rules(rules)
         run_training(config)
 
     return WorkerJob(run)

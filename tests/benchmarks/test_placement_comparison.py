@@ -71,7 +71,7 @@ def test_no_search_ends_slower_than_what_it_has_seen_or_one_device(drawn_s, gree
     evaluate._known |= {placement: Evaluation(seconds[name]) for name, placement in placements.items()}
     found = SimpleNamespace(best=SimpleNamespace(placement=placements["drawn"]), greedy=placements["greedy"])
     monkeypatch.setattr(methods, "train_policy", lambda *arguments, **options: found)
-    monkeypatch.setattr(methods, "walk_from_several", lambda *arguments: placements["drawn"])
+    monkeypatch.setattr(methods, "multi_start_metropolis", lambda *arguments: placements["drawn"])
     learned, walked = (place(method, evaluate, BUDGET) for method in ("learned", "mcmc"))
     assert learned.devices == placements[best]
     assert learned.splits == evaluate.groups.splits(placements[best])

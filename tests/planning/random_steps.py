@@ -99,12 +99,12 @@ class Costs:
     same."""
 
     seed: int
-    alike: tuple[int, ...]
+    signature_ids: tuple[int, ...]
     kinds: tuple[DeviceKind, ...]
     largest_ns: int
 
     def tile_time(self, operator: int, box: Box, device: int) -> TileTime:
-        which, kind = self.alike[operator], self.kinds[device].name
+        which, kind = self.signature_ids[operator], self.kinds[device].name
         return TileTime(self._time("forward", which, box, kind), self._time("backward", which, box, kind))
 
     def update_ns(self, weight_bytes: int, device: int) -> int:
@@ -136,7 +136,7 @@ def random_step(source: random.Random) -> Step:
     learners = source.choice([1, 1, *(n for n in (2, 3) if topology.num_devices % n == 0 and _is_uniform(topology))])
     kinds = tuple(device.kind for device in topology.devices)
     graph = random_graph(source)
-    costs = Costs(source.randrange(100), Tilings(graph, RULES).alike, kinds, source.choice([0, 3, 50, 1000]))
+    costs = Costs(source.randrange(100), Tilings(graph, RULES).signature_ids, kinds, source.choice([0, 3, 50, 1000]))
     return Step(graph, topology, costs, learners)
 
 

@@ -7,7 +7,18 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bow.planning.problem.box import Box, bounds, cells, contains, cut, intersection, tiles, volume, whole, within
+from bow.planning.problem.box import (
+    Box,
+    bounds,
+    common_refinement,
+    contains,
+    cut,
+    intersection,
+    relative_to,
+    tiles,
+    volume,
+    whole,
+)
 
 sides = st.tuples(st.integers(0, 6), st.integers(1, 5)).map(lambda pair: (pair[0], pair[0] + pair[1]))
 boxes = st.tuples(sides, sides)
@@ -26,7 +37,7 @@ def test_an_intersection_has_the_elements_of_both(one: Box, other: Box) -> None:
 
 @given(st.lists(boxes, min_size=1, max_size=4))
 def test_cells_part_what_lies_in_boxes(given_boxes: list[Box]) -> None:
-    found = cells(given_boxes)
+    found = common_refinement(given_boxes)
     parts = [elements(cell) for cell in found]
     assert sum(map(len, parts)) == len(set().union(*parts))
     assert set().union(*parts) == set().union(*map(elements, given_boxes))
@@ -35,8 +46,8 @@ def test_cells_part_what_lies_in_boxes(given_boxes: list[Box]) -> None:
 
 
 def test_boxes_that_are_alike_are_one_cell() -> None:
-    assert cells([((0, 4), (0, 2))] * 3) == [((0, 4), (0, 2))]
-    assert cells([]) == []
+    assert common_refinement([((0, 4), (0, 2))] * 3) == [((0, 4), (0, 2))]
+    assert common_refinement([]) == []
 
 
 @given(st.integers(1, 40), st.data())
@@ -64,4 +75,4 @@ def test_a_box_within_another_counts_from_its_corner(one: Box, other: Box) -> No
     if common is not None:
         origin = tuple(start for start, _ in other)
         moved = {tuple(a - b for a, b in zip(element, origin, strict=True)) for element in elements(common)}
-        assert elements(within(common, other)) == moved
+        assert elements(relative_to(common, other)) == moved

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bow.planning.problem.partition import Split, everything_on, illegal
+from bow.planning.problem.partition import Split, everything_on, why_invalid
 from bow.planning.rules import RULES
 from bow.planning.search.proposals import GuidedProposals, families_of
 from bow.planning.search.search_space import SplitSpace
@@ -30,7 +30,7 @@ def test_changes_are_legal_and_of_the_space(name: str, num_devices: int, source:
         for operator, split in changes:
             assert split != splits[operator]
             assert space.contains(operator, split)
-            assert illegal(graph, graph.operators[operator], split, num_devices, RULES) is None
+            assert why_invalid(graph, graph.operators[operator], split, num_devices, RULES) is None
             splits[operator] = split
 
 

@@ -85,13 +85,13 @@ def test_kind_of_device_that_was_not_measured_takes_the_rooflines_times() -> Non
 
 def test_times_survive_a_file() -> None:
     times = TileTimes({"a": TileTime(1, 2), "b": TileTime(3, 4)}, {"graph": 0.25})
-    assert TileTimes.of_plain(json.loads(json.dumps(times.to_plain()))) == times
+    assert TileTimes.from_plain(json.loads(json.dumps(times.to_plain()))) == times
 
 
 @pytest.mark.parametrize("read", DAMAGED, ids=str)
 def test_damaged_times_are_refused(read: Any) -> None:
     with pytest.raises(DAMAGE):
-        TileTimes.of_plain(read)
+        TileTimes.from_plain(read)
 
 
 def test_an_update_of_another_graph_is_not_this_ones() -> None:

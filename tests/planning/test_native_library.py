@@ -15,7 +15,7 @@ from tests.planning.small_steps import DATA, problem
 @pytest.fixture
 def _nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE, str(tmp_path))
-    monkeypatch.setattr(native_simulator, "_attempt", native_simulator._attempt.__wrapped__)
+    monkeypatch.setattr(native_simulator, "_load_once", native_simulator._load_once.__wrapped__)
 
 
 @pytest.mark.usefixtures("_nothing_built")

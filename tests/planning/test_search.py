@@ -69,7 +69,7 @@ def test_what_is_found_explains_itself_and_has_a_timeline(tmp_path: Path) -> Non
     assert explained.makespan_ns == found.makespan_ns
     assert found.timeline().makespan == pytest.approx(found.makespan_ns / 1e9)
     assert explained.tried > 0
-    assert max(len(each.others) for each in explained.operators) == 1
+    assert max(len(each.alternatives) for each in explained.operators) == 1
     assert found.explain(budget_s=0).left_out == len(PROBLEM.graph.operators)
     found.save(tmp_path / "folder" / "partition.json")
     assert Partition.from_json((tmp_path / "folder" / "partition.json").read_text()) == found.partition
@@ -105,10 +105,10 @@ def test_the_better_half_of_the_walks_goes_on_from_round_to_round(monkeypatch: p
     walked: list[tuple[int, int, float]] = []
     now = [100.0]
 
-    def of_number(_: Problem, start: WalkStart, *others: Any, turn: int = 0) -> Chain:
-        walked.append((turn, start.number, round(others[2] * 48)))
+    def of_number(_: Problem, start: WalkStart, *others: Any, rung: int = 0) -> Chain:
+        walked.append((rung, start.number, round(others[2] * 48)))
         now[0] += others[2]
-        bests = (Improvement(0.0, 0, 100 - start.number - turn),)
+        bests = (Improvement(0.0, 0, 100 - start.number - rung),)
         return Chain(start, Walk(start.splits, bests, 1, 1, 0, 0, 0.0, "budget"))
 
     monkeypatch.setattr("bow.planning.search.chains.run_chain", of_number)
@@ -149,10 +149,10 @@ def test_what_was_found_before_ctrl_c_is_kept_in_whatever_round_it_comes(monkeyp
     def interrupted_in(call: int) -> list[Chain]:
         calls = iter(range(100))
 
-        def walking(_: Problem, start: WalkStart, *others: Any, turn: int = 0) -> Chain:
+        def walking(_: Problem, start: WalkStart, *others: Any, rung: int = 0) -> Chain:
             if next(calls) == call:
                 raise KeyboardInterrupt  # while the simulation is built, say
-            bests = (Improvement(0.0, 0, 101 - turn), Improvement(0.5, 1, 100 - turn))
+            bests = (Improvement(0.0, 0, 101 - rung), Improvement(0.5, 1, 100 - rung))
             return Chain(start, Walk(start.splits, bests, 1, 1, 0, 0, 1.0, "budget"))
 
         monkeypatch.setattr("bow.planning.search.chains.run_chain", walking)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.problem.partition import Split, illegal
+from bow.planning.problem.partition import Split, why_invalid
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
 from bow.planning.search.search_space import SplitSpace, device_lists
@@ -25,7 +25,7 @@ def test_every_split_is_legal_and_stands_once(name: str, num_devices: int) -> No
     for number, operator in enumerate(graph.operators):
         splits = list(space.splits(number))
         assert len(splits) == space.count(number) == len(set(splits))
-        assert all(illegal(graph, operator, split, num_devices, RULES) is None for split in splits)
+        assert all(why_invalid(graph, operator, split, num_devices, RULES) is None for split in splits)
         assert all(space.contains(number, split) for split in splits)
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
-from bow.planning.problem.partition import Split, everything_on, illegal, tiles_of
+from bow.planning.problem.partition import Split, everything_on, tiles_of, why_invalid
 from bow.planning.rules import RULES
 
 LINEAR = PlanOperator("hidden", "linear", (0,), (1,), ("weight",))
@@ -25,7 +25,7 @@ def test_every_degree_up_to_the_size_is_legal() -> None:
     for degrees in ((1, 1), (8, 1), (3, 4), (5, 3)):
         tiles = degrees[0] * degrees[1]
         split = Split(degrees, tuple(number % 3 for number in range(tiles)))
-        assert illegal(GRAPH, LINEAR, split, 3, RULES) is None
+        assert why_invalid(GRAPH, LINEAR, split, 3, RULES) is None
         assert split.num_tiles == tiles == len(list(tiles_of(GRAPH, LINEAR, split)))
 
 
@@ -42,13 +42,13 @@ def test_every_degree_up_to_the_size_is_legal() -> None:
 )
 def test_what_is_not_legal_is_said_in_a_sentence(split: Split, message: str) -> None:
     with pytest.raises(AssertionError, match=message):
-        raise AssertionError(illegal(GRAPH, LINEAR, split, 3, RULES))
+        raise AssertionError(why_invalid(GRAPH, LINEAR, split, 3, RULES))
 
 
 def test_an_operator_without_a_rule_stays_whole() -> None:
     graph = dataclasses.replace(GRAPH, tensors={**GRAPH.tensors, 2: TensorShape((8,))})
-    assert illegal(graph, OWN, Split((1,), (2,)), 3, RULES) is None
-    found = illegal(graph, OWN, Split((2,), (0, 1)), 3, RULES)
+    assert why_invalid(graph, OWN, Split((1,), (2,)), 3, RULES) is None
+    found = why_invalid(graph, OWN, Split((2,), (0, 1)), 3, RULES)
     assert found == "operator 'own' (mine.own.default) cannot be split by dimension 0, got degree 2; give 1"
     rule = RULES.of(OWN)
     assert rule.input_boxes(OWN, graph, ((0, 8),)) == (((0, 8), (0, 4)),)
@@ -58,5 +58,5 @@ def test_an_operator_without_a_rule_stays_whole() -> None:
 def test_everything_on_a_device_is_legal() -> None:
     splits = everything_on(GRAPH, 2)
     for operator, split in zip(GRAPH.operators, splits, strict=True):
-        assert illegal(GRAPH, operator, split, 3, RULES) is None
+        assert why_invalid(GRAPH, operator, split, 3, RULES) is None
     assert [split.devices for split in splits] == [(2,), (2,)]

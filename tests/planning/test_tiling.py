@@ -34,7 +34,7 @@ def test_operators_that_are_alike_share_their_tilings() -> None:
     tilings = Tilings(chain("add", "add", "window"), RULES)
     assert tilings.of(0, (2, 1)) is tilings.of(1, (2, 1))
     assert tilings.of(0, (2, 1)) is not tilings.of(2, (2, 1))
-    assert tilings.alike == (0, 0, 1)
+    assert tilings.signature_ids == (0, 0, 1)
 
 
 def test_tiles_of_a_channel_sum_with_each_other() -> None:

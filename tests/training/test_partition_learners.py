@@ -430,7 +430,7 @@ def test_other_processes_get_the_rules_that_were_registered(monkeypatch: pytest.
     module = importlib.import_module("bow.training.train")
     taken: list[object] = []
     monkeypatch.setattr("bow.planning.tiles.registered_rules", lambda: "rules")
-    monkeypatch.setattr("bow.planning.tiles.take_over_rules", taken.append)
+    monkeypatch.setattr("bow.planning.tiles.import_rules", taken.append)
     monkeypatch.setattr(module, "run_training", lambda config: taken.append(config.seed))
     monkeypatch.setattr(module, "WorkerJob", lambda job: job)
     config = TrainConfig(model=model(), data=data(), loss=cross_entropy, partition=strategy(1), seed=5)

@@ -102,7 +102,7 @@ def _layers(groups: Groups, operators: Iterable[int]) -> int:
     return sum(groups.graph.operators[number].kind in LAYERS for number in operators)
 
 
-MOST = 10_000  # largest load and edge weight: METIS adds them up in 32-bit integers
+MAX_WEIGHT = 10_000  # largest load and edge weight: METIS adds them up in 32-bit integers
 
 
 def metis(evaluator: SimulatedEvaluator, seed: int = 0) -> Devices:
@@ -112,9 +112,9 @@ def metis(evaluator: SimulatedEvaluator, seed: int = 0) -> Devices:
     if len(chosen) == 1:
         return evaluator.all_on(chosen[0])
     times = group_times_ns(evaluator)
-    ways: list[dict[int, int]] = [{} for _ in range(len(evaluator.groups))]
-    for (a, b), weight in traffic(evaluator, MOST).items():
-        ways[a][b] = ways[b][a] = weight
+    adjacency: list[dict[int, int]] = [{} for _ in range(len(evaluator.groups))]
+    for (a, b), weight in traffic(evaluator, MAX_WEIGHT).items():
+        adjacency[a][b] = adjacency[b][a] = weight
     try:
         import pymetis
     except ImportError as error:
@@ -124,10 +124,11 @@ def metis(evaluator: SimulatedEvaluator, seed: int = 0) -> Devices:
     found = pymetis.part_graph(
         len(chosen),
         pymetis.CSRAdjacency(
-            [*itertools.accumulate(map(len, ways), initial=0)], [other for way in ways for other in way]
+            [*itertools.accumulate(map(len, adjacency), initial=0)],
+            [other for neighbours in adjacency for other in neighbours],
         ),
-        vweights=loads(times, chosen, MOST),
-        eweights=[weight for way in ways for weight in way.values()],
+        vweights=loads(times, chosen, MAX_WEIGHT),
+        eweights=[weight for neighbours in adjacency for weight in neighbours.values()],
         tpwgts=speeds([times[device] for device in chosen]),
         options=pymetis.Options(seed=random.Random(seed).randrange(2**31)),
     )
@@ -150,18 +151,18 @@ def scotch(evaluator: SimulatedEvaluator, devices: Sequence[int] | None = None) 
     if len(chosen) == 1 or len(evaluator.groups) == 1:
         return evaluator.all_on(max(chosen))
     times = group_times_ns(evaluator)
-    graph = source_graph(loads(times, chosen, MOST), traffic(evaluator, MOST))
+    graph = source_graph(loads(times, chosen, MAX_WEIGHT), traffic(evaluator, MAX_WEIGHT))
     target = architecture(evaluator.problem.topology, chosen, speeds([times[device] for device in chosen]))
-    return tuple(chosen[number] for number in mapped(graph, target))
+    return tuple(chosen[number] for number in run_scotch(graph, target))
 
 
 def source_graph(loads: Sequence[int], edges: Mapping[tuple[int, int], int]) -> str:
     """Write a graph in Scotch's format: version, sizes, base 0 with vertex and edge weights, one line per vertex."""
-    ways: list[list[int]] = [[] for _ in loads]
+    adjacency: list[list[int]] = [[] for _ in loads]
     for (a, b), weight in sorted(edges.items()):
-        ways[a] += [weight, b]
-        ways[b] += [weight, a]
-    lines = [[load, len(way) // 2, *way] for load, way in zip(loads, ways, strict=True)]
+        adjacency[a] += [weight, b]
+        adjacency[b] += [weight, a]
+    lines = [[load, len(neighbours) // 2, *neighbours] for load, neighbours in zip(loads, adjacency, strict=True)]
     header = ["0", f"{len(loads)} {2 * len(edges)}", "0 011"]
     return "\n".join([*header, *(" ".join(map(str, line)) for line in lines)]) + "\n"
 
@@ -179,7 +180,7 @@ def architecture(topology: DeviceTopology, devices: Sequence[int], speeds: Seque
     return source_graph([max(1, round(SPEED * speed)) for speed in speeds], dict(zip(pairs, lengths, strict=True)))
 
 
-def mapped(graph: str, target: str) -> list[int]:
+def run_scotch(graph: str, target: str) -> list[int]:
     """Run Scotch; return the target of each vertex."""
     gmap, architecture = _program(GMAP), _program(ARCHITECTURE)
     with tempfile.TemporaryDirectory() as name:

@@ -47,7 +47,7 @@ def train_policy(
     state = TrainingState(operations, settings, sizes, seed, updates=updates, budget_s=budget_s)
     shared = (operations, sizes, settings, seed, evaluate)
     processes = [_ControllerProcess(number, shared) for number in range(controllers)]
-    with state.with_best_noted():
+    with state.reporting_best():
         try:
             if processes:
                 _serve(state, processes, watch)

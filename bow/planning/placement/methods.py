@@ -14,13 +14,13 @@ from bow.planning.placement.groups import Devices
 from bow.planning.placement.training import LearningSettings, PolicyProgress
 from bow.planning.problem.partition import Split
 from bow.planning.search.metropolis import Limits, metropolis
-from bow.planning.search.proposals import SINGLE_OF_FAMILY, Changes
+from bow.planning.search.proposals import P_SINGLE_OF_FAMILY, Changes
 from bow.seeds import derive_seed
 
 ATTEMPTS = 100  # random placements drawn to find one that fits
 MOST_UPDATES = 10_000  # of a training that its time budget ends earlier
 
-Say: TypeAlias = Callable[[str], None]  # called with a line of progress
+Report: TypeAlias = Callable[[str], None]  # called with a line of progress
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class PlacementResult:
     greedy: Devices | None = None
 
 
-Method: TypeAlias = Callable[[SimulatedEvaluator, SearchBudget, int, Say], PlacementResult]
+Method: TypeAlias = Callable[[SimulatedEvaluator, SearchBudget, int, Report], PlacementResult]
 """Places the groups of an evaluator, given budget, seed and progress output."""
 
 
@@ -55,7 +55,7 @@ class GroupProposals:
         # Moving a single cell of an unrolled layer requires a copy of the layer's weights; so whole layers move as
         # well.
         layer = self._layers[self._groups[group].layer]
-        if len(layer) == 1 or self._source.random() < SINGLE_OF_FAMILY:
+        if len(layer) == 1 or self._source.random() < P_SINGLE_OF_FAMILY:
             return self._moved([group], device)
         devices = {number: self._device(number, splits) for number in layer}
         if device in devices.values():
@@ -70,7 +70,7 @@ class GroupProposals:
         return tuple((operator, self._evaluator.whole_on[device][operator]) for operator in operators)
 
 
-def walk_from_several(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say) -> Devices:
+def multi_start_metropolis(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Report) -> Devices:
     """Return the best placement of walks from a single accelerator, the expert's and a random placement."""
     # Starts that do not fit are skipped; if none fits, all groups on a processor. Ctrl-C ends the search.
     starts = dict(_starts(evaluator, random.Random(derive_seed(seed, 2))))
@@ -119,7 +119,7 @@ def _random(evaluator: SimulatedEvaluator, source: random.Random) -> Devices:
     return placement
 
 
-def _learned(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say) -> PlacementResult:
+def _learned(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Report) -> PlacementResult:
     """Return the fastest of: the policy's best sample, its greedy placement, everything on one device."""
     best: list[float] = []
 
@@ -157,7 +157,7 @@ def _placed(evaluator: SimulatedEvaluator, devices: Devices) -> PlacementResult:
     return PlacementResult(evaluator.groups.splits(devices), devices)
 
 
-def _simple(find: Callable[[SimulatedEvaluator, int], Devices]) -> Method:
+def _without_search(find: Callable[[SimulatedEvaluator, int], Devices]) -> Method:
     """Wrap a method without search."""
     return lambda evaluator, budget, seed, say: _placed(evaluator, find(evaluator, seed))
 
@@ -168,17 +168,17 @@ def _processor(evaluator: SimulatedEvaluator, seed: int) -> Devices:
     return evaluator.all_on(evaluator.processors[0])
 
 
-def _walked(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Say) -> PlacementResult:
-    return _placed(evaluator, _fastest(evaluator, walk_from_several(evaluator, budget, seed, say)))
+def _walked(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Report) -> PlacementResult:
+    return _placed(evaluator, _fastest(evaluator, multi_start_metropolis(evaluator, budget, seed, say)))
 
 
 METHODS: Mapping[str, Method] = {
-    "cpu": _simple(_processor),
-    "gpu": _simple(lambda evaluator, seed: evaluator.all_on(evaluator.accelerators[0])),
-    "scotch": _simple(lambda evaluator, seed: scotch(evaluator)),
-    "mincut": _simple(lambda evaluator, seed: scotch(evaluator, evaluator.accelerators)),
-    "metis": _simple(metis),
-    "expert": _simple(lambda evaluator, seed: expert(evaluator)),
+    "cpu": _without_search(_processor),
+    "gpu": _without_search(lambda evaluator, seed: evaluator.all_on(evaluator.accelerators[0])),
+    "scotch": _without_search(lambda evaluator, seed: scotch(evaluator)),
+    "mincut": _without_search(lambda evaluator, seed: scotch(evaluator, evaluator.accelerators)),
+    "metis": _without_search(metis),
+    "expert": _without_search(lambda evaluator, seed: expert(evaluator)),
     "learned": _learned,
     "mcmc": _walked,
 }

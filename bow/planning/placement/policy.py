@@ -76,7 +76,7 @@ _Choose: TypeAlias = Callable[[int, Tensor], Tensor]
 """Maps the number of an operation and logits [placements, devices] to devices [placements]."""
 
 
-STAY = 4.0
+SAME_DEVICE_LOGIT = 4.0
 """Initial extra logit of the previous operation's device: first samples are runs of neighbours on one device."""
 
 
@@ -120,7 +120,7 @@ class PlacementPolicy(nn.Module):
         self.of_decoder = nn.Linear(hidden, settings.attention, bias=False)
         self.choice = nn.Linear(2 * hidden, devices)
         # Added to the logits, by previous device (the last one: none).
-        self.habit = nn.Embedding(devices + 1, devices, _weight=STAY * torch.eye(devices + 1, devices))
+        self.habit = nn.Embedding(devices + 1, devices, _weight=SAME_DEVICE_LOGIT * torch.eye(devices + 1, devices))
 
     @torch.no_grad()
     def sample(
@@ -166,7 +166,7 @@ class PlacementPolicy(nn.Module):
         chosen = []
         for step in range(len(self.operations)):
             gates = of_device[device] + of_operation[step] + hidden @ recurrent
-            hidden, cell = _stepped(gates, cell)
+            hidden, cell = _lstm_step(gates, cell)
             device = choose(step, self._logits(hidden[None], device[None], encoded, keys)[0])
             chosen.append(device)
         return torch.stack(chosen, dim=1)
@@ -204,7 +204,7 @@ class PlacementPolicy(nn.Module):
         return logits + habit
 
 
-def _stepped(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+def _lstm_step(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
     """Run one LSTM step; return output and cell state."""
     into, forget, new, out = gates.chunk(4, dim=1)
     cell = forget.sigmoid() * cell + into.sigmoid() * new.tanh()

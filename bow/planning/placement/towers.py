@@ -68,16 +68,16 @@ class _TowerSimulation:
         spans = [(began[-1] - began[1]) / (STEPS - 1) for began in self._began]
         return TowersResult(sum(spans) / len(spans) / 1e9, (self._computing_ns / 1e9,) * len(self._towers))
 
-    def _ask(self, at: int, event: Callable[..., None], *arguments: int) -> None:
+    def _schedule(self, at: int, event: Callable[..., None], *arguments: int) -> None:
         heappush(self._events, (at, next(self._order), event, arguments))
 
     def _compute(self, now: int, tower: int, step: int) -> None:
         for number, layer in enumerate(self._layers):
-            self._ask(now + layer.ready_ns, self._push, tower, step, number)
+            self._schedule(now + layer.ready_ns, self._push, tower, step, number)
 
     def _push(self, now: int, tower: int, step: int, layer: int) -> None:
         """Send a layer's gradients to the processor."""
-        self._ask(self._sent(now, self._towers[tower], self._home, layer), self._update, tower, step, layer)
+        self._schedule(self._transfer(now, self._towers[tower], self._home, layer), self._update, tower, step, layer)
 
     def _update(self, now: int, tower: int, step: int, layer: int) -> None:
         """Update a layer; with synchronous towers once the last gradients have arrived."""
@@ -85,13 +85,13 @@ class _TowerSimulation:
         if self._is_synchronous and self._arrived["gradients", step, layer] < len(self._towers):
             return
         those = range(len(self._towers)) if self._is_synchronous else (tower,)
-        end = self._taken([self._home], now, self._layers[layer].update_ns * len(those))
+        end = self._occupy([self._home], now, self._layers[layer].update_ns * len(those))
         for each in those:
-            self._ask(end, self._pull, each, step, layer)
+            self._schedule(end, self._pull, each, step, layer)
 
     def _pull(self, now: int, tower: int, step: int, layer: int) -> None:
         """Send the weights back."""
-        self._ask(self._sent(now, self._home, self._towers[tower], layer), self._arrive, tower, step)
+        self._schedule(self._transfer(now, self._home, self._towers[tower], layer), self._arrive, tower, step)
 
     def _arrive(self, now: int, tower: int, step: int) -> None:
         """Continue the tower once all its weights have arrived."""
@@ -101,11 +101,11 @@ class _TowerSimulation:
             if step + 1 < STEPS:
                 self._compute(now, tower, step + 1)
 
-    def _sent(self, now: int, source: int, target: int, layer: int) -> int:
+    def _transfer(self, now: int, source: int, target: int, layer: int) -> int:
         duration = self._topology.transfer_ns(self._layers[layer].num_bytes, source, target)
-        return self._taken([("channel", number) for number in self._topology.route(source, target)], now, duration)
+        return self._occupy([("channel", number) for number in self._topology.route(source, target)], now, duration)
 
-    def _taken(self, places: Sequence[object], now: int, duration: int) -> int:
+    def _occupy(self, places: Sequence[object], now: int, duration: int) -> int:
         """Occupy exclusive places; return the end."""
         end = max([now, *(self._free_ns[place] for place in places)]) + duration
         self._free_ns.update(dict.fromkeys(places, end))

@@ -16,7 +16,7 @@ from bow.errors import ScheduleError, SettingError
 from bow.planning.placement.policy import Operations, PlacementPolicy, PolicySettings
 from bow.seeds import derive_seed
 
-LEAST_NATS = 1e-3  # lower bound of the entropy in `worth_of_entropy`
+MIN_ENTROPY = 1e-3  # lower bound of the entropy in `worth_of_entropy`
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class LearningSettings:
         return int(self.exploring * self.samples)
 
     def worth_of_entropy(self, nats: float) -> float:
-        return self.entropy * max(1.0, self.least_entropy / max(nats, LEAST_NATS))
+        return self.entropy * max(1.0, self.least_entropy / max(nats, MIN_ENTROPY))
 
     def unsettled(self, left: float) -> float:
         """Return the factor of the entropy bonus and of the elites when this fraction of the training is left."""
         return min(1.0, left / self.settling) if self.settling else 1.0
 
 
-FAILING_FACTOR = 10.0  # a failure counts as this multiple of the slowest of the first placements that fit
+FAILURE_PENALTY = 10.0  # a failure counts as this multiple of the slowest of the first placements that fit
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Baseline:
     def _signals(self, times: Sequence[float | None], mask_failures: bool) -> list[float | None]:
         slowest = max((time for time in times if time is not None), default=None)
         if self.failing_s is None and slowest is not None:
-            self.failing_s = FAILING_FACTOR * slowest
+            self.failing_s = FAILURE_PENALTY * slowest
         failing = None if mask_failures or self.failing_s is None else math.sqrt(self.failing_s)
         return [failing if time is None else math.sqrt(time) for time in times]
 
@@ -322,7 +322,7 @@ class TrainingState:
         return PolicyProgress(self.updater.updates, self.history.samples, self.history.best, batch)
 
     @contextlib.contextmanager
-    def with_best_noted(self) -> Iterator[None]:
+    def reporting_best(self) -> Iterator[None]:
         """End the training on Ctrl-C; add the best placement so far as a note to any exception."""
         try:
             yield

@@ -33,7 +33,7 @@ def bounds(boxes: Sequence[Box]) -> Box:
     return tuple((min(a for a, _ in sides), max(b for _, b in sides)) for sides in zip(*boxes, strict=True))
 
 
-def within(box: Box, origin: Box) -> Box:
+def relative_to(box: Box, origin: Box) -> Box:
     """Return a box in indices relative to an enclosing box."""
     return tuple((a - c, b - c) for (a, b), (c, _) in zip(box, origin, strict=True))
 
@@ -50,7 +50,7 @@ def tiles(shape: Sequence[int], degrees: Sequence[int]) -> Iterator[Box]:
     return itertools.product(*(cut(size, degree) for size, degree in zip(shape, degrees, strict=True)))
 
 
-def cells(boxes: Sequence[Box]) -> list[Box]:
+def common_refinement(boxes: Sequence[Box]) -> list[Box]:
     """Cut the union of boxes along all their borders, so that each cell is entirely inside or outside of every box."""
     if not boxes:
         return []

@@ -39,7 +39,9 @@ def everything_on(graph: OperatorGraph, device: int = 0) -> tuple[Split, ...]:
     return tuple(whole_on(graph, operator, device) for operator in graph.operators)
 
 
-def illegal(graph: OperatorGraph, operator: PlanOperator, split: Split, num_devices: int, rules: Rules) -> str | None:
+def why_invalid(
+    graph: OperatorGraph, operator: PlanOperator, split: Split, num_devices: int, rules: Rules
+) -> str | None:
     """Return why a split is invalid for an operator; None if it is valid."""
     dimensions = rules.dimensions(operator, graph)
     name = f"operator {operator.name!r}"
@@ -111,7 +113,7 @@ class Partition:
             )
         size = self.devices_per_learner(num_devices)
         for operator, split in zip(graph.operators, self.splits, strict=True):
-            wrong = illegal(graph, operator, split, size, rules)
+            wrong = why_invalid(graph, operator, split, size, rules)
             if wrong is not None:
                 raise ScheduleError(wrong)
 
@@ -186,11 +188,11 @@ class Tilings:
         numbers: dict[str, int] = {}
         signatures = [_signature(graph, operator) for operator in graph.operators]
         # [operator]: a number shared by identical operators
-        self.alike = tuple(numbers.setdefault(signature, len(numbers)) for signature in signatures)
+        self.signature_ids = tuple(numbers.setdefault(signature, len(numbers)) for signature in signatures)
         self._found: dict[tuple[int, tuple[int, ...]], Tiling] = {}
 
     def of(self, operator: int, degrees: tuple[int, ...]) -> Tiling:
-        key = self.alike[operator], degrees
+        key = self.signature_ids[operator], degrees
         if key not in self._found:
             self._found[key] = _tiling(self._graph, self._graph.operators[operator], degrees, self._rules)
         return self._found[key]

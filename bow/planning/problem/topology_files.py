@@ -83,7 +83,7 @@ def save_topology(topology: DeviceTopology, path: str | Path) -> None:
 
 def _read(data: Mapping[str, Any]) -> DeviceTopology:
     kinds = {
-        str(name): _made(DeviceKind, f"kind {str(name)!r}", fields, name=str(name))
+        str(name): _build(DeviceKind, f"kind {str(name)!r}", fields, name=str(name))
         for name, fields in _mapping("kinds", data.get("kinds"), "names to device kinds").items()
     }
     nodes = data.get("nodes", 1)
@@ -135,7 +135,7 @@ def _links(described: object, prefix: str) -> Iterator[Link]:
     ends = [prefix + str(name) for name in between]
     lines = [tuple(ends)] if fields.get("shared") else itertools.combinations(ends, 2)
     what = f"the link between {' and '.join(map(str, between))}"
-    yield from (_made(Link, what, fields, ends=each) for each in lines)
+    yield from (_build(Link, what, fields, ends=each) for each in lines)
 
 
 def _to_network(fields: dict[str, Any], prefixes: Iterable[str]) -> Iterator[Link]:
@@ -143,10 +143,10 @@ def _to_network(fields: dict[str, Any], prefixes: Iterable[str]) -> Iterator[Lin
         raise TopologyError("network lacks 'from'; name the device or switch of each node that connects to it")
     start = str(fields.pop("from"))
     for prefix in prefixes:
-        yield _made(Link, "network", fields, ends=(prefix + start, NETWORK))
+        yield _build(Link, "network", fields, ends=(prefix + start, NETWORK))
 
 
-def _made(of: type[_Described], what: str, described: object, **given: Any) -> _Described:
+def _build(of: type[_Described], what: str, described: object, **given: Any) -> _Described:
     """Build a device kind or a link from a file's fields and from given ones."""
     fields = _mapping(what, described, "names to values")
     own = [field for field in dataclasses.fields(of) if field.name not in given]

@@ -86,14 +86,14 @@ class SlidingWindow(Side):
     padding: int = 0
     dilation: int = 1
 
-    def reach(self, box: Box) -> Interval:
+    def unclipped_interval(self, box: Box) -> Interval:
         """Return the extent of the windows, not clipped to the operand."""
         first, end = box[self.dim]
         start = first * self.stride - self.padding
         return start, (end - 1) * self.stride - self.padding + self.dilation * (self.kernel - 1) + 1
 
     def interval(self, box: Box, size: int) -> Interval | None:
-        start, end = self.reach(box)
+        start, end = self.unclipped_interval(box)
         # Windows entirely in the padding get one element: an operand that is None would get no gradient.
         start = min(max(start, 0), size - 1)
         return start, max(start + 1, min(end, size))

@@ -7,7 +7,7 @@ from bow.errors import SettingError
 from bow.planning.problem.box import whole
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
-from bow.planning.problem.partition import Split, everything_on, illegal, whole_on
+from bow.planning.problem.partition import Split, everything_on, whole_on, why_invalid
 from bow.planning.rules.rule import Kind, Rules
 from bow.planning.search.optcnn import optcnn
 from bow.planning.search.problem import Problem
@@ -92,7 +92,7 @@ def one_weird_trick(graph: OperatorGraph, rules: Rules, num_devices: int) -> tup
             split = split_along(graph, rules, operator, "P", devices)
         elif operator.kind in KEEPING:
             split = _kept(graph, operator, by_channel)
-        if split is not None and illegal(graph, operator, split, num_devices, rules) is None:
+        if split is not None and why_invalid(graph, operator, split, num_devices, rules) is None:
             splits[number] = split
             by_channel.update(dict.fromkeys(operator.outputs, split))
     return tuple(splits)

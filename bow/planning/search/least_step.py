@@ -54,7 +54,7 @@ class _LeastStep:
         space = SplitSpace(problem.graph, problem.rules, self._num_devices)
         found: dict[tuple[int, tuple[int, ...]], _Times] = {}  # by what determines an operator's times
         self._operators: list[_Times] = []
-        for operator, alike in enumerate(model.tilings.alike):
+        for operator, alike in enumerate(model.tilings.signature_ids):
             key = alike, tuple(model.groups_read[operator])
             if key not in found:
                 found[key] = self._times(operator, list(space.degrees(operator)))
@@ -64,7 +64,7 @@ class _LeastStep:
         self._flows: list[list[int]] = [[] for _ in self._operators]
         for edge in edges:
             self._makers[edge.reader].append(edge.maker)
-            if model.flows(model.graph.operators[edge.maker].outputs[edge.output]):
+            if model.has_gradient(model.graph.operators[edge.maker].outputs[edge.output]):
                 self._flows[edge.reader].append(edge.maker)
         trained = [group.weights for group in model.weight_groups if group.trainable]
         sizes = [sum(model.graph.weights[name].num_bytes for name in names) for names in trained]

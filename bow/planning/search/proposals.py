@@ -296,9 +296,9 @@ class GuidedProposals:
             return [each for each in family if splits[each] == splits[operator]]
         connected = [*family]
         for _ in range(self._source.randrange(1, MAX_CONNECTED_FAMILIES)):
-            beside = [each for each in self._neighbours[self._source.choice(connected)] if each in families]
-            if beside:
-                connected.extend(families[self._source.choice(beside)])
+            adjacent = [each for each in self._neighbours[self._source.choice(connected)] if each in families]
+            if adjacent:
+                connected.extend(families[self._source.choice(adjacent)])
         return dict.fromkeys(connected)
 
     def _near(self, operator: int, splits: Sequence[Split]) -> Split:

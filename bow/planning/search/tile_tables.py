@@ -186,7 +186,7 @@ class TileTables:
     def _transfer_table(self, edge: Edge, is_back: bool) -> Array:
         (makers, made), (readers, read) = self.devices[edge.maker].shape, self.devices[edge.reader].shape
         table = np.full((makers, readers, made, read), NEG_INF, np.int64)
-        if is_back and not self._model.flows(self._model.graph.operators[edge.maker].outputs[edge.output]):
+        if is_back and not self._model.has_gradient(self._model.graph.operators[edge.maker].outputs[edge.output]):
             return table
         for one in self.splits_by_degrees(edge.maker):
             self._check()
@@ -295,7 +295,7 @@ class PlaceTables:
     def _between(self, edge: Edge, one: Sequence[int], other: Sequence[int]) -> Array:
         """Loads between splits with the same degrees on each side, [split, split, place]."""
         # Tiles on a device may share a transfer: count only the longest from each tile to each device.
-        flows = self._model.flows(self._model.graph.operators[edge.maker].outputs[edge.output])
+        flows = self._model.has_gradient(self._model.graph.operators[edge.maker].outputs[edge.output])
         num_bytes, home, away = self._tables.between(edge, one, other)
         there = self._tables.transfers.of(num_bytes, home, away)
         back = self._tables.transfers.of(num_bytes if flows else np.zeros_like(num_bytes), away, home)

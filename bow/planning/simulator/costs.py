@@ -210,7 +210,7 @@ class TileTimes:
         return {"tiles": tiles, "updates": self.updates}
 
     @classmethod
-    def of_plain(cls, read: Any) -> "TileTimes":
+    def from_plain(cls, read: Any) -> "TileTimes":
         """Restore from `to_plain`; a negative or non-finite time is a `ValueError`."""
         tiles = {key: TileTime(int(forward), int(backward)) for key, (forward, backward) in read["tiles"].items()}
         updates = {graph: float(time) for graph, time in read["updates"].items()}

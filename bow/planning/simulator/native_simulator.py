@@ -60,14 +60,14 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 def library() -> ctypes.CDLL:
     """Load the library; its functions lose their prefix `planner_`."""
-    found = _attempt()
+    found = _load_once()
     if isinstance(found, RuntimeUnavailableError):
         raise RuntimeUnavailableError(*found.args)  # a new one: an error keeps the frames it went through
     return found
 
 
 @functools.cache
-def _attempt() -> ctypes.CDLL | RuntimeUnavailableError:
+def _load_once() -> ctypes.CDLL | RuntimeUnavailableError:
     """Load once per process: a failed attempt would fail again."""
     try:
         return _load()
@@ -97,8 +97,8 @@ def _load() -> ctypes.CDLL:
     return loaded
 
 
-NOBODY = -1  # maker of the batch's tensors
-MOST_TILES = 2**16  # per operator: tile numbers have 16 bits in the key that orders tasks
+NO_MAKER = -1  # maker of the batch's tensors
+MAX_TILES = 2**16  # per operator: tile numbers have 16 bits in the key that orders tasks
 
 
 def create_simulator(library: ctypes.CDLL, model: StepModel, update_ns: Any, algorithm: int) -> Any:
@@ -119,7 +119,7 @@ def create_simulator(library: ctypes.CDLL, model: StepModel, update_ns: Any, alg
         topology.passing,
         round(topology.sum_us * NS_PER_US),
         model.learners,
-        model.copies,
+        model.bytes_per_weight_byte,
     )
     _describe(library, model, builder)
     return library.simulator(builder, update_ns, algorithm)
@@ -142,10 +142,10 @@ class NativeTilings:
         return self._numbers[key]
 
     def _add(self, operator: int, tiling: Tiling) -> int:
-        if tiling.num_tiles > MOST_TILES:
+        if tiling.num_tiles > MAX_TILES:
             name = self._model.graph.operators[operator].name
             raise ScheduleError(
-                f"operator {name!r} is split into {tiling.num_tiles} tiles; split it into at most {MOST_TILES}"
+                f"operator {name!r} is split into {tiling.num_tiles} tiles; split it into at most {MAX_TILES}"
             )
         has_backward = self._model.has_backward[operator]
         return int(
@@ -171,7 +171,7 @@ class NativeTilings:
         names = self._model.graph.operators[operator].weights
         for group in self._model.groups_read[operator]:
             places = tuple(names.index(name) for name in self._model.weight_groups[group].weights)
-            key = group, places, self._model.tilings.alike[operator], tiling.degrees
+            key = group, places, self._model.tilings.signature_ids[operator], tiling.degrees
             if key not in self._known_parts:
                 self._known_parts[key] = [self._part(group, boxes, places) for boxes in tiling.weights]
             yield from self._known_parts[key]
@@ -202,8 +202,8 @@ def _describe(library: ctypes.CDLL, model: StepModel, builder: Any) -> None:
     graph = model.graph
     positions = {number: position for position, number in enumerate(graph.tensors)}
     for number, tensor in graph.tensors.items():
-        maker, slot = graph.makers.get(number, (NOBODY, 0))
-        library.add_tensor(builder, maker, slot, tensor.itemsize, maker != NOBODY and model.flows(number))
+        maker, slot = graph.makers.get(number, (NO_MAKER, 0))
+        library.add_tensor(builder, maker, slot, tensor.itemsize, maker != NO_MAKER and model.has_gradient(number))
     for group in model.weight_groups:
         weights = [graph.weights[name] for name in group.weights]
         ranks, sizes = ints(len(weight.shape) for weight in weights), longs(weight.itemsize for weight in weights)
@@ -226,7 +226,7 @@ Algorithm: TypeAlias = Literal["delta", "incremental", "full"]
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)  # by the library's number of the algorithm
 
 
-class Updates:
+class UpdateTimeCallback:
     """Callback that returns update times to the library."""
 
     # Exceptions cannot pass through the library; it continues with any time, and `check` raises the error afterwards.

@@ -135,7 +135,7 @@ def memory_peaks(model: StepModel, graph: TaskGraph, times: Sequence[TaskTime]) 
     # * Gradients sent to another device: from the first task that contributes to them to their arrival.
     # Views share memory. Workspaces and the allocator's waste are not counted.
     always = [
-        round(model.copies * trained) + frozen
+        round(model.bytes_per_weight_byte * trained) + frozen
         for trained, frozen in zip(graph.weight_bytes, graph.frozen_bytes, strict=True)
     ]
     changes: dict[int, list[tuple[int, int]]] = defaultdict(list)

@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bow.errors import ScheduleError
-from bow.planning.problem.partition import Partition, Split, illegal
+from bow.planning.problem.partition import Partition, Split, why_invalid
 from bow.planning.simulator.native_simulator import (
     ALGORITHMS,
     UPDATE_NS,
     Algorithm,
     NativeTilings,
-    Updates,
+    UpdateTimeCallback,
     create_simulator,
     ints,
     library,
@@ -41,7 +41,7 @@ class Simulation:
         self._proposed: Mapping[int, Split] | None = None
         self._legal: set[tuple[int, tuple[int, ...]]] = set()
         self._library = library()
-        self._updates = Updates(model.costs)
+        self._updates = UpdateTimeCallback(model.costs)
         self._update_ns = UPDATE_NS(self._updates)  # lives as long as the simulator, which calls it
         self._handle = create_simulator(self._library, model, self._update_ns, ALGORITHMS.index(algorithm))
         self._tilings = NativeTilings(self._library, self._handle, model)
@@ -145,7 +145,7 @@ class Simulation:
         known = (operator, split.degrees) in self._legal
         if known and len(split.devices) == split.num_tiles and 0 <= min(split.devices) <= max(split.devices) < size:
             return
-        wrong = illegal(graph, graph.operators[operator], split, size, self.model.rules)
+        wrong = why_invalid(graph, graph.operators[operator], split, size, self.model.rules)
         if wrong is not None:
             raise ScheduleError(wrong)
         self._legal.add((operator, split.degrees))

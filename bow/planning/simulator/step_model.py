@@ -9,7 +9,7 @@ from enum import IntEnum
 from functools import cached_property
 from typing import TypeAlias
 
-from bow.planning.problem.box import Box, cells, contains, volume
+from bow.planning.problem.box import Box, common_refinement, contains, volume
 from bow.planning.problem.device_topology import NS_PER_US, DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Tilings
@@ -112,7 +112,7 @@ class Collective:
     channels: tuple[int, ...]  # occupied: all between neighbours in the ring
     latency_ns: int  # the largest between neighbours
     ns_per_byte: float  # maximum over channels, times the number of neighbour pairs that share one
-    alone_ns: int = 0  # fixed time of a sum in addition to its messages
+    fixed_ns: int = 0  # fixed time of a sum in addition to its messages
 
     @classmethod
     def over(cls, topology: DeviceTopology, devices: Sequence[int]) -> "Collective":
@@ -125,7 +125,7 @@ class Collective:
             channels=tuple(sorted(uses)),
             latency_ns=max(sum(topology.channels[channel].latency_ns for channel in route) for route in routes),
             ns_per_byte=max(count * topology.channels[channel].ns_per_byte for channel, count in uses.items()),
-            alone_ns=round(topology.sum_us * NS_PER_US),
+            fixed_ns=round(topology.sum_us * NS_PER_US),
         )
 
     def time_ns(self, num_bytes: int) -> int:
@@ -133,7 +133,7 @@ class Collective:
         steps = 2 * (self.members - 1)
         ring = steps * self.latency_ns + math.ceil(steps / self.members * num_bytes * self.ns_per_byte)
         hops = 2 * math.ceil(math.log2(self.members))
-        return self.alone_ns + min(ring, hops * self.latency_ns + math.ceil(2 * num_bytes * self.ns_per_byte))
+        return self.fixed_ns + min(ring, hops * self.latency_ns + math.ceil(2 * num_bytes * self.ns_per_byte))
 
     def moved_bytes(self, num_bytes: int) -> int:
         return 2 * (self.members - 1) * num_bytes
@@ -179,7 +179,7 @@ def replica_bytes(
         holders: dict[Box, set[int]] = defaultdict(set)
         for part, devices in holdings.items():
             holders[part[number]].update(devices)
-        for cell in cells(list(holders)):
+        for cell in common_refinement(list(holders)):
             members = {device for box, those in holders.items() if contains(box, cell) for device in those}
             shared[tuple(sorted(members))] += volume(cell) * graph.weights[name].itemsize
     return dict(shared)
@@ -207,10 +207,10 @@ class StepModel:
         self.learners = learners
         self.device_groups = topology.groups(learners)
         averaging = AVERAGING_COPIES if learners > 1 else 0.0
-        self.copies = 1.0 + GRADIENT_COPIES + optimizer_bytes_per_weight_byte + averaging
+        self.bytes_per_weight_byte = 1.0 + GRADIENT_COPIES + optimizer_bytes_per_weight_byte + averaging
         """Permanent memory per byte of trainable weights."""
         self.tilings = Tilings(graph, rules)
-        self.costs = TaskCosts(costs, topology, self.tilings.alike)
+        self.costs = TaskCosts(costs, topology, self.tilings.signature_ids)
         self.weight_groups = weight_groups(graph)
         self.ranks = TaskRanks(learners * len(graph.operators), learners * len(self.weight_groups))
         self._collectives: dict[tuple[int, ...], Collective] = {}
@@ -234,7 +234,7 @@ class StepModel:
                 found[reader].append(number)
         return found
 
-    def flows(self, tensor: int) -> bool:
+    def has_gradient(self, tensor: int) -> bool:
         """Return whether a gradient flows back through an operator's output."""
         return self.graph.tensors[tensor].differentiable and self.has_backward[self.graph.makers[tensor][0]]
 

@@ -50,8 +50,8 @@ class _OperatorTasks:
     devices: tuple[int, ...]
     forward: list[int] = field(default_factory=list)
     backward: list[int] = field(default_factory=list)
-    made: list[int] = field(default_factory=list)  # by tile: task after which its outputs can leave
-    gradients: list[int] = field(default_factory=list)  # by tile: task after which its inputs' gradients can leave
+    output_ready: list[int] = field(default_factory=list)  # by tile: task after which its outputs can leave
+    input_gradient_ready: list[int] = field(default_factory=list)  # the same for the gradients of its inputs
 
 
 class _TaskGraphBuilder:
@@ -95,14 +95,14 @@ class _TaskGraphBuilder:
             placed.forward.append(
                 self._add_tile(TaskKind.FORWARD, owner, tile, device, int(forward_ns[tile]), tiling.output_bytes[tile])
             )
-        placed.made = self._add_sums(TaskKind.FORWARD_SUM, owner, placed, placed.forward)
+        placed.output_ready = self._add_sums(TaskKind.FORWARD_SUM, owner, placed, placed.forward)
         if not self.model.has_backward[index]:
             return
         for tile, device in enumerate(placed.devices):
             task = self._add_tile(TaskKind.BACKWARD, owner, tile, device, int(backward_ns[tile]), gradient_bytes[tile])
             self.predecessors[task].append(placed.forward[tile])
             placed.backward.append(task)
-        placed.gradients = self._add_sums(TaskKind.BACKWARD_SUM, owner, placed, placed.backward)
+        placed.input_gradient_ready = self._add_sums(TaskKind.BACKWARD_SUM, owner, placed, placed.backward)
 
     def _add_sums(self, kind: TaskKind, owner: int, placed: _OperatorTasks, tiles: list[int]) -> list[int]:
         """Add an operator's internal sums; return by tile its sum, or the tile's own task if there is none."""
@@ -123,7 +123,7 @@ class _TaskGraphBuilder:
     ) -> None:
         """Add the dependencies and transfers of a tensor from its maker to its readers, and of its gradient back."""
         moves: dict[tuple[int, Box, int], tuple[int, int | None]] = {}
-        flows, itemsize = self.model.flows(tensor), self.graph.tensors[tensor].itemsize
+        flows, itemsize = self.model.has_gradient(tensor), self.graph.tensors[tensor].itemsize
         for reader, boxes in readers:
             for tile, (box, device) in enumerate(zip(boxes, reader.devices, strict=True)):
                 for source, output in enumerate(made.tiling.outputs[slot]):
@@ -131,9 +131,9 @@ class _TaskGraphBuilder:
                     if part is None:
                         continue
                     if made.devices[source] == device:
-                        self.predecessors[reader.forward[tile]].append(made.made[source])
+                        self.predecessors[reader.forward[tile]].append(made.output_ready[source])
                         if flows:
-                            self.predecessors[made.backward[source]].append(reader.gradients[tile])
+                            self.predecessors[made.backward[source]].append(reader.input_gradient_ready[tile])
                         continue
                     key = source, part, device
                     if key not in moves:
@@ -143,7 +143,7 @@ class _TaskGraphBuilder:
                     there, back = moves[key]
                     self.predecessors[reader.forward[tile]].append(there)
                     if back is not None:
-                        self.predecessors[back].append(reader.gradients[tile])
+                        self.predecessors[back].append(reader.input_gradient_ready[tile])
 
     def _add_move(
         self, maker: int, source: int, made: _OperatorTasks, device: int, code: int, num_bytes: int, flows: bool
@@ -151,7 +151,7 @@ class _TaskGraphBuilder:
         """Add the transfer of a part of a tensor to a device, and of its gradient back."""
         home = made.devices[source]
         there = self._add_transfer(TaskKind.TRANSFER, maker, source, home, device, code, num_bytes)
-        self.predecessors[there].append(made.made[source])
+        self.predecessors[there].append(made.output_ready[source])
         if not flows:
             return there, None
         back = self._add_transfer(TaskKind.GRADIENT, maker, source, device, home, code, num_bytes)

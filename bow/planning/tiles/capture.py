@@ -26,7 +26,15 @@ from bow.graph.refusal import refused as _refused
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.rules import RULES
 from bow.planning.rules.rule import Rules
-from bow.planning.tiles.graph_builder import Constant, GraphBuilder, Maker, TensorRef, Value, Weight, with_samples
+from bow.planning.tiles.graph_builder import (
+    Constant,
+    ConstantFactory,
+    GraphBuilder,
+    TensorRef,
+    Value,
+    Weight,
+    annotate_sample_dims,
+)
 from bow.planning.tiles.inlining import inline_regions
 from bow.planning.tiles.operators import TRANSLATIONS
 from bow.planning.tiles.operators.exported import Exported, Result, exported_call, function
@@ -53,8 +61,8 @@ def constant_of(node: fx.Node, exported: Exported) -> Constant | None:
         return None
     if not all(isinstance(value, Constant) for value in exported.operands):
         return None
-    by_place = [_recipe(value) for key, value in exported.arguments.items() if key not in exported.keywords]
-    by_name = {key: _recipe(value) for key, value in exported.arguments.items() if key in exported.keywords}
+    by_place = [_picklable_argument(value) for key, value in exported.arguments.items() if key not in exported.keywords]
+    by_name = {key: _picklable_argument(value) for key, value in exported.arguments.items() if key in exported.keywords}
     return Constant((node.name,), example, functools.partial(_computed, exported.function, by_place, by_name))
 
 
@@ -62,7 +70,7 @@ def buffer(name: str, buffers: Mapping[str, Tensor]) -> Tensor:
     return buffers[name]
 
 
-def held(tensor: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:
+def constant_tensor(tensor: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:
     """Return a tensor held by the model's code."""
     return tensor
 
@@ -76,12 +84,12 @@ def _full(shape: Sequence[int], dtype: torch.dtype, value: float, buffers: Mappi
     return torch.full(tuple(shape), value, dtype=dtype)
 
 
-def _recipe(argument: Any) -> Any:
+def _picklable_argument(argument: Any) -> Any:
     """Return an argument with tensors replaced by their makers, which can be pickled."""
     if isinstance(argument, Value):
         assert isinstance(argument, Constant)
         return argument.make
-    return [_recipe(each) for each in argument] if isinstance(argument, (list, tuple)) else argument
+    return [_picklable_argument(each) for each in argument] if isinstance(argument, (list, tuple)) else argument
 
 
 def _computed(name: str, by_place: Sequence[Any], by_name: Mapping[str, Any], buffers: Mapping[str, Tensor]) -> Tensor:
@@ -112,7 +120,7 @@ class Mutations:
             node: (spec.target or "").removeprefix("model.") for node, spec in specs if spec.kind is InputKind.BUFFER
         }
 
-    def functional_name(self, node: fx.Node) -> str | None:
+    def functional_operator(self, node: fx.Node) -> str | None:
         """Return the functional counterpart of a node's operator; None if the node only increments a counter."""
         target: Any = node.target
         if not target._schema.is_mutable:
@@ -139,7 +147,7 @@ class Mutations:
         """Whether a node increments a buffer that is not read otherwise, such as batch norm's batch counter."""
         if str(node.target) not in _ADDITIONS or not isinstance(node.args[1], int):
             return False
-        buffer = _counted(node)
+        buffer = _counter_buffer(node)
         if buffer not in self._buffers or buffer.meta["val"].dim() or buffer.meta["val"].is_floating_point():
             return False
         return all(str(user.target) in _ADDITIONS for user in (*buffer.users, *node.users))
@@ -149,12 +157,12 @@ class Mutations:
         counts: dict[str, int] = {}
         for node in self._nodes:
             if node.op == "call_function" and self.is_counter(node):
-                name = self._buffers[_counted(node)]
+                name = self._buffers[_counter_buffer(node)]
                 counts[name] = counts.get(name, 0) + node.args[1]
         return counts
 
 
-def _counted(node: fx.Node) -> fx.Node:
+def _counter_buffer(node: fx.Node) -> fx.Node:
     """Return the start of a chain of in-place additions."""
     while str(node.target) in _ADDITIONS and isinstance(node.args[0], fx.Node):
         node = node.args[0]
@@ -186,7 +194,7 @@ class CapturedOperators:
     inputs: tuple[int, ...]  # numbers of the batch's tensors, in their order in the batch
     dtypes: Mapping[int, torch.dtype]  # of all tensors, by number
     counters: Mapping[str, int]  # increment per step, by counter buffer
-    makers: Mapping[int, Maker]  # step-invariant tensors, by number: functions of the model's buffers
+    makers: Mapping[int, ConstantFactory]  # step-invariant tensors, by number: functions of the model's buffers
 
     def constants(self, model: nn.Module, device: torch.device) -> dict[int, Tensor]:
         """Compute the step-invariant tensors."""
@@ -243,7 +251,11 @@ def capture_operators(
         )
     builder = translation.builder
     return CapturedOperators(
-        with_samples(graph, made, rules), made, builder.dtypes, translation.mutations.counters(), builder.constants
+        annotate_sample_dims(graph, made, rules),
+        made,
+        builder.dtypes,
+        translation.mutations.counters(),
+        builder.constants,
     )
 
 
@@ -309,7 +321,7 @@ class _Translation:
         loss = self._values[output.args[0][0]]
         if not isinstance(loss, TensorRef):
             loss = TensorRef(self.builder.batch[0])  # a constant or a parameter: rejected for lack of a gradient
-        return self.builder.finished(loss), tuple(self.builder.batch)
+        return self.builder.build(loss), tuple(self.builder.batch)
 
     def _inputs(self) -> dict[fx.Node, Value]:
         """Return the program's inputs by placeholder."""
@@ -327,7 +339,7 @@ class _Translation:
                 values[node] = TensorRef(next(batch))
             else:
                 tensor = self._program.constants[spec.target or ""]
-                values[node] = Constant((node.name,), node.meta["val"], functools.partial(held, tensor))
+                values[node] = Constant((node.name,), node.meta["val"], functools.partial(constant_tensor, tensor))
         return values
 
     def _translated(self, node: fx.Node) -> Any:
@@ -336,7 +348,7 @@ class _Translation:
             return None
         if not node.users:
             if isinstance(node.target, torch._ops.OpOverload):
-                self.mutations.functional_name(node)  # raises on in-place changes other than counters
+                self.mutations.functional_operator(node)  # raises on in-place changes other than counters
             return None
         if getattr(node.target, "__name__", "") == "getitem":
             source, place = node.args
@@ -357,7 +369,7 @@ class _Translation:
         if any(map(_depends_on_values, tree_leaves(node.meta["val"]))):
             what = f"makes a tensor whose shape depends on values, or reads a value, in {node.target}"
             raise refusal(self._name, what, REMEDY)
-        name = self.mutations.functional_name(node)
+        name = self.mutations.functional_operator(node)
         if name is None:
             return self._values[node.args[0]]  # type: ignore[index]
         given = fx.map_arg((node.args, node.kwargs), self._values.__getitem__)

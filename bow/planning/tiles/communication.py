@@ -67,7 +67,7 @@ class PointToPoint:
         for place, (part, _, tensor) in enumerate(receives):
             self._arriving[part] = (arriving[place : place + 1] if one_each else arriving), tensor
 
-    def arrived(self, part: TensorPart) -> Tensor:
+    def wait_for_part(self, part: TensorPart) -> Tensor:
         """Wait for a part and return its values."""
         works, tensor = self._arriving[part]
         if works:
@@ -76,7 +76,7 @@ class PointToPoint:
             self._arriving[part] = [], tensor
         return tensor
 
-    def forget(self, part: TensorPart) -> None:
+    def discard(self, part: TensorPart) -> None:
         self._arriving.pop(part, None)
 
     def close(self) -> None:
@@ -87,7 +87,7 @@ class PointToPoint:
         self._arriving.clear()
 
 
-def rows_of_all(
+def gather_rows(
     own: Sequence[tuple[TileTask, Tensor]], sums: SumTiles, group: ProcessGroup, recorder: SpanRecorder
 ) -> dict[Box, Tensor]:
     """Gather the tiles' rows of each sum, stacked in the order of the tiles."""
@@ -98,11 +98,11 @@ def rows_of_all(
         if task.sums not in found:
             found[task.sums] = row.new_zeros(len(sums[task.sums]), *row.shape)
         found[task.sums][sums[task.sums].index(task)] = row
-    add_up(found, sums, group, recorder)
+    all_reduce_sums(found, sums, group, recorder)
     return found
 
 
-def add_up(found: dict[Box, Tensor], sums: SumTiles, group: ProcessGroup, recorder: SpanRecorder) -> None:
+def all_reduce_sums(found: dict[Box, Tensor], sums: SumTiles, group: ProcessGroup, recorder: SpanRecorder) -> None:
     """All-reduce tensors over the devices of each sum, in place."""
     works: list[AsyncWork] = []
     for box in sorted(found):  # in the same order on all devices

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bow.errors import SettingError
-from bow.planning.problem.box import Box, contains, whole
-from bow.planning.problem.box import cells as boxes_between
+from bow.planning.problem.box import Box, common_refinement, contains, whole
 from bow.planning.problem.operator_graph import OperatorGraph, TensorShape
 from bow.planning.tiles.process_group import AsyncWork, ProcessGroup, wait_for
 from bow.planning.tiles.program import TileProgram, TileTask
@@ -49,7 +48,7 @@ def _of_weight(
     by_task = [task for _, task in reading]
     for box, task in reading:
         by_box.setdefault(box, []).append(task)
-    for cell in boxes_between([*by_box, whole(weight.shape)]):
+    for cell in common_refinement([*by_box, whole(weight.shape)]):
         tasks = [task for box, of_box in by_box.items() if contains(box, cell) for task in of_box]
         gradients = [task.operator for task in tasks or by_task if task.operator in program.backward]
         devices = tuple(sorted({task.device for task in tasks or by_task[:1]}))
@@ -60,7 +59,9 @@ class DeviceWeights:
     """The weight cells of one device."""
 
     def __init__(self, cells: Sequence[Cell], values: Mapping[str, Tensor], group: ProcessGroup) -> None:
-        self.parameters = {cell: _own(cell, values[cell.name]) for cell in cells if group.rank in cell.devices}
+        self.parameters = {
+            cell: _cell_parameter(cell, values[cell.name]) for cell in cells if group.rank in cell.devices
+        }
         self._group = group
         self._all = cells
         self._shapes = {name: tuple(value.shape) for name, value in values.items()}
@@ -72,7 +73,7 @@ class DeviceWeights:
         self._summed: dict[int, list[list[Cell]]] = {}
         for cell in self.parameters:
             if cell.operator is not None and cell.is_trained and len(cell.devices) > 1:
-                _together(self._summed.setdefault(cell.operator, []), cell, self._dtypes)
+                _add_to_bucket(self._summed.setdefault(cell.operator, []), cell, self._dtypes)
         group.prepare(cell.devices for cell in cells)
 
     def read(self, name: str, box: Box) -> Tensor:
@@ -151,12 +152,12 @@ class DeviceWeights:
         return torch.zeros(shape, dtype=self._dtypes[key.name], device=self._group.device)
 
 
-def _own(cell: Cell, value: Tensor) -> nn.Parameter:
+def _cell_parameter(cell: Cell, value: Tensor) -> nn.Parameter:
     own = region(value.detach(), cell.box, whole(tuple(value.shape))).clone(memory_format=torch.contiguous_format)
     return nn.Parameter(own, requires_grad=cell.is_trained)
 
 
-def _together(groups: list[list[Cell]], cell: Cell, dtypes: Mapping[str, torch.dtype]) -> None:
+def _add_to_bucket(groups: list[list[Cell]], cell: Cell, dtypes: Mapping[str, torch.dtype]) -> None:
     """Add a cell to the group with the same devices and dtype, which is summed in one message."""
     for group in groups:
         if group[0].devices == cell.devices and dtypes[group[0].name] == dtypes[cell.name]:
@@ -200,9 +201,9 @@ class DeviceBuffers:
         """Return the buffers to update with a task's sums, decayed for the layer's other operators; None: none."""
         assert task.sums is not None
         running = self._running.get((task.operator, task.sums))
-        if running is not None and (of_others := self._sharing[task.operator].of_others) != 1:
+        if running is not None and (decay_by_others := self._sharing[task.operator].decay_by_others) != 1:
             for tensor in running.values():
-                tensor.mul_(of_others)
+                tensor.mul_(decay_by_others)
         return running
 
     def gather(self) -> dict[str, Tensor]:
@@ -214,7 +215,7 @@ class DeviceBuffers:
                     shape, dtype = self._shapes[name]
                     found[name] = torch.zeros(shape, dtype=dtype, device=self._group.device)
                 if device == self._group.rank:
-                    own = self._running[operator, box][role] * self._sharing[operator].of_later
+                    own = self._running[operator, box][role] * self._sharing[operator].decay_by_later
                     region(found[name], box, whole(found[name].shape)).add_(own)
         self._group.sum_all(found.values())
         for tensor in found.values() if self._group.learners > 1 else ():
@@ -229,7 +230,7 @@ class DeviceBuffers:
 
     def _initial(self, operator: int, value: Tensor) -> Tensor:
         sharing = self._sharing[operator]
-        initial = value / (sharing.of_others or 1.0) if sharing.is_first else torch.zeros_like(value)
+        initial = value / (sharing.decay_by_others or 1.0) if sharing.is_first else torch.zeros_like(value)
         return initial.to(self._group.device)
 
 
@@ -242,8 +243,8 @@ class _Sharing:
     # So no device needs the statistics of another device's tiles.
 
     is_first: bool  # whether it is the first of them in a step
-    of_others: float  # decay by the updates of all other operators, `(1 - m)^(K - 1)`
-    of_later: float  # decay by the updates of later operators, `(1 - m)^(K - k)`
+    decay_by_others: float  # decay by the updates of all other operators, `(1 - m)^(K - 1)`
+    decay_by_later: float  # decay by the updates of later operators, `(1 - m)^(K - k)`
 
 
 def _sharing(graph: OperatorGraph, names: Mapping[int, Mapping[str, str]]) -> dict[int, _Sharing]:

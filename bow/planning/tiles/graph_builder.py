@@ -14,7 +14,8 @@ from bow.planning.rules.rule import Rules, WholeRule
 
 Shape: TypeAlias = tuple[int, ...]
 
-Maker: TypeAlias = Callable[[Mapping[str, Tensor]], Tensor]  # computes a step-invariant tensor from the buffers by name
+# Computes a step-invariant tensor from the buffers by name.
+ConstantFactory: TypeAlias = Callable[[Mapping[str, Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Constant:
 
     key: Any  # equal keys mean the same tensor
     example: Tensor  # a fake tensor with its shape and dtype
-    make: Maker  # picklable
+    make: ConstantFactory  # picklable
 
 
 Value: TypeAlias = TensorRef | Weight | Constant
@@ -47,9 +48,9 @@ Value: TypeAlias = TensorRef | Weight | Constant
 class GraphBuilder:
     """Builder of an operator graph."""
 
-    def __init__(self, model: nn.Module, batch: Sequence[Tensor], flows: bool = False) -> None:
+    def __init__(self, model: nn.Module, batch: Sequence[Tensor], requires_grad: bool = False) -> None:
         self.name = ""  # name of the next operators; duplicates get a suffix
-        self.constants: dict[int, Maker] = {}
+        self.constants: dict[int, ConstantFactory] = {}
         self.dtypes: dict[int, torch.dtype] = {}
         self._parameters = dict(model.named_parameters())
         self._operators: list[PlanOperator] = []
@@ -58,7 +59,7 @@ class GraphBuilder:
         self._named: dict[str, int] = {}
         self._layers: dict[str, str] = {}
         self._constants: dict[Any, int] = {}
-        self.batch = [self._tensor(tuple(t.shape), t.dtype, flows and t.is_floating_point()) for t in batch]
+        self.batch = [self._tensor(tuple(t.shape), t.dtype, requires_grad and t.is_floating_point()) for t in batch]
 
     def shape(self, value: Value) -> Shape:
         if isinstance(value, TensorRef):
@@ -106,7 +107,7 @@ class GraphBuilder:
         )
         return tuple(map(TensorRef, made))
 
-    def make(
+    def add_single_output(
         self,
         kind: str,
         operands: Sequence[Value],
@@ -117,18 +118,18 @@ class GraphBuilder:
         """Add an operator with one output, of the dtype of its first operand."""
         return self.add(kind, operands, [(tuple(shape), self.dtype(operands[0]))], attributes, flops)[0]
 
-    def called(self, value: Value, function: str) -> TensorRef:
+    def add_pointwise(self, value: Value, function: str) -> TensorRef:
         """Add a unary pointwise operator."""
         attributes = {"function": function, "arguments": [{"operand": 0}], "keywords": {}}
-        return self.make("pointwise", [value], self.shape(value), attributes)
+        return self.add_single_output("pointwise", [value], self.shape(value), attributes)
 
-    def detached(self, value: TensorRef | Weight) -> TensorRef:
+    def add_detach(self, value: TensorRef | Weight) -> TensorRef:
         """Add a detach: the same tensor without gradient flow."""
-        made = self.called(value, "aten.detach.default")
+        made = self.add_pointwise(value, "aten.detach.default")
         self._tensors[made.number] = replace(self._tensors[made.number], differentiable=False)
         return made
 
-    def finished(self, loss: TensorRef) -> OperatorGraph:
+    def build(self, loss: TensorRef) -> OperatorGraph:
         """Return the graph of the operators that the loss depends on or that update running statistics."""
         wanted, kept = {loss.number}, []
         for operator in reversed(self._operators):
@@ -184,10 +185,10 @@ class GraphBuilder:
         return f"{name}@{count}" if count else name
 
 
-NOWHERE = -1  # no sample dimension
+NO_SAMPLE_DIM = -1  # no sample dimension
 
 
-def with_samples(graph: OperatorGraph, batch: Sequence[int], rules: Rules) -> OperatorGraph:
+def annotate_sample_dims(graph: OperatorGraph, batch: Sequence[int], rules: Rules) -> OperatorGraph:
     """Return the graph with the attribute `sample` on each operator: the sample dimension of its output."""
     # An output dimension is the sample dimension if, by the rule, half of it needs only part of an input's samples.
     # For an operator without a rule, it is the input's sample dimension if the output has the same size there.
@@ -195,7 +196,7 @@ def with_samples(graph: OperatorGraph, batch: Sequence[int], rules: Rules) -> Op
     found = []
     for operator in graph.operators:
         sample = _sample_dim(graph, operator, dims, rules)
-        if sample != NOWHERE:
+        if sample != NO_SAMPLE_DIM:
             rank = len(graph.output_shape(operator))
             dims.update({each: sample for each in operator.outputs if len(graph.tensors[each].shape) == rank})
         found.append(replace(operator, attributes={**operator.attributes, "sample": sample}))
@@ -206,15 +207,15 @@ def _sample_dim(graph: OperatorGraph, operator: PlanOperator, dims: dict[int, in
     rule, shape = rules.of(operator), graph.output_shape(operator)
     if isinstance(rule, WholeRule):
         for number in operator.inputs:
-            dim = dims.get(number, NOWHERE)
+            dim = dims.get(number, NO_SAMPLE_DIM)
             if 0 <= dim < len(shape) and shape[dim] == graph.tensors[number].shape[dim]:
                 return dim
-        return NOWHERE
+        return NO_SAMPLE_DIM
     for dim, size in enumerate(shape):
         if size > 1:
             box = (*whole(shape)[:dim], (0, size // 2), *whole(shape)[dim + 1 :])
             for number, needed in zip(operator.inputs, rule.input_boxes(operator, graph, box), strict=True):
-                of = dims.get(number, NOWHERE)
-                if of != NOWHERE and needed is not None and needed[of] != (0, graph.tensors[number].shape[of]):
+                of = dims.get(number, NO_SAMPLE_DIM)
+                if of != NO_SAMPLE_DIM and needed is not None and needed[of] != (0, graph.tensors[number].shape[of]):
                     return dim
-    return NOWHERE
+    return NO_SAMPLE_DIM

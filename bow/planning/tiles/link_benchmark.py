@@ -45,8 +45,10 @@ def measure_idle_links(group: ProcessGroup) -> LinkModels:
     for pair in itertools.combinations(range(group.size), 2):
         group.all_gather(None)  # barrier: the previous pair is done
         own[pair] = _pair_model(group, *pair)
-    told = group.all_gather({pair: found for pair, found in own.items() if found is not None and pair[0] == group.rank})
-    return dict(sorted((pair, each) for of_device in told for pair, each in of_device.items()))
+    gathered = group.all_gather(
+        {pair: found for pair, found in own.items() if found is not None and pair[0] == group.rank}
+    )
+    return dict(sorted((pair, each) for of_device in gathered for pair, each in of_device.items()))
 
 
 def measured_topology(known: DeviceTopology, link_models: LinkModels, sum_us: float = 0.0) -> DeviceTopology:
@@ -91,7 +93,7 @@ def _one_way_ns(group: ProcessGroup, first: int, second: int, num_bytes: int) ->
     for turn in range(IDLE_WARM_UP + IDLE_REPEATS):
         start = time.perf_counter_ns()
         for is_there in (True, False):
-            _pass(group, source, other, sends=is_there == (group.rank == first))
+            _transfer_once(group, source, other, sends=is_there == (group.rank == first))
         if group.device.type == "cuda":
             torch.cuda.synchronize(group.device)
         if turn >= IDLE_WARM_UP:
@@ -99,7 +101,7 @@ def _one_way_ns(group: ProcessGroup, first: int, second: int, num_bytes: int) ->
     return statistics.median(times) / 2
 
 
-def _pass(group: ProcessGroup, source: torch.Tensor, other: int, sends: bool) -> None:
+def _transfer_once(group: ProcessGroup, source: torch.Tensor, other: int, sends: bool) -> None:
     nothing: Sequence[Message] = []
     message: Sequence[Message] = [(source.clone() if sends else torch.empty_like(source), other, 0)]
     leaving, arriving = group.exchange(message if sends else nothing, nothing if sends else message)
@@ -120,18 +122,11 @@ PER_BYTE_NS = (1e-6, 1e6)  # valid range of cached values: 1 KB/s to 1 PB/s
 class _Case:
     """Two partitions of the same chain of layers: one without communication between layers, and one with."""
 
-    straight: TileRuntime  # activations stay on their device
-    crossed: TileRuntime  # the devices communicate at every layer
-    count: int  # additional messages, or additional sums, of `crossed` in a step
+    local: TileRuntime  # activations stay on their device
+    communicating: TileRuntime  # the devices communicate at every layer
+    count: int  # additional messages, or additional sums, of `communicating` in a step
     num_bytes: int  # of each message
     batch: tuple[torch.Tensor, torch.Tensor]
-
-
-def topology_in_use(
-    group: ProcessGroup, known: DeviceTopology, *, shapes: Sequence[tuple[int, int]] = SHAPES, turns: int = TURNS
-) -> DeviceTopology:
-    """Return a topology with link models measured during training; collective."""
-    return measured_topology(known, *measure_busy_links(group, shapes=shapes, turns=turns))
 
 
 def measure_busy_links(
@@ -171,9 +166,11 @@ class _LinkBenchmark:
     def turn(self, is_timed: bool = True) -> None:
         """Time one step of both partitions of each chain; call repeatedly, since machine speed fluctuates."""
         for case, longer_ns in zip(self._cases, self._longer_ns, strict=True):
-            straight_ns, crossed_ns = (_step_ns(self._group, each, case) for each in (case.straight, case.crossed))
+            local_ns, communicating_ns = (
+                _step_ns(self._group, each, case) for each in (case.local, case.communicating)
+            )
             if is_timed:
-                longer_ns.append(crossed_ns - straight_ns)
+                longer_ns.append(communicating_ns - local_ns)
 
     def delays_ns(self) -> list[float]:
         """Return the delay caused by one message or sum, by case: the median of the timed turns."""
@@ -269,7 +266,7 @@ def _chain(
 def _messages(graph: OperatorGraph, splits: Sequence[Split]) -> int:
     """Return the number of messages in a step, forward and backward."""
     program = tile_program(graph, splits, RULES)
-    return sum(len(parts) for moved in (program.sent, program.returned) for parts in moved)
+    return sum(len(parts) for moved in (program.sends, program.gradient_sends) for parts in moved)
 
 
 def _crossed(splits: Sequence[Split], is_layer: Sequence[bool]) -> Iterator[Split]:

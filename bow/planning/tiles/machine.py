@@ -22,7 +22,7 @@ from bow.planning.tiles.process_group import ProcessGroup
 
 SIDE = {"cpu": 512, "cuda": 4096}  # of the square matrices whose product is timed
 COPIED = {"cpu": 2**24, "cuda": 2**28}  # float32 elements of the timed copy: far larger than caches
-STARTED = 200  # small operators launched to time the launch overhead
+LAUNCHES = 200  # small operators launched to time the launch overhead
 REPEATS = 5
 # Output size at which a matrix product reaches half its speed; on a GPU per multiprocessor: four for each of 128 units.
 HALF_OUTPUTS = {"cpu": 64, "cuda": 4 * 128}
@@ -48,7 +48,7 @@ def _measured_kind(device: torch.device, name: str, memory_gib: float) -> Device
     copy_s = _time_s(device, lambda: target.copy_(source))
 
     def start_some() -> None:
-        for _ in range(STARTED):
+        for _ in range(LAUNCHES):
             torch.tanh(small)
 
     units = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
@@ -57,7 +57,7 @@ def _measured_kind(device: torch.device, name: str, memory_gib: float) -> Device
         memory_gib=memory_gib,
         tflops=2 * side**3 / product_s / 1e12,
         gb_per_s=2 * copied * source.element_size() / copy_s / 1e9,
-        overhead_us=_time_s(device, start_some) / STARTED * 1e6,
+        overhead_us=_time_s(device, start_some) / LAUNCHES * 1e6,
         half_outputs=HALF_OUTPUTS[device.type] * units,
     )
 
@@ -100,7 +100,7 @@ def measure_machine(devices: str = "auto", count: int | None = None) -> DeviceTo
         return known
     warn_if_busy()
     cuda = known.devices[0].name.startswith("gpu")
-    with start(known.num_devices, _device(cuda, 0), WorkerJob(functools.partial(_elsewhere, known, cuda))) as world:
+    with start(known.num_devices, _device(cuda, 0), WorkerJob(functools.partial(_worker_main, known, cuda))) as world:
         return _measured(world, known, cuda)
 
 
@@ -115,7 +115,7 @@ def read_devices(devices: str = "auto", count: int | None = None) -> DeviceTopol
     return _cores(count)
 
 
-def connected(devices: Sequence[Device], gpus: Sequence[str] = ()) -> DeviceTopology:
+def topology_with_assumed_links(devices: Sequence[Device], gpus: Sequence[str] = ()) -> DeviceTopology:
     """Return a topology of devices with links of assumed speed."""
     if gpus and len({device.node for device in devices}) == 1:
         links = tuple(_gpu_links(devices, gpus))
@@ -131,7 +131,7 @@ def core_kind(threads: int) -> str:
 
 
 @contextlib.contextmanager
-def all_on(cores: Sequence[int]) -> Iterator[None]:
+def pinned_to(cores: Sequence[int]) -> Iterator[None]:
     """Pin all threads of this process, including Gloo's, to some cores, and compute with this many threads."""
     threads, before = torch.get_num_threads(), os.sched_getaffinity(0)
     torch.set_num_threads(len(cores))
@@ -153,7 +153,7 @@ def _device(cuda: bool, number: int) -> torch.device:
     return torch.device("cuda", number) if cuda else torch.device("cpu")
 
 
-def _elsewhere(known: DeviceTopology, cuda: bool) -> None:
+def _worker_main(known: DeviceTopology, cuda: bool) -> None:
     with join(_device(cuda, int(os.environ["LOCAL_RANK"]))) as world:
         _measured(world, known, cuda)
 
@@ -173,7 +173,7 @@ def _cores(count: int | None) -> DeviceTopology:
     threads = cores // count
     kind = device_kind(torch.device("cpu"), core_kind(threads), _memory_gib() / count, threads)
     names = [f"core{number}" if threads == 1 else f"cores{number}" for number in range(count)]
-    return connected([Device(name, kind) for name in names])
+    return topology_with_assumed_links([Device(name, kind) for name in names])
 
 
 def _gpus(count: int | None) -> DeviceTopology:
@@ -189,7 +189,7 @@ def _gpus(count: int | None) -> DeviceTopology:
             memory_gib = properties.total_memory / GIB
             kinds[properties.name] = device_kind(torch.device("cuda", number), properties.name, memory_gib)
         devices.append(Device(f"gpu{number}", kinds[properties.name]))
-    return connected(devices, [gpu_uuid(number) for number in range(count)])
+    return topology_with_assumed_links(devices, [gpu_uuid(number) for number in range(count)])
 
 
 def _gpu_links(devices: Sequence[Device], uuids: Sequence[str]) -> Iterator[Link]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from bow.planning.problem.box import Box, sizes, whole
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.tiles.communication import PointToPoint, SpanRecorder, add_up, rows_of_all
+from bow.planning.tiles.communication import PointToPoint, SpanRecorder, all_reduce_sums, gather_rows
 from bow.planning.tiles.device_state import DeviceBuffers, DeviceWeights
 from bow.planning.tiles.operators.calls import SummedCall, call_of
 from bow.planning.tiles.process_group import ProcessGroup
@@ -45,8 +45,8 @@ class SavedTile:
     weights: list[Tensor]  # the boxes of the weights
     outputs: tuple[Tensor, ...] = ()  # with their autograd graph
     moments: Tensor | None = None  # this tile's contribution to the sum, with its autograd graph; None: no sum
-    found: Tensor | None = None  # the contributions of all tiles of the sum, as an autograd leaf
-    of_found: Tensor | None = None  # gradient of `found` from this tile
+    all_moments: Tensor | None = None  # the contributions of all tiles of the sum, as an autograd leaf
+    grad_all_moments: Tensor | None = None  # gradient of `all_moments` from this tile
 
     @property
     def operands(self) -> list[Tensor | None]:
@@ -96,9 +96,9 @@ class ForwardPass:
     def _outputs(self, saved: SavedTile) -> tuple[Tensor, ...]:
         call = call_of(saved.task.tile.kind)
         if isinstance(call, SummedCall):
-            if saved.found is None:
-                return call.alone(saved.task.tile, saved.operands, self._context.buffers.of(saved.task))
-            return call.finish(saved.task.tile, saved.operands, saved.found)
+            if saved.all_moments is None:
+                return call.single_tile(saved.task.tile, saved.operands, self._context.buffers.of(saved.task))
+            return call.finish(saved.task.tile, saved.operands, saved.all_moments)
         return call(saved.task.tile, saved.operands, derive_seed(self._context.seed, self._step, saved.task.operator))
 
     def _sum_moments(self, call: SummedCall, operator: int, tiles: Sequence[SavedTile]) -> None:
@@ -108,17 +108,17 @@ class ForwardPass:
             for saved in tiles:
                 saved.moments = call.moments(saved.task.tile, saved.operands)
         own = [(saved.task, saved.moments.detach()) for saved in tiles if saved.moments is not None]
-        rows = rows_of_all(own, context.program.sums[operator], context.group, context.recorder)
+        rows = gather_rows(own, context.program.sums[operator], context.group, context.recorder)
         updated: set[Box] = set()
         for saved in tiles:
             assert saved.task.sums is not None
-            saved.found = rows[saved.task.sums].detach().requires_grad_(torch.is_grad_enabled())
+            saved.all_moments = rows[saved.task.sums].detach().requires_grad_(torch.is_grad_enabled())
             if saved.task.sums not in updated:
                 updated.add(saved.task.sums)
                 buffers = context.buffers.of(saved.task)
                 with torch.no_grad():
                     if buffers is not None:
-                        call.update(saved.task.tile, saved.found, buffers)
+                        call.update(saved.task.tile, saved.all_moments, buffers)
 
     def _with_inputs(self, task: TileTask) -> SavedTile:
         """Return a tile with its inputs and weights."""
@@ -139,7 +139,7 @@ class ForwardPass:
 
     def _value(self, part: TensorPart) -> Tensor:
         if part.source != part.target:
-            return self.messages.arrived(part)
+            return self.messages.wait_for_part(part)
         box, tensor = self._tile_outputs[part.tensor, part.tile]
         return region(tensor, part.box, box)
 
@@ -168,7 +168,7 @@ class ForwardPass:
         for piece in self._context.local.last_pieces.get(operator, ()):
             self._tile_outputs.pop(piece, None)
         for part in self._context.local.last_parts.get(operator, ()):
-            self.messages.forget(part)
+            self.messages.discard(part)
 
 
 class BackwardPass:
@@ -207,7 +207,7 @@ class BackwardPass:
                 self._differentiate(saved, pairs)
         several = [saved for saved in tiles if saved.moments is not None]
         if several:
-            self._back_through_sums(operator, several)
+            self._backward_through_sums(operator, several)
 
     def _gradients_of_outputs(self, saved: SavedTile) -> list[Tensor | None]:
         """Return the gradient of each output of a tile; None: no gradient flows through it."""
@@ -221,21 +221,21 @@ class BackwardPass:
                 continue
             key = number, saved.task.number
             for part in self._returning.pop(key, ()):
-                self._pieces.add(key, box, part.box, self.messages.arrived(part))
-                self.messages.forget(part)
+                self._pieces.add(key, box, part.box, self.messages.wait_for_part(part))
+                self.messages.discard(part)
             found.append(self._pieces.take(key, box))
         return found
 
-    def _back_through_sums(self, operator: int, tiles: Sequence[SavedTile]) -> None:
+    def _backward_through_sums(self, operator: int, tiles: Sequence[SavedTile]) -> None:
         """All-reduce the gradients of each sum, and backpropagate through each tile's moments."""
         context, sums = self._context, self._context.program.sums[operator]
         totals: dict[Box, Tensor] = {}
         for saved in tiles:
             assert saved.task.sums is not None
-            assert saved.found is not None
-            gradient = torch.zeros_like(saved.found) if saved.of_found is None else saved.of_found
+            assert saved.all_moments is not None
+            gradient = torch.zeros_like(saved.all_moments) if saved.grad_all_moments is None else saved.grad_all_moments
             totals[saved.task.sums] = totals.get(saved.task.sums, 0) + gradient
-        add_up(totals, sums, context.group, context.recorder)
+        all_reduce_sums(totals, sums, context.group, context.recorder)
         for saved in tiles:
             assert saved.task.sums is not None
             assert saved.moments is not None
@@ -254,7 +254,7 @@ class BackwardPass:
         weights = [
             (weight, leaf) for weight, leaf in zip(saved.task.weights, saved.weights, strict=True) if leaf.requires_grad
         ]
-        found = [] if saved.found is None else [saved.found]
+        found = [] if saved.all_moments is None else [saved.all_moments]
         leaves = [*(leaf for _, leaf in inputs), *(leaf for _, leaf in weights), *found]
         if not pairs or not leaves:
             return
@@ -266,7 +266,7 @@ class BackwardPass:
         for ((name, box), _), gradient in zip(weights, gradients, strict=False):
             if gradient is not None:
                 self._context.weights.add_gradient(name, box, gradient)
-        saved.of_found = next(gradients, None)
+        saved.grad_all_moments = next(gradients, None)
 
     def _add(self, fetch: Fetch, gradient: Tensor) -> None:
         """Accumulate the gradient of a fetched box into its parts."""

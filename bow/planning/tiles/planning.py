@@ -112,7 +112,7 @@ def plan(
     chosen = _settings(settings, changes)
     if not isinstance(rules, Rules):
         raise SettingError(f"rules must be a Rules, got {type(rules).__name__}; leave it out for those of bow")
-    batches = sized(batch, batch_sizes, chosen)
+    batches = resize_batch(batch, batch_sizes, chosen)
     devices = topology_of(topology)
     console = Console(file=cast(TextIO, Expendable(sys.stderr)))
     shown = progress is True and console.is_terminal
@@ -126,7 +126,7 @@ def plan(
         if costs == "measured":
             with measuring(console) if shown else nullcontext() as tell:
                 own = measured_costs(
-                    captured, model, batch, devices, optimizer, even=chosen.even, rules=rules, tell=tell
+                    captured, model, batch, devices, optimizer, even=chosen.even, rules=rules, on_measured=tell
                 )
         problem = problem_of(captured.graph, devices, rules, own, optimizer, batch_length(batch))
         if not shown:
@@ -134,8 +134,8 @@ def plan(
         with watched(each_search.budget_s, console) as tell:
             return search(problem, each_search, tell)
 
-    each_search = part_of(chosen, len(batches))
-    fitting = fitting_sizes(
+    each_search = share_budget(chosen, len(batches))
+    fitting = plan_batch_sizes(
         planned,
         batches,
         lambda left_out: warnings.warn(left_out, stacklevel=4),
@@ -146,7 +146,7 @@ def plan(
     return dataclasses.replace(found, subject={"model": model, "loss": loss, "step": step})
 
 
-def sized(batch: Any, sizes: Sequence[int], settings: SearchSettings) -> list[Any]:
+def resize_batch(batch: Any, sizes: Sequence[int], settings: SearchSettings) -> list[Any]:
     """Return a batch of each size from the samples of one, repeated if necessary; only that one without sizes."""
     sizes = [whole("batch_sizes", size) for size in (sizes if isinstance(sizes, Iterable) else [sizes])]
     length = batch_length(batch)
@@ -175,10 +175,10 @@ Sized = TypeVar("Sized")
 Chosen = TypeVar("Chosen")
 
 
-def fitting_sizes(
+def plan_batch_sizes(
     planned: Callable[[Sized], Chosen],
     sizes: Sequence[Sized],
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     size_of: Callable[[Sized], int],
     is_interrupted: Callable[[Chosen], bool],
 ) -> list[Chosen]:
@@ -201,11 +201,11 @@ def fitting_sizes(
     if not found:
         raise next(iter(refused.values()))
     for names, why in refused.items():
-        tell(f"left out: batch_sizes={names} ({reason(why)})")
+        report(f"left out: batch_sizes={names} ({reason(why)})")
     return found
 
 
-def part_of(settings: SearchSettings, searches: int) -> SearchSettings:
+def share_budget(settings: SearchSettings, searches: int) -> SearchSettings:
     """Return settings with an equal share of the time budget for each of several searches."""
     if settings.budget_s is None:
         return settings

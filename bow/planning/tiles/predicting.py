@@ -13,7 +13,7 @@ from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.costs import MeasuredCosts, TileTimes
 from bow.planning.tiles.link_benchmark import DeviceInventory, cached_busy_links, measured_topology
-from bow.planning.tiles.machine import connected, device_kind
+from bow.planning.tiles.machine import device_kind, topology_with_assumed_links
 from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.tile_costs import times_cache
 from bow.schedule import Timeline
@@ -32,8 +32,8 @@ def predicted_timeline(graph: OperatorGraph, partition: Partition, group: Proces
     if group.rank:
         return Timeline()
     devices = [Device(f"device {number}", kind, node) for number, node in enumerate(inventory.nodes)]
-    topology = measured_topology(connected(devices, inventory.gpus), link_models, sum_us)
-    times = times_cache(group.device, optimizer).load(TileTimes.of_plain) or TileTimes()
+    topology = measured_topology(topology_with_assumed_links(devices, inventory.gpus), link_models, sum_us)
+    times = times_cache(group.device, optimizer).load(TileTimes.from_plain) or TileTimes()
     costs = MeasuredCosts(graph, RULES, topology, {kind.name: times})
     problem = Problem(graph, RULES, topology, costs)
     return problem.simulate(partition.splits, partition.learners).timeline

@@ -27,7 +27,7 @@ SUM_TAG, LOSS_TAG, TAGS = 2**24, 2**25, 2**16
 # but a step of the small NMT, with 11 sums of 2.5 MB in total, took 37 ms with it and 29 ms without.
 EXCHANGED_BYTES = 2**18
 THREADS = Path("/proc/self/task")
-CARRIER = b"gloo_tcp"  # name prefix of Gloo's message threads
+GLOO_THREAD_PREFIX = b"gloo_tcp"  # name prefix of Gloo's message threads
 
 
 class AsyncWork(Protocol):
@@ -58,7 +58,7 @@ class ProcessGroup:
         self.size = world // learners
         self.learner, self.rank = divmod(rank, self.size)
         self._everyone = tuple(range(self.size))
-        self._across = self._across_learners() if self.learners > 1 else None
+        self._across = self._create_learner_group() if self.learners > 1 else None
         self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         self._sums = collections.Counter[tuple[int, int]]()
         if self.learners == 1:
@@ -77,11 +77,11 @@ class ProcessGroup:
                 # in different numbers of groups (pytorch #173608).
                 for learner in range(self.learners):
                     ranks = [self._world_rank(device, learner) for device in devices]
-                    group = _with_peers(dist.new_group, ranks, timeout=PATIENCE)
+                    group = _translate_errors(dist.new_group, ranks, timeout=PATIENCE)
                     if learner == self.learner:
                         self._groups[devices] = group
         if self.size > 1 and self.device.type == "cpu":
-            deprioritise_carriers()
+            deprioritise_gloo_threads()
 
     def exchange(
         self, sends: Sequence[Message], receives: Sequence[Message]
@@ -95,21 +95,21 @@ class ProcessGroup:
         ]
         if not messages:
             return [], []
-        works: list[AsyncWork] = [*_with_peers(dist.batch_isend_irecv, messages)]
+        works: list[AsyncWork] = [*_translate_errors(dist.batch_isend_irecv, messages)]
         if len(works) == len(messages):
             return works[: len(sends)], works[len(sends) :]
         return works, works  # one work for the whole batch
 
     def yield_core(self) -> None:
-        """Yield the core to Gloo's message threads; see `deprioritise_carriers`."""
+        """Yield the core to Gloo's message threads; see `deprioritise_gloo_threads`."""
         if self.size > 1 and self.device.type == "cpu" and hasattr(os, "sched_yield"):
             os.sched_yield()
 
     def sum(self, tensor: Tensor, devices: Sequence[int]) -> AsyncWork:
         """Start to sum a tensor over some devices, in place, with bitwise equal results on all."""
         if self._by_messages(len(devices), tensor.nbytes):
-            return self._exchanged_sum(tensor, devices)
-        return _with_peers(dist.all_reduce, tensor, group=self._groups[tuple(devices)], async_op=True)  # type: ignore[no-any-return]
+            return self._sum_by_messages(tensor, devices)
+        return _translate_errors(dist.all_reduce, tensor, group=self._groups[tuple(devices)], async_op=True)  # type: ignore[no-any-return]
 
     def sum_all(self, tensors: Iterable[Tensor]) -> None:
         """Sum tensors over all devices, in place."""
@@ -118,7 +118,7 @@ class ProcessGroup:
 
     def sum_over_learners(self, tensor: Tensor) -> AsyncWork:
         """Start to sum a tensor over the devices of this rank in all learners, in place."""
-        return _with_peers(dist.all_reduce, tensor, group=self._across, async_op=True)  # type: ignore[no-any-return]
+        return _translate_errors(dist.all_reduce, tensor, group=self._across, async_op=True)  # type: ignore[no-any-return]
 
     def broadcast(self, tensor: Tensor, source: int) -> AsyncWork:
         """Start to copy a device's tensor to all others."""
@@ -131,26 +131,26 @@ class ProcessGroup:
             )
             return _Messages([*leaving, *arriving], tensor)
         group = self._groups[self._everyone]
-        return _with_peers(dist.broadcast, tensor, src=self._world_rank(source), group=group, async_op=True)  # type: ignore[no-any-return]
+        return _translate_errors(dist.broadcast, tensor, src=self._world_rank(source), group=group, async_op=True)  # type: ignore[no-any-return]
 
     def broadcast_first(self, tensor: Tensor) -> None:
         """Copy the tensor of the first process to all other processes of all learners."""
         if self.size * self.learners > 1:
-            _with_peers(dist.broadcast, tensor, src=0)
+            _translate_errors(dist.broadcast, tensor, src=0)
 
     def all_gather(self, value: T) -> list[T]:
         """Gather picklable values of all devices, by rank."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        _with_peers(dist.all_gather_object, values, value, group=self._groups[self._everyone])
+        _translate_errors(dist.all_gather_object, values, value, group=self._groups[self._everyone])
         return values
 
     def _by_messages(self, count: int, num_bytes: int) -> bool:
         """Whether `count` devices sum or broadcast `num_bytes` by point-to-point messages."""
         return self.device.type == "cpu" and (count == 2 or num_bytes <= EXCHANGED_BYTES)
 
-    def _exchanged_sum(self, tensor: Tensor, devices: Sequence[int]) -> AsyncWork:
+    def _sum_by_messages(self, tensor: Tensor, devices: Sequence[int]) -> AsyncWork:
         others = [device for device in devices if device != self.rank]
         own = tensor.contiguous()
         theirs = {device: torch.empty_like(own) for device in others}
@@ -165,12 +165,12 @@ class ProcessGroup:
         parts = [own if device == self.rank else theirs[device] for device in devices]
         return _Messages([*leaving, *arriving], tensor, parts)
 
-    def _across_learners(self) -> dist.ProcessGroup | None:
+    def _create_learner_group(self) -> dist.ProcessGroup | None:
         """Create the group of the devices of this rank in all learners."""
         own = None
         for device in self._everyone:  # by all processes, in the same order
             ranks = [self._world_rank(device, learner) for learner in range(self.learners)]
-            group = _with_peers(dist.new_group, ranks, timeout=PATIENCE)
+            group = _translate_errors(dist.new_group, ranks, timeout=PATIENCE)
             own = group if device == self.rank else own
         return own
 
@@ -197,7 +197,7 @@ class _Messages:
         self.works = self.parts = ()
 
 
-def deprioritise_carriers() -> None:
+def deprioritise_gloo_threads() -> None:
     """Schedule Gloo's message threads so that they run only when the computing thread waits or yields."""
     # A thread woken by a message would preempt the computing thread at once. If that one is passing a message to Gloo
     # just then, it holds a lock for which the woken thread spins until its time slice ends, 4 ms at 250 Hz. With one
@@ -206,17 +206,17 @@ def deprioritise_carriers() -> None:
         return
     for thread in THREADS.iterdir():
         with contextlib.suppress(OSError):  # the thread has ended, or permission is denied
-            if (thread / "comm").read_bytes().startswith(CARRIER):
+            if (thread / "comm").read_bytes().startswith(GLOO_THREAD_PREFIX):
                 os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
 
 
 def wait_for(works: Iterable[AsyncWork]) -> None:
     """Wait until all operations are done."""
     for work in works:
-        _with_peers(work.wait)
+        _translate_errors(work.wait)
 
 
-def _with_peers(function: Callable[..., T], *args: Any, **options: Any) -> T:
+def _translate_errors(function: Callable[..., T], *args: Any, **options: Any) -> T:
     """Call a communication function; turn its errors into `ClusterError`."""
     try:
         return function(*args, **options)

@@ -19,7 +19,7 @@ from bow.planning.tiles.operators.calls import Tile, tile_of
 
 K = TypeVar("K")
 
-Piece: TypeAlias = tuple[int, int]  # output of a tile of this device: tensor number, tile number
+OutputKey: TypeAlias = tuple[int, int]  # output of a tile of this device: tensor number, tile number
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ class TileProgram:
     """A step under a partition."""
 
     tasks: tuple[tuple[TileTask, ...], ...]  # [operator]: its tiles
-    sent: tuple[Parts, ...]  # [operator]: parts of its outputs sent after it has run
+    sends: tuple[Parts, ...]  # [operator]: parts of its outputs sent after it has run
     # [operator]: parts whose gradients are sent after its backward pass. It is the first reader, so the last in the
     # backward pass to contribute a gradient.
-    returned: tuple[Parts, ...]
+    gradient_sends: tuple[Parts, ...]
     flows: frozenset[int]  # tensors that the loss's gradient flows through
     backward: frozenset[int]  # operators with a backward pass
 
@@ -103,16 +103,16 @@ def tile_program(graph: OperatorGraph, splits: Sequence[Split], rules: Rules) ->
         tasks.append(tuple(_tasks(graph, number, split, rules, made)))
         for place, tensor in enumerate(operator.outputs):
             made[tensor] = tuple((task.outputs[place], task) for task in tasks[-1])
-    sent: list[dict[TensorPart, None]] = [{} for _ in tasks]
-    returned: list[dict[TensorPart, None]] = [{} for _ in tasks]
+    sends: list[dict[TensorPart, None]] = [{} for _ in tasks]
+    gradient_sends: list[dict[TensorPart, None]] = [{} for _ in tasks]
     seen: set[TensorPart] = set()
     for task in itertools.chain.from_iterable(tasks):
         for part in (part for part in task.parts if part.source != part.target):
-            sent[graph.makers[part.tensor][0]].setdefault(part)
+            sends[graph.makers[part.tensor][0]].setdefault(part)
             if task.operator in backward and part.tensor in flows and part not in seen:
                 seen.add(part)
-                returned[task.operator].setdefault(part)
-    return TileProgram(tuple(tasks), tuple(map(tuple, sent)), tuple(map(tuple, returned)), flows, backward)
+                gradient_sends[task.operator].setdefault(part)
+    return TileProgram(tuple(tasks), tuple(map(tuple, sends)), tuple(map(tuple, gradient_sends)), flows, backward)
 
 
 def _tasks(
@@ -172,7 +172,7 @@ class LocalProgram:
     receives: tuple[Parts, ...]  # parts whose receives are posted then
     gradient_sends: tuple[Parts, ...]  # parts whose gradients are sent after the operator's backward pass
     gradient_receives: tuple[Parts, ...]  # parts whose gradient receives are posted then
-    last_pieces: Mapping[int, Sequence[Piece]]  # own outputs to free after the operator
+    last_pieces: Mapping[int, Sequence[OutputKey]]  # own outputs to free after the operator
     last_parts: Mapping[int, Sequence[TensorPart]]  # received parts to free after the operator
     tags: Mapping[TensorPart, int]  # message tags of the parts that are sent
 
@@ -180,7 +180,7 @@ class LocalProgram:
 def local_program(graph: OperatorGraph, program: TileProgram, device: int) -> LocalProgram:
     """Return a device's share of a program."""
     tasks = tuple(tuple(task for task in of if task.device == device) for of in program.tasks)
-    pieces: dict[Piece, int] = {}
+    pieces: dict[OutputKey, int] = {}
     parts: dict[TensorPart, int] = {}
     for number, operator in enumerate(graph.operators):
         for task in tasks[number]:
@@ -190,20 +190,20 @@ def local_program(graph: OperatorGraph, program: TileProgram, device: int) -> Lo
                 else:
                     parts[part] = number
             pieces.update({(tensor, task.number): number for tensor in operator.outputs})
-    travelling = itertools.chain.from_iterable(program.sent)
+    travelling = itertools.chain.from_iterable(program.sends)
     return LocalProgram(
         tasks,
-        _those(program.sent, "source", device),
-        _those(program.sent, "target", device),
-        _those(program.returned, "target", device),
-        _those(program.returned, "source", device),
+        _parts_of_device(program.sends, "source", device),
+        _parts_of_device(program.sends, "target", device),
+        _parts_of_device(program.gradient_sends, "target", device),
+        _parts_of_device(program.gradient_sends, "source", device),
         _by_last(pieces),
         _by_last(parts),
         {part: tag for tag, part in enumerate(travelling)},
     )
 
 
-def _those(by_operator: Sequence[Parts], end: str, device: int) -> tuple[Parts, ...]:
+def _parts_of_device(by_operator: Sequence[Parts], end: str, device: int) -> tuple[Parts, ...]:
     return tuple(tuple(part for part in parts if getattr(part, end) == device) for parts in by_operator)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 import torch
 from torch import Tensor
 
-from bow.planning.problem.box import Box, sizes, within
+from bow.planning.problem.box import Box, relative_to, sizes
 
 
 def region(tensor: Tensor, box: Box, origin: Box) -> Tensor:
@@ -27,7 +27,7 @@ def put_together(box: Box, parts: Sequence[tuple[Box, Tensor]]) -> Tensor:
 @functools.lru_cache(maxsize=2**17)
 def _indices(box: Box, origin: Box) -> tuple[slice, ...]:
     """Return a box as indices into `origin`; cached because every step uses the same ones."""
-    return tuple(slice(*side) for side in within(box, origin))
+    return tuple(slice(*side) for side in relative_to(box, origin))
 
 
 class Sums:

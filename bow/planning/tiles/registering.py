@@ -72,10 +72,10 @@ class _Trial:
         boxes = list(tiles(self.graph.output_shape(self.operator), self.degrees))
         outputs = self._outputs(boxes, self._made(boxes, leaves))
         wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        downhill = [(output * _directions(output)).sum().double() for output in outputs if output.requires_grad]
-        if not downhill:
+        projections = [(output * _directions(output)).sum().double() for output in outputs if output.requires_grad]
+        if not projections:
             return [*outputs, *(torch.zeros_like(leaf) for leaf in wanted)]
-        total = torch.stack(downhill).sum()
+        total = torch.stack(projections).sum()
         gradients = torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True)
         return [*(output.detach() for output in outputs), *gradients]
 
@@ -98,7 +98,7 @@ class _Trial:
             return [self.call(tile, operands, SEED) for tile, operands in zip(parts, given, strict=True)]
         groups = [self.rule.sum_box(self.operator, self.graph, box) for box in boxes]
         if len(set(groups)) == len(groups):
-            return [self.call.alone(tile, operands, None) for tile, operands in zip(parts, given, strict=True)]
+            return [self.call.single_tile(tile, operands, None) for tile, operands in zip(parts, given, strict=True)]
         moments = [self.call.moments(tile, operands) for tile, operands in zip(parts, given, strict=True)]
         found = {
             group: torch.stack([each for each, other in zip(moments, groups, strict=True) if other == group])
@@ -158,7 +158,7 @@ def registered_rules() -> Registered:
     return dict(_registered)
 
 
-def take_over_rules(registered: Registered) -> None:
+def import_rules(registered: Registered) -> None:
     """Register the rules of another process, which has checked them."""
     for rule, call in registered.values():
         _register(rule, call, RULES)
@@ -201,7 +201,7 @@ def register_rule(
     if not examples:
         raise GraphError(f"the rule of {rule.kind!r} has no example; pass arguments to test the operator with")
     for example in examples:
-        _try_out(rule, call or call_by_name, example, trials)
+        _check_example(rule, call or call_by_name, example, trials)
     _register(rule, call, rules)
 
 
@@ -213,11 +213,11 @@ def _register(rule: Rule, call: LocalCall | None, rules: Rules) -> None:
         CALLS[rule.kind] = call
 
 
-def _try_out(rule: Rule, call: LocalCall, example: Sequence[Any], trials: int) -> None:
+def _check_example(rule: Rule, call: LocalCall, example: Sequence[Any], trials: int) -> None:
     weights = [argument for argument in example if isinstance(argument, nn.Parameter)]
     model = nn.ParameterDict({str(number): weight for number, weight in enumerate(weights)})
     batch = [each for each in example if isinstance(each, Tensor) and not isinstance(each, nn.Parameter)]
-    builder = GraphBuilder(model, batch, flows=True)
+    builder = GraphBuilder(model, batch, requires_grad=True)
 
     def value(argument: Any) -> Value | Any:
         if isinstance(argument, nn.Parameter):
@@ -236,7 +236,7 @@ def _try_out(rule: Rule, call: LocalCall, example: Sequence[Any], trials: int) -
         ) from error
     exported = exported_call(rule.kind, operator_function, [value(argument) for argument in example], {}, made)
     outputs = builder.add(rule.kind, exported.operands, exported.outputs, exported.by_name())
-    graph = builder.finished(outputs[0])
+    graph = builder.build(outputs[0])
     (operator,) = graph.operators
     operands = [batch[index] if kind == "input" else weights[index] for kind, index in places(operator)]
     check_rule(rule, call, graph, operator, operands, whole_call=call_by_name, trials=trials)

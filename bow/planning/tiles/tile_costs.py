@@ -26,7 +26,7 @@ from bow.planning.rules.rule import Rules
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.costs import MeasuredCosts, TileTime, TileTimes, tile_key
 from bow.planning.tiles.capture import CapturedOperators
-from bow.planning.tiles.machine import all_on, core_kind
+from bow.planning.tiles.machine import core_kind, pinned_to
 from bow.planning.tiles.measurement_cache import Measurements
 from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.runtime import TileRuntime
@@ -54,18 +54,19 @@ def measure_tiles(
     even: bool = False,
     repeats: int = REPEATS,
     rules: Rules = RULES,
-    tell: OnMeasured | None = None,
+    on_measured: OnMeasured | None = None,
 ) -> TileTimes:
     """Time every tile that a partition for `num_devices` devices may have, once for each operator and shape."""
     # The tile runtime runs whole steps on one device, each time with a different split of every operator. A tile's time
     # includes slicing and assembling its inputs and the runtime's overhead since the previous tile.
     times = TileTimes() if known is None else TileTimes(dict(known.tiles), dict(known.updates))
     graph, group = captured.graph, ProcessGroup(device or torch.device("cpu"), is_alone=True)
-    ways = [(splits, _keys(graph, rules, splits)) for splits in _ways(graph, rules, num_devices, even)]
-    wanted = {key for _, keys in ways for of in keys for key in of}
-    for splits, keys in ways:
-        if tell is not None:
-            tell(len(wanted & times.tiles.keys()), len(wanted))
+    covering = _covering_partitions(graph, rules, num_devices, even)
+    partitions = [(splits, _keys(graph, rules, splits)) for splits in covering]
+    wanted = {key for _, keys in partitions for of in keys for key in of}
+    for splits, keys in partitions:
+        if on_measured is not None:
+            on_measured(len(wanted & times.tiles.keys()), len(wanted))
         if graph.hash in times.updates and all(key in times.tiles for of in keys for key in of):
             continue
         runtime = TileRuntime(captured, Partition(graph.hash, splits), model, optimizer, group, rules=rules)
@@ -84,12 +85,12 @@ def measure_tiles(
         factor = statistics.median(wholes) / max(parts, 1)
         times.tiles = {key: time.scaled(factor) for key, time in medians.items()} | times.tiles
         # After the backward passes, for all weights: assembling gradients, and the update.
-        behind = ([*spans["reduction", "gradients"], *spans["update", "all"]] for spans in steps)
-        updates = statistics.median(sum(span.duration_ns for span in of) for of in behind)
+        after_backward = ([*spans["reduction", "gradients"], *spans["update", "all"]] for spans in steps)
+        updates = statistics.median(sum(span.duration_ns for span in of) for of in after_backward)
         trained = sum(weight.num_bytes for weight in graph.weights.values() if weight.differentiable)
         times.updates.setdefault(graph.hash, updates / max(trained, 1))
-    if tell is not None:
-        tell(len(wanted), len(wanted))
+    if on_measured is not None:
+        on_measured(len(wanted), len(wanted))
     return times
 
 
@@ -105,7 +106,7 @@ def cached_tile_times(
 ) -> TileTimes:
     """Like `measure_tiles`, but measure only tiles that are not cached for this hardware."""
     cache = times_cache(device or torch.device("cpu"), type(optimizer(model.parameters())).__name__)
-    known = cache.load(TileTimes.of_plain)
+    known = cache.load(TileTimes.from_plain)
     times = measure_tiles(captured, model, batch, optimizer, num_devices, device=device, known=known, **settings)
     if times != known:
         warn_if_busy()
@@ -125,12 +126,14 @@ def times_cache(device: torch.device, optimizer: str) -> Measurements:
     return Measurements("tiles", processor(), hardware, torch.get_num_threads(), optimizer)
 
 
-def _ways(graph: OperatorGraph, rules: Rules, num_devices: int, even: bool) -> Iterator[tuple[Split, ...]]:
+def _covering_partitions(
+    graph: OperatorGraph, rules: Rules, num_devices: int, even: bool
+) -> Iterator[tuple[Split, ...]]:
     """Yield single-device partitions that together contain every split of every operator."""
     space = SplitSpace(graph, rules, 1, devices="every", max_tiles=num_devices, even=even)
-    ways = [list(space.splits(operator)) for operator in range(space.num_operators)]
-    for turn in range(max(map(len, ways))):
-        yield tuple(of[min(turn, len(of) - 1)] for of in ways)
+    options = [list(space.splits(operator)) for operator in range(space.num_operators)]
+    for turn in range(max(map(len, options))):
+        yield tuple(of[min(turn, len(of) - 1)] for of in options)
 
 
 def _keys(graph: OperatorGraph, rules: Rules, splits: Sequence[Split]) -> list[list[str]]:
@@ -182,14 +185,14 @@ def measured_costs(
     *,
     even: bool = False,
     rules: Rules = RULES,
-    tell: OnMeasured | None = None,
+    on_measured: OnMeasured | None = None,
 ) -> MeasuredCosts:
     """Return measured costs for the device kinds of this machine (others use a roofline), measuring missing tiles."""
     # Device kinds are matched by name, as given by `bow.planning.tiles.machine.read_devices`.
     times = {}
-    for kind, device, cores in _here(topology):
-        settings: dict[str, Any] = {"device": device, "even": even, "rules": rules, "tell": tell}
-        with all_on(cores) if cores else contextlib.nullcontext():
+    for kind, device, cores in _local_device_kinds(topology):
+        settings: dict[str, Any] = {"device": device, "even": even, "rules": rules, "on_measured": on_measured}
+        with pinned_to(cores) if cores else contextlib.nullcontext():
             times[kind] = cached_tile_times(captured, model, batch, optimizer, topology.num_devices, **settings)
     if not times:
         kinds = ", ".join(dict.fromkeys(device.kind.name for device in topology.devices))
@@ -200,7 +203,7 @@ def measured_costs(
     return MeasuredCosts(captured.graph, rules, topology, times)
 
 
-def _here(topology: DeviceTopology) -> Iterator[tuple[str, torch.device, list[int]]]:
+def _local_device_kinds(topology: DeviceTopology) -> Iterator[tuple[str, torch.device, list[int]]]:
     """Yield the topology's device kinds that this machine has: name, a device, and its cores."""
     cores = sorted(available_cores())
     own = {core_kind(count): cores[:count] for count in range(1, len(cores) + 1)}

@@ -28,7 +28,7 @@ class Comparison:
     policies: tuple[Policy, ...]
     seconds: Mapping[str, tuple[float, ...]]  # by name: step times, by turn
     path: CriticalPath  # with one thread per operator
-    again: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    finalist_seconds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """As `seconds`, for the finalists. The best is chosen among them, so that luck in the first race does not count."""
 
     @property
@@ -47,16 +47,16 @@ class Comparison:
 
     def median_s(self, policy: Policy) -> float:
         """Return a policy's median step time."""
-        return statistics.median(self.again.get(policy.name) or self.seconds[policy.name])
+        return statistics.median(self.finalist_seconds.get(policy.name) or self.seconds[policy.name])
 
     def ratio(self, policy: Policy, over: Policy) -> float:
         """Return a policy's step time relative to another's: the median over their common turns."""
         both = {policy.name, over.name}
-        seconds = self.again if both <= self.again.keys() else self.seconds
+        seconds = self.finalist_seconds if both <= self.finalist_seconds.keys() else self.seconds
         return ratio_in_turns(seconds[policy.name], seconds[over.name])
 
     def _fastest(self, policies: Sequence[Policy]) -> Policy:
-        timed_again = [policy for policy in policies if policy.name in self.again]
+        timed_again = [policy for policy in policies if policy.name in self.finalist_seconds]
         return min(timed_again or policies, key=self.median_s)
 
     @property
@@ -91,7 +91,7 @@ def compare(
     path = critical_path(step.dependencies, profile.nanoseconds(1))
     found = Comparison(made, timed_in_turns(step, made, turns, window_s, progress), path)
     finalists = _finalists(found)
-    return replace(found, again=timed_in_turns(step, finalists, 2 * turns, window_s, progress))
+    return replace(found, finalist_seconds=timed_in_turns(step, finalists, 2 * turns, window_s, progress))
 
 
 def _finalists(found: Comparison) -> list[Policy]:

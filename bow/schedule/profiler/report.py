@@ -40,9 +40,9 @@ def symmetric_table(found: Symmetric) -> Table:
 def longest_table(profile: Profile, found: Symmetric | None = None, count: int = LONGEST) -> Table:
     """Table of the longest operators by number of threads and, if given, in the best symmetric configuration."""
     columns = [f"{threads} thr., ms" for threads in profile.threads]
-    beside = [] if found is None else [f"in {found.best[0]} x {found.best[1]}, ms"]
+    uniform = [] if found is None else [f"in {found.best[0]} x {found.best[1]}, ms"]
     table = terminal_table(
-        f"The {count} longest operators", "operator", "module", *columns, "spread", *beside, texts=(0, 1)
+        f"The {count} longest operators", "operator", "module", *columns, "spread", *uniform, texts=(0, 1)
     )
     first = profile.threads[0]
     for index in profile.longest(count, first):

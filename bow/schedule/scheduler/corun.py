@@ -159,7 +159,7 @@ class Cores:
 
 
 Strategy: TypeAlias = Literal[1, 2, 3, 4]  # strategies of Liu et al. up to this one; each builds on those before
-MOST_DIFFERENCE = 2  # most an operator's threads may differ from its type's: the paper's value
+MAX_THREAD_DIFFERENCE = 2  # most an operator's threads may differ from its type's: the paper's value
 
 
 _Choice: TypeAlias = tuple[int, int]  # an operator and its number of threads
@@ -169,7 +169,7 @@ _Choice: TypeAlias = tuple[int, int]  # an operator and its number of threads
 class _RunningOperator:
     started_ns: int
     predicted_ns: int
-    beside: set[int] = field(default_factory=set)
+    overlapping: set[int] = field(default_factory=set)
 
 
 class CoRunScheduler:
@@ -298,7 +298,7 @@ class CoRunScheduler:
         others = set(self._runs)
         self._runs[operator] = _RunningOperator(now_ns, predicted_ns, others)
         for other in others:
-            self._runs[other].beside.add(operator)
+            self._runs[other].overlapping.add(operator)
 
     def _cores_for(self, operator: int, threads: int) -> tuple[int, ...]:
         """Choose the idle cores that suit an operator."""
@@ -317,10 +317,10 @@ class CoRunScheduler:
         run = self._runs.pop(operator)
         begun = {other for other, each in self._runs.items() if each.started_ns == now_ns}
         for other in begun:  # started when this one ended: no overlap
-            self._runs[other].beside.discard(operator)
+            self._runs[other].overlapping.discard(operator)
         if self._interference is not None:
             took_ns = now_ns - run.started_ns
-            self._interference.observe(operator, run.predicted_ns, took_ns, run.beside - begun)
+            self._interference.observe(operator, run.predicted_ns, took_ns, run.overlapping - begun)
 
     def _next(self, now_ns: int) -> _Choice | None:
         if self._strategy <= 2:
@@ -357,7 +357,7 @@ class CoRunScheduler:
         usual, idle = self._usual[operator], self._cores.num_idle
         possible = (n for n in self._candidates[operator] if n <= idle)
         fewest = next((n for n in possible if self._time_now(operator, n) <= left_ns), None)
-        if fewest is None or abs(fewest - usual) <= MOST_DIFFERENCE:
+        if fewest is None or abs(fewest - usual) <= MAX_THREAD_DIFFERENCE:
             return fewest
         return usual if usual <= idle and self._time_now(operator, usual) <= left_ns else None
 
@@ -376,7 +376,7 @@ class CoRunScheduler:
         if usual <= self._cores.num_idle:
             return usual
         found = {threads: time for threads, time in times.items() if threads <= self._cores.num_idle}
-        near = found.keys() & {n for n in self._candidates[operator] if abs(n - usual) <= MOST_DIFFERENCE}
+        near = found.keys() & {n for n in self._candidates[operator] if abs(n - usual) <= MAX_THREAD_DIFFERENCE}
         if near:
             return best_threads({threads: found[threads] for threads in near})
         until_ns = self._cores.until_ns

@@ -57,13 +57,13 @@ class ListScheduler:
         self._begin()
         for operator in self._progress.begin():
             self._make_ready(operator, None)
-        return self._hand_out()
+        return self._dispatch()
 
     def finished(self, operator: int, now_ns: int = 0) -> list[Start]:
         executor = self._running.pop(operator)
         for later in self._progress.finish(operator):
             self._make_ready(later, executor)
-        return self._go_on(executor) + self._hand_out()
+        return self._next_small_or_idle(executor) + self._dispatch()
 
     def _begin(self) -> None:
         self._ready: list[tuple[float, int]] = []
@@ -84,7 +84,7 @@ class ListScheduler:
         self._num_ready += 1
         heapq.heappush(self._ready, (key, operator))
 
-    def _go_on(self, executor: int) -> list[Start]:
+    def _next_small_or_idle(self, executor: int) -> list[Start]:
         """Start the executor's next small operator, or mark the executor as idle."""
         own = self._at_once.get(executor)
         if own:
@@ -92,7 +92,7 @@ class ListScheduler:
         self._idle |= 1 << executor
         return []
 
-    def _hand_out(self) -> list[Start]:
+    def _dispatch(self) -> list[Start]:
         starts: list[Start] = []
         while self._ready and (suitable := self._suitable(self._ready[0][1])):
             _, operator = heapq.heappop(self._ready)

@@ -37,9 +37,9 @@ class StreamPlan:
         known = _VectorClocks(num_streams)
         tasks = []
         for stream, task in order:
-            tasks.append(PlannedTask(task, stream, known.still_open(stream, (START, *dependencies[task]))))
+            tasks.append(PlannedTask(task, stream, known.minimal_waits(stream, (START, *dependencies[task]))))
             known.issue(tasks[-1])
-        return cls(num_streams, tuple(tasks), known.still_open(0, [issued.task for issued in tasks]))
+        return cls(num_streams, tuple(tasks), known.minimal_waits(0, [issued.task for issued in tasks]))
 
     @property
     def awaited(self) -> frozenset[int]:
@@ -73,19 +73,19 @@ class _VectorClocks:
     def __init__(self, num_streams: int) -> None:
         self._clocks = [(0,) * num_streams for _ in range(num_streams)]
         self._ends: dict[int, tuple[int, int]] = {}  # by task: its stream, and its position there (from 1)
-        self._behind: dict[int, tuple[int, ...]] = {}  # by task: clock of a stream that waits for it
+        self._clock_after: dict[int, tuple[int, ...]] = {}  # by task: clock of a stream that waits for it
         self.issue(PlannedTask(START, 0, ()))
 
     def issue(self, issued: PlannedTask) -> tuple[int, ...]:
         """Issue a task after its waits; return the stream's new clock."""
-        own, *others = self._clocks[issued.stream], *(self._behind[task] for task in issued.waits)
+        own, *others = self._clocks[issued.stream], *(self._clock_after[task] for task in issued.waits)
         clock = [max(counts) for counts in zip(own, *others, strict=True)]
         clock[issued.stream] += 1
         self._ends[issued.task] = issued.stream, clock[issued.stream]
-        self._behind[issued.task] = self._clocks[issued.stream] = tuple(clock)
+        self._clock_after[issued.task] = self._clocks[issued.stream] = tuple(clock)
         return tuple(clock)
 
-    def still_open(self, stream: int, tasks: Iterable[int]) -> tuple[int, ...]:
+    def minimal_waits(self, stream: int, tasks: Iterable[int]) -> tuple[int, ...]:
         """Return the minimal subset of tasks to wait for so that all of them have finished."""
         last: dict[int, int] = {}  # by stream
         for task in tasks:
@@ -95,7 +95,7 @@ class _VectorClocks:
         return tuple(
             task
             for _, task in sorted(last.items())
-            if not any(self._is_over(task, self._behind[other]) for other in last.values() if other != task)
+            if not any(self._is_over(task, self._clock_after[other]) for other in last.values() if other != task)
         )
 
     def all_over(self, tasks: Iterable[int], clock: Sequence[int]) -> bool:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bow.planning.placement.training import FAILING_FACTOR, Baseline, policy_loss, sanitised
+from bow.planning.placement.training import FAILURE_PENALTY, Baseline, policy_loss, sanitised
 from tests.planning.placement.policies import small_policy
 
 
@@ -38,11 +38,11 @@ def test_a_failing_time_that_is_not_given_comes_from_the_first_that_fit() -> Non
     assert baseline.advantages([None, None], mask_failures=False).tolist() == [0.0, 0.0]
     assert baseline.value is None
     found = baseline.advantages([None, 4.0, 1.0], mask_failures=False)
-    failing = math.sqrt(FAILING_FACTOR * 4)
+    failing = math.sqrt(FAILURE_PENALTY * 4)
     off = [0.0, 2 - failing, 1 - failing]
     assert found.tolist() == pytest.approx([each / scale(off) for each in off])
     baseline.advantages([25.0], mask_failures=False)
-    assert baseline.failing_s == FAILING_FACTOR * 4
+    assert baseline.failing_s == FAILURE_PENALTY * 4
 
 
 def test_nothing_but_masked_failures_leaves_the_baseline_alone() -> None:

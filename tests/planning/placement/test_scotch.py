@@ -14,7 +14,7 @@ from bow.planning.placement.baselines import (
     architecture,
     group_times_ns,
     loads,
-    mapped,
+    run_scotch,
     scotch,
     source_graph,
     speeds,
@@ -43,7 +43,7 @@ def test_a_graph_is_written_with_both_directions_of_each_edge():
 @needs_scotch
 def test_clusters_are_not_cut():
     target = source_graph([1, 1], {(0, 1): 1})
-    found = mapped(source_graph([10] * 6, TWO_CLUSTERS), target)
+    found = run_scotch(source_graph([10] * 6, TWO_CLUSTERS), target)
     assert len(set(found[:3])) == len(set(found[3:])) == 1
     assert found[0] != found[3]
 
@@ -51,7 +51,7 @@ def test_clusters_are_not_cut():
 @needs_scotch
 def test_loads_are_balanced_by_the_speeds_of_the_devices():
     chain = {(n, n + 1): 1 for n in range(39)}
-    found = mapped(source_graph([10] * 40, chain), source_graph([1, 3], {(0, 1): 1}))
+    found = run_scotch(source_graph([10] * 40, chain), source_graph([1, 3], {(0, 1): 1}))
     assert 8 <= found.count(0) <= 12
 
 

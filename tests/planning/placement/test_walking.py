@@ -12,7 +12,7 @@ from benchmarks.placement_machine import k80_machine
 from bow.errors import RuntimeUnavailableError, ScheduleError
 from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
 from bow.planning.placement.groups import module_groups
-from bow.planning.placement.methods import GroupProposals, walk_from_several
+from bow.planning.placement.methods import GroupProposals, multi_start_metropolis
 from bow.planning.simulator.native_simulator import library
 from tests.planning.placement.placed_steps import evaluator, made_of, unrolled
 
@@ -72,14 +72,15 @@ def test_a_walk_finds_the_best_placement_of_a_small_graph(compiled):
     evaluate = evaluator(made_of(*chains, ("end", "x", ["a2", "b2"]), flops=1e10))
     every = evaluate(list(itertools.product(range(3), repeat=7)))
     told: list[str] = []
-    found = walk_from_several(evaluate, SearchBudget(placements=3000), 0, told.append)
+    found = multi_start_metropolis(evaluate, SearchBudget(placements=3000), 0, told.append)
     assert evaluate([found])[0] == min(time for time in every if time is not None)
     assert [line.split(":")[0] for line in told] == ["from single", "from expert", "from random"]
 
 
 def test_a_walk_is_the_same_for_the_same_seed(compiled):
     first, again = (
-        walk_from_several(unrolled_evaluator(), SearchBudget(placements=90), 4, lambda message: None) for _ in range(2)
+        multi_start_metropolis(unrolled_evaluator(), SearchBudget(placements=90), 4, lambda message: None)
+        for _ in range(2)
     )
     assert first == again
 
@@ -87,11 +88,11 @@ def test_a_walk_is_the_same_for_the_same_seed(compiled):
 def test_a_walk_stays_where_memory_suffices_and_begins_on_the_processor_if_it_must(compiled):
     evaluate = unrolled_evaluator(topology=k80_machine(2, memory_gib=1.2e-5))
     assert evaluate([(1,) * len(evaluate.groups)]) == [None]
-    found = walk_from_several(evaluate, SearchBudget(placements=90), 0, lambda message: None)
+    found = multi_start_metropolis(evaluate, SearchBudget(placements=90), 0, lambda message: None)
     assert evaluate([found])[0] is not None
     tiny = made_of(("a", "linear", ["batch"]), size=2**34)
     with pytest.raises(ScheduleError, match="no starting placement fits"):
-        walk_from_several(evaluator(tiny), SearchBudget(placements=9), 0, lambda message: None)
+        multi_start_metropolis(evaluator(tiny), SearchBudget(placements=9), 0, lambda message: None)
 
 
 @pytest.mark.usefixtures("compiled")
@@ -101,6 +102,6 @@ def test_ctrl_c_ends_all_walks(monkeypatch):
 
     monkeypatch.setattr(GroupProposals, "draw", interrupted)
     evaluate, said = unrolled_evaluator(), []
-    found = walk_from_several(evaluate, SearchBudget(placements=90), 0, said.append)
+    found = multi_start_metropolis(evaluate, SearchBudget(placements=90), 0, said.append)
     assert evaluate([found])[0] is not None
     assert len(said) == 1

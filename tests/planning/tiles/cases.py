@@ -231,13 +231,13 @@ def example(name: str) -> Example:
     tensors = [leaf for leaf in tree_leaves(list(arguments)) if isinstance(leaf, Tensor)]
     weights = {str(number): each for number, each in enumerate(t for t in tensors if isinstance(t, nn.Parameter))}
     inputs = [tensor for tensor in tensors if not isinstance(tensor, nn.Parameter)]
-    builder = GraphBuilder(nn.ParameterDict(weights), inputs, flows=True)
+    builder = GraphBuilder(nn.ParameterDict(weights), inputs, requires_grad=True)
     names = {id(each): Weight(key) for key, each in weights.items()}
     values = {**names, **{id(tensor): TensorRef(number) for number, tensor in zip(builder.batch, inputs, strict=True)}}
     given = tree_map(lambda leaf: values.get(id(leaf), leaf), list(arguments))
     call = exported_call(str(function), function, given, {}, function(*arguments))
     made: Any = TRANSLATIONS.get(str(function).split(".")[1], pointwise)(builder, call)
-    graph = builder.finished(made[0] if isinstance(made, tuple) else made)
+    graph = builder.build(made[0] if isinstance(made, tuple) else made)
     still = {number: replace(graph.tensors[number], differentiable=False) for number in STATISTICS.get(name, ())}
     graph = replace(graph, tensors={**graph.tensors, **still})
     shaped = Example(function, arguments, graph, [])

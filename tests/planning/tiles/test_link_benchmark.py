@@ -17,8 +17,15 @@ from bow.planning.search.problem import Problem
 from bow.planning.simulator.costs import RooflineCosts
 from bow.planning.simulator.step_model import TaskKind
 from bow.planning.tiles import link_benchmark
-from bow.planning.tiles.link_benchmark import LAYERS, SUMS, MessageBenchmark, SumBenchmark, topology_in_use
-from bow.planning.tiles.machine import connected
+from bow.planning.tiles.link_benchmark import (
+    LAYERS,
+    SUMS,
+    MessageBenchmark,
+    SumBenchmark,
+    measure_busy_links,
+    measured_topology,
+)
+from bow.planning.tiles.machine import topology_with_assumed_links
 from bow.planning.tiles.program import tile_program
 
 KIND = DeviceKind("core", memory_gib=1, tflops=0.05, gb_per_s=8)
@@ -47,10 +54,10 @@ def test_crossed_chain_sends_everything_behind_every_layer_and_the_straight_one_
     (linear, *_) = (number for number, each in enumerate(graph.operators) if each.kind == "linear")
     assert crossed[linear] == straight[linear]
     layers = {tensor for each in graph.operators if each.kind == "linear" for tensor in each.outputs}
-    parts = [part for of in tile_program(graph, crossed, RULES).sent for part in of if part.tensor in layers]
+    parts = [part for of in tile_program(graph, crossed, RULES).sends for part in of if part.tensor in layers]
     assert len(parts) == 2 * LAYERS  # both devices send, behind the last layer too
     assert {end - start for part in parts for start, end in part.box} == {4}  # half of the samples, all of the width
-    assert not [part for of in tile_program(graph, straight, RULES).sent for part in of if part.tensor in layers]
+    assert not [part for of in tile_program(graph, straight, RULES).sends for part in of if part.tensor in layers]
     assert link_benchmark._messages(graph, crossed) - link_benchmark._messages(graph, straight) == 4 * LAYERS
 
 
@@ -67,7 +74,7 @@ def test_a_message_takes_the_time_by_which_it_delays(monkeypatch: pytest.MonkeyP
         return 1_000_000 + (case.count * (200_000 + 2 * case.num_bytes) if runtime == "crossed" else 0)
 
     def case(group: Any, samples: int, width: int) -> Any:
-        return SimpleNamespace(straight="straight", crossed="crossed", count=32, num_bytes=samples * width * 2)
+        return SimpleNamespace(local="local", communicating="communicating", count=32, num_bytes=samples * width * 2)
 
     monkeypatch.setattr(link_benchmark, "_message_case", case)
     monkeypatch.setattr(link_benchmark, "_step_ns", step_ns)
@@ -95,7 +102,7 @@ def test_only_one_of_two_ways_to_split_batch_norms_sums_over_devices() -> None:
 
 def test_a_sum_takes_what_it_delays_beside_its_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     alike: Any = SimpleNamespace(all_gather=lambda value: [value, value])
-    case = SimpleNamespace(straight=1_000_000, crossed=1_000_000 + 40 * 300_000, count=40)
+    case = SimpleNamespace(local=1_000_000, communicating=1_000_000 + 40 * 300_000, count=40)
     monkeypatch.setattr(link_benchmark, "_sum_case", lambda group: case)
     monkeypatch.setattr(link_benchmark, "_step_ns", lambda group, runtime, case: runtime)
     cases = SumBenchmark(alike)
@@ -109,7 +116,7 @@ def test_what_the_first_pair_shows_is_added_to_every_pair(monkeypatch: pytest.Mo
     monkeypatch.setattr(link_benchmark, "measure_idle_links", lambda group: lines)
     monkeypatch.setattr(link_benchmark, "MessageBenchmark", Raced)
     monkeypatch.setattr(link_benchmark, "SumBenchmark", Raced)
-    topology = topology_in_use(TEAM, connected(DEVICES))
+    topology = measured_topology(topology_with_assumed_links(DEVICES), *measure_busy_links(TEAM))
     assert [link.latency_us for link in topology.links] == [300.0, 320.0, 340.0]
     assert [link.gb_per_s for link in topology.links] == [1.0, 0.5, 0.25]  # never faster than without computing
 
@@ -119,7 +126,7 @@ def test_of_two_devices_only_what_messages_take_in_use_counts(monkeypatch: pytes
     monkeypatch.setattr(link_benchmark, "MessageBenchmark", Raced)
     monkeypatch.setattr(link_benchmark, "SumBenchmark", Raced)
     group: Any = SimpleNamespace(device=torch.device("cpu"), size=2, rank=0)
-    topology = topology_in_use(group, connected(DEVICES[:2]))
+    topology = measured_topology(topology_with_assumed_links(DEVICES[:2]), *measure_busy_links(group))
     (link,) = topology.links
     assert topology.sum_us == 300.0
     assert (link.latency_us, link.gb_per_s) == (300.0, 2.0)
@@ -131,10 +138,10 @@ def test_devices_still_share_the_bus_on_which_their_messages_were_measured(monke
     monkeypatch.setattr(link_benchmark, "MessageBenchmark", Raced)
     monkeypatch.setattr(link_benchmark, "SumBenchmark", Raced)
     bus = Link(tuple(device.name for device in DEVICES), 8.0, 10.0, shared=True)
-    topology = topology_in_use(TEAM, DeviceTopology("here", DEVICES, (bus,)))
+    topology = measured_topology(DeviceTopology("here", DEVICES, (bus,)), *measure_busy_links(TEAM))
     assert topology.links == (dataclasses.replace(bus, latency_us=300.0, gb_per_s=1.0),)
 
 
 def test_one_device_has_no_links() -> None:
     alone: Any = SimpleNamespace(device=torch.device("cpu"), size=1, rank=0)
-    assert topology_in_use(alone, connected(DEVICES[:1])).links == ()
+    assert measured_topology(topology_with_assumed_links(DEVICES[:1]), *measure_busy_links(alone)).links == ()

@@ -17,7 +17,7 @@ from bow.errors import SettingError
 from bow.planning.problem.device_topology import Device, DeviceKind
 from bow.planning.problem.topology_files import load_topology, save_topology
 from bow.planning.tiles import machine
-from bow.planning.tiles.machine import all_on, connected, core_kind, measure_machine, read_devices
+from bow.planning.tiles.machine import core_kind, measure_machine, pinned_to, read_devices, topology_with_assumed_links
 
 KIND = DeviceKind("core", memory_gib=1, tflops=0.05, gb_per_s=8)
 
@@ -80,7 +80,7 @@ def test_gpus_have_nvlinks_where_the_system_tells_and_share_pcie_elsewhere() -> 
 def test_devices_of_several_machines_and_cores_have_a_link_for_each_pair() -> None:
     devices = [Device(f"device {number}", KIND, node) for number, node in enumerate((0, 0, 1))]
     for gpus in ([], ["0a", "1b", "0a"]):
-        topology = connected(devices, gpus)
+        topology = topology_with_assumed_links(devices, gpus)
         assert [len(link.ends) for link in topology.links] == [2, 2, 2]
         assert topology.overlap is bool(gpus)
 
@@ -128,7 +128,7 @@ def test_all_threads_of_the_process_keep_to_the_cores_that_are_given() -> None:
     other.start()
     before = os.sched_getaffinity(0), torch.get_num_threads()
     try:
-        with all_on(cores[:1]):
+        with pinned_to(cores[:1]):
             assert os.sched_getaffinity(0) == os.sched_getaffinity(other.native_id or 0) == {cores[0]}
             assert torch.get_num_threads() == 1
         assert os.sched_getaffinity(other.native_id or 0) == before[0]

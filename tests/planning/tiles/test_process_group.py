@@ -15,7 +15,7 @@ from bow.errors import ClusterError
 from bow.planning.problem.partition import Partition, everything_on
 from bow.planning.tiles import TileRuntime, capture_operators
 from bow.planning.tiles import process_group as teams
-from bow.planning.tiles.process_group import ProcessGroup, deprioritise_carriers, wait_for
+from bow.planning.tiles.process_group import ProcessGroup, deprioritise_gloo_threads, wait_for
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the system has no batch threads")
@@ -35,7 +35,7 @@ def test_only_threads_that_carry_messages_wait_for_the_core() -> None:
         thread.start()
     started.wait()
     try:
-        deprioritise_carriers()
+        deprioritise_gloo_threads()
     finally:
         done.set()
         for thread in threads:
@@ -45,10 +45,10 @@ def test_only_threads_that_carry_messages_wait_for_the_core() -> None:
 
 def test_nothing_happens_where_the_system_has_no_such_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "SCHED_BATCH", raising=False)
-    deprioritise_carriers()
+    deprioritise_gloo_threads()
     monkeypatch.setattr(os, "SCHED_BATCH", 3, raising=False)
     monkeypatch.setattr(teams, "THREADS", Path("nowhere"))
-    deprioritise_carriers()
+    deprioritise_gloo_threads()
 
 
 def test_devices_give_way_behind_every_operator(monkeypatch: pytest.MonkeyPatch) -> None:

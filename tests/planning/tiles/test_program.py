@@ -52,35 +52,35 @@ def program(**splits: Split) -> TileProgram:
 def test_a_part_travels_once_whoever_reads_it() -> None:
     whole_on_1 = Split((1, 1, 1), (1,))
     found = program(one=whole_on_1, other=whole_on_1)
-    assert len(found.sent[0]) == 1
-    (part,) = found.sent[0]
+    assert len(found.sends[0]) == 1
+    (part,) = found.sends[0]
     assert (part.tensor, part.source, part.target, part.box) == (1, 0, 1, whole((4, 6, 10)))
     # "one" reads it first, and so is the last to add to its gradient.
-    assert [len(parts) for parts in found.returned[:4]] == [0, 1, 0, 0]
+    assert [len(parts) for parts in found.gradient_sends[:4]] == [0, 1, 0, 0]
 
 
 def test_parts_that_differ_travel_both() -> None:
     found = program(one=Split((1, 1, 1), (1,)), other=Split((2, 1, 1), (1, 1)))
-    assert sorted(part.box[0] for part in found.sent[0]) == [(0, 2), (0, 4), (2, 4)]
+    assert sorted(part.box[0] for part in found.sends[0]) == [(0, 2), (0, 4), (2, 4)]
 
 
 def test_what_is_on_the_same_device_does_not_travel() -> None:
     found = program(conv=Split((1, 1, 3), (0, 0, 0)))
-    assert not any(found.sent)
-    assert not any(found.returned)
+    assert not any(found.sends)
+    assert not any(found.gradient_sends)
 
 
 def test_no_gradient_returns_from_what_is_detached() -> None:
     found = program(still=Split((1, 1, 1), (1,)))
-    assert [part.tensor for parts in found.sent for part in parts] == [3, 4]
-    assert not any(found.returned)
+    assert [part.tensor for parts in found.sends for part in parts] == [3, 4]
+    assert not any(found.gradient_sends)
     assert found.flows == {1, 2, 3, 5, 6}
     assert found.backward == {0, 1, 2, 4, 5}
 
 
 def test_the_batch_is_everywhere() -> None:
     found = program(conv=Split((2, 1, 1), (0, 1)))
-    assert not any(part.tensor == 0 for parts in found.sent for part in parts)
+    assert not any(part.tensor == 0 for parts in found.sends for part in parts)
     (fetch,) = found.tasks[0][1].inputs
     assert fetch is not None
     assert (fetch.box, fetch.parts) == (((2, 4), (0, 3), (0, 10)), ())
@@ -112,14 +112,14 @@ def test_shares_are_the_whole_program(seed: int, devices: int) -> None:
             range(len(found.tasks[operator]))
         )
         for sends, receives, of_all in (
-            ("sends", "receives", found.sent),
-            ("gradient_sends", "gradient_receives", found.returned),
+            ("sends", "receives", found.sends),
+            ("gradient_sends", "gradient_receives", found.gradient_sends),
         ):
             sent = [part for share in shares for part in getattr(share, sends)[operator]]
             received = [part for share in shares for part in getattr(share, receives)[operator]]
             assert set(sent) == set(received) == set(of_all[operator])
             assert len(sent) == len(received) == len(of_all[operator])
-    assert len({share.tags[part] for share in shares for part in share.tags}) == sum(map(len, found.sent))
+    assert len({share.tags[part] for share in shares for part in share.tags}) == sum(map(len, found.sends))
     for share in shares:
         for operator, pieces in share.last_pieces.items():
             readers = [

@@ -17,7 +17,7 @@ from bow.planning.rules import RULES, shipped_rules
 from bow.planning.rules.mapped import Along, MappedRule, Shapes, Side, Whole
 from bow.planning.rules.rule import Rules
 from bow.planning.rules.views import PointwiseRule
-from bow.planning.tiles import ProcessGroup, register_rule, registered_rules, registering, take_over_rules
+from bow.planning.tiles import ProcessGroup, import_rules, register_rule, registered_rules, registering
 from bow.planning.tiles.operators.calls import CALLS, Operands, Outputs, Tile
 from tests.planning.tiles.equality import TOLERANCE, Task, by_pytorch, by_tiles, difference, task
 
@@ -163,6 +163,6 @@ def test_other_processes_can_take_over_what_was_registered(monkeypatch: pytest.M
             register_rule(PointwiseRule(kind), [torch.rand(4, 6, dtype=torch.float64)])
             registered = registered_rules()
         else:
-            take_over_rules(registered)
+            import_rules(registered)
         assert kind in RULES
         monkeypatch.undo()

@@ -84,7 +84,9 @@ def test_what_is_known_is_not_measured_again(runs: list[Any]) -> None:
 def test_who_waits_is_told_how_many_tiles_are_measured() -> None:
     told: list[tuple[int, int]] = []
     known = measure_tiles(CAPTURED, MODEL, BATCH, SGD, 1, repeats=1)
-    times = measure_tiles(CAPTURED, MODEL, BATCH, SGD, 2, known=known, repeats=1, tell=lambda *how: told.append(how))
+    times = measure_tiles(
+        CAPTURED, MODEL, BATCH, SGD, 2, known=known, repeats=1, on_measured=lambda *how: told.append(how)
+    )
     assert told[0] == (len(known.tiles), len(times.tiles))
     assert told[-1] == (len(times.tiles), len(times.tiles))
     assert told == sorted(told)
@@ -96,7 +98,7 @@ def test_times_are_kept_on_disk_and_read_by_the_next(
 ) -> None:
     monkeypatch.setattr(tile_costs, "REPEATS", 1)
     times = cached_tile_times(CAPTURED, MODEL, BATCH, SGD, 1)
-    assert times_cache(torch.device("cpu"), "SGD").load(TileTimes.of_plain) == times
+    assert times_cache(torch.device("cpu"), "SGD").load(TileTimes.from_plain) == times
     count = len(runs)
     assert cached_tile_times(CAPTURED, MODEL, BATCH, SGD, 1) == times
     assert len(runs) == count
@@ -108,7 +110,7 @@ def test_times_are_kept_on_disk_and_read_by_the_next(
 
 def test_file_is_another_one_for_other_threads_and_optimizers(monkeypatch: pytest.MonkeyPatch) -> None:
     def known(optimizer: str) -> TileTimes | None:
-        return times_cache(torch.device("cpu"), optimizer).load(TileTimes.of_plain)
+        return times_cache(torch.device("cpu"), optimizer).load(TileTimes.from_plain)
 
     times_cache(torch.device("cpu"), "SGD").keep(TileTimes().to_plain())
     assert known("SGD") == TileTimes()

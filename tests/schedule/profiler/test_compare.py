@@ -111,7 +111,7 @@ def test_the_best_of_every_sort_are_timed_again_for_twice_as_many_turns(timed: l
         "critical path, 2 executors of 1 thread",
         "critical path, fixed order, 2 executors of 1 thread",
     ]
-    assert made.again.keys() == set(again)
+    assert made.finalist_seconds.keys() == set(again)
     assert made.path == critical_path(subject.dependencies, profile.nanoseconds(1))
 
 
@@ -149,7 +149,7 @@ def test_a_real_comparison_times_everybody_in_every_turn() -> None:
     told: list[str] = []
     made = compare(subject, profile, policies=policies, turns=2, window_s=0.0, progress=told.append)
     assert {name: len(own) for name, own in made.seconds.items()} == {policy.name: 2 for policy in policies}
-    assert all(len(own) == 4 and min(own) > 0 for own in made.again.values())
-    assert made.best_sequential.name in made.again
+    assert all(len(own) == 4 and min(own) > 0 for own in made.finalist_seconds.values())
+    assert made.best_sequential.name in made.finalist_seconds
     assert told[0] == f"turn 1 of 2, {len(policies)} take part"
     assert made.choice.name in made.summary

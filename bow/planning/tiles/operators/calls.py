@@ -62,7 +62,7 @@ class SummedCall:
     finish: Callable[[Tile, Operands, Tensor], Outputs]  # the outputs, from the moments of all tiles, stacked in order
     update: Callable[[Tile, Tensor, Mapping[str, Tensor]], None]  # update the sum's running statistics in place
     # Compute a tile that is the only one of its sum, and update its running statistics, if any.
-    alone: Callable[[Tile, Operands, Mapping[str, Tensor] | None], Outputs]
+    single_tile: Callable[[Tile, Operands, Mapping[str, Tensor] | None], Outputs]
 
 
 Call: TypeAlias = LocalCall | SummedCall
@@ -71,7 +71,7 @@ C = TypeVar("C", bound=LocalCall)
 CALLS: dict[str, Call] = {}  # by kind; operators of other kinds are not split, and called by their name
 
 
-def computes(*kinds: str) -> Callable[[C], C]:
+def tile_function(*kinds: str) -> Callable[[C], C]:
     """Register a function in `CALLS`."""
 
     def register(call: C) -> C:
@@ -85,7 +85,7 @@ def call_of(kind: str) -> Call:
     return CALLS.get(kind, call_by_name)
 
 
-@computes("pointwise", "reduction")
+@tile_function("pointwise", "reduction")
 def call_by_name(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """Call the operator named in the attributes with the tile's operands."""
     # Attributes: `function`, `arguments` and `keywords`, in the format of `encoded`.

@@ -83,7 +83,7 @@ Translate: TypeAlias = Callable[[GraphBuilder, Exported], Result]
 TRANSLATIONS: dict[str, Translate] = {}  # by the operator's name without overload, such as `relu`
 
 
-def translates(*names: str) -> Callable[[Translate], Translate]:
+def translation(*names: str) -> Callable[[Translate], Translate]:
     """Register a function in `TRANSLATIONS`."""
 
     def register(translate: Translate) -> Translate:
@@ -93,7 +93,7 @@ def translates(*names: str) -> Callable[[Translate], Translate]:
     return register
 
 
-def present(*values: Value | None) -> list[Value]:
+def not_none(*values: Value | None) -> list[Value]:
     """Return the values that are not None."""
     return [value for value in values if value is not None]
 

@@ -6,20 +6,20 @@ import torch
 import torch.nn.functional as F
 
 from bow.planning.tiles.graph_builder import GraphBuilder, TensorRef, Value
-from bow.planning.tiles.operators.calls import CALLS, Operands, Outputs, Tile, computes, plain, required
-from bow.planning.tiles.operators.exported import Exported, Result, axis, present, translates
+from bow.planning.tiles.operators.calls import CALLS, Operands, Outputs, Tile, plain, required, tile_function
+from bow.planning.tiles.operators.exported import Exported, Result, axis, not_none, translation
 
 SOFTMAX_FLOPS = 5  # per element
 
 
-@translates("linear")
+@translation("linear")
 def _linear(builder: GraphBuilder, exported: Exported) -> Result:
     inputs, weight, bias = exported["input"], exported["weight"], exported["bias"]
     flops = 2 * exported.size * builder.shape(weight)[1]
-    return builder.add("linear", present(inputs, weight, bias), exported.outputs, flops=flops)
+    return builder.add("linear", not_none(inputs, weight, bias), exported.outputs, flops=flops)
 
 
-@translates("matmul", "bmm", "mm")
+@translation("matmul", "bmm", "mm")
 def _matmul(builder: GraphBuilder, exported: Exported) -> Result:
     left, right = exported.operands
     inner = builder.shape(left)[-1:]
@@ -28,7 +28,7 @@ def _matmul(builder: GraphBuilder, exported: Exported) -> Result:
     return builder.add("matmul", [left, right], exported.outputs, flops=2 * exported.size * math.prod(inner))
 
 
-@translates("scaled_dot_product_attention")
+@translation("scaled_dot_product_attention")
 def _attention(builder: GraphBuilder, exported: Exported) -> Result:
     queries, keys, values = (exported[name] for name in ("query", "key", "value"))
     if exported["dropout_p"] or exported["enable_gqa"]:
@@ -36,12 +36,12 @@ def _attention(builder: GraphBuilder, exported: Exported) -> Result:
     size = builder.shape(queries)[-1]
     flops = 2 * exported.size * builder.shape(keys)[-2]
     flops += flops * size // builder.shape(values)[-1]
-    operands = present(queries, keys, values, exported["attn_mask"])
+    operands = not_none(queries, keys, values, exported["attn_mask"])
     attributes = {"causal": exported["is_causal"], "scale": exported["scale"]}
     return builder.add("attention", operands, exported.outputs, attributes, flops)
 
 
-@translates("embedding")
+@translation("embedding")
 def _embedding(builder: GraphBuilder, exported: Exported) -> Result:
     if exported["scale_grad_by_freq"] or exported["sparse"]:
         return None
@@ -50,7 +50,7 @@ def _embedding(builder: GraphBuilder, exported: Exported) -> Result:
     return builder.add("embedding", [exported["indices"], exported["weight"]], exported.outputs, attributes)
 
 
-@translates("softmax", "log_softmax")
+@translation("softmax", "log_softmax")
 def _softmax(builder: GraphBuilder, exported: Exported) -> Result:
     scores, kind = exported["self"], exported.name
     if builder.dtype(scores) != exported.outputs[0][1]:
@@ -59,7 +59,7 @@ def _softmax(builder: GraphBuilder, exported: Exported) -> Result:
     return builder.add(kind, [scores], exported.outputs, attributes, SOFTMAX_FLOPS * exported.size)
 
 
-@translates("dropout", "feature_dropout")
+@translation("dropout", "feature_dropout")
 def _dropout(builder: GraphBuilder, exported: Exported) -> Result:
     samples = exported.operands[0]  # the argument's name differs for in-place dropout
     if not exported["train"] or not exported["p"]:
@@ -70,7 +70,7 @@ def _dropout(builder: GraphBuilder, exported: Exported) -> Result:
 def dropped(builder: GraphBuilder, samples: Value, p: float, of_channels: bool = False) -> TensorRef:
     """Add a dropout operator."""
     shape, attributes = builder.shape(samples), {"p": p, "of_channels": of_channels}
-    return builder.make("dropout", [samples], shape, attributes, 2 * math.prod(shape))
+    return builder.add_single_output("dropout", [samples], shape, attributes, 2 * math.prod(shape))
 
 
 CALLS |= {
@@ -82,7 +82,7 @@ CALLS |= {
 }
 
 
-@computes("attention")
+@tile_function("attention")
 def attention(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """Compute attention of the tile's queries to all keys."""
     queries, keys, values, *masks = required(operands)
@@ -97,7 +97,7 @@ def attention(tile: Tile, operands: Operands, seed: int) -> Outputs:
     return (F.scaled_dot_product_attention(queries, keys, values, mask, scale=scale),)
 
 
-@computes("dropout")
+@tile_function("dropout")
 def dropout(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """Apply dropout with a mask that does not depend on the split."""
     # The mask of the whole tensor is drawn from the seed, and the tile uses its part.

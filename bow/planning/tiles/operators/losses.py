@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F
 
 from bow.planning.tiles.graph_builder import Constant, GraphBuilder, TensorRef, Value
-from bow.planning.tiles.operators.calls import Operands, Outputs, Tile, computes, required
-from bow.planning.tiles.operators.exported import Exported, Result, axis, translates
+from bow.planning.tiles.operators.calls import Operands, Outputs, Tile, required, tile_function
+from bow.planning.tiles.operators.exported import Exported, Result, axis, translation
 from bow.planning.tiles.operators.layers import SOFTMAX_FLOPS
 
 _MEAN, _SUM = 1, 2  # PyTorch's codes of loss reductions; 0 is none
 _SUFFIX = {_MEAN: "mean", _SUM: "sum"}
 
 
-@translates(
+@translation(
     "where", "masked_fill", "rsub", "hardswish", "log_sigmoid", "to", "_to_copy", "clone", "contiguous", "alias"
 )
 def pointwise(builder: GraphBuilder, exported: Exported) -> Result:
@@ -26,13 +26,13 @@ def pointwise(builder: GraphBuilder, exported: Exported) -> Result:
     return builder.add("pointwise", operands, exported.outputs, exported.by_name(), exported.size)
 
 
-@translates("detach")
+@translation("detach")
 def _detach(builder: GraphBuilder, exported: Exported) -> Result:
     tensor = exported["self"]
-    return None if isinstance(tensor, Constant) else builder.detached(tensor)
+    return None if isinstance(tensor, Constant) else builder.add_detach(tensor)
 
 
-@translates("mean", "sum", "amax", "amin", "var", "std")
+@translation("mean", "sum", "amax", "amin", "var", "std")
 def _reduction(builder: GraphBuilder, exported: Exported) -> Result:
     tensor = exported["self"]
     shape = builder.shape(tensor)
@@ -46,7 +46,7 @@ def _reduction(builder: GraphBuilder, exported: Exported) -> Result:
     return builder.add("reduction", [tensor], exported.outputs, {**attributes, **exported.by_name()}, flops)
 
 
-@translates(
+@translation(
     "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy_with_logits", "soft_margin_loss"
 )
 def _pointwise_loss(builder: GraphBuilder, exported: Exported) -> Result:
@@ -58,7 +58,7 @@ def _pointwise_loss(builder: GraphBuilder, exported: Exported) -> Result:
     return losses if reduction == 0 else total(builder, losses, _SUFFIX[reduction], dtype)
 
 
-@translates("cross_entropy_loss", "nll_loss_nd", "nll_loss")
+@translation("cross_entropy_loss", "nll_loss_nd", "nll_loss")
 def _cross_entropy(builder: GraphBuilder, exported: Exported) -> Result:
     scores, classes = exported["self"], exported["target"]
     shape = builder.shape(scores)
@@ -107,7 +107,7 @@ def _reduced(builder: GraphBuilder, tensor: Value, name: str, dims: Sequence[int
     return made
 
 
-@computes("cross_entropy")
+@tile_function("cross_entropy")
 def cross_entropy(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """Compute the loss of each sample and position; 0 for the ignored class."""
     scores, classes = required(operands)
@@ -118,7 +118,7 @@ def cross_entropy(tile: Tile, operands: Operands, seed: int) -> Outputs:
     return (F.cross_entropy(scores, classes, reduction="none", ignore_index=ignored, label_smoothing=smoothing),)
 
 
-@computes("counted_mean")
+@tile_function("counted_mean")
 def counted_mean(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """Compute the mean of the losses whose class is not the ignored one."""
     losses, classes = required(operands)

@@ -8,15 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bow.planning.tiles.graph_builder import GraphBuilder
-from bow.planning.tiles.operators.calls import CALLS, Operands, Outputs, SummedCall, Tile, computes, required
-from bow.planning.tiles.operators.exported import Exported, Result, present, translates
+from bow.planning.tiles.operators.calls import CALLS, Operands, Outputs, SummedCall, Tile, required, tile_function
+from bow.planning.tiles.operators.exported import Exported, Result, not_none, translation
 
 _NORM_FLOPS = 8  # per element, an estimate
 
 
-@translates("batch_norm")
+@translation("batch_norm")
 def _batch_norm(builder: GraphBuilder, exported: Exported) -> Result:
-    samples, affine = exported["input"], present(exported["weight"], exported["bias"])
+    samples, affine = exported["input"], not_none(exported["weight"], exported["bias"])
     mean, variance = exported["running_mean"], exported["running_var"]
     flops = _NORM_FLOPS * exported.size
     if not exported["training"]:
@@ -28,14 +28,14 @@ def _batch_norm(builder: GraphBuilder, exported: Exported) -> Result:
     return builder.add("batch_norm", [samples, *affine], exported.outputs, attributes, flops)
 
 
-@translates("layer_norm")
+@translation("layer_norm")
 def _layer_norm(builder: GraphBuilder, exported: Exported) -> Result:
     attributes = {"num_dims": len(exported["normalized_shape"]), "eps": exported["eps"]}
-    operands = present(exported["input"], exported["weight"], exported["bias"])
+    operands = not_none(exported["input"], exported["weight"], exported["bias"])
     return builder.add("layer_norm", operands, exported.outputs, attributes, _NORM_FLOPS * exported.size)
 
 
-@computes("layer_norm")
+@tile_function("layer_norm")
 def layer_norm(tile: Tile, operands: Operands, seed: int) -> Outputs:
     samples, *affine = required(operands)
     weight, bias = [*affine, None, None][:2]
@@ -43,7 +43,7 @@ def layer_norm(tile: Tile, operands: Operands, seed: int) -> Outputs:
     return (F.layer_norm(samples, normalised, weight, bias, tile.attributes["eps"]),)
 
 
-@computes("frozen_batch_norm")
+@tile_function("frozen_batch_norm")
 def frozen_batch_norm(tile: Tile, operands: Operands, seed: int) -> Outputs:
     samples, mean, variance, weight, bias = [*operands, None, None][:5]
     assert samples is not None
@@ -64,7 +64,7 @@ def finish(tile: Tile, operands: Operands, found: Tensor) -> Outputs:
     """Normalise with the moments of all tiles, `[tile, 3, channel]`."""
     samples, weight, bias = [*operands, None, None][:3]
     assert samples is not None
-    _, mean, squares, count = _combined(found)
+    mean, squares, count = _combined(found)
     ones = torch.ones_like(mean) if weight is None else weight
     zeros = torch.zeros_like(mean) if bias is None else bias
     normalised: Tensor = _Normalise.apply(samples, mean, squares / count, ones, zeros, tile.attributes["eps"])  # type: ignore[no-untyped-call]
@@ -73,13 +73,13 @@ def finish(tile: Tile, operands: Operands, found: Tensor) -> Outputs:
 
 def update(tile: Tile, found: Tensor, kept: Mapping[str, Tensor]) -> None:
     """Update the running statistics with the moments of all tiles; the variance is unbiased, as in PyTorch."""
-    _, mean, squares, count = _combined(found)
+    mean, squares, count = _combined(found)
     momentum = tile.attributes["momentum"]
     kept["running_mean"].lerp_(mean, momentum)
     kept["running_var"].lerp_(squares / (count - 1), momentum)
 
 
-def alone(tile: Tile, operands: Operands, kept: Mapping[str, Tensor] | None) -> Outputs:
+def single_tile(tile: Tile, operands: Operands, kept: Mapping[str, Tensor] | None) -> Outputs:
     """Compute batch norm of a tile that has all samples of its channels."""
     samples, weight, bias = [*operands, None, None][:3]
     assert samples is not None
@@ -88,17 +88,16 @@ def alone(tile: Tile, operands: Operands, kept: Mapping[str, Tensor] | None) -> 
     return (F.batch_norm(samples, mean, variance, weight, bias, True, attributes["momentum"], attributes["eps"]),)
 
 
-CALLS["batch_norm"] = SummedCall(moments, finish, update, alone)
+CALLS["batch_norm"] = SummedCall(moments, finish, update, single_tile)
 
 
-def _combined(found: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return deviations of the tiles' means, total mean, total sum of squared deviations, and total count."""
+def _combined(found: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return total mean, total sum of squared deviations, and total count."""
     # Chan, Golub, LeVeque, 1983, equation 3.1.
     counts, means, squares = found.unbind(1)
     count = counts.sum(0)
     mean = (counts * means).sum(0) / count
-    deviations = means - mean
-    return deviations, mean, (squares + counts * deviations.square()).sum(0), count
+    return mean, (squares + counts * (means - mean).square()).sum(0), count
 
 
 _aten: Any = torch.ops.aten

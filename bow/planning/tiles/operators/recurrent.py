@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bow.planning.tiles.graph_builder import GraphBuilder, Value, Weight
-from bow.planning.tiles.operators.calls import Operands, Outputs, Tile, computes, required
-from bow.planning.tiles.operators.exported import Exported, Result, present, translates
+from bow.planning.tiles.operators.calls import Operands, Outputs, Tile, required, tile_function
+from bow.planning.tiles.operators.exported import Exported, Result, not_none, translation
 from bow.planning.tiles.operators.layers import dropped
 from bow.planning.tiles.operators.views import concatenated, selected, stacked
 
@@ -18,16 +18,16 @@ _CELL_FLOPS = 30  # per unit: sigmoids, hyperbolic tangents and their combinatio
 _State: TypeAlias = tuple[Value, Value]  # hidden and cell state
 
 
-@translates("lstm_cell")
+@translation("lstm_cell")
 def _lstm_cell(builder: GraphBuilder, exported: Exported) -> Result:
     hidden, cell = exported["hx"]
-    weights = present(*(exported[name] for name in ("w_ih", "w_hh", "b_ih", "b_hh")))
+    weights = not_none(*(exported[name] for name in ("w_ih", "w_hh", "b_ih", "b_hh")))
     if not _are_weights(weights):
         return None
-    return _stepped(builder, exported["input"], (hidden, cell), weights)
+    return _add_cell(builder, exported["input"], (hidden, cell), weights)
 
 
-@translates("lstm")
+@translation("lstm")
 def _lstm(builder: GraphBuilder, exported: Exported) -> Result:
     if exported.function != "aten.lstm.input":  # packed sequences
         return None
@@ -53,7 +53,7 @@ def _lstm(builder: GraphBuilder, exported: Exported) -> Result:
         builder.name = name
         made = []
         for step in steps[::-1] if is_backwards else steps:
-            state = _stepped(builder, step, state, weights)
+            state = _add_cell(builder, step, state, weights)
             made.append(state[0])
         last.append(state)
         outputs.append(made[::-1] if is_backwards else made)
@@ -66,7 +66,7 @@ def _lstm(builder: GraphBuilder, exported: Exported) -> Result:
     return stacked(builder, steps, time), *ends
 
 
-def _stepped(builder: GraphBuilder, inputs: Value, state: _State, weights: Sequence[Value]) -> _State:
+def _add_cell(builder: GraphBuilder, inputs: Value, state: _State, weights: Sequence[Value]) -> _State:
     """Add a cell and return the next state."""
     shape = samples, units = builder.shape(state[1])
     views = [_by_gate(builder, weight) for weight in weights]
@@ -87,15 +87,15 @@ def _are_weights(parameters: Sequence[Value]) -> bool:
     return all(isinstance(parameter, Weight) for parameter in parameters)
 
 
-@computes("lstm_cell")
+@tile_function("lstm_cell")
 def lstm_cell(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """Compute the next states of the tile's units from the previous hidden states of all units."""
     inputs, hidden, cell, of_inputs, of_hidden, *biases = required(operands)
     from_inputs, from_hidden = biases or (None, None)
     gates = _gates(inputs, of_inputs, from_inputs) + _gates(hidden, of_hidden, from_hidden)
-    take, forget, candidate, show = gates.chunk(4, dim=1)
-    cell = forget.sigmoid() * cell + take.sigmoid() * candidate.tanh()
-    return show.sigmoid() * cell.tanh(), cell
+    input_gate, forget_gate, candidate, output_gate = gates.chunk(4, dim=1)
+    cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
+    return output_gate.sigmoid() * cell.tanh(), cell
 
 
 def _gates(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

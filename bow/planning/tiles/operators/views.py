@@ -16,15 +16,15 @@ from bow.planning.tiles.operators.calls import (
     Operands,
     Outputs,
     Tile,
-    computes,
     padded,
     plain,
     required,
+    tile_function,
 )
-from bow.planning.tiles.operators.exported import Exported, Result, axis, translates
+from bow.planning.tiles.operators.exported import Exported, Result, axis, translation
 
 
-@translates(
+@translation(
     "view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze", "view_as", "_unsafe_view", "reshape_as", "ravel"
 )
 def _reshape(builder: GraphBuilder, exported: Exported) -> Result:
@@ -36,7 +36,7 @@ def _reshape(builder: GraphBuilder, exported: Exported) -> Result:
     return builder.add("reshape", [tensor], exported.outputs)
 
 
-@translates("transpose", "permute", "t")
+@translation("transpose", "permute", "t")
 def _permute(builder: GraphBuilder, exported: Exported) -> Result:
     tensor = exported["self"]
     rank = len(exported.shape)
@@ -53,12 +53,12 @@ def _permute(builder: GraphBuilder, exported: Exported) -> Result:
     return builder.add("permute", [tensor], exported.outputs, {"dims": dims})
 
 
-@translates("expand", "expand_as")
+@translation("expand", "expand_as")
 def _expand(builder: GraphBuilder, exported: Exported) -> Result:
     return builder.add("expand", [exported["self"]], exported.outputs)
 
 
-@translates("broadcast_tensors")
+@translation("broadcast_tensors")
 def _stretch(builder: GraphBuilder, exported: Exported) -> Result:
     stretched: list[Value] = []
     for tensor, (shape, dtype) in zip(exported["tensors"], exported.outputs, strict=True):
@@ -67,7 +67,7 @@ def _stretch(builder: GraphBuilder, exported: Exported) -> Result:
     return tuple(stretched)
 
 
-@translates("slice", "narrow")
+@translation("slice", "narrow")
 def _slice(builder: GraphBuilder, exported: Exported) -> Result:
     tensor = exported["self"]
     if exported.function not in ("aten.slice.Tensor", "aten.narrow.default"):
@@ -78,7 +78,7 @@ def _slice(builder: GraphBuilder, exported: Exported) -> Result:
     return sliced(builder, tensor, dim, start, start + step * exported.shape[dim], step)
 
 
-@translates("select")
+@translation("select")
 def _select(builder: GraphBuilder, exported: Exported) -> Result:
     if not isinstance(exported["index"], int):
         return None
@@ -86,7 +86,7 @@ def _select(builder: GraphBuilder, exported: Exported) -> Result:
     return selected(builder, tensor, axis(exported["dim"], len(builder.shape(tensor))), exported["index"])
 
 
-@translates("split", "split_with_sizes", "chunk", "tensor_split")
+@translation("split", "split_with_sizes", "chunk", "tensor_split")
 def _split(builder: GraphBuilder, exported: Exported) -> Result:
     tensor = exported["self"]
     dim = axis(exported["dim"], len(builder.shape(tensor)))
@@ -94,14 +94,14 @@ def _split(builder: GraphBuilder, exported: Exported) -> Result:
     return tuple(sliced(builder, tensor, dim, start, end) for start, end in itertools.pairwise(ends))
 
 
-@translates("unbind")
+@translation("unbind")
 def _unbind(builder: GraphBuilder, exported: Exported) -> Result:
     tensor = exported["self"]
     dim = axis(exported["dim"], len(builder.shape(tensor)))
     return tuple(selected(builder, tensor, dim, index) for index in range(len(exported.outputs)))
 
 
-@translates("cat", "concat", "concatenate")
+@translation("cat", "concat", "concatenate")
 def _concat(builder: GraphBuilder, exported: Exported) -> Result:
     tensors = exported["tensors"]
     if any(len(builder.shape(tensor)) != len(exported.shape) for tensor in tensors):
@@ -109,12 +109,12 @@ def _concat(builder: GraphBuilder, exported: Exported) -> Result:
     return concatenated(builder, tensors, axis(exported["dim"], len(exported.shape)))
 
 
-@translates("stack")
+@translation("stack")
 def _stack(builder: GraphBuilder, exported: Exported) -> Result:
     return stacked(builder, exported["tensors"], axis(exported["dim"], len(exported.shape)))
 
 
-@translates("pad", "constant_pad_nd")
+@translation("pad", "constant_pad_nd")
 def _pad(builder: GraphBuilder, exported: Exported) -> Result:
     tensor, amounts = exported["self"], exported["pad"]
     if exported.arguments.get("mode", "constant") != "constant":
@@ -130,33 +130,33 @@ def sliced(builder: GraphBuilder, tensor: Value, dim: int, start: int, end: int,
     """Add a slice along a dimension."""
     shape = list(builder.shape(tensor))
     shape[dim] = len(range(start, end, step))
-    return builder.make("slice", [tensor], shape, {"dim": dim, "start": start, "step": step})
+    return builder.add_single_output("slice", [tensor], shape, {"dim": dim, "start": start, "step": step})
 
 
 def selected(builder: GraphBuilder, tensor: Value, dim: int, index: int) -> TensorRef:
     """Add the selection of one element along a dimension."""
     shape = list(builder.shape(tensor))
     size = shape.pop(dim)
-    return builder.make("select", [tensor], shape, {"dim": dim, "index": index % size})
+    return builder.add_single_output("select", [tensor], shape, {"dim": dim, "index": index % size})
 
 
 def concatenated(builder: GraphBuilder, tensors: Sequence[Value], dim: int) -> TensorRef:
     """Add a concatenation."""
     shape = list(builder.shape(tensors[0]))
     shape[dim] = sum(builder.shape(tensor)[dim] for tensor in tensors)
-    return builder.make("concat", [as_tensor(builder, tensor) for tensor in tensors], shape, {"dim": dim})
+    return builder.add_single_output("concat", [as_tensor(builder, tensor) for tensor in tensors], shape, {"dim": dim})
 
 
 def stacked(builder: GraphBuilder, tensors: Sequence[Value], dim: int) -> TensorRef:
     """Add a stack along a new dimension."""
     shape = list(builder.shape(tensors[0]))
     shape.insert(dim, len(tensors))
-    return builder.make("stack", [as_tensor(builder, tensor) for tensor in tensors], shape, {"dim": dim})
+    return builder.add_single_output("stack", [as_tensor(builder, tensor) for tensor in tensors], shape, {"dim": dim})
 
 
 def as_tensor(builder: GraphBuilder, tensor: Value) -> Value:
     """Return a value as an input, adding an alias for a parameter: tiles may not skip weights, but may skip inputs."""
-    return builder.called(tensor, "aten.alias.default") if isinstance(tensor, Weight) else tensor
+    return builder.add_pointwise(tensor, "aten.alias.default") if isinstance(tensor, Weight) else tensor
 
 
 def joined(function: Callable[..., Tensor]) -> LocalCall:
@@ -171,7 +171,7 @@ def joined(function: Callable[..., Tensor]) -> LocalCall:
 CALLS |= {"concat": joined(torch.cat), "stack": joined(torch.stack), "permute": plain(torch.permute, "dims")}
 
 
-@computes("pad")
+@tile_function("pad")
 def pad(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """Compute a tile of a constant padding."""
     (tensor,) = required(operands)
@@ -183,26 +183,26 @@ def pad(tile: Tile, operands: Operands, seed: int) -> Outputs:
     return (padded(tensor, amounts, tile.attributes["value"]),)
 
 
-@computes("expand")
+@tile_function("expand")
 def expand(tile: Tile, operands: Operands, seed: int) -> Outputs:
     (tensor,) = required(operands)
     return (tensor.expand(tile.sizes),)
 
 
-@computes("slice")
+@tile_function("slice")
 def cut(tile: Tile, operands: Operands, seed: int) -> Outputs:
     (tensor,) = required(operands)
     dim = tile.attributes["dim"]
     return (tensor[(slice(None),) * dim + (slice(None, None, tile.attributes["step"]),)],)
 
 
-@computes("select")
+@tile_function("select")
 def select(tile: Tile, operands: Operands, seed: int) -> Outputs:
     (tensor,) = required(operands)
     return (tensor.select(tile.attributes["dim"], 0),)
 
 
-@computes("reshape")
+@tile_function("reshape")
 def reshape(tile: Tile, operands: Operands, seed: int) -> Outputs:
     """Compute a tile of a reshape; not all elements of the box that it reads may belong to the tile."""
     (tensor,) = required(operands)
@@ -216,13 +216,13 @@ def reshape(tile: Tile, operands: Operands, seed: int) -> Outputs:
                 if (segment.operand[1] > segment.operand[0])
                 else tensor.unsqueeze(number)
             )
-            chosen = _chosen(segment, shape, fetched, tile.shapes.output, tile.box)
+            chosen = _tile_positions(segment, shape, fetched, tile.shapes.output, tile.box)
             if len(chosen) != tensor.shape[number]:
                 tensor = tensor.index_select(number, chosen.to(tensor.device))
     return (tensor.reshape(tile.sizes),)
 
 
-def _chosen(segment: Segment, operand: Shape, fetched: Box, output: Shape, box: Box) -> Tensor:
+def _tile_positions(segment: Segment, operand: Shape, fetched: Box, output: Shape, box: Box) -> Tensor:
     """Return the positions in a segment of the fetched box of the tile's elements, in row-major order."""
     of_operand, of_output = slice(*segment.operand), slice(*segment.output)
     held, wanted = _flat(operand[of_operand], fetched[of_operand]), _flat(output[of_output], box[of_output])

@@ -13,11 +13,11 @@ from bow.planning.problem.box import Box
 from bow.planning.rules.layers import windows
 from bow.planning.rules.mapped import SlidingWindow
 from bow.planning.tiles.graph_builder import GraphBuilder
-from bow.planning.tiles.operators.calls import Operands, Outputs, Tile, computes, padded, required
-from bow.planning.tiles.operators.exported import Exported, Result, present, repeated, translates
+from bow.planning.tiles.operators.calls import Operands, Outputs, Tile, padded, required, tile_function
+from bow.planning.tiles.operators.exported import Exported, Result, not_none, repeated, translation
 
 
-@translates("conv1d", "conv2d", "conv3d")
+@translation("conv1d", "conv2d", "conv3d")
 def _convolution(builder: GraphBuilder, exported: Exported) -> Result:
     images, weight, bias = exported["input"], exported["weight"], exported["bias"]
     kernel = builder.shape(weight)[2:]
@@ -40,10 +40,10 @@ def _convolution(builder: GraphBuilder, exported: Exported) -> Result:
         "groups": exported["groups"],
     }
     flops = 2 * exported.size * math.prod(builder.shape(weight)[1:])
-    return builder.add(f"conv{rank}d", present(images, weight, bias), exported.outputs, attributes, flops)
+    return builder.add(f"conv{rank}d", not_none(images, weight, bias), exported.outputs, attributes, flops)
 
 
-@translates("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d")
+@translation("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d")
 def _pooling(builder: GraphBuilder, exported: Exported) -> Result:
     images, kind = exported["self"], exported.name
     rank = int(kind[-2])
@@ -62,7 +62,7 @@ def _pooling(builder: GraphBuilder, exported: Exported) -> Result:
     return builder.add(kind, [images], exported.outputs, attributes, exported.size * math.prod(kernel))
 
 
-@translates(*(f"adaptive_{what}_pool{rank}d" for what in ("max", "avg") for rank in (1, 2, 3)))
+@translation(*(f"adaptive_{what}_pool{rank}d" for what in ("max", "avg") for rank in (1, 2, 3)))
 def _adaptive_pooling(builder: GraphBuilder, exported: Exported) -> Result:
     images, kind = exported["self"], exported.name
     shape = builder.shape(images)
@@ -72,13 +72,13 @@ def _adaptive_pooling(builder: GraphBuilder, exported: Exported) -> Result:
     return builder.add(kind, [images], exported.outputs[:1], flops=math.prod(shape))
 
 
-@computes(*(f"conv{n}d" for n in (1, 2, 3)))
+@tile_function(*(f"conv{n}d" for n in (1, 2, 3)))
 def convolution(tile: Tile, operands: Operands, seed: int) -> Outputs:
     images, weight, *biases = required(operands)
     bias = biases[0] if biases else None
     attributes = tile.attributes
     sides = windows(weight.shape[2:], attributes["stride"], attributes["padding"], attributes["dilation"])
-    whole, padding = _completed(tile, images, sides)
+    whole, padding = _pad_windows(tile, images, sides)
     convolve = getattr(F, tile.kind)
     spacing = {"stride": attributes["stride"], "padding": padding, "dilation": attributes["dilation"]}
     first, end = tile.box[1]
@@ -95,19 +95,19 @@ def convolution(tile: Tile, operands: Operands, seed: int) -> Outputs:
     return (torch.cat(parts, dim=1),)
 
 
-@computes(*(f"max_pool{n}d" for n in (1, 2, 3)))
+@tile_function(*(f"max_pool{n}d" for n in (1, 2, 3)))
 def max_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
     (images,) = required(operands)
     attributes, sides = tile.attributes, _pooling_windows(tile)
-    whole, padding = _completed(tile, images, sides, value=-math.inf)
+    whole, padding = _pad_windows(tile, images, sides, value=-math.inf)
     return (getattr(F, tile.kind)(whole, attributes["kernel"], attributes["stride"], padding, attributes["dilation"]),)
 
 
-@computes(*(f"avg_pool{n}d" for n in (1, 2, 3)))
+@tile_function(*(f"avg_pool{n}d" for n in (1, 2, 3)))
 def avg_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
     (images,) = required(operands)
     attributes, sides = tile.attributes, _pooling_windows(tile)
-    whole, padding = _completed(tile, images, sides)
+    whole, padding = _pad_windows(tile, images, sides)
     # These means count padding; they are rescaled by the wanted counts below.
     means = getattr(F, tile.kind)(whole, attributes["kernel"], attributes["stride"], padding)
     elements = math.prod(attributes["kernel"])
@@ -120,7 +120,7 @@ def avg_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
     return (means * (elements / wanted),)
 
 
-@computes(*(f"adaptive_max_pool{n}d" for n in (1, 2, 3)))
+@tile_function(*(f"adaptive_max_pool{n}d" for n in (1, 2, 3)))
 def adaptive_max_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
     (images,) = required(operands)
     pool = getattr(F, tile.kind)
@@ -134,7 +134,7 @@ def adaptive_max_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
     return (torch.cat([part.flatten(2) for part in parts], dim=2).reshape(tile.sizes),)
 
 
-@computes(*(f"adaptive_avg_pool{n}d" for n in (1, 2, 3)))
+@tile_function(*(f"adaptive_avg_pool{n}d" for n in (1, 2, 3)))
 def adaptive_avg_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
     (images,) = required(operands)
     if _is_regular(tile):
@@ -147,7 +147,7 @@ def adaptive_avg_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
     return (images,)
 
 
-def _completed(
+def _pad_windows(
     tile: Tile, images: Tensor, sides: Sequence[SlidingWindow], value: float = 0.0
 ) -> tuple[Tensor, tuple[int, ...]]:
     """Return the images, explicitly padded if necessary, and the padding that is left to the operator itself."""
@@ -155,7 +155,7 @@ def _completed(
     assert fetched is not None
     missing = []
     for side in sides:
-        (start, end), (first, last) = fetched[side.dim], side.reach(tile.box)
+        (start, end), (first, last) = fetched[side.dim], side.unclipped_interval(tile.box)
         missing.append((start - first, last - end))
     before = tuple(low for low, _ in missing)
     if all(_pads_itself(tile, side, images.shape[side.dim], each) for side, each in zip(sides, missing, strict=True)):
