@@ -194,12 +194,12 @@ class CapturedOperators:
     inputs: tuple[int, ...]  # numbers of the batch's tensors, in their order in the batch
     dtypes: Mapping[int, torch.dtype]  # of all tensors, by number
     counters: Mapping[str, int]  # increment per step, by counter buffer
-    makers: Mapping[int, ConstantFactory]  # step-invariant tensors, by number: functions of the model's buffers
+    constant_factories: Mapping[int, ConstantFactory]  # of the step-invariant tensors, by number
 
     def constants(self, model: nn.Module, device: torch.device) -> dict[int, Tensor]:
         """Compute the step-invariant tensors."""
         buffers = dict(model.named_buffers())
-        return {number: make(buffers).detach().to(device) for number, make in self.makers.items()}
+        return {number: make(buffers).detach().to(device) for number, make in self.constant_factories.items()}
 
     def equals(self, other: "CapturedOperators", model: nn.Module) -> bool:
         """Whether another capture of the model's step has the same graph and constants."""

@@ -31,10 +31,10 @@ class Interference:
         """The pairs of interfering types, each in alphabetical order."""
         return frozenset(self._pairs)
 
-    def observe(self, operator: int, predicted_ns: int, actual_ns: int, beside: Collection[int]) -> None:
+    def observe(self, operator: int, predicted_ns: int, actual_ns: int, overlapping: Collection[int]) -> None:
         """Record the time of an operator."""
         if actual_ns > self.factor * predicted_ns:
-            self._pairs.update(pair(self.kinds[operator], self.kinds[other]) for other in beside)
+            self._pairs.update(pair(self.kinds[operator], self.kinds[other]) for other in overlapping)
 
 
 def pair(one: str, other: str) -> tuple[str, str]:

@@ -71,7 +71,7 @@ def test_a_message_takes_the_time_by_which_it_delays(monkeypatch: pytest.MonkeyP
             return [value, [[each - 1000 for each in of] for of in value]]  # the other one is ready sooner
 
     def step_ns(group: Any, runtime: str, case: Any) -> int:
-        return 1_000_000 + (case.count * (200_000 + 2 * case.num_bytes) if runtime == "crossed" else 0)
+        return 1_000_000 + (case.count * (200_000 + 2 * case.num_bytes) if runtime == "communicating" else 0)
 
     def case(group: Any, samples: int, width: int) -> Any:
         return SimpleNamespace(local="local", communicating="communicating", count=32, num_bytes=samples * width * 2)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bow.planning.problem.box import Box, cells, contains, intersection, volume, whole
+from bow.planning.problem.box import Box, common_refinement, contains, intersection, volume, whole
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
 from bow.planning.problem.partition import Split, everything_on
 from bow.planning.rules import RULES
@@ -174,4 +174,4 @@ def test_a_weight_that_no_gradient_reaches_waits_for_none() -> None:
 @pytest.mark.parametrize("count", [0, 3])
 def test_cells_of_equal_boxes_are_one(count: int) -> None:
     boxes: list[Box] = [((0, 4),)] * count
-    assert cells(boxes) == boxes[:1]
+    assert common_refinement(boxes) == boxes[:1]

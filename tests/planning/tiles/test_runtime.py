@@ -392,7 +392,7 @@ def test_an_optimizer_that_couples_elements_is_refused(optimizer: Callable[..., 
 def test_a_batch_of_another_size_is_refused() -> None:
     model, (inputs, targets), captured = linear()
     runtime = TileRuntime(captured, Partition(captured.graph.hash, everything_on(captured.graph)), model, SGD)
-    with pytest.raises(DataError, match=r"tensor 0 of the batch has the shape \(7, 4\)"):
+    with pytest.raises(DataError, match=r"tensor 0 of the batch has shape \(7, 4\)"):
         runtime.step((inputs[:7], targets[:7]), 0)
 
 

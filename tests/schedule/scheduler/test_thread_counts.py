@@ -34,11 +34,11 @@ def test_a_type_has_the_number_of_its_most_time_consuming_instance() -> None:
 
 def test_an_operator_that_took_too_long_blames_all_beside_it() -> None:
     interference = Interference(["conv", "pool", "add", "conv"], factor=2)
-    interference.observe(0, predicted_ns=10, actual_ns=20, beside={1})
+    interference.observe(0, predicted_ns=10, actual_ns=20, overlapping={1})
     assert interference.pairs == frozenset()
-    interference.observe(1, predicted_ns=10, actual_ns=21, beside={0, 2})
-    interference.observe(3, predicted_ns=0, actual_ns=1, beside={0})
-    interference.observe(2, predicted_ns=1, actual_ns=9, beside=())
+    interference.observe(1, predicted_ns=10, actual_ns=21, overlapping={0, 2})
+    interference.observe(3, predicted_ns=0, actual_ns=1, overlapping={0})
+    interference.observe(2, predicted_ns=1, actual_ns=9, overlapping=())
     assert interference.pairs == {("conv", "pool"), ("add", "pool"), ("conv", "conv")}
 
 
