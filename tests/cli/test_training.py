@@ -287,4 +287,4 @@ def test_settings_of_which_some_are_missing_are_refused(capsys: pytest.CaptureFi
         err = capsys.readouterr().err
         if name not in ("stop", "sweep"):
             assert (status, err.count("\n")) == (2, 1), name
-            assert f"lack {name}" in err, name
+            assert f"lack {name}" in err or f"no {name}." in err, name
