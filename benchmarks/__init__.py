@@ -17,8 +17,8 @@ from bow.errors import SettingError
 EXPERIMENTS: dict[str, tuple[str, float]] = {
     "engines": ("samples per second of PyTorch, plain and compiled, and of bow's engines", 35),
     "sweep": ("learning rate x mu x learners on the digits; the default of mu follows from it", 20),
-    "budgets": ("accuracy at the same number of samples: one learner, and several that are averaged", 50),
     "accuracy": ("how far LeNet gets on Fashion-MNIST, epoch by epoch", 15),
+    "budgets": ("accuracy at the same number of samples: one learner, and several that are averaged", 50),
     "gpu": ("bow on one GPU, beside its peers, within a time that is given", 8),
     "peers": ("time to accuracy of bow, and of what one would take instead of it", 60),
     "members": ("models that owe each other nothing, side by side, against a loop and processes of them", 45),

@@ -129,7 +129,7 @@ def test_cells_are_kept_by_commit_and_not_trained_again(tmp_path: Path, monkeypa
         }
 
     monkeypatch.setattr(budgets, "carry_out", carried)
-    words = ["tasks=digits", "contestants=one_16,sma_4", "workers=1", "seeds=2"]
+    words = ["tasks=digits", "contestants=one_16,sma_4", "workers=1", "seeds=2", f"docs={tmp_path}"]
     assert main("budgets", [*words, f"out={tmp_path / 'first'}"]) == 0
     assert main("budgets", [*words, f"out={tmp_path / 'second'}"]) == 0
     assert len(made) == len(set(made)) == 4
