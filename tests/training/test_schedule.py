@@ -199,7 +199,7 @@ def test_auto_uses_a_schedule_when_it_wins_and_says_so_when_it_does_not(
     assert seen
     said = "".join(capsys.readouterr())
     assert said.startswith("measuring schedules")
-    assert ("2.00 times as fast as sequential" if wins else "nothing that runs operators side by side") in said
+    assert ("2.00 times as fast as sequential" if wins else "no policy that runs operators in parallel") in said
 
 
 def test_auto_is_no_schedule_where_learners_have_a_core_each(
