@@ -676,7 +676,7 @@ def test_a_buffer_that_becomes_another_kind_of_tensor_is_left_to_eager() -> None
             return super().forward(inputs)
 
     with replicas(Growing().double()) as training:
-        with pytest.warns(UserWarning, match="makes float64.*of buffer 'seen', which was .* running eager"):
+        with pytest.warns(UserWarning, match="changes buffer 'seen' from float64.* running eager"):
             training.round(batches(0, 2))
         assert training.learner(0).seen.shape == (2, FEATURES)
 

@@ -125,7 +125,7 @@ def test_gradients_that_nobody_wrote_say_nothing(made: list[bow.Replicas]) -> No
     learners = replicas(made)
     learners.round([(torch.zeros(BATCH, 5), torch.zeros(BATCH, dtype=torch.long))] * 4)
     learners.G.zero_()
-    signals._look(learners)
+    signals._measure(learners)
     assert signals.noise_scale is None
     assert signals(8) == 1
 

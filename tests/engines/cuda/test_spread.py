@@ -326,7 +326,7 @@ def test_a_step_that_makes_something_else_of_a_buffer_is_refused() -> None:
     group = LearnerGroup(made, SGD, learners=1, device=device.torch_device)
     graph = bow.capture(made, batch(0), cross_entropy)
     streams = [device.stream(name) for name in "ab"]
-    with pytest.raises(CaptureError, match=r"makes float64\[4, 3\] of buffer 'last', which was float64\[3\]"):
+    with pytest.raises(CaptureError, match=r"changes buffer 'last' from float64\[3\] to float64\[4, 3\]"):
         SpreadTask(device, graph, dealt(graph, 2), streams, group.learners[0], group.layout)
 
 
