@@ -107,7 +107,7 @@ class LoaderStream(BatchStream):
     """A stream over the batches of a `DataLoader`, with its own batch size, workers and collation."""
 
     def __init__(self, loader: DataLoader[Any], epochs: int | None, seed: int) -> None:
-        if isinstance(loader.sampler, RandomSampler):
+        if isinstance(loader.sampler, RandomSampler) and not loader.sampler.replacement:
             num_samples(loader.sampler.data_source)
         self.samples_per_epoch = _samples_per_epoch(loader)
         self.batch_size = loader.batch_size

@@ -93,6 +93,7 @@ class Graph(AheadRunner):
         self.context.log.parallel_speedup = None
         self._in_turn.resized()
         self.live.resized()
+        self._replayed = None  # holds a batch for each of the previous learners
         self._jobs.clear()
         fitting = fits(self.group, self.context.sync, self.context.settings, native=True)
         stepping = fitting and self.group.matrix.z.dtype != torch.bfloat16
@@ -262,12 +263,11 @@ class Graph(AheadRunner):
         return job
 
     def check_last(self) -> None:
-        while (
-            self._replayed is not None
-            and not self._failed
-            and not self._jobs.drop_stale()
-            and self.live.has_unchecked(self.context.round_index)
-        ):
+        for _ in range(2):  # the second is the closer look that the first may ask for
+            if self._replayed is None or self._failed or self._jobs.drop_stale():
+                return
+            if not self.live.has_unchecked(self.context.round_index):
+                return
             if difference := self._difference(self._replayed)[0]:
                 self.context.log.warn(difference, stacklevel=6)
 

@@ -113,7 +113,9 @@ class DeviceRoundLoop(Loop):
         self.catch_up()
         live, order, index = self.context.live, self.context.order, self.context.round_index
         due = self.context.averaging.due(index)
-        while self._last is not None and self.context.captures.refused is None and live.has_unchecked(index):
+        for _ in range(2):  # the second is the closer look that the first may ask for
+            if self._last is None or self.context.captures.refused is not None or not live.has_unchecked(index):
+                return
             with self.context.device.issuing(), unchanged(dict(enumerate(self.group.held))):
                 self.context.fork()
                 expected = self._expected(self._last)
@@ -155,6 +157,7 @@ class DeviceRoundLoop(Loop):
                 self.context.captures.refused = why
 
     def _resized(self) -> None:
+        self._last = None  # holds a batch for each of the previous learners
         self.runner.bind()
 
     def _issue_call(self, batches: Sequence[Batches], made: Tensor) -> list[IssuedRound]:

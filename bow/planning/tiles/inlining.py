@@ -1,5 +1,6 @@
 """Inline regions of `torch.no_grad()` and of disabled autocast, which `torch.export` wraps in an operator."""
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,10 @@ def inline_regions(module: fx.GraphModule, refuse: Callable[[str], Exception]) -
             for each in inner:
                 if each.op == "call_function":
                     copies[each] = graph.node_copy(each, copies.__getitem__)
+                elif each.op == "get_attr" and each.users:  # the body of a region that stays wrapped
+                    name = f"{body.target}_{each.target}"
+                    setattr(module, name, getattr(region, each.target))
+                    copies[each] = graph.get_attr(name)
             made = inner[-1].args[0]
             outputs = [_detached(graph, each, copies) if node.target is _NO_GRAD else copies[each] for each in made]
         for user in list(node.users):
@@ -55,6 +60,8 @@ def _detached(graph: fx.Graph, node: fx.Node, copies: dict[fx.Node, fx.Node]) ->
 
 def _returns_self(node: fx.Node) -> bool:
     target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload):  # an output of an operator with several
+        return False
     if target._schema.name.removeprefix("aten::") not in _MAY_RETURN_SELF or True in node.args[2:4]:
         return False
     given, made = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
@@ -66,9 +73,13 @@ def _refuse_changes(graph: fx.Graph, refuse: Callable[[str], Exception]) -> None
     outside = {node for node in graph.nodes if node.op == "placeholder" and node.meta["val"].is_floating_point()}
     for node in graph.nodes:
         target: Any = node.target
-        if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or not node.args:
+        if node.op != "call_function" or not node.args:
+            continue
+        if target is operator.getitem and node.args[0] in outside:  # a part, such as of `chunk`
+            outside.add(node)
+        if not isinstance(target, torch._ops.OpOverload):
             continue
         if target._schema.is_mutable and node.args[0] in outside:
             raise refuse(f"changes a tensor in place under torch.no_grad() ({target})")
-        if any(each.alias_info for each in target._schema.returns) and node.args[0] in outside:
+        if node.args[0] in outside and (any(r.alias_info for r in target._schema.returns) or _returns_self(node)):
             outside.add(node)
