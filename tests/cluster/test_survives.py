@@ -323,7 +323,6 @@ def test_a_lost_network_and_a_lost_directory_do_not_end_a_training(
         "WandbLogger failed",
         "the best model",
         "the checkpoint",
-        "the checkpoint",
         "the model",
     ]
     assert lost.calls == ["log", "log", "finish"]
