@@ -31,9 +31,9 @@ def test_what_is_saved_says_for_which_devices_and_from_which_splits_it_was_chose
     assert loaded == replace(found, problem=None, chains=(), seconds=0.0)
     assert (loaded.settings.even, loaded.settings.devices) == (True, "regular")
     assert loaded.to_json() == text
-    with pytest.raises(ScheduleError, match="comes without its model"):
+    with pytest.raises(ScheduleError, match="a partition loaded from a file has no model"):
         loaded.explain()
-    with pytest.raises(ScheduleError, match="comes without its model"):
+    with pytest.raises(ScheduleError, match="a partition loaded from a file has no model"):
         _ = loaded.bound_ns
 
 
