@@ -119,6 +119,10 @@ class LoaderStream(BatchStream):
         self._pass: Iterator[Batch] | None = None
         self._next: Batch | None = None
 
+    @property
+    def epochs(self) -> int:
+        return self._epoch
+
     def deal(self, learners: int, own: range | None = None) -> Deal | None:
         batches: list[Batch | None] = [self._take() for _ in range(learners)]
         if batches[0] is None:

@@ -85,6 +85,11 @@ class BatchStream(abc.ABC):
     samples_per_epoch: int | None
     batch_size: int | None
 
+    @property
+    @abc.abstractmethod
+    def epochs(self) -> int:
+        """Completed epochs at this position."""
+
     @abc.abstractmethod
     def deal(self, learners: int, own: range | None = None) -> Deal | None:
         """Deal the next round; return None at the end of the stream.
@@ -126,6 +131,10 @@ class IndexedStream(BatchStream):
         self._position = 0
         self._end: float = math.inf if epochs is None else epochs * order.num_samples
 
+    @property
+    def epochs(self) -> int:
+        return self._position // self.samples_per_epoch
+
     @abc.abstractmethod
     def full_round(self, start: int, learners: int) -> tuple[Any, bool]:
         """Return full batches for all learners from a position, and whether they are stacked."""
@@ -146,7 +155,7 @@ class IndexedStream(BatchStream):
             count = int(left)
             batches, stacked = self._short_round(own), False
         self._position += count
-        return Deal(batches, stacked, count, self._position // self.samples_per_epoch)
+        return Deal(batches, stacked, count, self.epochs)
 
     def peek(self) -> Batch:
         return self.batch(self._position, int(min(self.batch_size, self._end - self._position)))

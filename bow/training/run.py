@@ -234,7 +234,7 @@ class TrainingLoop:
         rounds = self._dealing.rounds_left()
         self._records.begin(rounds)
         self._hooks.call("on_train_start", self)
-        begun = position.samples // (position.samples_per_epoch or math.inf)
+        begun = self._context.stream.epochs
         if begun > self.epoch and not self._is_evaluated:  # where it failed at the end of an epoch, and goes on now
             self.replicas.optimizer._opt_called = True  # type: ignore[attr-defined]  # before
             self._end_epoch(begun)
