@@ -37,10 +37,11 @@ NOT_NEEDED: dict[Callable[..., Any], set[str]] = {
     # A tuner's choice: seed and learning rates change no speed; batches tell of data and batch size, samples of length.
     describe: PARTS
     | {"scheduler", "on_nan", "seed", "data", "step", "batch_size", "epochs", "steps", "name", "capture"},
-    # A checkpoint has model, optimizer, learners, seed and position; engines agree; length may change.
+    # A checkpoint has model (with its memory format), optimizer, learners, seed and position; engines agree; length
+    # may change.
     trajectory: PARTS - {"validation"}
     | {"model", "data", "optimizer", "learners", "seed", "epochs", "steps"}
-    | {"name", "compile", "capture", "offload", "schedule"},
+    | {"name", "compile", "capture", "offload", "schedule", "memory_format"},
     # Members have one learner, no synchroniser and seeds of their own; loss, step and scheduler are there by name, and
     # engines agree.
     SweepDirectory._kinds.func: PARTS
