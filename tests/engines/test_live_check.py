@@ -8,6 +8,7 @@ import random
 import warnings
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -521,3 +522,32 @@ def test_what_a_busy_machine_makes_of_learners_side_by_side_is_not_said(times: l
     assert str(ParallelSpeedup(4, 2, times)) == (
         "4 learners, 2 side by side: the gain could not be measured, because the machine was busy"
     )
+
+
+def test_the_last_check_ends_where_nothing_is_captured(tmp_path: Path) -> None:
+    """A value changes in front of the last round, whose short batch is not captured anew."""
+    scale = {"by": 1.0}
+
+    class Changing(bow.Callback):
+        def on_round_end(self, run: Any) -> None:
+            if run.round == 20:
+                scale["by"] = 0.5
+
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        return nn.functional.mse_loss(model(batch[0]) * scale["by"], batch[1])
+
+    data = torch.randn(322, 8), torch.randn(322, 1)
+    run = bow.Run(tmp_path / "run", progress=False)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    result = bow.train(
+        model, data, step=step, batch_size=8, learners=2, engine="graph", callbacks=[Changing()], run=run
+    )
+    assert result.history[-1]["round"] == 21
+
+
+def test_learners_that_are_added_behind_the_last_round_are_not_checked() -> None:
+    replicas = training("graph", loss=cross_entropy)
+    replicas.round(round_of(0))
+    replicas.resize(len(round_of(0)) + 1)
+    replicas.export()
+    replicas.close()
