@@ -179,7 +179,7 @@ def outcome(case: Case, engine: str, expected: Course, bound: float, **settings:
     about = (engine, "eager", "captured step")
     told = "; ".join(what for each in caught if any(word in (what := str(each.message)) for word in about))
     takes = case.state == "in_iterator" and "cannot be captured" in told  # what an attempt took is gone
-    if not off <= bound and (takes or (case.state in UNSEEN and "the captured step does not do" in told)):
+    if not off <= bound and (takes or (case.state in UNSEEN and "the captured step differs from the step" in told)):
         return f"told behind it: {told}"
     if not off <= bound:
         return f"wrong: off by {off:.2g}, bound {bound:.2g}, ran {ran}, told {told!r}"

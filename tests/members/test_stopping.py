@@ -80,7 +80,7 @@ def test_a_target_ends_a_member(tmp_path: Path) -> None:
 
 
 def test_an_unknown_metric_is_named_before_the_training(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match=r"'f1'.*it has .*accuracy"):
+    with pytest.raises(SettingError, match=r"'f1'.*choose from .*accuracy"):
         swept(tmp_path / "s", mlp, (FLAT, LABELS), [bow.Variant()], engine="eager", stop=bow.EarlyStopping(metric="f1"))
     assert not (tmp_path / "s").exists()
 
