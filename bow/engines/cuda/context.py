@@ -50,6 +50,12 @@ class StreamOrder:
         self.sync_stream.record(self._advanced)
         self.start_event = self._advanced
 
+    def wait_for_caller(self) -> None:
+        """Have the host and the synchronisation stream wait for the caller's issued work."""
+        self._device.caller().record(self.issued)
+        self.sync_stream.wait(self.issued)
+        self.issued.synchronize()
+
     def abandon(self, streams: Sequence[Stream]) -> None:
         """Wait for everything issued by an interrupted call: its memory is reused."""
         for stream in streams:

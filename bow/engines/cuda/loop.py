@@ -116,18 +116,22 @@ class DeviceRoundLoop(Loop):
         for _ in range(2):  # the second is the closer look that the first may ask for
             if self._last is None or self.context.captures.refused is not None or not live.has_unchecked(index):
                 return
-            with self.context.device.issuing(), unchanged(dict(enumerate(self.group.held))):
-                self.context.fork()
-                expected = self._expected(self._last)
-                if expected is None:
-                    return
-                slot = self._pending.make_room()
-                there = self.context.feed.put(slot, self._last, len(self.group))
-                self.runner.issue(slot, there, due)
-                with self.context.device.on(order.sync_stream):
-                    difference = self._difference(expected, slot)
-                order.learners_moved()
-                order.join()
+            difference = None
+            with self.context.device.issuing():
+                with unchanged(dict(enumerate(self.group.held))):
+                    self.context.fork()
+                    expected = self._expected(self._last)
+                    if expected is not None:
+                        slot = self._pending.make_room()
+                        there = self.context.feed.put(slot, self._last, len(self.group))
+                        self.runner.issue(slot, there, due)
+                        with self.context.device.on(order.sync_stream):
+                            difference = self._difference(expected, slot)
+                        order.learners_moved()
+                        order.join()
+                order.wait_for_caller()  # what was restored may be freed next
+            if expected is None:
+                return
             if difference is not None:
                 self.context.log.warn(difference, stacklevel=5)
 
