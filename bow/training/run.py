@@ -14,12 +14,11 @@ from bow.engines.restarts import REMEDY
 from bow.errors import DivergenceError, SettingError
 from bow.interruption import Interruption
 from bow.observe import ProgressBar
-from bow.training.agreement import Agreement
 from bow.training.callbacks import Hooks
 from bow.training.checkpoint import RunCheckpoints, newest_round
 from bow.training.checks import step_scheduler
 from bow.training.context import RunContext
-from bow.training.dealing import Dealing
+from bow.training.dealing import Agreement, Dealing
 from bow.training.epoch import Epoch, check_recorded, mean_loss
 from bow.training.evaluation import Evaluations
 from bow.training.metrics import check_names
