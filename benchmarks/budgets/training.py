@@ -20,7 +20,7 @@ from bow.engines import EngineName
 from bow.errors import DivergenceError
 from bow.models import LeNet
 from bow.sync import DiLoCo, LocalSGD, Synchroniser
-from bow.training.best import MovingAverage
+from bow.training.evaluation import MovingAverage
 
 MOMENTUM = 0.9
 HORIZON = 0.1  # of the moving average, as a share of all rounds

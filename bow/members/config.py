@@ -12,8 +12,8 @@ from bow.members.member import MemberSearch, Progress
 from bow.members.stopping import Halving, Stop
 from bow.members.variant import Variant
 from bow.replicas import kind_of
-from bow.training.best import BestEvaluation
 from bow.training.config import TrainConfig
+from bow.training.evaluation import BestEvaluation
 from bow.training.stopping import StopRule
 
 Dealing = Literal["own", "shared"]  # a separate data order for each member, or the same batches for all

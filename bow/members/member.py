@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from bow.members.variant import Variant
-from bow.training.best import BestModel
+from bow.training.evaluation import BestModel
 
 
 class Member:

@@ -24,8 +24,8 @@ from bow.members.config import SweepConfig
 from bow.members.member import Member, Progress
 from bow.observe import JsonLinesLogger, Logger, Record, RunDirectory, SafeLogger
 from bow.observe.records import plain
-from bow.training.best import BestModel
 from bow.training.checkpoint import delete_checkpoints_after, open_checkpoint, save_checkpoint
+from bow.training.evaluation import BestModel
 from bow.training.result import save_central, save_whole
 
 MEMBERS = "members"  # subfolder with the folders of members

@@ -22,7 +22,7 @@ from bow.training.checkpoint import delete_checkpoints
 from bow.training.run_records import RunRecords
 
 if TYPE_CHECKING:
-    from bow.training.best import BestModel
+    from bow.training.evaluation import BestModel
 
 
 @dataclass(frozen=True, eq=False)
