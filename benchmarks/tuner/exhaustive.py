@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from benchmarks import harness
 from bow.devices import available_cores, share_cores
 from bow.errors import SettingError
-from bow.training.candidates import ENGINES_CPU
-from bow.training.trials import COMPILED, Trials, split
+from bow.training.trials import COMPILED, ENGINES_CPU, Trials, split
 from bow.tuner import EngineSetting, Trial
 
 COUNTS = (1, 2, 3, 4, 6, 8)  # numbers of learners, in addition to the maximum

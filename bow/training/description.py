@@ -23,9 +23,9 @@ from bow.replicas.layout import memory_order
 from bow.replicas.model import check_trainable
 from bow.replicas.optimizer import make_optimizer
 from bow.runtime.loading import content_hash, is_built
-from bow.training.candidates import Request
 from bow.training.data_source import DataSource
 from bow.training.replicas_config import ReplicasConfig
+from bow.training.trials import Request
 from bow.tuner import Tuner
 
 RECIPE = 4  # version of what a calibration tries: invalidates choices of earlier versions

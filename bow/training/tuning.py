@@ -19,14 +19,24 @@ from bow.engines.config import MemoryFormat
 from bow.errors import SettingError
 from bow.observe.text import duration_text, learners_text
 from bow.runtime.loading import BUILD_S, can_be_built, is_built
-from bow.training.candidates import ENGINES_CPU, MOST_CUDA, Request, lanes, most_tried
 from bow.training.checks import engine_for
 from bow.training.data_source import DataSource
 from bow.training.description import describe
 from bow.training.replicas import Replicas
 from bow.training.replicas_config import ReplicasConfig
 from bow.training.signals import Signals
-from bow.training.trials import CHANNELS_LAST, COMPILED, PROBE_S, Trials, split
+from bow.training.trials import (
+    CHANNELS_LAST,
+    COMPILED,
+    ENGINES_CPU,
+    MOST_CUDA,
+    PROBE_S,
+    Request,
+    Trials,
+    lanes,
+    most_tried,
+    split,
+)
 from bow.tuner import CachedChoice, Calibration, ChoiceCache, EngineSetting, Tuner, balance
 
 FEWEST_ROUNDS = 100  # shorter trainings run no trials

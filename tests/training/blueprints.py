@@ -14,9 +14,9 @@ from torch.nn.functional import cross_entropy
 
 import bow
 from bow.engines import LearningConfig, step_from_loss
-from bow.training.candidates import Request
 from bow.training.data_source import DataSource
 from bow.training.replicas_config import ReplicasConfig
+from bow.training.trials import Request
 from tests.grouped import grouped
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)

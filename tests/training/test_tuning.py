@@ -17,17 +17,16 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 import bow
-import bow.training.candidates as lanes_module
+import bow.training.trials as lanes_module
 import bow.training.trials as trials_module
 import bow.training.tuning as module
 from bow.cluster import ALONE
 from bow.devices import threads_loss
 from bow.errors import SettingError
 from bow.runtime.loading import BUILD_S
-from bow.training.candidates import Request, lanes
 from bow.training.description import describe
 from bow.training.replicas_config import ReplicasConfig
-from bow.training.trials import Trials
+from bow.training.trials import Request, Trials, lanes
 from bow.training.tuning import Tuned, build, check_tuner, most_while_training, tune, tuned_before, without_spinning
 from bow.tuner import EngineSetting, Trial, TrialResult, Tuner
 from tests.training.blueprints import linear, opened, replicas_config, request
