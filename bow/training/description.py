@@ -24,7 +24,7 @@ from bow.replicas.model import check_trainable
 from bow.replicas.optimizer import make_optimizer
 from bow.runtime.loading import content_hash, is_built
 from bow.training.data_source import DataSource
-from bow.training.replicas_config import ReplicasConfig
+from bow.training.replicas import ReplicasConfig
 from bow.training.trials import Request
 from bow.tuner import Tuner
 

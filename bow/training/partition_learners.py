@@ -24,8 +24,7 @@ from bow.planning.tiles.process_group import wait_for
 from bow.replicas import in_mode
 from bow.schedule import Timeline
 from bow.seeds import derive_seed
-from bow.training.replicas import TimelineRecorder
-from bow.training.replicas_config import ReplicasConfig
+from bow.training.replicas import ReplicasConfig, TimelineRecorder
 
 STATE_VERSION = "placed strategy 1"
 

@@ -29,7 +29,7 @@ from bow.training.config import TrainConfig
 from bow.training.data_source import DataSource
 from bow.training.moved import refuses_moved
 from bow.training.partition_learners import PartitionLearners, Placed, captured_step
-from bow.training.replicas_config import ReplicasConfig
+from bow.training.replicas import ReplicasConfig
 from bow.training.result import Result
 from bow.training.train import run_training
 from bow.values import processes

@@ -18,7 +18,7 @@ from bow.training.config import TrainConfig
 from bow.training.data_source import DataSource, check_round
 from bow.training.epoch import MOST_LOST
 from bow.training.evaluation import Evaluator
-from bow.training.replicas_config import ReplicasConfig
+from bow.training.replicas import ReplicasConfig
 from bow.training.trials import Request
 from bow.training.tuning import make_request
 

@@ -25,7 +25,7 @@ from bow.schedule.schedule import FORMAT
 from bow.schedule.scheduler import CriticalPath, critical_path
 from bow.timing import time_in_turns
 from bow.training.checks import check_schedule
-from bow.training.replicas_config import ReplicasConfig
+from bow.training.replicas import ReplicasConfig
 from bow.training.trials import stand_still, without_a_trace
 
 AUTO: Literal["auto"] = "auto"

@@ -20,8 +20,7 @@ from bow.replicas import num_trainable
 from bow.replicas.layout import memory_order
 from bow.runtime.loading import BUILD_S, is_built
 from bow.training.data_source import TrialFeed
-from bow.training.replicas import Replicas
-from bow.training.replicas_config import ReplicasConfig
+from bow.training.replicas import Replicas, ReplicasConfig
 from bow.training.signals import Signals
 from bow.tuner import Candidate, EngineSetting, Trial, TrialResult, doubling
 

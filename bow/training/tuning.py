@@ -22,8 +22,7 @@ from bow.runtime.loading import BUILD_S, can_be_built, is_built
 from bow.training.checks import engine_for
 from bow.training.data_source import DataSource
 from bow.training.description import describe
-from bow.training.replicas import Replicas
-from bow.training.replicas_config import ReplicasConfig
+from bow.training.replicas import Replicas, ReplicasConfig
 from bow.training.signals import Signals
 from bow.training.trials import (
     CHANNELS_LAST,

@@ -15,7 +15,7 @@ from bow.errors import CheckpointError, SettingError
 from bow.members.group import MemberGroup
 from bow.observe.records import read_records
 from bow.training import Replicas
-from bow.training.replicas_config import ReplicasConfig
+from bow.training.replicas import ReplicasConfig
 from bow.training.trials import Request, Trials, lanes, split
 from bow.tuner import EngineSetting
 

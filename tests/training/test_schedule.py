@@ -182,7 +182,7 @@ def test_auto_uses_a_schedule_when_it_wins_and_says_so_when_it_does_not(
 
     monkeypatch.setattr(schedule_search, "compare", timed)
     monkeypatch.setattr(
-        "bow.training.replicas_config.Replicas",
+        "bow.training.replicas.Replicas",
         lambda *given, **settings: (seen.append(settings["engine"].schedule), real(*given, **settings))[1],
     )
     result = bow.train(

@@ -23,7 +23,7 @@ from bow.schedule import FirstComeSchedule, OrderedSchedule, PrioritySchedule, S
 from bow.schedule.profiler import Policy
 from bow.testing import FakeDevice
 from bow.training import schedule_search as module
-from bow.training.replicas_config import ReplicasConfig
+from bow.training.replicas import ReplicasConfig
 from bow.training.schedule import decide, engine_with
 from tests.training.blueprints import replicas_config
 

@@ -25,7 +25,7 @@ from bow.devices import threads_loss
 from bow.errors import SettingError
 from bow.runtime.loading import BUILD_S
 from bow.training.description import describe
-from bow.training.replicas_config import ReplicasConfig
+from bow.training.replicas import ReplicasConfig
 from bow.training.trials import Request, Trials, lanes
 from bow.training.tuning import Tuned, build, check_tuner, most_while_training, tune, tuned_before, without_spinning
 from bow.tuner import EngineSetting, Trial, TrialResult, Tuner
