@@ -21,7 +21,7 @@ from benchmarks.trainings import ENDLESS, BowTraining
 from benchmarks.workloads import WORKLOADS
 from bow.data import open_stream
 from bow.devices import available_cores
-from bow.training.watch import Watch
+from bow.training.tuning import Watch
 
 ONLINE = "online"
 PHASES = ("idle", "one core busy", "idle again")

@@ -17,7 +17,7 @@ from bow.training.round_batches import MAX_BYTES_TOGETHER, num_bytes
 from bow.training.run_records import RunRecords
 
 if TYPE_CHECKING:
-    from bow.training.watch import Watch
+    from bow.training.tuning import Watch
 
 
 EVERY_S = 0.25  # approximate seconds between two exchanges

@@ -28,7 +28,7 @@ from bow.training.resuming import scheduler_type
 from bow.training.run_records import RunRecords
 
 if TYPE_CHECKING:
-    from bow.training.watch import Watch
+    from bow.training.tuning import Watch
 
 WARMUP_ROUNDS = 20  # excluded from throughput, at most a quarter of the training: they compile and allocate
 
@@ -223,7 +223,7 @@ class TrainingLoop:
             return
         most = self._world.all_gather(context.most_learners)
         if all(most) and (self._world.is_one or context.tuner.objective == "throughput"):
-            from bow.training.watch import Watch  # not needed for a fixed number of learners
+            from bow.training.tuning import Watch  # not needed for a fixed number of learners
 
             self._watch = Watch(replicas, context.tuner, most, context.tuned.signals)
 

@@ -12,7 +12,7 @@ from torch import nn
 import bow
 from bow.cluster import TrialWorld, World
 from bow.training.dealing import Agreement
-from bow.training.watch import Watch
+from bow.training.tuning import Watch
 from bow.tuner import Tuner
 from tests.cluster.worlds import in_world
 

@@ -12,7 +12,7 @@ import bow
 from bow.cluster import ALONE
 from bow.errors import DeviceMemoryError, SettingError
 from bow.training.replicas import Replicas
-from bow.training.watch import Watch
+from bow.training.tuning import Watch
 from bow.tuner import EngineSetting, Tuner
 from bow.tuner.online import FIRST_BACK_OFF
 
