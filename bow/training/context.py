@@ -16,7 +16,7 @@ from bow.tuner import Tuner
 
 if TYPE_CHECKING:
     from bow.training.evaluation import Evaluator
-    from bow.training.partition_learners import PartitionLearners
+    from bow.training.placed import PartitionLearners
 
 Learners: TypeAlias = "Replicas | PartitionLearners"  # each on one device, or its operators in tiles on several
 

@@ -23,7 +23,7 @@ from bow.training.trials import Request
 from bow.training.tuning import make_request
 
 if TYPE_CHECKING:
-    from bow.training.partition_learners import Placed
+    from bow.training.placed import Placed
 
 
 @dataclass(frozen=True)

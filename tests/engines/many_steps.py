@@ -22,7 +22,7 @@ from bow.planning.problem.partition import Partition, everything_on
 from bow.planning.tiles import ProcessGroup
 from bow.seeds import derive_seed
 from bow.training.checks import check_step
-from bow.training.partition_learners import PartitionLearners, Placed, captured_step
+from bow.training.placed import PartitionLearners, Placed, captured_step
 from tests.engines.random_steps import Case, Program
 from tests.grouped import of_replicas
 from tests.training.blueprints import replicas_config

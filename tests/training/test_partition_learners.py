@@ -31,8 +31,7 @@ from bow.planning.tiles.link_benchmark import SHAPES
 from bow.schedule import Timeline
 from bow.training import placed as placed_module
 from bow.training.config import TrainConfig
-from bow.training.partition_learners import LEFT_OUT
-from bow.training.placed import train_by
+from bow.training.placed import LEFT_OUT, train_by
 from tests.cluster.worlds import in_world
 from tests.grouped import grouped
 
@@ -370,7 +369,7 @@ def test_what_runs_when_can_be_recorded(train: Callable[..., bow.Result], tmp_pa
 
 
 def test_a_training_that_diverges_has_no_hope() -> None:
-    from bow.training.partition_learners import PartitionRounds
+    from bow.training.placed import PartitionRounds
 
     class Rounds(PartitionRounds):
         def __init__(self) -> None:
@@ -380,7 +379,7 @@ def test_a_training_that_diverges_has_no_hope() -> None:
     assert not rounds.is_hopeless
     for value, hopeless in ((1.0, False), (torch.inf, True)):
         losses = torch.tensor([value])
-        rounds.last = bow.training.partition_learners.Outcome(losses, losses.isfinite(), [True])
+        rounds.last = bow.training.placed.Outcome(losses, losses.isfinite(), [True])
         assert rounds.is_hopeless is hopeless
 
 
