@@ -15,7 +15,7 @@ from bow.errors import DivergenceError, SettingError
 from bow.interruption import Interruption
 from bow.observe import ProgressBar
 from bow.training.callbacks import Hooks
-from bow.training.checkpoint import RunCheckpoints, newest_round
+from bow.training.checkpoint import RunCheckpoints, newest_round, scheduler_type
 from bow.training.checks import step_scheduler
 from bow.training.context import RunContext
 from bow.training.dealing import Agreement, Dealing
@@ -24,7 +24,6 @@ from bow.training.evaluation import Evaluations
 from bow.training.metrics import check_names
 from bow.training.replicas import Replicas, remember
 from bow.training.result import Result, save_results
-from bow.training.resuming import scheduler_type
 from bow.training.run_records import RunRecords
 
 if TYPE_CHECKING:

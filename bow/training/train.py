@@ -28,7 +28,16 @@ from bow.observe.run_directory import readable
 from bow.replicas import OptimizerFactory
 from bow.sync import Synchroniser
 from bow.training.callbacks import Hooks
-from bow.training.checkpoint import candidate_checkpoints, delete_checkpoints_after, open_checkpoint, run_of
+from bow.training.checkpoint import (
+    candidate_checkpoints,
+    delete_checkpoints_after,
+    learners_to_resume,
+    open_checkpoint,
+    optimizer_settings,
+    restore,
+    run_of,
+    trajectory,
+)
 from bow.training.checks import check_scheduler_lasts, make_scheduler, warn_of_first_come
 from bow.training.config import PerRound, Run, SchedulerFactory, TrainConfig
 from bow.training.context import Learners, Position, RunContext
@@ -36,7 +45,6 @@ from bow.training.moved import refuses_moved
 from bow.training.preparation import Prepared, prepare
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC
 from bow.training.result import Result
-from bow.training.resuming import learners_to_resume, optimizer_settings, restore, trajectory
 from bow.training.run import TrainingLoop
 from bow.training.tuning import (
     Tuned,

@@ -12,9 +12,9 @@ import pytest
 from bow.cluster.config import Devices
 from bow.engines.config import Engine
 from bow.members.saving import SweepDirectory
+from bow.training.checkpoint import trajectory
 from bow.training.config import TrainConfig
 from bow.training.description import describe
-from bow.training.resuming import trajectory
 
 pytestmark = pytest.mark.quick
 
