@@ -23,9 +23,8 @@ from benchmarks.trainings import ENDLESS, SGD, Data, Feed, PlainTraining, Tensor
 from benchmarks.workloads import WORKLOADS, Workload
 from bow.devices import StreamDevice
 from bow.members import Member
-from bow.members.cohort import Cohort, run_side_by_side
+from bow.members.cohort import Cohort, SharedSamples, run_side_by_side
 from bow.members.config import SweepConfig
-from bow.members.feed import SharedSamples
 from bow.members.member import Progress
 from bow.members.variant import check_variants
 from bow.training.config import TrainConfig

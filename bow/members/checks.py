@@ -16,8 +16,8 @@ from bow.data import open_stream
 from bow.engines.frozen import FrozenValues
 from bow.errors import DataError, SettingError
 from bow.graph.refusal import python_random_kept, state_of
+from bow.members.cohort import SharedSamples
 from bow.members.config import SweepConfig
-from bow.members.feed import SharedSamples
 from bow.members.group import is_same
 from bow.members.saving import GroupLogger
 from bow.members.variant import Variant, check_indices

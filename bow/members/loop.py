@@ -14,9 +14,8 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from bow.devices import StreamDevice, available_cores
 from bow.interruption import Interruption
-from bow.members.cohort import MOST_ROUNDS, Cohort, RowOutcome, evaluate, run_side_by_side
+from bow.members.cohort import MOST_ROUNDS, Cohort, RowOutcome, SharedSamples, evaluate, run_side_by_side
 from bow.members.config import SweepConfig
-from bow.members.feed import SharedSamples
 from bow.members.member import Member, Progress
 from bow.members.progress import SweepProgress
 from bow.members.saving import SweepDirectory
