@@ -18,8 +18,8 @@ from torch.nn import functional as F
 import bow
 from bow.errors import SettingError
 from bow.members import Ensemble, Member, Sweep, folds
-from bow.members.cross_validation import fold_variants
 from bow.members.report import SweepReport
+from bow.members.sweep import fold_variants
 from bow.observe import RunDirectory
 
 
