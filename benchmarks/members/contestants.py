@@ -25,8 +25,7 @@ from bow.devices import StreamDevice
 from bow.members import Member
 from bow.members.cohort import Cohort, SharedSamples, run_side_by_side
 from bow.members.config import SweepConfig
-from bow.members.member import Progress
-from bow.members.variant import check_variants
+from bow.members.member import Progress, check_variants
 from bow.training.config import TrainConfig
 
 

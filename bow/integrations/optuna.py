@@ -9,8 +9,8 @@ from torch import nn
 
 from bow.errors import MissingDependencyError, SettingError
 from bow.members import Member, Sweep, Variant, sweep
+from bow.members.member import ModelFactory
 from bow.members.stopping import BEATEN
-from bow.members.variant import ModelFactory
 from bow.training.config import Validation
 from bow.training.metrics import is_higher_better
 from bow.training.stopping import value_of

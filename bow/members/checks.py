@@ -19,8 +19,8 @@ from bow.graph.refusal import python_random_kept, state_of
 from bow.members.cohort import SharedSamples
 from bow.members.config import SweepConfig
 from bow.members.group import is_same
+from bow.members.member import Variant, check_indices
 from bow.members.saving import GroupLogger
-from bow.members.variant import Variant, check_indices
 from bow.replicas import prepare_template
 from bow.replicas.optimizer import make_optimizer
 from bow.training.checks import all_labels, check_first_batch, make_scheduler

@@ -21,9 +21,8 @@ from bow.errors import ModelError, SettingError
 from bow.graph.refusal import changed, python_state
 from bow.members.config import SweepConfig
 from bow.members.group import MemberGroup
-from bow.members.member import Progress
+from bow.members.member import Progress, Variant
 from bow.members.saving import THREADS
-from bow.members.variant import Variant
 from bow.replicas import prepare_template
 from bow.seeds import derive_seed
 from bow.sync import Members

@@ -8,9 +8,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from bow.members.member import MemberSearch, Progress
+from bow.members.member import MemberSearch, Progress, Variant
 from bow.members.stopping import Halving, Stop
-from bow.members.variant import Variant
 from bow.replicas import kind_of
 from bow.training.config import TrainConfig
 from bow.training.evaluation import BestEvaluation

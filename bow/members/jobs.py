@@ -18,10 +18,9 @@ from bow.errors import DivergenceError
 from bow.members.checks import state_of_step, why_no_member
 from bow.members.config import SweepConfig
 from bow.members.group import is_same
-from bow.members.member import Member
+from bow.members.member import Member, Variant, name_of
 from bow.members.result import Sweep
 from bow.members.sweep import run_sweep
-from bow.members.variant import Variant, name_of
 from bow.observe import RunDirectory
 from bow.replicas import prepare_template
 from bow.sync import SMA, Independent

@@ -1,16 +1,220 @@
 """Members of a sweep, their progress, and the interface of searches that propose them."""
 
+import functools
+import itertools
 import math
-from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from bow.members.variant import Variant
+from bow.errors import SettingError, reason
+from bow.observe.records import plain
+from bow.replicas import OptimizerFactory
+from bow.training.config import PerRound, SchedulerFactory
 from bow.training.evaluation import BestModel
+from bow.values import shortened, whole, whole_seed
+
+ModelFactory: TypeAlias = Callable[..., nn.Module]
+Indices: TypeAlias = Sequence[int] | Tensor
+
+OWN = ("seed", "batch_size", "model", "optimizer", "scheduler")  # fields set by `grid`; others: optimizer's
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Variant:
+    """The settings of one member of a sweep that differ from those of the sweep.
+
+    Args:
+        seed: seed of the initial weights, the data order, and the random numbers drawn in training.
+        settings: keyword arguments for the optimizer factory, such as `{"lr": 0.02}`.
+        optimizer: optimizer factory; None: the sweep's.
+        scheduler: learning-rate scheduler; None: the sweep's.
+        batch_size: batch size; None: the sweep's.
+        model: keyword arguments for the model factory, such as `{"width": 64}`.
+        train_on: indices of the training samples; None: all.
+        validate_on: indices of samples of the training data to evaluate on; None: the sweep's validation data.
+        name: name of the member; None: derived from its settings.
+
+    Raises:
+        SettingError: a value is not valid.
+
+    Example:
+        >>> Variant(seed=3, settings={"lr": 0.02}).values
+        {'seed': 3, 'lr': 0.02}
+    """
+
+    seed: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    optimizer: OptimizerFactory | None = None
+    scheduler: SchedulerFactory | PerRound | None = None
+    batch_size: int | None = None
+    model: Mapping[str, Any] = field(default_factory=dict)
+    train_on: Indices | None = None
+    validate_on: Indices | None = None
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seed", whole_seed(self.seed))
+        if self.batch_size is not None:
+            object.__setattr__(self, "batch_size", whole("batch_size", self.batch_size))
+        for name in ("settings", "model"):
+            value = getattr(self, name)
+            if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+                raise SettingError(f"{name} of a variant must be a mapping with string keys, got {shortened(value)}")
+        if self.name is not None and (not isinstance(self.name, str) or not self.name.strip()):
+            raise SettingError(f"the name of a variant must be a non-empty string, got {shortened(self.name)}")
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Settings by name, including the keywords of a `functools.partial` given as optimizer."""
+        factory, opened = self.optimizer, {}
+        if isinstance(factory, functools.partial):
+            factory, opened = functools.partial(factory.func, *factory.args), factory.keywords
+            factory = factory if factory.args else factory.func
+        own = {"seed": self.seed, **opened, **self.settings, **self.model}
+        named = {"batch_size": self.batch_size, "optimizer": factory, "scheduler": self.scheduler}
+        return {**own, **{name: plain(value) for name, value in named.items() if value is not None}}
+
+    def make_optimizer(self, base: OptimizerFactory) -> OptimizerFactory:
+        """Return the optimizer factory, its own or the given one, with its settings."""
+        factory = self.optimizer or base
+        return functools.partial(factory, **self.settings) if self.settings else factory
+
+    def make_model(self, model: nn.Module | ModelFactory) -> nn.Module | Callable[[], nn.Module]:
+        """Return the model or model factory, with its settings."""
+        if not self.model:
+            return model
+        if isinstance(model, nn.Module):
+            raise SettingError(
+                f"a variant has settings of the model ({', '.join(self.model)}), but the model is a module; pass a "
+                "function that builds it"
+            )
+        return functools.partial(_made_with, model, dict(self.model))
+
+
+def _made_with(model: ModelFactory, settings: Mapping[str, Any]) -> nn.Module:
+    try:
+        return model(**settings)
+    except TypeError as error:
+        given = ", ".join(f"{name}={shortened(value)}" for name, value in settings.items())
+        raise SettingError(
+            f"the model cannot be built with {given} ({reason(error)}); pass arguments that its factory accepts"
+        ) from error
+
+
+def grid(**values: Iterable[Any] | Any) -> list[Variant]:
+    """Return all combinations of some settings, as variants.
+
+    Args:
+        values: the values of each setting, by name. `seed`, `batch_size`, `scheduler`, `optimizer` and `model` (keyword
+            arguments of the model factory) set the field of `Variant`; other names are keyword arguments of the
+            optimizer factory. A value that is not iterable counts as a list of one.
+
+    Returns:
+        The variants; the last setting changes fastest.
+
+    Raises:
+        SettingError: there are no settings, or one has no values.
+
+    Example:
+        >>> [variant.values for variant in grid(seed=range(2), lr=[0.1, 0.2])][:3]
+        [{'seed': 0, 'lr': 0.1}, {'seed': 0, 'lr': 0.2}, {'seed': 1, 'lr': 0.1}]
+    """
+    if not values:
+        raise SettingError("grid needs at least one setting, got none; give for instance seed=range(4)")
+    lists = {name: _listed(name, value) for name, value in values.items()}
+    made = []
+    for combination in itertools.product(*lists.values()):
+        given = dict(zip(lists, combination, strict=True))
+        own = {name: given.pop(name) for name in OWN if name in given}
+        made.append(Variant(**own, settings=given))
+    return made
+
+
+def _listed(name: str, value: Any) -> list[Any]:
+    if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
+        return [value]
+    listed = list(value)
+    if not listed:
+        raise SettingError(f"grid has no values for {name}, got {shortened(value)}; give at least one")
+    return listed
+
+
+def check_variants(variants: Any) -> list[Variant]:
+    """Check that variants are a list of `Variant` with unique names; name those without a name."""
+    if isinstance(variants, (Variant, Mapping, str)) or not isinstance(variants, Iterable):
+        raise SettingError(
+            f"variants must be a list of bow.Variant, got {type(variants).__name__}; "
+            "use bow.grid(...) or [bow.Variant(...)]"
+        )
+    listed = list(variants)
+    if not listed:
+        raise SettingError("variants are empty, got []; give at least one bow.Variant")
+    for each in listed:
+        if not isinstance(each, Variant):
+            raise SettingError(f"variants must be bow.Variant objects, got {shortened(each)}; use bow.grid(...)")
+    names = [each.name or name_of(each, listed) for each in listed]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            if listed[index].name is not None:
+                raise SettingError(f"two variants are named {shortened(name)}; give each a name of its own")
+            raise SettingError(
+                f"two variants are equal ({shortened(name)}); give them different seeds or settings, or names"
+            )
+    return [replace(each, name=name) for each, name in zip(listed, names, strict=True)]
+
+
+def check_proposed(variant: Any, names: Sequence[str]) -> Variant:
+    """Check type and name of a proposed variant; name it if it has no name, with a number if needed."""
+    if not isinstance(variant, Variant):
+        raise SettingError(
+            f"a search must propose bow.Variant objects, got {shortened(variant)}; return None to end the search"
+        )
+    if variant.name in names:
+        raise SettingError(
+            f"a search proposes two variants named {shortened(variant.name)}; give each a name of its own"
+        )
+    name = variant.name or _named(variant, list(variant.values))
+    return replace(variant, name=f"{name} #{len(names)}" if name in names else name)
+
+
+def name_of(variant: Variant, others: Sequence[Variant]) -> str:
+    """Return a name made of the settings in which variants differ."""
+    differing = [n for n in variant.values if len({repr(other.values.get(n)) for other in others}) > 1]
+    return _named(variant, differing or ["seed"])
+
+
+def _named(variant: Variant, settings: Iterable[str]) -> str:
+    return " ".join(f"{name}={_text(variant.values[name])}" for name in settings)
+
+
+def _text(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(plain(value))
+
+
+def check_indices(name: str, indices: Any, num_samples: int) -> Tensor:
+    try:
+        made = torch.as_tensor(indices).flatten()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SettingError(f"{name} must be sample indices, got {shortened(indices)} ({reason(error)})") from None
+    if made.dtype == torch.bool:
+        if len(made) != num_samples:
+            raise SettingError(f"{name} is a mask of {len(made)} samples, but the data have {num_samples}")
+        made = made.nonzero().flatten()
+    if not len(made):
+        raise SettingError(f"{name} has no samples, got {shortened(indices)}; give at least one")
+    if made.is_floating_point() or made.is_complex():
+        raise SettingError(f"{name} must be integer sample indices, got {made.dtype}; give an int64 tensor or a mask")
+    if int(made.min()) < 0 or int(made.max()) >= num_samples:
+        raise SettingError(
+            f"{name} has indices from {int(made.min())} to {int(made.max())}, but the data have {num_samples} samples"
+        )
+    return made.to(torch.int64)
 
 
 class Member:

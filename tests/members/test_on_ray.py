@@ -14,9 +14,9 @@ import bow
 from bow.errors import SettingError
 from bow.members import cohort
 from bow.members.config import SweepConfig
+from bow.members.member import check_variants
 from bow.members.on_ray import _workers, train_part
 from bow.members.sweep import run_sweep
-from bow.members.variant import check_variants
 from bow.training.config import TrainConfig
 from tests.members.test_equality import FLAT, LABELS, mlp, swept
 
