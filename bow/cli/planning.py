@@ -18,7 +18,7 @@ from bow.data import batch_length
 from bow.engines.memory import bytes_text
 from bow.errors import BowError, SettingError, disk_reason, reason
 from bow.files import spare_files, write_whole
-from bow.observe.searching import measuring
+from bow.observe.progress import measuring
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.partition import Partition
 from bow.planning.problem.topology_files import save_topology, shipped_topologies

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from bow.cli.checking import suggestion
 from bow.errors import SettingError
-from bow.observe.searching import watched
+from bow.observe.progress import watched
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.partition import Partition
 from bow.planning.search.baselines import BASELINES, baseline

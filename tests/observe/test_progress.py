@@ -12,8 +12,7 @@ import pytest
 from rich.console import Console
 
 from bow.observe import ProgressBar, searching
-from bow.observe.progress import SHOWN_EVENTS
-from bow.observe.searching import watched
+from bow.observe.progress import SHOWN_EVENTS, watched
 from bow.terminal import wrapped
 
 

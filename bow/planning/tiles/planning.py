@@ -19,7 +19,7 @@ from bow.errors import ScheduleError, SettingError, reason
 from bow.files import Expendable
 from bow.forking import begin_to_compute
 from bow.graph.learning_step import Step, step_from_loss
-from bow.observe.searching import measuring, watched
+from bow.observe.progress import measuring, watched
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.topology_files import load_topology, shipped_topologies
