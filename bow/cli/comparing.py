@@ -7,8 +7,7 @@ from bow.errors import RunDirectoryError, SettingError
 from bow.files import DAMAGE
 from bow.members.report import is_sweep
 from bow.observe import RunDirectory
-from bow.observe.comparison import RunComparison
-from bow.observe.report import Report, write_page
+from bow.observe.report import Report, RunComparison, write_page
 from bow.observe.run_directory import readable
 from bow.terminal import fit, say, terminal, terminal_table
 from bow.values import given_path

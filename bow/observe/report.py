@@ -3,17 +3,18 @@
 import datetime
 import functools
 import importlib.resources
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from bow.errors import RunDirectoryError, disk_reason, reason
 from bow.files import write_whole
-from bow.observe.charts import Chart, charts
+from bow.observe.charts import BLUE, PALETTE, Chart, charts, longest_s
 from bow.observe.records import POSITION, SYNTHETIC, Record, is_number, metrics, read_records
 from bow.observe.run_directory import RunDirectory
 from bow.observe.text import count_text, duration_text, is_share, metric_text, rate_text
@@ -21,6 +22,7 @@ from bow.values import given_path
 
 if TYPE_CHECKING:
     from jinja2 import Template
+
 
 SHOWN_EVENTS = 100
 
@@ -328,3 +330,51 @@ def _attempts(records: Sequence[Record]) -> list[list[Record]]:
             attempts.append([])
         attempts[-1].append(record)
     return attempts
+
+
+PROVENANCE = ("commit", "versions", "machine")
+UNCOMPARED = ("run.path", "run.resume")
+
+
+class RunComparison:
+    """The contents of the page; the parts of a single run's page are empty."""
+
+    state: ClassVar[str] = ""
+    headline: ClassVar[Sequence[str]] = ()
+    tiles: ClassVar[Sequence[Any]] = ()
+    decisions: ClassVar[Mapping[str, str]] = {}
+    settings: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, names: Sequence[str], reports: Sequence[Report]) -> None:
+        self.names = names
+        self.reports = reports
+        self.name = self.title = " and ".join(names)
+        self.written = now_text()
+
+    @cached_property
+    def results(self) -> list[list[str]]:
+        names = dict.fromkeys(name for report in self.reports for name in report.summary)
+        return [[name, *(report.summary.get(name, "") for report in self.reports)] for name in names]
+
+    @cached_property
+    def differences(self) -> list[list[str]]:
+        known = [
+            {**report.settings, **{name: str(report.start.get(name, "")) for name in PROVENANCE}}
+            for report in self.reports
+        ]
+        names = dict.fromkeys(name for each in known for name in each if name not in UNCOMPARED)
+        rows = [[name, *(each.get(name, "") for each in known)] for name in names]
+        return [row for row in rows if len(set(row[1:])) > 1]
+
+    @property
+    def charts(self) -> list[Chart]:
+        """Charts that each combine the runs' curves of one kind, one colour per run."""
+        longest, drawn = max(longest_s(report.records) for report in self.reports), dict[str, Chart]()
+        for name, report, color in zip(self.names, self.reports, itertools.cycle((BLUE, *PALETTE)), strict=False):
+            for chart in charts(report.records, report.settings, longest):
+                line = [each for each in chart.series if each.points][-1]  # the validation curve if there is one
+                of = f"{name} ({line.name})" if len(chart.series) > 1 else name
+                before = drawn[chart.title].series if chart.title in drawn else ()
+                series = [*before, replace(line, name=of, color=color)]
+                drawn[chart.title] = replace(chart, series=series, target=None)
+        return list(drawn.values())

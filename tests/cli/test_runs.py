@@ -11,8 +11,7 @@ import yaml
 
 from bow.cli import main
 from bow.observe import RunDirectory
-from bow.observe.comparison import RunComparison
-from bow.observe.report import Report
+from bow.observe.report import Report, RunComparison
 from tests.observe.conftest import training
 
 
