@@ -14,9 +14,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bow.disk_cache import PIN
 from bow.errors import RuntimeUnavailableError, disk_reason
-from bow.files import Expendable, write_whole
+from bow.files import PIN, Expendable, write_whole
 
 CACHE = "BOW_CACHE"  # environment variable: folder of the cache of compiled code, `~/.cache/bow` by default
 # Size to which the cache is trimmed after every compilation; the least recently used files are deleted first.

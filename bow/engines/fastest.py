@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import torch
 
 from bow.compiling import cache_folder
-from bow.disk_cache import JsonCache
 from bow.errors import RuntimeUnavailableError
+from bow.files import JsonCache
 from bow.schedule.profiler.operator_times import hardware
 
 Case: TypeAlias = Callable[[str], Callable[[], object]]  # returns the function to time for an implementation's name

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bow.disk_cache import PIN, JsonCache
 from bow.errors import SettingError, disk_reason
+from bow.files import PIN, JsonCache
 from bow.tuner.trial import EngineSetting
 
 

@@ -13,8 +13,8 @@ import torch
 
 import bow
 from bow.compiling import CACHE, built, cached_files, trim_cache
-from bow.disk_cache import JsonCache
 from bow.errors import RuntimeUnavailableError
+from bow.files import JsonCache
 from bow.runtime import loading
 from bow.runtime.loading import compile_extension, content_hash, native
 from bow.runtime.local import LocalRuntime

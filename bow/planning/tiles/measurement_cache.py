@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import torch
 
 from bow.compiling import cache_folder
-from bow.disk_cache import JsonCache
 from bow.errors import BowError
+from bow.files import JsonCache
 
 T = TypeVar("T")
 

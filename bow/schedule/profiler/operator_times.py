@@ -13,9 +13,8 @@ import torch
 
 from bow.compiling import cache_folder
 from bow.devices import available_cores, processor
-from bow.disk_cache import JsonCache
 from bow.errors import ScheduleError
-from bow.files import JsonFormat
+from bow.files import JsonCache, JsonFormat
 from bow.graph import Operator, StepGraph
 from bow.graph.operator import Ref, map_refs
 from bow.runtime.loading import machine
