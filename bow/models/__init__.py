@@ -8,8 +8,8 @@ from bow.models.dcgan import DCGAN as DCGAN
 from bow.models.dcgan import adversarial_loss as adversarial_loss
 from bow.models.networks import NETWORKS as NETWORKS
 from bow.models.networks import Network as Network
-from bow.models.phased_lstm import PhasedLSTM as PhasedLSTM
 from bow.models.recurrent import LSTMLanguageModel as LSTMLanguageModel
+from bow.models.recurrent import PhasedLSTM as PhasedLSTM
 from bow.models.recurrent import RNNLanguageModel as RNNLanguageModel
 from bow.models.recurrent import RNNTextClassifier as RNNTextClassifier
 from bow.models.recurrent import Translator as Translator

@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from bow.errors import SettingError
 from bow.models.convolutional import AlexNet, GoogLeNet, InceptionV3, PathNet
 from bow.models.dcgan import DCGAN, adversarial_loss
-from bow.models.phased_lstm import PhasedLSTM
-from bow.models.recurrent import RNNLanguageModel, RNNTextClassifier, Translator, sequence_cross_entropy
+from bow.models.recurrent import PhasedLSTM, RNNLanguageModel, RNNTextClassifier, Translator, sequence_cross_entropy
 from bow.models.resnet import BottleneckResNet
 
 Batch: TypeAlias = tuple[Any, Tensor]  # inputs, a tensor or a tuple of them, and targets

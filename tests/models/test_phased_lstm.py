@@ -7,7 +7,7 @@ from torch import nn
 
 from bow.errors import SettingError
 from bow.models import PhasedLSTM
-from bow.models.phased_lstm import PhasedLSTMCell
+from bow.models.recurrent import PhasedLSTMCell
 
 
 def _rhythm(period: float, shift: float, open_ratio: float, leak: float = 0.001) -> PhasedLSTMCell:
