@@ -1,4 +1,4 @@
-"""Text and JSON files with atomic writes and clear errors on damage; output streams that may fail."""
+"""Text and JSON files with atomic writes and clear errors on damage, a cache of them; output streams that may fail."""
 
 import contextlib
 import hashlib
@@ -137,17 +137,8 @@ class JsonFormat:
             raise self.refusal(f"{self.subject} is damaged ({type(error).__name__}: {error}); {self.remedy}") from error
 
 
-def cached_json(path: Path, make: Callable[[Any], T]) -> T | None:
-    """Return `make` of a cached JSON file; None if it is missing or damaged."""
-    try:
-        return make(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, *DAMAGE):
-        return None
-
-
-T = TypeVar("T")
-
 PIN = ".pin"  # suffix of files that users pinned, which only users delete
+VERSION = 1  # of cached files
 
 
 class JsonCache:
@@ -164,26 +155,25 @@ class JsonCache:
         {'learners': 4}
     """
 
-    def __init__(self, folder: str | Path, version: int = 1) -> None:
+    def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)  # created when something is stored
-        self.version = version  # of the values; other versions count as absent
 
     def find(self, key: Any, parse: Callable[[Any], T | None] = lambda value: value, suffix: str = "") -> T | None:
         """Return the parsed value of a key; None if it is absent or `parse` returns None."""
-        plain = _plain(key)
-
-        def make(content: Any) -> T | None:
-            return parse(content["value"]) if (content["version"], content["key"]) == (self.version, plain) else None
-
         path = self.path(key, suffix)
-        found = cached_json(path, make)
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            is_of_key = (content["version"], content["key"]) == (VERSION, _plain(key))
+            found = parse(content["value"]) if is_of_key else None
+        except (OSError, *DAMAGE):
+            return None
         if found is not None:
             with contextlib.suppress(OSError):
                 os.utime(path)  # last used, last trimmed
         return found
 
     def store(self, key: Any, value: Any, suffix: str = "") -> None:
-        content = {"version": self.version, "key": _plain(key), "value": value}
+        content = {"version": VERSION, "key": _plain(key), "value": value}
         write_whole(self.path(key, suffix), json.dumps(content, indent=1) + "\n")
 
     def path(self, key: Any, suffix: str = "") -> Path:

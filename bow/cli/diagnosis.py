@@ -1,4 +1,4 @@
-"""`bow doctor`: what this machine can run, and whether given settings would fit into its memory."""
+"""`bow doctor`: what this machine can run, how to train faster or safer, and whether settings fit into its memory."""
 
 import os
 import shutil

@@ -11,10 +11,10 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.data import Dataset, Subset
 
-from bow.data import Batch, BatchStream, Indexed, open_stream
+from bow.data import Batch, BatchStream, open_stream
 from bow.data.tensors import Indexed, TensorStream
 from bow.devices import StreamDevice, available_cores, cuda_device
-from bow.engines import Batch, Batches, LearningConfig, Loop, Outcome, Turns, make_engine
+from bow.engines import Batches, LearningConfig, Loop, Outcome, Turns, make_engine
 from bow.engines.captured import shape_of
 from bow.engines.thread_pool import num_threads
 from bow.errors import ModelError, SettingError

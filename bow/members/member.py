@@ -1,4 +1,4 @@
-"""Members of a sweep, their progress, and the interface of searches that propose them."""
+"""Variants, the members of a sweep that they make, and the interface of searches that propose them."""
 
 import functools
 import itertools

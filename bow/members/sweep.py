@@ -1,4 +1,4 @@
-"""`bow.sweep`: train many independent models side by side."""
+"""`bow.sweep` and `bow.cross_validate`: train many independent models side by side."""
 
 import contextlib
 import dataclasses
@@ -34,8 +34,8 @@ from bow.observe.run_directory import readable
 from bow.replicas import OptimizerFactory, num_trainable, prepare_template
 from bow.training.checks import all_labels, choose_devices
 from bow.training.config import PerRound, Run, SchedulerFactory, TrainConfig, Validation
-from bow.training.description import provenance
 from bow.training.replicas import DEFAULT_OPTIMIZER
+from bow.training.run_records import provenance
 from bow.values import shortened, whole
 
 OWN = ("variants", "at_once", "batches", "cluster", "stop")  # settings of the sweep; all others are each member's

@@ -1,4 +1,4 @@
-"""LSTM networks: language models, a text classifier, a translator."""
+"""LSTM networks: language models, phased ones among them, a text classifier, a translator."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence

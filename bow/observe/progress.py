@@ -1,4 +1,4 @@
-"""The progress bar of a training."""
+"""Progress bars of a training, of a search and of measurements."""
 
 import contextlib
 import html

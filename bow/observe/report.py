@@ -1,4 +1,4 @@
-"""The report of a run: one self-contained HTML page."""
+"""The report of a run, and of several to compare: one self-contained HTML page."""
 
 import datetime
 import functools

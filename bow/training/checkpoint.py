@@ -1,4 +1,4 @@
-"""Checkpoints of a training: schedule, atomic writing, and detection of damaged files by a checksum."""
+"""Checkpoints of a training: when they are due, atomic files with a checksum, and what is restored from them."""
 
 import contextlib
 import copy

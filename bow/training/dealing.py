@@ -1,7 +1,7 @@
 """Deal batches and run rounds in groups; retry with fewer learners when memory runs out."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -15,10 +15,7 @@ from bow.training.data_source import batches_in, redistribute
 from bow.training.evaluation import Evaluations
 from bow.training.round_batches import MAX_BYTES_TOGETHER, num_bytes
 from bow.training.run_records import RunRecords
-
-if TYPE_CHECKING:
-    from bow.training.tuning import Watch
-
+from bow.training.tuning import Watch
 
 EVERY_S = 0.25  # approximate seconds between two exchanges
 MOST_ROUNDS = 1000
@@ -114,7 +111,7 @@ class Dealing:
             room -= num_bytes(deal.batches) if limit > 1 else 0
         return deals
 
-    def run(self, deals: Sequence[Deal], watch: "Watch | None") -> list[tuple[Deal, Outcome]]:
+    def run(self, deals: Sequence[Deal], watch: Watch | None) -> list[tuple[Deal, Outcome]]:
         """Run rounds, with fewer learners if the tuner has added one that does not fit in memory."""
         ran: list[tuple[Deal, Outcome]] = []
         left = list(deals)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -25,9 +25,7 @@ from bow.training.metrics import check_names
 from bow.training.replicas import Replicas, remember
 from bow.training.result import Result, save_results
 from bow.training.run_records import RunRecords
-
-if TYPE_CHECKING:
-    from bow.training.tuning import Watch
+from bow.training.tuning import Watch
 
 WARMUP_ROUNDS = 20  # excluded from throughput, at most a quarter of the training: they compile and allocate
 
@@ -222,8 +220,6 @@ class TrainingLoop:
             return
         most = self._world.all_gather(context.most_learners)
         if all(most) and (self._world.is_one or context.tuner.objective == "throughput"):
-            from bow.training.tuning import Watch  # not needed for a fixed number of learners
-
             self._watch = Watch(replicas, context.tuner, most, context.tuned.signals)
 
     def _train(self) -> None:

@@ -1,19 +1,26 @@
 """Records of a training for loggers and the progress bar; rank 0 includes events of all devices."""
 
+import datetime
+import functools
+import platform
+import shlex
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bow.data import SyntheticSamples
+from bow.devices import available_cores, processor
 from bow.engines import Outcome
 from bow.errors import BowError, disk_reason, reason
 from bow.observe import JsonLinesLogger, ProgressBar, SafeLogger
 from bow.observe.records import SYNTHETIC
 from bow.training.context import RunContext
-from bow.training.description import provenance
 from bow.training.metrics import mean_of
 
 RECORD_INTERVAL_S = 0.5  # seconds of training between two records of kind `rounds`
@@ -151,3 +158,27 @@ class RunRecords:
             return  # rank 0 collects them in gather_events
         for event in self._replicas.loop.take_events():
             self.event(event.event, event.message, event.round)
+
+
+def provenance() -> dict[str, str]:
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_initialized() else ""  # type: ignore[no-untyped-call]
+    bow, commit = sys.modules["bow"].__version__, _commit()
+    words = sys.orig_argv
+    first = 1 if len(words) > 1 and Path(words[1]).name == "bow" else 0
+    return {
+        "began": f"{datetime.datetime.now():%Y-%m-%d %H:%M:%S}",
+        "command": shlex.join([Path(words[first]).name, *words[first + 1 :]]),  # `bow train ...`, `python train.py`
+        **({"commit": commit} if commit else {}),
+        "versions": f"bow {bow}, torch {torch.__version__}, Python {platform.python_version()}",
+        "machine": f"{processor()}, {len(available_cores())} cores{gpu}",
+    }
+
+
+@functools.cache  # the imported code is that of the first call
+def _commit() -> str | None:
+    """Return the current directory's git commit, with "-dirty" if files differ; None outside a repository."""
+    command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=2).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

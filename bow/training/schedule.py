@@ -86,8 +86,6 @@ def decide(
     if is_cpu(replicas_config.device) and learners > 1 and cores < 2:
         say(f"schedule: none, because {learners} learners leave fewer than two cores for each")
         return None
-    from bow.training.schedule import compared  # the profiler, not needed otherwise
-
     say("measuring schedules, which takes a minute or so for a large step")
     began = time.perf_counter()
     try:

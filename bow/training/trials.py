@@ -1,4 +1,4 @@
-"""Timed trials: short runs of rounds on the user's own model and data, whose results are discarded."""
+"""Timed trials, whose results are discarded: short runs of rounds on the user's own model and data; what is tried."""
 
 import contextlib
 import time

@@ -1,27 +1,37 @@
-"""Choose engine and number of learners before a training, where the user leaves them open."""
+"""Choose engine and number of learners before a training and during it, where the user leaves them open."""
 
 import dataclasses
+import functools
 import math
 import os
+import platform
+import re
+import sys
 import time
+import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from bow.cluster import World
 from bow.compiling import cache_folder
-from bow.devices import available_cores, threads_loss
+from bow.devices import StreamDevice, available_cores, processor, threads_loss
 from bow.engines.choice import MIN_ROUNDS_PER_EPOCH
 from bow.engines.config import MemoryFormat
 from bow.errors import DeviceMemoryError, SettingError, reason
+from bow.graph.refusal import code_text
 from bow.observe.text import duration_text, learners_text
-from bow.runtime.loading import BUILD_S, can_be_built, is_built
+from bow.replicas.layout import memory_order
+from bow.replicas.model import check_trainable
+from bow.replicas.optimizer import make_optimizer
+from bow.runtime.loading import BUILD_S, can_be_built, content_hash, is_built
 from bow.training.checks import engine_for
 from bow.training.data_source import DataSource
-from bow.training.description import describe
 from bow.training.replicas import Replicas, ReplicasConfig
 from bow.training.signals import Signals
 from bow.training.trials import (
@@ -46,6 +56,8 @@ UNKNOWN_BUDGET_S = 10.0  # budget if the length of the training is unknown
 SPINNING_LOSS = 3.0  # use one thread if several take at least this many times as long, in every turn
 CLEAR_LOSS = 10.0  # at once if in a single turn they take longer than this
 SPINNING_S = 0.1  # limit of the measurement
+RECIPE = 4  # version of what a calibration tries: invalidates choices of earlier versions
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 Source: TypeAlias = Literal["given", "rule", "checkpoint", "pinned", "cache", "calibration"]
 
 
@@ -259,6 +271,71 @@ def check_tuner(tuner: Tuner | None, request: Request) -> Tuner:
             if value not in ("auto", own):
                 raise SettingError(f"{name}={value!r} contradicts the tuner's pinned {tuner.pinned}; leave one out")
     return tuner
+
+
+def describe(request: Request, opened: DataSource, tuner: Tuner, loss: Callable[..., Any]) -> Any:
+    replicas_config, task, model = request.replicas, request.replicas.task, request.replicas.model
+    named = [*model.named_parameters(), *model.named_buffers()]
+    # The text and tensors of modules outside torch do not determine what they compute.
+    kinds = {type(module) for module in model.modules() if not type(module).__module__.startswith("torch.")}
+    given = replicas_config.device
+    place = given.torch_device if isinstance(given, StreamDevice) else given
+    device = [type(given).__name__, torch.cuda.get_device_name(place)] if place.type == "cuda" else [str(place)]
+    tensors = [f"{name} {_tensor(tensor)} {tensor.requires_grad}" for name, tensor in named]
+    return {
+        "recipe": RECIPE,
+        "model": [_text(model), *tensors, *sorted(_name(kind.forward) for kind in kinds)],
+        "task": _name(loss),
+        "optimizer": _optimizer(replicas_config),
+        "sync": repr(replicas_config.sync),
+        "batch": [_tensor(leaf) for leaf in tree_leaves(opened.example) if isinstance(leaf, Tensor)],
+        "stream": type(opened.stream).__name__,
+        "task settings": [
+            task.precision,
+            task.clip_norm,
+            task.offload,
+            task.engine.accumulate,
+            task.engine.dispatch,
+            task.engine.memory_format,
+            [memory_order(parameter) for parameter in model.parameters()],
+        ],
+        "schedule": None if task.schedule is None else content_hash(task.schedule.to_json()),
+        "asked for": [request.engine, request.learners, request.compile, request.most],
+        "length": None if request.samples is None else math.floor(math.log(max(request.samples, 1), 4)),
+        "tuner": [tuner.objective, tuner.threshold, tuner.share],
+        "machine": [processor(), len(available_cores()), torch.get_num_threads(), *device],
+        "native runtime": is_built() if replicas_config.on_cpu else None,
+        "versions": [sys.modules["bow"].__version__, torch.__version__, platform.python_version()],
+    }
+
+
+def _tensor(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype}"
+
+
+def _optimizer(replicas_config: ReplicasConfig) -> list[str]:
+    """Return the optimizer's kind and settings; the learning rate does not affect speed."""
+    trainable = [parameter for parameter in replicas_config.model.parameters() if parameter.requires_grad]
+    check_trainable(trainable)
+    made = make_optimizer(replicas_config.optimizer, replicas_config.model)
+    settings = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in made.param_groups]
+    return [type(made).__qualname__, *map(_text, settings)]
+
+
+def _name(function: Any) -> str:
+    """Identify functions by name, code hash and arguments bound by `functools.partial`, other values by their text."""
+    if isinstance(function, functools.partial):
+        bound = [*map(_name, function.args), *(f"{name}={_name(value)}" for name, value in function.keywords.items())]
+        return f"{_name(function.func)}({', '.join(bound)})"
+    if isinstance(function, Tensor):
+        return _tensor(function)
+    if isinstance(function, types.FunctionType):
+        return f"{function.__module__}.{function.__qualname__} {content_hash(*code_text(function.__code__))}"
+    return _text(function)
+
+
+def _text(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__} {_ADDRESS.sub('', repr(value))}"
 
 
 def tuned_before(state: Mapping[str, Any], request: Request, tuner: Tuner) -> Tuned:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bow.cli import advice
+from bow.cli import diagnosis
 from bow.doctor import inspect_machine
 
 MACHINE = replace(inspect_machine(), cores=2, gpus=(), compiler="g++")
@@ -26,14 +26,14 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[
         loss: str = "2 1 1 1",
         halved: tuple[float, ...] = (1.0,),
     ) -> list[str]:
-        monkeypatch.setattr(advice, "busy_cores", lambda: others)
+        monkeypatch.setattr(diagnosis, "busy_cores", lambda: others)
         done = types.SimpleNamespace(returncode=0, stdout=loss)
-        monkeypatch.setattr(advice, "subprocess", types.SimpleNamespace(run=lambda *_, **__: done))
-        monkeypatch.setattr(advice.loading, "is_built", lambda: built)
+        monkeypatch.setattr(diagnosis, "subprocess", types.SimpleNamespace(run=lambda *_, **__: done))
+        monkeypatch.setattr(diagnosis.loading, "is_built", lambda: built)
         if seconds:
             timed = iter([seconds, {"one": (1.0,), "other": halved}])
-            monkeypatch.setattr(advice, "time_in_turns", lambda cases, **_: next(timed))
-        return list(advice.advice(machine))
+            monkeypatch.setattr(diagnosis, "time_in_turns", lambda cases, **_: next(timed))
+        return list(diagnosis.advice(machine))
 
     return tell
 
@@ -73,20 +73,20 @@ def test_half_precision_is_advised_where_it_pays(told: Callable[..., list[str]])
 
 def test_little_room_on_the_disk_is_told(told: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("Usage", (), {"free": 2**20})
-    monkeypatch.setattr(advice.shutil, "disk_usage", lambda folder: usage)
+    monkeypatch.setattr(diagnosis.shutil, "disk_usage", lambda folder: usage)
     assert told(built=False)[-1].startswith("only 1.0 MiB are free in")
 
 
 def test_engines_are_really_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not advice.loading.is_built():
+    if not diagnosis.loading.is_built():
         pytest.skip("needs the native runtime")
-    monkeypatch.setattr(advice, "WINDOW_S", 0.0)
-    assert "times the samples per second" in advice._engines(1)
-    time_in_turns = advice.time_in_turns
+    monkeypatch.setattr(diagnosis, "WINDOW_S", 0.0)
+    assert "times the samples per second" in diagnosis._engines(1)
+    time_in_turns = diagnosis.time_in_turns
 
     def twice_as_fast(cases: Any, **settings: Any) -> dict[str, tuple[float, ...]]:
         assert all(map(all, time_in_turns(cases, **settings).values()))
         return {"one": (2.0,), "other": (1.0,)}
 
-    monkeypatch.setattr(advice, "time_in_turns", twice_as_fast)
-    assert "2.00 times" in next(advice._bfloat16(1))
+    monkeypatch.setattr(diagnosis, "time_in_turns", twice_as_fast)
+    assert "2.00 times" in next(diagnosis._bfloat16(1))

@@ -11,7 +11,7 @@ import types
 import pytest
 from rich.console import Console
 
-from bow.observe import ProgressBar, searching
+from bow.observe import ProgressBar
 from bow.observe.progress import SHOWN_EVENTS, watched
 from bow.terminal import wrapped
 
@@ -147,7 +147,7 @@ def test_ctrl_c_ends_the_search_and_pressed_again_interrupts_what_does_not_look(
 def test_a_handler_that_python_does_not_know_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     known = signal.getsignal
     before = known(signal.SIGINT)
-    monkeypatch.setattr(searching.signal, "getsignal", lambda number: None)
+    monkeypatch.setattr("bow.observe.progress.signal.getsignal", lambda number: None)
     with watched(None, Console(file=io.StringIO())) as tell:
         assert known(signal.SIGINT) is before
         assert tell(0.1, 1, 1e6)

@@ -20,7 +20,7 @@ from bow.schedule import FirstComeSchedule, OrderedSchedule, Schedule
 from bow.schedule.profiler import BoundStep, Comparison, make_policies
 from bow.schedule.profiler.measuring import measure
 from bow.schedule.scheduler import CriticalPath, critical_path
-from bow.training import schedule, schedule_search
+from bow.training import schedule
 from tests.grouped import grouped, of_replicas
 from tests.schedule.profiler.steps import made_up
 from tests.training.blueprints import replicas_config
@@ -180,7 +180,7 @@ def test_auto_uses_a_schedule_when_it_wins_and_says_so_when_it_does_not(
     def real_path(subject: BoundStep, profile: Any) -> CriticalPath:
         return critical_path(subject.dependencies, profile.nanoseconds(1))
 
-    monkeypatch.setattr(schedule_search, "compare", timed)
+    monkeypatch.setattr(schedule, "compare", timed)
     monkeypatch.setattr(
         "bow.training.replicas.Replicas",
         lambda *given, **settings: (seen.append(settings["engine"].schedule), real(*given, **settings))[1],
@@ -223,9 +223,9 @@ def test_auto_asks_for_schedules_of_the_cores_that_a_learner_has(
 
     found = SimpleNamespace(summary="", choice=SimpleNamespace(is_sequential=True))
     monkeypatch.setattr(schedule, "available_cores", lambda: [0, 1, 2, 3])
-    monkeypatch.setattr(schedule_search, "measure", lambda subject, threads: max(threads))
-    monkeypatch.setattr(schedule_search, "make_policies", noted)
-    monkeypatch.setattr(schedule_search, "compare", lambda *given, **settings: found)
+    monkeypatch.setattr(schedule, "measure", lambda subject, threads: max(threads))
+    monkeypatch.setattr(schedule, "make_policies", noted)
+    monkeypatch.setattr(schedule, "compare", lambda *given, **settings: found)
     assert (
         schedule.decide(
             "auto", replicas_config(), (torch.ones(2, 5), torch.tensor([0, 1])), lambda text: None, learners
@@ -237,11 +237,9 @@ def test_auto_asks_for_schedules_of_the_cores_that_a_learner_has(
 
 def test_auto_tries_narrow_and_keeps_no_types_separate(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
-    monkeypatch.setattr(schedule_search, "measure", lambda bound, threads: made_up(bound, tuple(threads)))
-    monkeypatch.setattr(
-        schedule_search, "compare", lambda *given, policies: tried.extend(each.name for each in policies)
-    )
-    schedule_search.compared(replicas_config(), (torch.ones(2, 5), torch.tensor([0, 1])), cores=2)
+    monkeypatch.setattr(schedule, "measure", lambda bound, threads: made_up(bound, tuple(threads)))
+    monkeypatch.setattr(schedule, "compare", lambda *given, policies: tried.extend(each.name for each in policies))
+    schedule.compared(replicas_config(), (torch.ones(2, 5), torch.tensor([0, 1])), cores=2)
     assert "strategy 3, narrow" in tried
     assert not any("separate" in name for name in tried)
 

@@ -22,7 +22,7 @@ from bow.runtime.local import operators_of
 from bow.schedule import FirstComeSchedule, OrderedSchedule, PrioritySchedule, Schedule, Timeline
 from bow.schedule.profiler import Policy
 from bow.testing import FakeDevice
-from bow.training import schedule_search as module
+from bow.training import schedule as module
 from bow.training.replicas import ReplicasConfig
 from bow.training.schedule import decide, engine_with
 from tests.training.blueprints import replicas_config

@@ -14,7 +14,7 @@ from bow.engines.config import Engine
 from bow.members.saving import SweepDirectory
 from bow.training.checkpoint import trajectory
 from bow.training.config import TrainConfig
-from bow.training.description import describe
+from bow.training.tuning import describe
 
 pytestmark = pytest.mark.quick
 

@@ -17,17 +17,24 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 import bow
-import bow.training.trials as lanes_module
 import bow.training.trials as trials_module
 import bow.training.tuning as module
 from bow.cluster import ALONE
 from bow.devices import threads_loss
 from bow.errors import SettingError
 from bow.runtime.loading import BUILD_S
-from bow.training.description import describe
 from bow.training.replicas import ReplicasConfig
 from bow.training.trials import Request, Trials, lanes
-from bow.training.tuning import Tuned, build, check_tuner, most_while_training, tune, tuned_before, without_spinning
+from bow.training.tuning import (
+    Tuned,
+    build,
+    check_tuner,
+    describe,
+    most_while_training,
+    tune,
+    tuned_before,
+    without_spinning,
+)
 from bow.tuner import EngineSetting, Trial, TrialResult, Tuner
 from tests.training.blueprints import linear, opened, replicas_config, request
 
@@ -225,7 +232,7 @@ class SpinningMachine:
         clock = types.SimpleNamespace(perf_counter=lambda: self.now)
         monkeypatch.setattr(module, "time", clock)
         monkeypatch.setattr(module, "is_built", lambda: True)
-        monkeypatch.setattr(lanes_module, "is_built", lambda: True)
+        monkeypatch.setattr(trials_module, "is_built", lambda: True)
         monkeypatch.setattr(trials_module, "is_built", lambda: True)
         monkeypatch.setattr(Trials, "probe", lambda _, setting: self.probe(setting))
         monkeypatch.setattr(Trials, "compile_s", lambda *_: None)
@@ -280,12 +287,12 @@ def test_building_the_native_runtime_has_to_pay(machine: Machine, monkeypatch: p
         found = lanes(request(), Trials(replicas_config(), opened().feed()))
         return [(lane.engine, lane.compile_s) for lane in found if lane.engine.startswith("graph")]
 
-    monkeypatch.setattr(lanes_module, "is_built", lambda: True)
+    monkeypatch.setattr(trials_module, "is_built", lambda: True)
     assert {seconds for _, seconds in names()} == {0.0}
-    monkeypatch.setattr(lanes_module, "is_built", lambda: False)
+    monkeypatch.setattr(trials_module, "is_built", lambda: False)
     captured = []
     monkeypatch.setattr(Trials, "compile_s", lambda *_: captured.append(1))
-    assert dict(names()) == {"graph": BUILD_S, "graph+compiled": BUILD_S + lanes_module.COMPILE_S}
+    assert dict(names()) == {"graph": BUILD_S, "graph+compiled": BUILD_S + trials_module.COMPILE_S}
     assert captured == []  # which would build it
     assert "graph" not in {setting.engine for setting in machine.trials}
     assert tuned(samples=5e5).engine != "graph"  # 500 s
