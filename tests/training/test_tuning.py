@@ -233,7 +233,6 @@ class SpinningMachine:
         monkeypatch.setattr(module, "time", clock)
         monkeypatch.setattr(module, "is_built", lambda: True)
         monkeypatch.setattr(trials_module, "is_built", lambda: True)
-        monkeypatch.setattr(trials_module, "is_built", lambda: True)
         monkeypatch.setattr(Trials, "probe", lambda _, setting: self.probe(setting))
         monkeypatch.setattr(Trials, "compile_s", lambda *_: None)
         monkeypatch.setattr(Trials, "_first_round", lambda trials, setting: self.first_round(trials, setting))
