@@ -1,6 +1,5 @@
 """Progress, loggers, the run directory and its report."""
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from bow.observe.loggers import JsonLinesLogger as JsonLinesLogger
@@ -14,13 +13,13 @@ from bow.observe.run_directory import RunDirectory as RunDirectory
 from bow.observe.run_directory import RunLock as RunLock
 
 if TYPE_CHECKING:
-    from bow.observe.mlflow import MlflowLogger as MlflowLogger
-    from bow.observe.weights_and_biases import WandbLogger as WandbLogger
-
-_LAZY = {"MlflowLogger": "bow.observe.mlflow", "WandbLogger": "bow.observe.weights_and_biases"}
+    from bow.observe.trackers import MlflowLogger as MlflowLogger
+    from bow.observe.trackers import WandbLogger as WandbLogger
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
+    if name not in ("MlflowLogger", "WandbLogger"):
         raise AttributeError(f"module 'bow.observe' has no attribute {name!r}")
-    return getattr(importlib.import_module(_LAZY[name]), name)
+    from bow.observe import trackers
+
+    return getattr(trackers, name)

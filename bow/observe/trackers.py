@@ -1,18 +1,22 @@
-"""Weights & Biases: the only file that imports wandb, and only when a run uses it."""
+"""Weights & Biases and MLflow: the only file that imports wandb or mlflow, and only when a run uses them."""
 
 import importlib.util
 import os
+import time
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bow.errors import MissingDependencyError, SettingError
 from bow.observe.records import Record, is_number, metrics, plain, scalars
+from bow.observe.report import flat
 from bow.observe.run_directory import RunDirectory
 from bow.values import given_path
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
     from wandb import Run
+
 
 Mode = Literal["online", "offline", "disabled"]
 MODES = ("online", "offline", "disabled", "shared")
@@ -62,11 +66,7 @@ class WandbLogger:
         """Log one record; the first opens the run, the `end` record becomes its summary."""
         if self._run is None:
             self._run = self._open(record)
-        values: dict[str, Any] = scalars(record)
-        if record["kind"] == "event":
-            self._events[record["event"]] += 1
-            values = {f"events/{record['event']}": self._events[record["event"]]}
-        if values:
+        if values := _series(record, self._events):
             self._run.log(values, step=record["round"])
         if record["kind"] == "end":
             names = ("round", "samples", "seconds", "samples_per_s", "time_to_target_s", "learner_restarts")
@@ -105,6 +105,14 @@ class WandbLogger:
         )
 
 
+def _series(record: Record, events: Counter[str]) -> dict[str, float]:
+    """Return the points that a record adds to series; an event adds the number of its kind so far."""
+    if record["kind"] != "event":
+        return scalars(record)
+    events[record["event"]] += 1
+    return {f"events/{record['event']}": events[record["event"]]}
+
+
 def run_dir_of(record: Record) -> Path:
     return Path(record.get("run_dir") or ".")
 
@@ -113,3 +121,66 @@ def run_config(record: Record) -> dict[str, Any]:
     decided = {name: plain(value) for name, value in record.items() if name not in ("kind", "time_s")}
     asked = RunDirectory(run_dir_of(record)).read_config()
     return ({"settings": dict(asked)} if asked else {}) | decided
+
+
+MOST_PARAMETERS, MOST_CHARACTERS = 100, 6000  # MLflow's limits per request, and per value
+
+
+class MlflowLogger:
+    """Logs to MLflow: settings as parameters, everything else as metrics whose step is the round.
+
+    Uses a separate run and client: your open runs are not affected.
+
+    Args:
+        experiment: the experiment; created if it does not exist.
+        name: the name of the run; None: the name of the run directory. Members of a sweep get separate names.
+        uri: tracking server, such as `"http://localhost:5000"` or `"sqlite:///mlflow.db"`; None: the one set by
+            `mlflow.set_tracking_uri` or the environment variable MLFLOW_TRACKING_URI.
+
+    Raises:
+        MissingDependencyError: mlflow is not installed.
+    """
+
+    def __init__(self, experiment: str = "bow", name: str | None = None, uri: str | None = None) -> None:
+        if importlib.util.find_spec("mlflow") is None:
+            raise MissingDependencyError("logger mlflow needs the package mlflow; pip install 'bow-trainer[mlflow]'")
+        self.experiment, self.name, self.uri = experiment, name, uri
+        self._client: MlflowClient | None = None
+        self._run_id = ""
+        self._status = "KILLED"
+        self._events: Counter[str] = Counter()
+
+    def for_member(self, name: str, group: str) -> "MlflowLogger":
+        """Return a logger for a member's run, named after the sweep and the member."""
+        return MlflowLogger(self.experiment, f"{self.name or group}/{name}", self.uri)
+
+    def log(self, record: Record) -> None:
+        """Log one record; the first opens the run, the `end` record marks it as finished."""
+        from mlflow.entities import Metric
+
+        if self._client is None:
+            self._client = self._open(record)
+        now = int(1000 * time.time())
+        if values := _series(record, self._events):
+            metrics = [Metric(name, value, now, record["round"]) for name, value in values.items()]
+            self._client.log_batch(self._run_id, metrics)
+        if record["kind"] == "end":
+            self._status = "FINISHED"
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.set_terminated(self._run_id, self._status)
+
+    def _open(self, record: Record) -> "MlflowClient":
+        from mlflow import MlflowClient
+        from mlflow.entities import Param
+
+        client = MlflowClient(self.uri)
+        found = client.get_experiment_by_name(self.experiment)
+        experiment = client.create_experiment(self.experiment) if found is None else found.experiment_id
+        name = self.name or run_dir_of(record).resolve().name
+        self._run_id = client.create_run(experiment, run_name=name).info.run_id
+        given = [Param(key.replace(" ", "_"), value[:MOST_CHARACTERS]) for key, value in flat(run_config(record))]
+        for start in range(0, len(given), MOST_PARAMETERS):
+            client.log_batch(self._run_id, params=given[start : start + MOST_PARAMETERS])
+        return client
