@@ -21,7 +21,7 @@ from bow.engines import LearningConfig, step_from_loss
 from bow.engines.choice import MIN_ROUNDS_PER_EPOCH
 from bow.models import LogisticRegression
 from bow.sync import SMA
-from bow.training.data_source import DataSource
+from bow.training.batches import DataSource
 from bow.training.replicas import ReplicasConfig
 from bow.training.trials import COMPILED, Trials
 from bow.training.tuning import Tuned, make_request, tune

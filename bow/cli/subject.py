@@ -49,7 +49,7 @@ def _recipe(words: Sequence[str]) -> Parts:
     from bow.cli.composition import compose
     from bow.engines import step_from_loss
     from bow.engines.captured import with_autocast
-    from bow.training.data_source import DataSource
+    from bow.training.batches import DataSource
 
     given = build(compose(words))
     opened = DataSource(given["data"], batch_size=given["batch_size"], epochs=1, steps=None, seed=given["seed"])

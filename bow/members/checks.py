@@ -23,9 +23,9 @@ from bow.members.member import Variant, check_indices
 from bow.members.saving import GroupLogger
 from bow.replicas import prepare_template
 from bow.replicas.optimizer import make_optimizer
+from bow.training.batches import DataSource, check_round
 from bow.training.checks import all_labels, check_first_batch, make_scheduler
 from bow.training.config import TrainConfig
-from bow.training.data_source import DataSource, check_round
 from bow.training.epoch import MOST_LOST
 from bow.training.stopping import names_of_epochs, with_directions
 

@@ -26,10 +26,10 @@ from bow.data import BatchStream
 from bow.data.tensors import TensorStream
 from bow.errors import BowError, CheckpointError, DeviceMemoryError, SettingError, disk_reason
 from bow.observe.records import plain
+from bow.training.batches import DataSource
 from bow.training.checks import asks_for_rounds
 from bow.training.config import TrainConfig
 from bow.training.context import Learners, RunContext
-from bow.training.data_source import DataSource
 from bow.training.replicas import Replicas
 from bow.training.replicas_state import RESUME_REMEDY, part_of, refusing_damage
 from bow.training.run_records import RunRecords

@@ -9,11 +9,10 @@ from bow.cluster import World
 from bow.data import Deal
 from bow.engines import Outcome
 from bow.errors import DeviceMemoryError
+from bow.training.batches import MAX_BYTES_TOGETHER, batches_in, num_bytes, redistribute
 from bow.training.callbacks import Hooks
 from bow.training.context import RunContext
-from bow.training.data_source import batches_in, redistribute
 from bow.training.evaluation import Evaluations
-from bow.training.round_batches import MAX_BYTES_TOGETHER, num_bytes
 from bow.training.run_records import RunRecords
 from bow.training.tuning import Watch
 

@@ -23,9 +23,9 @@ from bow.engines.thread_pool import num_threads
 from bow.errors import BowError, DataError, ModelError, SettingError, reason
 from bow.replicas import buffer_state, in_mode, load_buffers, recalibrate
 from bow.seeds import derive_seed
+from bow.training.batches import batches_in
 from bow.training.checks import check_objects, check_step, num_not_finite, remedy_of
 from bow.training.context import Learners, RunContext
-from bow.training.data_source import batches_in
 from bow.training.metrics import Accuracy, Metric, as_metrics, check_names, is_higher_better, reached
 from bow.training.replicas import Replicas
 from bow.training.run_records import RunRecords

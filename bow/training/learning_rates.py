@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from bow.engines import Loss
 from bow.errors import SettingError
+from bow.training.batches import batches_in
 from bow.training.config import PerRound, SchedulerFactory, TrainConfig
-from bow.training.data_source import batches_in
 from bow.training.preparation import prepare
 from bow.values import number, whole
 

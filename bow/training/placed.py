@@ -35,8 +35,8 @@ from bow.planning.tiles.runtime import tile_optimizer
 from bow.replicas import in_mode
 from bow.schedule import Timeline
 from bow.seeds import derive_seed
+from bow.training.batches import DataSource
 from bow.training.config import TrainConfig
-from bow.training.data_source import DataSource
 from bow.training.moved import refuses_moved
 from bow.training.replicas import ReplicasConfig, TimelineRecorder
 from bow.training.result import Result

@@ -13,9 +13,9 @@ from bow.engines import choose_learners
 from bow.errors import SettingError
 from bow.observe import ProgressBar
 from bow.replicas import prepare_template
+from bow.training.batches import DataSource, check_round
 from bow.training.checks import all_labels, check_first_batch, choose_devices
 from bow.training.config import TrainConfig
-from bow.training.data_source import DataSource, check_round
 from bow.training.epoch import MOST_LOST
 from bow.training.evaluation import Evaluator
 from bow.training.replicas import ReplicasConfig

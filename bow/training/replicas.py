@@ -35,6 +35,7 @@ from bow.forking import begin_to_compute
 from bow.replicas import BufferPolicy, LearnerGroup, OptimizerFactory, copy_buffers, prepare_template
 from bow.schedule import Schedule, Timeline
 from bow.sync import SMA, Synchroniser
+from bow.training.batches import RoundBatches
 from bow.training.checks import (
     check_embeddings,
     check_schedule,
@@ -45,7 +46,6 @@ from bow.training.checks import (
 )
 from bow.training.moved import refuses_moved
 from bow.training.replicas_state import load_state, read_state
-from bow.training.round_batches import RoundBatches
 from bow.values import whole, whole_seed
 
 DEFAULT_OPTIMIZER: OptimizerFactory = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)

@@ -19,7 +19,7 @@ from bow.graph.refusal import python_random_kept
 from bow.replicas import num_trainable
 from bow.replicas.layout import memory_order
 from bow.runtime.loading import BUILD_S, is_built
-from bow.training.data_source import TrialFeed
+from bow.training.batches import TrialFeed
 from bow.training.replicas import Replicas, ReplicasConfig
 from bow.training.signals import Signals
 from bow.tuner import Candidate, EngineSetting, Trial, TrialResult, doubling

@@ -30,8 +30,8 @@ from bow.replicas.layout import memory_order
 from bow.replicas.model import check_trainable
 from bow.replicas.optimizer import make_optimizer
 from bow.runtime.loading import BUILD_S, can_be_built, content_hash, is_built
+from bow.training.batches import DataSource
 from bow.training.checks import engine_for
-from bow.training.data_source import DataSource
 from bow.training.replicas import Replicas, ReplicasConfig
 from bow.training.signals import Signals
 from bow.training.trials import (

@@ -887,7 +887,7 @@ def test_in_a_fixed_order_nobody_asks_how_many_rounds_can_be_one(monkeypatch: py
 def test_large_batches_are_dealt_in_smaller_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     per_round = 2 * sum(part.nbytes for part in batch(0))
-    monkeypatch.setattr("bow.training.round_batches.MAX_BYTES_TOGETHER", 2 * per_round)
+    monkeypatch.setattr("bow.training.batches.MAX_BYTES_TOGETHER", 2 * per_round)
     with Replicas(sync=bow.Independent(), **FREE) as replicas:
         at_once = replicas.rounds_at_once
         monkeypatch.setattr(Replicas, "rounds_at_once", lambda _, given: taken.append(len(given)) or at_once(given))

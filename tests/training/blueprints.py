@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 import bow
 from bow.engines import LearningConfig, step_from_loss
-from bow.training.data_source import DataSource
+from bow.training.batches import DataSource
 from bow.training.replicas import ReplicasConfig
 from bow.training.trials import Request
 from tests.grouped import grouped

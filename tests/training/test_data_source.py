@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from bow.data import Deal
 from bow.errors import DataError
-from bow.training.data_source import DataSource, batches_of, redistribute
+from bow.training.batches import DataSource, batches_of, redistribute
 from tests.training.blueprints import opened
 
 NUMBERS = torch.arange(22)
