@@ -12,8 +12,8 @@ from bow.data.splits import SyntheticSamples as SyntheticSamples
 from bow.data.stream import Batch as Batch
 from bow.data.stream import BatchStream as BatchStream
 from bow.data.stream import Deal as Deal
+from bow.data.stream import Indexed as Indexed
 from bow.data.stream import batch_length as batch_length
-from bow.data.tensors import Indexed as Indexed
 
 if TYPE_CHECKING:
     from bow.data.bundled import digits as digits

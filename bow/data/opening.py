@@ -11,8 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from bow.data.loader import DatasetStream, LoaderStream, PrivateRandom, is_iterable, num_samples, one_pass, read_batch
 from bow.data.splits import SyntheticSamples
-from bow.data.stream import Batch, BatchStream
-from bow.data.tensors import TensorSamples, TensorStream
+from bow.data.stream import Batch, BatchStream, TensorSamples, TensorStream
 from bow.errors import DataError, SettingError, reason
 from bow.seeds import derive_seed
 from bow.values import whole

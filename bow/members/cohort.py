@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.data import Dataset, Subset
 
 from bow.data import Batch, BatchStream, open_stream
-from bow.data.tensors import Indexed, TensorStream
+from bow.data.stream import Indexed, TensorStream
 from bow.devices import StreamDevice, available_cores, cuda_device
 from bow.engines import Batches, LearningConfig, Loop, Outcome, Turns, make_engine
 from bow.engines.captured import shape_of

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from bow.cluster import World
 from bow.data import BatchStream
-from bow.data.tensors import TensorStream
+from bow.data.stream import TensorStream
 from bow.errors import BowError, CheckpointError, DeviceMemoryError, SettingError, disk_reason
 from bow.observe.records import plain
 from bow.training.batches import DataSource

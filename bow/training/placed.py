@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.cluster import World, is_member
-from bow.data.tensors import TensorStream
+from bow.data.stream import TensorStream
 from bow.devices import StreamDevice, available_cores
 from bow.devices.memory import free_bytes
 from bow.engines import Batch, Outcome, RoundEvent, Stacked

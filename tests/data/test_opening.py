@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from bow.data import evaluation_batches, open_stream
-from bow.data.tensors import TensorStream
+from bow.data.stream import TensorStream
 from bow.errors import DataError, SettingError
 
 

@@ -6,7 +6,7 @@ from torch.utils._pytree import tree_leaves, tree_structure
 from torch.utils.data import TensorDataset
 
 from bow.data import open_stream
-from bow.data.tensors import TensorSamples
+from bow.data.stream import TensorSamples
 from bow.errors import DataError
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import bow
-from bow.data.tensors import Indexed
+from bow.data.stream import Indexed
 from bow.engines import STREAM_ENGINES
 from bow.testing import FakeDevice
 from tests.training.blueprints import assert_same_course
