@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from bow.data import Batch, batch_length, evaluation_batches, is_in_memory, open_stream
-from bow.data.loader import is_iterable
+from bow.data.opening import is_iterable
 from bow.engines import Engine, LearningConfig, Loss, Step, autocast, loss_of, outputs_of, own_loss
 from bow.engines.eager import batch_of
 from bow.engines.loop import MAX_ROUNDS_TOGETHER

@@ -22,7 +22,7 @@ from torch.utils.data import (
 )
 
 from bow.data import BatchStream, evaluation_batches, open_stream
-from bow.data.loader import PrivateRandom
+from bow.data.opening import PrivateRandom
 from bow.errors import DataError, SettingError
 
 
