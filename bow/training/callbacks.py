@@ -114,7 +114,6 @@ HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
 def check_callbacks(callbacks: Sequence[object]) -> None:
-    """Reject objects without any hook, such as a class instead of an instance."""
     if not isinstance(callbacks, Sequence):
         raise SettingError(f"callbacks must be a list of objects, got {callbacks!r}; put it in a list")
     for callback in callbacks:
@@ -127,7 +126,7 @@ def check_callbacks(callbacks: Sequence[object]) -> None:
 
 
 class Hooks:
-    """Dispatches hooks to the callbacks that implement them."""
+    """Calls the hooks of the callbacks that implement them."""
 
     def __init__(self, callbacks: Sequence[object]) -> None:
         self._methods: dict[str, list[Any]] = {hook: [] for hook in HOOKS}

@@ -44,7 +44,6 @@ class Agreement:
     def exchange(
         self, seconds: float, round_index: int, stop: bool, hopeless: bool = False, checkpoint: bool = False
     ) -> Decision:
-        """Exchange requests with the other processes, after round `next_round`."""
         since, before = self._last
         wanted = 1  # until the duration of a round is known
         if round_index > before:
@@ -85,14 +84,12 @@ class Dealing:
 
     def ends_with(self, deals: Sequence[Deal]) -> bool:
         """Whether these rounds are the last ones, as far as is known before callbacks hear of them."""
-        config = self._context.config
-        if config.steps is not None:
-            return self._position.round + len(deals) >= config.steps
+        if (steps := self._context.config.steps) is not None:
+            return self._position.round + len(deals) >= steps
         return self._context.stream.rounds_left(self._replicas.group.num_all) == 0
 
     def rounds_left(self) -> int | None:
-        steps = self._context.config.steps
-        if steps is not None:
+        if (steps := self._context.config.steps) is not None:
             return max(steps - self._position.round, 0)
         return self._context.stream.rounds_left(self._replicas.group.num_all)
 
@@ -124,7 +121,9 @@ class Dealing:
                     raise
                 self._records.event("learners", watch.ran_out_of_memory(error))
             ended = self._replicas.rounds - before
-            ran += [(deal, placeholder_outcome(learners, self._replicas.device)) for deal in left[:ended]]
+            lost = torch.full((learners,), torch.nan, device=self._replicas.device)  # with the round that failed
+            outcome = Outcome(lost, torch.ones_like(lost, dtype=torch.bool), [True] * learners)
+            ran += [(deal, outcome) for deal in left[:ended]]
             left = redistribute(left[ended:], learners - 1)
         return ran
 
@@ -140,9 +139,3 @@ class Dealing:
         if not self._context.world.is_one:
             limits += [self._agreement.next_round - self._position.round, self._evaluations.rounds_left()]
         return min(limits)
-
-
-def placeholder_outcome(learners: int, device: torch.device) -> Outcome:
-    """Return a placeholder for a completed round whose losses were lost when a later one failed."""
-    losses = torch.full((learners,), torch.nan, device=device)
-    return Outcome(losses, torch.ones_like(losses, dtype=torch.bool), [True] * learners)

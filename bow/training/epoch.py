@@ -82,7 +82,6 @@ class Epoch:
         return {"epoch_losses": torch.cat([own for own, _ in gathered]), "step_values": values}
 
     def load(self, losses: Tensor | None, values: Mapping[str, Tensor]) -> None:
-        """Resume within an epoch; only rank 0 is given losses."""
         self._losses = [] if losses is None else [losses.to(self._replicas.device)]
         self._restarts_before = self._replicas.loop.num_restarts
         if self._world.leads:

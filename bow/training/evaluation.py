@@ -108,7 +108,6 @@ class MovingAverage:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Swap the average into the central model within the context."""
         weights = self._weights.clone()
         self._weights.copy_(self._average)
         try:
@@ -143,15 +142,14 @@ class NotFinite(NamedTuple):
         """Describe the value of batch `index`, and check whether the batch itself is finite."""
         count = num_not_finite(batch)
         cause = f"{count} values of the batch are not finite" if count else "the batch itself is finite"
-        remedy = "correct the data" if count else buffers_with_nan(model) or "the model may be diverging"
+        broken = (name for name, own in model.named_buffers() if own.is_floating_point() and bool(own.isnan().any()))
+        if count:
+            remedy = "correct the data"
+        elif (buffer := next(broken, None)) is not None:
+            remedy = f"buffer {buffer!r} of the model holds NaN, which may have been there before the training"
+        else:
+            remedy = "the model may be diverging"
         return cls(f"{name} is {value} in batch {index} of the validation data: {cause}; {remedy}", count > 0)
-
-
-def buffers_with_nan(model: nn.Module) -> str | None:
-    for name, buffer in model.named_buffers():
-        if buffer.is_floating_point() and bool(buffer.isnan().any()):
-            return f"buffer {name!r} of the model holds NaN, which may have been there before the training"
-    return None
 
 
 class Evaluator:
@@ -304,14 +302,11 @@ class Evaluations:
         return {"evaluated": self._last, "best": self._best.state, "ema": average}
 
     def best(self, model: nn.Module) -> BestModel | None:
-        """Return the best model, given that of the last evaluation."""
         return self._best.model(model, self._last["round"])
 
-    @contextlib.contextmanager
-    def averaged(self) -> Iterator[None]:
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
         """Swap the moving average, if any, into the central model within the context."""
-        with contextlib.nullcontext() if self.average is None else self.average.in_place():
-            yield
+        return contextlib.nullcontext() if self.average is None else self.average.in_place()
 
     def load(self, state: Mapping[str, Any]) -> None:
         self._shares_done = self._shares()
@@ -340,9 +335,7 @@ class Evaluations:
 
     def within_epoch(self) -> None:
         values = self.evaluate()
-        self._records.log(
-            {"kind": "evaluation", "epoch": self._position.epochs, **self._records.place, **values},
-        )
+        self._records.log({"kind": "evaluation", "epoch": self._position.epochs, **self._records.place, **values})
         self.check_target(values)
 
     def evaluate(self) -> dict[str, float]:

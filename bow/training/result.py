@@ -18,6 +18,7 @@ from torch import nn
 from bow.errors import ModelError, disk_reason
 from bow.files import spare_files
 from bow.observe import RunDirectory
+from bow.observe.records import metrics
 from bow.training.checkpoint import delete_checkpoints
 from bow.training.run_records import RunRecords
 
@@ -68,8 +69,6 @@ class Result:
     @property
     def metrics(self) -> dict[str, float]:
         """The last epoch's validation values, by name; values that `step` returned in training are `train_...`."""
-        from bow.observe.records import metrics
-
         return metrics(self.history[-1]) if self.history else {}
 
     def save_pretrained(self, folder: str | Path, **settings: Any) -> None:
@@ -106,14 +105,10 @@ def save_results(
         delete_checkpoints(directory.checkpoints)
     if not directory.path.is_dir():  # it has gone, which was said of the model
         return model_path, None
-    report = records.attempt(lambda: _report(directory), "report", "run bow report to write it again")
-    return model_path, report
-
-
-def _report(directory: RunDirectory) -> Path:
     from bow.observe.report import write_report  # needed only at the end
 
-    return write_report(directory.path)
+    report = records.attempt(lambda: write_report(directory.path), "report", "run bow report to write it again")
+    return model_path, report
 
 
 def save_central(model: nn.Module, directory: RunDirectory, tell: Callable[[str], None] = warnings.warn) -> Path | None:

@@ -187,23 +187,21 @@ def run_training(config: TrainConfig) -> Result:
         replicas = made.learners
         at_the_end.callback(replicas.close)
         warn_of_first_come(config.engine.dispatch, config.sync, made.tuned.learners)
-        rounds = config.steps or prepared.opened.stream.rounds_left(replicas.group.num_all)
+        stream = prepared.opened.stream
+        rounds = config.steps or stream.rounds_left(replicas.group.num_all)
         scheduler = make_scheduler(config.scheduler_factory, replicas.optimizer, rounds)
-        started_with, given_trajectory = (
-            optimizer_settings(replicas.optimizer),
-            trajectory(config, prepared.opened, rounds),
-        )
+        started_with = optimizer_settings(replicas.optimizer)
+        given_trajectory = trajectory(config, prepared.opened, rounds)
         if state is not None:
-            restore(state, learned, replicas, prepared.opened.stream, scheduler, given_trajectory)
+            restore(state, learned, replicas, stream, scheduler, given_trajectory)
             started_with = state["started_with"]
-        unit, steps = _scheduler_steps(config, prepared.opened.stream, replicas, state or {})
+        unit, steps = _scheduler_steps(config, stream, replicas, state or {})
         check_scheduler_lasts(scheduler, steps, unit)
         name = type(prepared.request.replicas.model).__name__.lower()
         directory, fresh = _create_directory(path, name, resumes_in_place, state is not None, config, world, lock)
         if made.save is not None and world.leads:
             made.save(directory.path)
         is_manual = config.run.checkpoint_every != "auto"
-        stream = prepared.opened.stream
         context = RunContext(
             config=config,
             replicas=replicas,
@@ -258,8 +256,7 @@ def _make_learners(prepared: Prepared, state: dict[str, Any] | None, world: Worl
         tuned = Tuned("auto", learners.learners, None, False, "given")
         return MadeLearners(learners, tuned, tuner, 0, save)
     if state is None:
-        named = config.loss or config.step_or_loss
-        tuned = tune(request, opened, tuner, loss=named, say=shown.say)
+        tuned = tune(request, opened, tuner, loss=config.loss or config.step_or_loss, say=shown.say)
         tuned = without_spinning(tuned, request.replicas, shown.say)
     else:
         tuned = tuned_before(state, request, tuner)
@@ -275,8 +272,7 @@ def _make_learners(prepared: Prepared, state: dict[str, Any] | None, world: Worl
 
 
 def _world(prepared: Prepared) -> contextlib.AbstractContextManager[World]:
-    config, place, count = prepared.config, prepared.place, prepared.count
-    bucket_mb = config.devices.bucket_mb
+    place, count, bucket_mb = prepared.place, prepared.count, prepared.config.devices.bucket_mb
     if prepared.job is None:
         return join(place, count, bucket_mb, remedy=REMEDY)
     return start(count or 1, place, prepared.job, bucket_mb, remedy=REMEDY)

@@ -76,7 +76,6 @@ class Trials:
         return TrialResult(setting, rates, seconds, compile_s, failure, out_of_memory, no_room)
 
     def probe(self, setting: EngineSetting, seconds: float = PROBE_S) -> float:
-        """Return the approximate samples per second, without the first round."""
         with self._apart(setting.threads):
             replicas = self._replicas(setting)
             self._stretch(replicas, 0.0)
@@ -153,8 +152,7 @@ class Trials:
         return samples / max(self._clock() - began, 1e-9)
 
     def _forget(self, setting: EngineSetting) -> None:
-        replicas = self._made.pop(_key(setting), None)
-        if replicas is not None:
+        if (replicas := self._made.pop(_key(setting), None)) is not None:
             replicas.close()
         self._current = None
 
