@@ -92,7 +92,6 @@ def _hash(path: Path) -> str:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether a file exists and has its recorded checksum, if one was recorded."""
     try:
         noted = _checksum(path)
         return path.exists() and (not noted.exists() or noted.read_text(encoding="ascii") == _hash(path))
@@ -172,7 +171,6 @@ def instruction_set() -> str:
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock, which the system releases however the process ends."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

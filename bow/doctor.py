@@ -45,7 +45,6 @@ class MachineInfo:
 
 
 def inspect_machine() -> MachineInfo:
-    """Inspect this machine. Takes a second if there is a GPU, to initialise CUDA."""
     total, available = host_memory()
     gpus = tuple(map(_gpu, range(torch.cuda.device_count()))) if torch.cuda.is_available() else ()
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"

@@ -50,7 +50,6 @@ class Expendable:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically, also with several writers."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:  # unique to this writer
         part = Path(scratch) / path.name
@@ -118,7 +117,6 @@ class JsonFormat:
         return json.dumps(self.fields(fields), indent=indent)
 
     def loads(self, text: str, make: Callable[[dict[str, Any]], T]) -> T:
-        """Parse the text and return `make(fields)`."""
         try:
             read = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -177,7 +175,6 @@ class JsonCache:
         write_whole(self.path(key, suffix), json.dumps(content, indent=1) + "\n")
 
     def path(self, key: Any, suffix: str = "") -> Path:
-        """Return the file of a key, independent of the order of dictionary entries."""
         text = json.dumps(_plain(key), sort_keys=True, separators=(",", ":"))
         return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}{suffix}.json"
 

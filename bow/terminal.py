@@ -74,7 +74,6 @@ def say(text: str, file: TextIO | None = None) -> None:
 
 
 def wrapped(line: str, width: int) -> list[str]:
-    """Wrap a line; parts separated by two spaces are kept together if they are short enough."""
     if len(line) <= width:
         return [line]
     line = UNIT.sub(NO_BREAK, line)

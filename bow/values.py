@@ -40,7 +40,6 @@ def whole(
 
 
 def processes(name: str, value: Any, cores: int, also: str = "") -> int:
-    """Check a number of processes against a machine's number of cores."""
     return whole(name, value, most=PROCESSES_PER_CORE * cores, also=also, remedy=f"use {name}={cores}")
 
 
@@ -73,7 +72,6 @@ def number(
 
 
 def is_finite(value: object) -> bool:
-    """Whether a value is a number, and neither NaN nor infinite."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         return False
     try:
@@ -83,7 +81,6 @@ def is_finite(value: object) -> bool:
 
 
 def parameter_names(function: Any) -> list[str]:
-    """Return the names of a function's parameters; empty if unknown."""
     try:
         return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):  # builtins without a signature

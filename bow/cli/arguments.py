@@ -96,14 +96,12 @@ def loss_or_step(composition: Composition, splits: DataSplits) -> dict[str, Any]
 
 
 def build_alike(arguments: Mapping[str, Any], composition: Composition) -> dict[str, Any]:
-    """Return `arguments` with the settings of `composition` in which members of a sweep may differ."""
     settings = composition.settings
     own = {"optimizer": _optimizer(settings["optimizer"]), "scheduler": _scheduler(settings["scheduler"])}
     return {**arguments, **own, **{name: settings[name] for name in MEMBERS_OWN if name not in own}}
 
 
 def check_values(composition: Composition) -> None:
-    """Check the settings with plain values, before any object is constructed."""
     if composition.given("epochs") and composition.given("steps"):
         epochs, steps = composition.settings["epochs"], composition.settings["steps"]
         raise SettingError(f"epochs={epochs} and steps={steps} both set the length of training; keep one of them")
@@ -146,7 +144,6 @@ def _model(settings: Any, splits: DataSplits, choices: Mapping[str, str]) -> Cal
 
 
 def _facts(splits: DataSplits) -> dict[str, int]:
-    """Return properties of the data under the names of the models' arguments."""
     inputs = splits.validation[0]
     facts = {"classes": splits.classes}
     if inputs.is_floating_point():

@@ -60,7 +60,6 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def describe(hint: Any) -> str:
-    """Return an annotation in words."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         left = [each for each in arguments if not (_is_tensor(each) or is_dataclass(each))]
@@ -98,7 +97,6 @@ def _is_tensor(hint: Any) -> bool:
 
 
 def suggestion(word: str, names: Iterable[str], otherwise: str | None = None) -> str:
-    """Suggest the closest name, or list all of them."""
     known = sorted(names)
     if near := difflib.get_close_matches(word, [name for name in known if name != "none"], n=1):
         return f"did you mean {near[0]}?"
@@ -133,7 +131,6 @@ def factory(settings: Any, key: str) -> Callable[..., Any]:
 
 
 def made(settings: Any, key: str, *arguments: Any) -> Any:
-    """Call the `_target_` with its arguments."""
     return called(factory(settings, key), key, *arguments)
 
 

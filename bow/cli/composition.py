@@ -129,7 +129,6 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def sweep(overrides: Sequence[str]) -> list[list[str]]:
-    """Return the overrides of every run of a sweep: `learners=1,2` and `seed=range(3)` make six runs."""
     with _hydra():
         axes = [_axis(_parse(each)) for each in overrides]
         return [list(run) for run in itertools.product(*axes)]
@@ -199,7 +198,6 @@ def _refuse_moved(override: str, key: str) -> None:
 
 
 def _refuse_doubtful(parsed: Sequence[Override]) -> None:
-    """Reject overrides that hydra accepts silently but that cannot be intended."""
     counts = Counter(override.get_key_element().lstrip("+") for override in parsed)
     for override in parsed:
         key, line = override.key_or_group, override.input_line
@@ -270,7 +268,6 @@ def _missing_option(error: MissingConfigException) -> SettingError:
 
 
 def _rejected(error: Exception, overrides: Sequence[Override]) -> SettingError:
-    """Return an error for the first override that does not compose with the chosen groups alone."""
     groups = [override for override in overrides if override.key_or_group in (*_groups(), SEARCH_PATH)]
     for override in overrides:
         try:
@@ -294,7 +291,6 @@ def _explain(override: Override, reason: Exception, groups: Sequence[Override]) 
 
 
 def _replace_whole(parsed: Sequence[Override], config: DictConfig, choices: Mapping[str, str]) -> None:
-    """Replace, not merge, the settings that the command line gives as a whole `_target_` mapping."""
     for override in parsed:
         key = str(override.key_or_group)
         if _is_whole(override):
@@ -310,7 +306,6 @@ def _is_whole(override: Override) -> bool:
 
 
 def _as_whole(override: Override, config: DictConfig) -> str:
-    """Return how to write a `_target_` mapping for a key that is null by default."""
     home = str(override.key_or_group).removesuffix("._target_")
     new = "+" if "." in home and OmegaConf.select(config, home) is None else ""
     return f"write '{new}{home}={{_target_: {override.value()}, ...}}'"

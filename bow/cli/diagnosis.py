@@ -95,7 +95,6 @@ def _library_table() -> Table:
 
 
 def _learner_table(machine: MachineInfo) -> Table:
-    """Memory of a learner of the default recipe on each device, and how many fit."""
     columns = "device", "engine", "each", "activations", "fit in memory"
     table = terminal_table("Learners of the default recipe, predicted", *columns, texts=range(5))
     try:
@@ -136,7 +135,6 @@ def _arguments(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _need(arguments: dict[str, Any], place: torch.device) -> tuple[str, MemoryNeed]:
-    """Return the engine that would run, and its memory need."""
     from bow.engines import choose_learners
     from bow.training.checks import engine_for
 
@@ -270,7 +268,6 @@ def _engines(cores: int) -> str:
 
 
 def _bfloat16(cores: int) -> Iterator[str]:
-    """Recommend bfloat16 if it is measurably faster on this processor."""
     full, half = Engine("graph"), Engine("graph", precision="bfloat16")
     low, median, high = _gains(_Rounds(full, cores, is_resnet=True), _Rounds(half, cores, is_resnet=True))
     if low > 1 and median > GAIN:

@@ -116,7 +116,6 @@ def run(words: Sequence[str]) -> int:
 
 
 def _train(words: Sequence[str]) -> int:
-    """Train by a partition; unless check=false, time it against data parallelism first and refuse it if slower."""
     from bow.cli.training import run as run_training
 
     if not words or "=" in words[0]:
@@ -144,7 +143,6 @@ def usage() -> str:
 def _problems(
     console: Console, settings: PlanSettings, topology: DeviceTopology, is_new: bool = False
 ) -> list[Problem]:
-    """Return the planning problem for each batch size."""
     model, example, step, optimizer = parts(settings.network, settings.size, settings.others)
     problems = []
     for batch in resize_batch(example, settings.batch_sizes, settings.search):
@@ -265,7 +263,6 @@ def _compare(console: Console, problem: Problem, settings: PlanSettings) -> None
 
 
 def _data_parallel_ns(problem: Problem) -> int | None:
-    """Return the simulated time of data parallelism; None if it cannot be simulated."""
     try:
         return problem.simulate(baseline(problem, "data")).makespan_ns
     except BowError:
@@ -329,7 +326,6 @@ def _summary(partition: Partition, result: SimulationResult) -> str:
 
 
 def _worth(problem: Problem, partition: Partition, result: SimulationResult, worth: float) -> str:
-    """Describe a step's progress in terms of the gradient noise scale."""
     together = f"{problem.batch_size * partition.learners:,} samples"
     return (
         f"learners={partition.learners} batch_size={problem.batch_size}: {result.makespan_ns / 1e6:.3f} ms for "
@@ -338,7 +334,6 @@ def _worth(problem: Problem, partition: Partition, result: SimulationResult, wor
 
 
 def _print_distance(console: Console, problem: Problem, settings: PlanSettings, batch_ns: float, learners: int) -> None:
-    """Print an upper bound of the distance to the best possible partition."""
     others = settings.search.learners if settings.search.noise_scale is None else ()
     bound_ns = least_batch_ns(problem, {learners, *others})
     percent = math.ceil(100 * (batch_ns / bound_ns - 1)) if bound_ns else 0

@@ -46,7 +46,6 @@ class Planned:
 
 
 def placement_methods() -> dict[str, str]:
-    """Map names of `bow plan` to names of device placement methods."""
     from bow.planning.placement.methods import METHODS
 
     return {RENAMED.get(name, name): name for name in METHODS}
@@ -57,7 +56,6 @@ def all_methods() -> tuple[str, ...]:
 
 
 def compared_methods() -> tuple[str, ...]:
-    """Return the methods compared by default: all but aliases and `exhaustive`."""
     return (*BASELINES, "search", *placement_methods())
 
 

@@ -53,7 +53,6 @@ class PlanSettings:
 
 
 def read(words: Sequence[str]) -> PlanSettings:
-    """Read settings from `NAME=VALUE` words; unknown ones are settings of the model."""
     words = ["dry_run=true" if word == DRY_RUN else word for word in words]
     given, others = read_words(words, {**_OWN, **_SEARCHING})
     own = {name: value for name, value in given.items() if name in _OWN}
@@ -155,7 +154,6 @@ class Loaded:
 
 
 def load(path: Path, settings: PlanSettings) -> Loaded:
-    """Load a partition from its file or folder, with the settings it was planned for, overridden by `settings`."""
     file, partition, known = read_partition(path)
     topology = None
     try:

@@ -80,7 +80,6 @@ def _row(directory: RunDirectory) -> list[str]:
 
 
 def _named(directory: RunDirectory, began: str) -> str:
-    """Return a run's name, followed by its start time if the name does not contain it."""
     name = directory.path.resolve().name
     return name if name.startswith(re.sub(" (..):(..)", r"_\1\2", began)) else f"{name}\n{began[5:]}"
 

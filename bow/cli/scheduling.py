@@ -164,7 +164,6 @@ ACTIONS: dict[str, Callable[[Console, BoundStep, Profile, ScheduleSettings], Non
 
 
 def _for_training(found: Comparison) -> Policy | None:
-    """Return the fastest policy with a fixed order if it clearly beats sequential execution."""
     fixed = tuple(policy for policy in found.policies if isinstance(policy.schedule, OrderedSchedule))
     choice = replace(found, policies=fixed).choice
     return None if choice.is_sequential else choice

@@ -93,7 +93,6 @@ def run(words: Sequence[str], partition: str | None = None, checks: bool = True)
 
 
 def _train(composition: Composition) -> tuple["Result", int]:
-    """Train one run; return its result and exit status."""
     arguments = build(composition)
     by: dict[str, Any] = {}
     if (given := composition.settings.get(PARTITION)) is not None:
@@ -116,7 +115,6 @@ def _config_file(words: Sequence[str]) -> tuple[list[str], str | None]:
 
 
 def _files(file: str) -> list[Path]:
-    """Return the config file of a run, or those of all members of a sweep."""
     path = given_path(CONFIG, file)
     variants = RunDirectory(path.parent).read_config().get("variants")
     if path.name != "config.yaml" or not isinstance(variants, list):
@@ -156,7 +154,6 @@ def _as_found(file: Path, overrides: Sequence[str]) -> list[str]:
 
 
 def _by_partition(composition: Composition, file: str, checks: bool) -> Composition:
-    """Add a partition to the settings; it sets the number of learners unless the command line does."""
     learners = composition.settings["learners"] if composition.given("learners") else "auto"
     given = {PARTITION: {"path": file, "check": checks}}
     return replace(composition, settings={**composition.settings, "learners": learners, **given})
@@ -178,7 +175,6 @@ def _why_one_by_one(compositions: Sequence[Composition]) -> str | None:
 
 
 def _side_by_side(compositions: Sequence[Composition]) -> int:
-    """Train runs as members of one sweep, or one after another if they cannot share one."""
     from bow.members.jobs import as_members, side_by_side, why_alone
     from bow.members.saving import GroupLogger
     from bow.members.sweep import run_sweep

@@ -197,8 +197,7 @@ def cifar10(root: str | Path | None = None, limit: int | None = None, augment: b
 
 
 def _read_records(path: Path) -> tuple[Tensor, Tensor]:
-    """Read images and labels of records: a label byte, then 1,024 bytes each of red, green and blue."""
-    content = _read_part_of_cifar(path)
+    content = _read_part_of_cifar(path)  # records of a label byte, then 1,024 bytes each of red, green and blue
     if not content or len(content) % _RECORD_BYTES:
         raise DataError(
             f"{path} has {len(content)} bytes, which is not a multiple of the {_RECORD_BYTES} of a record; "

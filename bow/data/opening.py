@@ -334,7 +334,6 @@ def evaluation_batches(data: Any, batch_size: int | None = None) -> Iterator[Bat
 
 
 def is_in_memory(data: Any) -> bool:
-    """Whether data consist of tensors in memory."""
     return _tensors(data) is not None
 
 

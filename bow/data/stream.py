@@ -276,7 +276,6 @@ class Indexed:
         self.indices = indices
 
     def gather(self, gather: Gather) -> Any:
-        """Return the samples, as tensors `[*shape of the indices, ...]`."""
         numbers = self.indices.reshape(-1)
 
         def take(source: Tensor) -> Tensor:
@@ -304,7 +303,6 @@ class TensorStream(IndexedStream):
         self.resides = False  # samples are on a device, and batches are dealt as indices
 
     def among(self, indices: Int64[Tensor, " some"], epochs: int | None) -> "TensorStream":
-        """Return the stream over a subset of the samples, without copying them."""
         some = TensorStream(self.samples, self.batch_size, None, self.order.seed)
         order = SampleOrder(len(self.samples), self.order.seed, self.samples.device, indices.to(self.samples.device))
         IndexedStream.__init__(some, order, self.batch_size, epochs)

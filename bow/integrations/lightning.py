@@ -203,7 +203,6 @@ def _scalar(value: Any, like: Tensor) -> Tensor:
 
 
 def _base(thing: object, name: str) -> type | None:
-    """Return the base class of this name that Lightning defines, or None."""
     kinds = (each for each in type(thing).__mro__ if each.__module__.partition(".")[0] in PACKAGES)
     return next((each for each in kinds if each.__name__ == name), None)
 
@@ -243,7 +242,6 @@ def _prepared(module: Any) -> Any:
 
 
 def _loaders(module: Any, data: Any) -> tuple[Any, Any]:
-    """Return the training and validation data."""
     base, source = _base(data, "LightningDataModule"), data
     if base is not None:
         data.prepare_data()
@@ -331,7 +329,6 @@ class Optimization:
 
 
 def _stop_rule(callback: Any) -> EarlyStopping | None:
-    """Convert Lightning's `EarlyStopping`; return None for other callbacks."""
     if _base(callback, "EarlyStopping") is None:
         return None
     if callback.stopping_threshold is not None or callback.divergence_threshold is not None:

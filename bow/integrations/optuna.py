@@ -169,7 +169,6 @@ class StudyTrials:
         return "pruned" if trial.should_prune() else None
 
     def fail_others(self) -> None:
-        """Mark all trials that have not ended as failed."""
         for name in list(self._running):
             self._end(name, state=optuna.trial.TrialState.FAIL)
 

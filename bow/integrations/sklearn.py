@@ -99,7 +99,6 @@ class MemberEstimator(BaseEstimator):  # type: ignore[misc]
         return each(self.ensemble_, torch.tensor(validate_data(self, X, dtype=np.float32, reset=False)))
 
     def _train(self, X: np.ndarray, y: np.ndarray, targets: Tensor, num_outputs: int, loss: Any) -> None:
-        """Train the members on validated data."""
         if isinstance(self.module, nn.Module) or not callable(self.module):
             raise SettingError(f"module must be a function module(num_features, num_outputs), got {self.module!r}")
         if self.early_stopping is not None and not isinstance(self.early_stopping, EarlyStopping):
@@ -165,7 +164,6 @@ class MemberEstimator(BaseEstimator):  # type: ignore[misc]
     def _keep_held_out(
         self, inputs: Tensor, y: np.ndarray, splits: Splits, by_fold: Sequence[Sequence[nn.Module]]
     ) -> None:
-        """Set `oof_` and `cv_scores_` from predictions for the held-out samples of each fold."""
         sums, counts, scores = torch.zeros((), dtype=torch.float64), torch.zeros(len(inputs)), []
         for (_, held_out), models in zip(splits, by_fold, strict=True):
             assert held_out is not None
@@ -186,7 +184,6 @@ class MemberEstimator(BaseEstimator):  # type: ignore[misc]
         return mean
 
     def _score_of(self, y: np.ndarray, mean: np.ndarray) -> float:
-        """Score a mean over the members."""
         raise NotImplementedError
 
 

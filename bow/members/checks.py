@@ -84,7 +84,6 @@ def checked(config: SweepConfig) -> SweepConfig:
 
 
 def why_no_member(train: TrainConfig, has_learners: bool) -> str | None:
-    """Return the setting of `bow.train` that members do not support, or None."""
     validation, engine = train.validation, train.engine
     if validation.every != 1:
         return f"validation.every={validation.every}: members are evaluated after every epoch; use 1"

@@ -48,7 +48,6 @@ class MemberFeed:
         return min(stream.full_batches_in_epoch() for stream in streams if isinstance(stream, TensorStream))
 
     def turns(self, count: int) -> list[Indexed | None]:
-        """Return the next batches of each member without advancing its stream."""
         return [
             Indexed(stream.samples, stream.coming(count).view(count, -1)) if isinstance(stream, TensorStream) else None
             for stream in self.streams
@@ -99,11 +98,9 @@ class SharedSamples:
         return self._beginning[key]
 
     def dealt(self) -> None:
-        """Stop sharing the open streams with members that start later."""
         self._beginning.clear()
 
     def _open(self, config: SweepConfig, variant: Variant) -> BatchStream:
-        """Open a stream over the data or the member's samples, without copying."""
         settings, data = config.of(variant).stream_settings, self._data
         if config.batches == "shared":
             settings["seed"] = config.train.seed
@@ -183,7 +180,6 @@ class Cohort:
         return len(self.rows) - self.rows.count(None)
 
     def place(self, progress: Progress) -> None:
-        """Place a member on a free row."""
         row = self.rows.index(None)
         train, variant, group = self._config.train, progress.member.variant, self.group
         model = prepare_template(self._config.of(variant).model, variant.seed)
@@ -230,7 +226,6 @@ class Cohort:
         return stream
 
     def rounds_left(self) -> float:
-        """Return the largest number of rounds that a member has left."""
         return max(self._rounds_left(row) for row, progress in enumerate(self.rows) if progress is not None)
 
     def _rounds_left(self, row: int) -> float:
@@ -309,7 +304,6 @@ class Cohort:
         return round(progress.samples / per_epoch, 4) if per_epoch else float(progress.epoch)
 
     def mean_loss(self, progress: Progress) -> float:
-        """Return the mean loss since the end of the last epoch, and clear the losses."""
         losses, progress.losses = progress.losses, []
         return mean_of([torch.cat(losses)]) if losses else math.nan
 
@@ -328,7 +322,6 @@ class Cohort:
         return values
 
     def evaluate(self, row: int, evaluate: Evaluator, model: nn.Module | None = None) -> dict[str, float]:
-        """Evaluate the member on a row and update its best model."""
         progress, model = self._on(row), self.group.central_of(row, model)
         values, best = evaluate(model, self.device, self._task), self._config.best_of(progress)
         best.look(values, progress.round, self.epochs(row), model)
@@ -336,7 +329,6 @@ class Cohort:
         return values
 
     def export(self, row: int) -> None:
-        """Set a member's model to the weights on its row."""
         progress = self._on(row)
         progress.member.model = self.group.export_of(row)
         progress.member.best = self._config.best_of(progress).model(progress.member.model, progress.round)

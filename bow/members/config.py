@@ -60,7 +60,6 @@ class SweepConfig:
         return repr(sorted(variant.model.items())), variant.batch_size, kind_of(self.of(variant).optimizer)
 
     def of(self, variant: Variant) -> TrainConfig:
-        """Return the settings of a member's training."""
         if variant.name not in self._own:
             train, job = self.train, self.jobs.get(variant.name or "")
             self._own[variant.name] = dataclasses.replace(

@@ -32,7 +32,6 @@ class MemberOptimizers:
 
     @property
     def optimizer(self) -> Optimizer:
-        """The first row's optimizer; members have no common learning rate."""
         return self._rows[0].optimizer
 
     @property

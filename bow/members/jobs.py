@@ -35,7 +35,6 @@ Outcome = Result | Exception  # the result of a training, or the exception it ra
 
 
 def why_alone(configs: Sequence[TrainConfig], goes_on: bool = False) -> str | None:
-    """Return why trainings cannot be members of one sweep, or None."""
     paths = [Path(config.run.path) for config in configs if config.run.path is not None]
     if len(set(paths)) < len(paths):
         return "they have the same run directory"
@@ -171,7 +170,6 @@ class _Job:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def go_on(self) -> None:
-        """Run the function until it requests a training or ends."""
         take_down = self._surroundings(self._left)
         if self._random is not None:
             random.setstate(self._random[0])

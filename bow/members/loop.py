@@ -74,7 +74,6 @@ class SweepLoop:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since the sweep began, earlier parts included."""
         return time.perf_counter() - self._began
 
     @property
@@ -112,7 +111,6 @@ class SweepLoop:
         return [each for cohort in self._cohorts for each in cohort.rows if each is not None]
 
     def _train(self) -> None:
-        """Train members until all have ended or wait at rungs, or the sweep is interrupted."""
         began = time.perf_counter()
         while True:
             self._fill()

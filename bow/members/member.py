@@ -184,7 +184,6 @@ def check_proposed(variant: Any, names: Sequence[str]) -> Variant:
 
 
 def name_of(variant: Variant, others: Sequence[Variant]) -> str:
-    """Return a name made of the settings in which variants differ."""
     differing = [n for n in variant.values if len({repr(other.values.get(n)) for other in others}) > 1]
     return _named(variant, differing or ["seed"])
 

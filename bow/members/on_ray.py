@@ -52,7 +52,6 @@ class RayLoop(SweepLoop):
             shutil.rmtree(self._directory.path / PARTS, ignore_errors=True)
 
     def _parts(self, workers: int) -> list[list[Progress]]:
-        """Split the members into parts that train concurrently; members of one kind are neighbours."""
         asked, kinds = self._config.at_once, list(dict.fromkeys(progress.kind for progress in self._queue))
         by_kind = sorted(self._queue, key=lambda progress: kinds.index(progress.kind))
         most = min(MOST_ROWS, math.ceil(len(self._members) / workers)) if asked == "auto" else asked

@@ -23,8 +23,6 @@ EVERY_S = 0.2
 
 
 class _TwoLines(Bar):
-    """Progress bar with a line of text below it."""
-
     below = ""
 
     def get_renderables(self) -> Iterable[RenderableType]:

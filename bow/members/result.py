@@ -233,7 +233,6 @@ class Sweep:
         return Differences(setting, name, differences)
 
     def _settings_of_optimizers(self) -> set[str]:
-        """Return the optimizer settings with a single value per optimizer, which vary along with it."""
         by_optimizer: dict[str, dict[str, set[str]]] = {}
         for variant in (member.variant for member in self.members):
             values, keywords = variant.values, getattr(variant.optimizer, "keywords", {})
@@ -250,7 +249,6 @@ class Sweep:
 
 
 def combine_for(loss: Any) -> Combine:
-    """Return what to average of models that are trained with this loss."""
     while isinstance(loss, functools.partial):
         loss = loss.func
     name = getattr(loss, "__name__", type(loss).__name__)
@@ -268,7 +266,6 @@ def _gap(low: Member, high: Member, name: str) -> float:
 
 
 def _interval(gaps: Sequence[float]) -> tuple[float, float]:
-    """Return the Student's t confidence interval of the mean."""
     mean, count = statistics.fmean(gaps), len(gaps)
     if count < 2:
         return -math.inf, math.inf

@@ -202,7 +202,6 @@ class SweepDirectory(RunDirectory):
 
     @functools.cached_property
     def _kinds(self) -> list[str]:
-        """Text of all settings that determine the results of members, to compare with those of a checkpoint."""
         train = self._config.train
         common = {
             "batch_size": train.batch_size,

@@ -141,7 +141,6 @@ class Rungs:
         return progress
 
     def _recall(self, member: Member) -> None:
-        """Restore a member's values at its rungs from its history."""
         rung, is_at_rung = self._rule.first, False
         for record in member.history:
             is_at_rung = record["epoch"] >= rung

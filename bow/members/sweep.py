@@ -209,7 +209,6 @@ def _loop_of(config: SweepConfig) -> type[SweepLoop]:
 
 
 def _first_of(search: MemberSearch, run: Run) -> list[Variant]:
-    """Return the first proposed member, so that mistakes are reported before anything is written."""
     if run.resume is not None or run.checkpoint_every not in (None, "auto"):
         raise SettingError(
             "a sweep with a search writes no checkpoints, as its next members depend on the state of the search; "
@@ -304,7 +303,6 @@ def _report(directory: SweepDirectory) -> Path | None:
 
 
 def _members(config: SweepConfig, directory: SweepDirectory) -> tuple[list[Member], list[Progress], float, int]:
-    """Return all members, those left to train, and the seconds and rounds before resuming."""
     members = [_member(config, number, variant, directory.path) for number, variant in enumerate(config.variants)]
     state = directory.load_checkpoint(config.train.run.resume)
     if state is None:

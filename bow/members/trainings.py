@@ -22,7 +22,6 @@ class TrainingsLoop(SweepLoop):
     """Sweep whose members have several learners, which fill the machine; one member trains at a time."""
 
     def _train(self) -> None:
-        """Train the first waiting member up to its next rung."""
         began, progress = time.perf_counter(), self._queue.popleft()
         member, before = progress.member, progress.round
         try:

@@ -53,7 +53,6 @@ def scaled(filters: int, width: float) -> int:
 
 
 def check_image_size(images: Tensor, smallest: int, network: str) -> None:
-    """Refuse images that pooling would reduce to nothing."""
     height, width = images.shape[-2:]
     if min(height, width) < smallest:
         raise DataError(
@@ -158,7 +157,6 @@ class GoogLeNet(nn.Module):
 
 
 def _modules(stage: int, width: float) -> Iterator[Branches]:
-    """Yield the modules of a stage; the input of the first is the output of the previous stage."""
     channels = scaled(192, width) if stage == 0 else _channels_out(_STAGES[stage - 1][-1], width)
     for filters in _STAGES[stage]:
         yield _inception(channels, filters, width)

@@ -65,7 +65,6 @@ class Network:
             return self.samples(chosen, count)
 
     def size(self, name: str) -> Size:
-        """Return a size by name."""
         if name not in self.sizes:
             raise SettingError(f"size must be one of {', '.join(self.sizes)} for {self.title}, got {name}")
         return self.sizes[name]

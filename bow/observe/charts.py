@@ -90,7 +90,6 @@ class Chart:
         return list(shown.values()) if len(shown) > 1 else []
 
     def svg(self) -> str:
-        """Return the chart as an `<svg>` element that fills the width of its container."""
         import matplotlib
         from matplotlib.figure import Figure
 
@@ -174,7 +173,6 @@ def _percent(value: float, _: float = 0) -> str:
 
 
 def _inline(document: str, title: str) -> str:
-    """Extract the `<svg>` element of an SVG document, without its fixed size."""
     element = document[document.index("<svg") :]
     opening, rest = element.split(">", 1)
     view_box = opening[opening.index('viewBox="') :].split('"')[1]

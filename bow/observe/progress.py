@@ -125,7 +125,6 @@ class NotebookBar:
 
 
 def _latest(record: Record) -> dict[str, float]:
-    """Return the values of a record that the bar keeps: training loss and validation metrics."""
     values = {name: record.get(name) for name in REMEMBERED}
     if record["kind"] == "rounds":
         values["loss"] = record.get("loss")
@@ -180,7 +179,6 @@ def _end_line(record: Record) -> str:
 
 @contextlib.contextmanager
 def watched(budget_s: float | None, console: Console) -> Iterator[Callable[[float, int, float], bool]]:
-    """Show a bar with the best time so far; yield a callback that updates it and returns False after Ctrl-C."""
     interruption = Interruption([signal.SIGINT])
     with _bar("searching", "{task.description}", console) as bar, interruption.watched():
         task = bar.add_task("", total=budget_s)
@@ -207,7 +205,6 @@ def measuring(console: Console) -> Iterator[Callable[[int, int], None]]:
 
 
 def _bar(what: str, how_far: str, console: Console, auto_refresh: bool = True) -> Bar:
-    """Make a transient bar with the elapsed time, shown on terminals only."""
     return Bar(
         TextColumn(what),
         BarColumn(bar_width=30),

@@ -88,7 +88,6 @@ def plain(value: Any) -> Any:
 
 
 def call_text(function: Callable[..., Any]) -> str:
-    """Format a function as in source code: its name, or a partial with its arguments."""
     if isinstance(function, functools.partial):
         arguments = [repr(value) for value in function.args]
         arguments += [f"{name}={value!r}" for name, value in function.keywords.items()]
@@ -122,7 +121,6 @@ def _parsed(path: str | Path, lines: Iterator[str]) -> Iterator[dict[str, Any]]:
 
 
 def _wrong_field(record: Record) -> str | None:
-    """Return the name of a field of the wrong type, if any."""
     of_numbers = record.get("kind") in ("rounds", "end", *VALIDATION)
     texts = TEXTS & FIELDS if of_numbers else TEXTS  # a metric may have the name of another kind's text field
     for name, value in record.items():

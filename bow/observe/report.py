@@ -38,7 +38,6 @@ def write_report(run_dir: str | Path) -> Path:
 
 
 def write_page(path: Path, template: str, **values: Any) -> Path:
-    """Write a page from one of the templates in this folder."""
     from jinja2 import UndefinedError
 
     try:
@@ -166,18 +165,15 @@ class Report:
 
     @property
     def calibration(self) -> Record:
-        """The last measured choice of engine and learners; empty if both were given."""
         found = [record for record in self.records if record["kind"] == "calibration"]
         return next((record for record in reversed(found) if record.get("rows")), found[-1] if found else {})
 
     @property
     def decision_table(self) -> list[tuple[bool, list[str]]]:
-        """The trials of that choice: whether each was chosen, and the cells of `DECISION_HEAD`."""
         return [(row.get("status") == "chosen", _decision(row)) for row in self.calibration.get("rows") or []]
 
     @property
     def events(self) -> list[tuple[str, str, str, str]]:
-        """The first `SHOWN_EVENTS` events: time, round, name and message."""
         return [_event(record) for record in self._events[:SHOWN_EVENTS]]
 
     @property
@@ -194,7 +190,6 @@ class Report:
         return head, [_row(record, names) for record in records]
 
     def of(self, kind: str, name: str) -> list[float]:
-        """Return all values of a field in the records of a kind."""
         values = [record.get(name) for record in self.records if record["kind"] == kind]
         return [value for value in values if is_number(value)]
 
@@ -240,7 +235,6 @@ class Report:
 
 
 def data_of(settings: Mapping[str, str]) -> str:
-    """Return the function that made the data, or their type and shape."""
     if target := settings.get("data._target_"):
         return target.rpartition(".")[2]
     found = re.match(r"[\w.]+(\[[^\]]*\])?", settings.get("data", ""))

@@ -70,7 +70,6 @@ class RunLock(contextlib.AbstractContextManager["RunLock"]):
 
 
 def _locked(path: Path) -> int | None:
-    """Return a descriptor of the locked file; None if another process holds it."""
     while True:
         with _written(path.parent):
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -153,7 +152,6 @@ class RunDirectory:
     def create(
         cls, path: str | Path | None, name: str, root: str | Path = "runs", *, resume: bool = False
     ) -> "RunDirectory":
-        """Create the directory of a run, or open the one to resume."""
         directory = cls(_make_unique(Path(root), name) if path is None else Path(path))
         with _written(directory.path):
             directory.path.mkdir(parents=True, exist_ok=True)
@@ -177,7 +175,6 @@ class RunDirectory:
         return self.metrics_path.exists() or self.checkpoints.is_dir()
 
     def remove_leftovers(self) -> None:
-        """Delete partial files of a killed training."""
         parts = self.config_path.with_suffix(PART), *self.path.glob(f"*.safetensors{PART}")
         for part in (*parts, *self.checkpoints.glob(f"round_*{PART}")):
             with contextlib.suppress(OSError):
@@ -250,7 +247,6 @@ def _make_unique(root: Path, name: str) -> Path:
 
 @contextlib.contextmanager
 def _written(path: Path) -> Iterator[None]:
-    """Report failed writes to a run directory in one sentence."""
     try:
         yield
     except OSError as error:

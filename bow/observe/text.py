@@ -24,7 +24,6 @@ def metric_text(name: str, value: float | None) -> str:
 
 
 def is_share(name: str) -> bool:
-    """Whether a metric of this name is a share between 0 and 1, shown in percent."""
     return "accuracy" in name.lower()
 
 
@@ -44,7 +43,6 @@ def rate_text(value: float | None) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Format a duration in at most two units."""
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms"
     if seconds < 10:

@@ -97,7 +97,6 @@ def redistribute(deals: Sequence[Deal], learners: int) -> list[Deal]:
 
 
 def batches_of(deal: Deal) -> list[Batch]:
-    """Return the batches of a round, without learners that sit out."""
     if not deal.stacked:
         return [batch for batch in deal.batches if batch is not None]
     count = len(tree_leaves(deal.batches)[0])
@@ -164,7 +163,6 @@ class RoundBatches:
         return tree_map_only(Tensor, lambda t: t.to(device, non_blocking=True), batch)
 
     def _check_outside(self, batches: Stacked | Sequence[Batch | None]) -> None:
-        """Reject a step that depends on trainable tensors outside the model, before running compiled code."""
         batch = batch_of(batches, 0)
         if batch is None:
             return

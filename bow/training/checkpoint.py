@@ -251,7 +251,6 @@ class RunCheckpoints:
         return self._context.config.run.checkpoint_every == "auto" and self._timer.is_due(time.perf_counter())
 
     def after_round(self, before: int) -> None:
-        """Write a checkpoint if the rounds since `before` include a multiple of `checkpoint_every`."""
         every = self._context.config.run.checkpoint_every
         if isinstance(every, int) and self._position.round // every > before // every:
             self.pause_and_write()
@@ -270,7 +269,6 @@ class RunCheckpoints:
         self._timer.wrote(began, time.perf_counter())
 
     def interrupted(self, number: int) -> None:
-        """Write a checkpoint of a training that a signal ends."""
         self.write()
         is_returned = self._context.config.run.on_interrupt == "return"  # otherwise the exception has the way on
         resume_hint = f"; {self.resume_hint}" if is_returned else ""

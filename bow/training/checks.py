@@ -48,7 +48,6 @@ def check_has_values(batch: Any, data: str) -> None:
 
 
 def check_stacked(batches: Any, learners: int) -> None:
-    """Reject values that do not hold one batch per learner."""
     for leaf in tree_leaves(batches) or [batches]:
         if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != learners:
             got = f"one of shape {tuple(leaf.shape)}" if isinstance(leaf, Tensor) else type(leaf).__name__
@@ -64,7 +63,6 @@ def check_sync(sync: object) -> None:
 
 
 def check_schedule(schedule: object, engine: Engine, on_cpu: bool, runners: Sequence[str] = ("graph",)) -> None:
-    """Reject schedules that a training cannot execute; a GPU accepts every kind."""
     if on_cpu and isinstance(schedule, DynamicSchedule):
         raise ScheduleError(
             "a training's schedule needs an order for every executor, got one that decides while it runs; "
@@ -116,7 +114,6 @@ def resolve_device(device: str | torch.device) -> torch.device:
 
 
 def warn_of_first_come(dispatch: str, sync: Synchroniser, learners: int) -> None:
-    """Warn if learners are to run ahead of each other but are synchronised in every round."""
     if dispatch == "first_come" and all(sync.due(t, learners) for t in range(2)):
         warnings.warn(
             f'dispatch="first_come" has no effect with {sync!r}, which synchronises the learners in every round; '
@@ -145,7 +142,6 @@ def check_target(target: Mapping[str, float] | None, validation: object, metrics
 
 
 def check_objects(setting: str, values: Any, kind: type) -> None:
-    """Reject anything but a sequence of instances of `kind`, such as a single object or a class."""
     for value in values if isinstance(values, Sequence) else [values]:
         if isinstance(value, type) or not isinstance(value, kind) or not isinstance(values, Sequence):
             raise SettingError(f"{setting} must be a list of {kind.__name__} objects, got {values!r}")
@@ -179,7 +175,6 @@ def make_scheduler(
 
 
 def step_scheduler(scheduler: LRScheduler | None, loss: float) -> None:
-    """Step the scheduler after an epoch or a round."""
     if isinstance(scheduler, ReduceLROnPlateau):
         scheduler.step(loss)
     elif scheduler is not None:
@@ -382,7 +377,6 @@ def _loss_on(template: nn.Module, batch: Batch, loss: Loss, labels: Tensor | Non
 
 
 def check_labels(loss: Loss, outputs: Any, targets: Any) -> None:
-    """Reject class indices without a model output, where the loss is known to take indices."""
     dimension, ignored = _classes_of(loss)
     if dimension is None or not isinstance(outputs, Tensor) or not isinstance(targets, Tensor):
         return

@@ -60,7 +60,6 @@ class Epoch:
         self._losses = []
 
     def check_divergence(self, on_nan: OnNan, has_ended: bool) -> None:
-        """Raise if most steps since the last epoch were discarded as not finite."""
         restarts = self._replicas.loop.num_restarts
         own = [restarts - self._restarts_before, self._tasks]
         lost, tasks = map(int, self._world.sum_numbers(own))
@@ -95,7 +94,6 @@ def recorded(name: str) -> str:
 
 
 def check_recorded(of_step: Iterable[str], others: Iterable[str]) -> None:
-    """Refuse values of a step whose names in records something else has."""
     owners = {name: f"a metric is named {name!r}" for name in others}
     for name in of_step:
         known = recorded(name)

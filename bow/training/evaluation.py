@@ -120,7 +120,6 @@ class MovingAverage:
         return {"average": self._average.to("cpu", copy=True), "rounds": self._rounds}
 
     def load(self, state: Mapping[str, Tensor | int] | None) -> None:
-        """Restore from a checkpoint's state; None: restart from the current weights."""
         self._average.copy_(self._weights if state is None else state["average"])  # type: ignore[arg-type]
         self._rounds = 1 if state is None else int(state["rounds"])
 
@@ -139,7 +138,6 @@ class NotFinite(NamedTuple):
 
     @classmethod
     def found(cls, name: str, value: float, index: int, batch: Any, model: nn.Module) -> "NotFinite":
-        """Describe the value of batch `index`, and check whether the batch itself is finite."""
         count = num_not_finite(batch)
         cause = f"{count} values of the batch are not finite" if count else "the batch itself is finite"
         broken = (name for name, own in model.named_buffers() if own.is_floating_point() and bool(own.isnan().any()))
@@ -393,7 +391,6 @@ class Evaluations:
 
 
 def recalibrate_central(replicas: Learners, data: Any, batch_size: int | None, seed: int) -> None:
-    """Recalibrate the central model's batch-norm statistics on random batches of training data."""
     model = replicas.central
 
     def forwards() -> Iterator[None]:

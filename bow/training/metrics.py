@@ -17,7 +17,6 @@ IGNORED_LABEL = -100  # the target that torch's cross entropy ignores by default
 
 
 def check_names(what: str, names: Iterable[object]) -> None:
-    """Reject names of values that collide with fields of records or with each other."""
     seen: set[object] = set()
     for name in names:
         if not isinstance(name, str) or not name:

@@ -63,7 +63,6 @@ class Placed:
 
 
 def captured_step(replicas_config: ReplicasConfig, batch: Batch) -> CapturedOperators:
-    """Capture the operators of the learners' step, and compare them with plain autograd."""
     model, step = replicas_config.model, replicas_config.task.step
     before = captured_again(replicas_config, batch)
     for _ in range(2):  # values cached by the first run are there in the second
@@ -169,7 +168,6 @@ class PartitionRounds:
         return [self._first_ones(torch.empty(shape, dtype=dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)]
 
     def _first_ones(self, own: Tensor) -> Tensor:
-        """Broadcast the tensor of the learner's first device to all its devices."""
         tensor = own.to(self._group.device, copy=True).contiguous()
         wait_for([self._group.broadcast(tensor, 0)])
         return tensor
@@ -266,7 +264,6 @@ class PartitionLearners:
         return self.loop.run(batches)
 
     def settle(self) -> None:
-        """Gather the central model on every device."""
         self._runtime.gather_into(self.central)
 
     def export(self) -> nn.Module:
@@ -382,7 +379,6 @@ def _runtime(
 
 
 def _take_turns(runtimes: Sequence[TileRuntime], batch: Batch, group: ProcessGroup) -> list[float]:
-    """Return the median seconds per step of each, on the slowest device."""
     for runtime in runtimes:
         _step_seconds(runtime, batch, WARM_UP, group)
     turns = [

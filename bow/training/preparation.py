@@ -41,7 +41,6 @@ class Prepared:
 
 
 def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None]) -> Prepared:
-    """Check a config, open its data and try the first batch."""
     step, learners = config.step_or_loss, config.num_learners
     device, count = choose_devices(config.devices.count)
     engine, schedule, partition = config.engine.runner, None, config.partition

@@ -20,7 +20,6 @@ RESUME_REMEDY = "resume from an older one, or another file of a run's checkpoint
 
 @contextlib.contextmanager
 def refusing_damage() -> Iterator[None]:
-    """Raise `CheckpointError` for any error that a damaged state causes."""
     try:
         yield
     except (BowError, torch.OutOfMemoryError):
@@ -87,7 +86,6 @@ def _place(slot: Slot) -> str:
 
 
 def _mismatch(state: Any, identity: Mapping[str, Any]) -> str | None:
-    """Return a message why a state cannot be loaded here; None if it can."""
     if not isinstance(state, Mapping):
         return f"the state to resume from must be a result of training_state(), got {type(state).__name__}"
     if "strategy" in state:

@@ -91,7 +91,6 @@ class TrainingLoop:
 
     @property
     def received_signal(self) -> int | None:
-        """The signal that the process received, even after its last round; None: none."""
         return self.interrupted_by if self.interrupted_by is not None else self._interruption.signal
 
     @property
@@ -204,7 +203,6 @@ class TrainingLoop:
         return bool(self.history) and self.history[-1]["round"] == self.round
 
     def _apply_stop_rules(self) -> None:
-        """Apply rank 0's `stop` rules on all devices."""
         if self.stopped is None and self.history and (rules := self._context.config.stop):
             own = next((why for rule in rules if (why := rule.why_over(self)) is not None), None)
             self.stopped = self._world.broadcast(own)

@@ -130,7 +130,6 @@ class Rounds:
             raise
 
     def run(self) -> None:
-        """Run one group of rounds, and wait for the device."""
         self._replicas.rounds_at_once([[self._batch]] * self._replicas.loop.period)
         self._replicas.loop.catch_up()
 

@@ -110,7 +110,6 @@ class Signals:
         return isinstance(self._sync, SMA)  # or EASGD
 
     def _alpha(self, learners: int) -> float:
-        """Return the strength of averaging with this many learners, per round."""
         alpha = self._sync.alpha if isinstance(self._sync, SMA) else None
         return (1 / learners if alpha is None else alpha) / self._sync.every
 

@@ -89,7 +89,6 @@ class EarlyStopping:
 
 
 def check_rules(stop: Any, kinds: Any = StopRule, known: str = "bow.EarlyStopping") -> tuple[Any, ...]:
-    """Validate one rule or a sequence of rules, and return them as a tuple."""
     rules = () if stop is None else tuple(stop) if isinstance(stop, Sequence) and not isinstance(stop, str) else (stop,)
     for rule in rules:
         if not isinstance(rule, kinds) or isinstance(rule, type):
@@ -98,7 +97,6 @@ def check_rules(stop: Any, kinds: Any = StopRule, known: str = "bow.EarlyStoppin
 
 
 def check_metric(metric: Any, higher_is_better: Any) -> None:
-    """Reject an invalid name or direction of a metric."""
     if not isinstance(metric, str) or not metric:
         raise SettingError(
             f"metric must be 'loss' or the name of a metric, got {metric!r}; give other settings by name"

@@ -279,7 +279,6 @@ def _world(prepared: Prepared) -> contextlib.AbstractContextManager[World]:
 
 
 def _worker_job(config: TrainConfig, count: int | None) -> WorkerJob | None:
-    """Return the job of the other processes; None if this one starts none."""
     if count in (None, 1) or is_member():
         return None
     config = config.with_run(loggers=(), progress=False)
@@ -313,7 +312,6 @@ def _scheduler_steps(
 
 
 def _is_of_job(run_dir: Path) -> bool:
-    """Return whether the run there is of the same torchrun job, which has restarted its processes."""
     file = run_dir / JOB
     with readable(run_dir):
         return file.exists() and file.read_text(encoding="utf-8") == job_name()
@@ -332,7 +330,6 @@ def _split_checkpoint(
 def _create_directory(
     path: Path | None, name: str, resumes: bool, is_restored: bool, config: TrainConfig, world: World, lock: RunLock
 ) -> tuple[RunDirectory, bool]:
-    """Create the run directory on rank 0; return it, and whether it held no run."""
     made = ("", False)
     if world.leads:
         directory = RunDirectory.create(path, name, resume=resumes)

@@ -243,7 +243,6 @@ def lanes(request: Request, trials: Trials) -> list[Candidate]:
 
 
 def has_choice_of_format(replicas: ReplicasConfig) -> bool:
-    """Return whether there are convolutions whose memory format the user left open."""
     if replicas.is_several or replicas.task.engine.memory_format is not None:
         return False  # rows of several devices are added up, and must have one order
     layers = [module for module in replicas.model.modules() if isinstance(module, nn.Conv2d | nn.ConvTranspose2d)]

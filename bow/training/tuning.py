@@ -86,7 +86,6 @@ class Tuned:
 
     @property
     def lane(self) -> str:
-        """Name of the engine in trials."""
         return f"{self.engine}{COMPILED * self.compile}{CHANNELS_LAST * (self.memory_format is not None)}"
 
     @property
@@ -101,7 +100,6 @@ class Tuned:
 def tune(
     request: Request, opened: DataSource, tuner: Tuner, *, loss: Callable[..., Any], say: Callable[[str], None]
 ) -> Tuned:
-    """Choose engine and number of learners, where they are left open."""
     if not request.is_open:
         assert request.learners != "auto"
         return Tuned(request.engine, request.learners, None, request.compile, "given")
@@ -248,7 +246,6 @@ def make_request(
 
 
 def part_of_training(request: Request, devices: int) -> Request:
-    """Return the part of a training that one of several equal devices has."""
     samples = None if request.samples is None else math.ceil(request.samples / devices)
     rounds = None if request.rounds is None else math.ceil(request.rounds / devices)
     replicas = dataclasses.replace(request.replicas, is_several=True)
@@ -378,7 +375,6 @@ def without_spinning(tuned: Tuned, replicas: ReplicasConfig, say: Callable[[str]
 
 
 def balanced(tuned: Tuned, request: Request, world: World) -> Tuned:
-    """Balance the number of learners between devices by their round times, if all have measured."""
     batch = request.batch_size
     setting = tuned.lane, tuned.threads or 1
     alike = [row for row in tuned.rows if (row["engine"], row["threads"]) == setting and row["samples_per_s"]]
