@@ -151,10 +151,10 @@ class RoundBatches:
                     "pass None for a learner that sits out"
                 )
             return [None if batch is None else self._to_device(batch) for batch in batches]
-        if isinstance(batches, Stacked):
-            return Stacked(self._to_device(batches.value))
-        check_stacked(batches, learners)
-        return Stacked(self._to_device(batches))
+        if not isinstance(batches, Stacked):
+            check_stacked(batches, learners)
+            batches = Stacked(batches)
+        return Stacked(self._to_device(batches.value))
 
     def _to_device(self, batch: Batch) -> Batch:
         device = self._group.device

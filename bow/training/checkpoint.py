@@ -54,8 +54,6 @@ _PARTS: dict[str, type | tuple[type, ...]] = {
     "elapsed_s": (int, float),
 }  # required entries of a checkpoint
 
-_UNREADABLE = "not a readable checkpoint"
-
 
 def save_checkpoint(directory: Path, round_index: int, state: dict[str, Any]) -> Path:
     """Write a checkpoint atomically, and delete all but the newest `KEEP`."""
@@ -118,15 +116,16 @@ def candidate_checkpoints(resume: str | Path | None, run_dir: str | Path | None)
 def load_checkpoint(path: Path, parts: Mapping[str, type | tuple[type, ...]] = _PARTS) -> dict[str, Any]:
     """Load a checkpoint and check its entries; only tensors and plain values are accepted."""
     try:
-        is_whole = _is_whole(path)
+        if not _is_whole(path):
+            raise CheckpointError(f"{path} is not a readable checkpoint (its checksum does not match); {RESUME_REMEDY}")
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({disk_reason(error)}); resume from another one") from error
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True) if is_whole else None
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's message advises to trust the file
-        raise CheckpointError(f"{path} is {_UNREADABLE} (damaged, or not written by bow); {RESUME_REMEDY}") from error
-    if not is_whole:
-        raise CheckpointError(f"{path} is {_UNREADABLE} (its checksum does not match); {RESUME_REMEDY}")
+        raise CheckpointError(
+            f"{path} is not a readable checkpoint (damaged, or not written by bow); {RESUME_REMEDY}"
+        ) from error
     if not isinstance(state, dict) or not all(isinstance(state.get(part), kind) for part, kind in parts.items()):
         raise CheckpointError(f"{path} is not a checkpoint of bow; {RESUME_REMEDY}")
     return state
@@ -290,8 +289,7 @@ class RunCheckpoints:
             # In asynchronous or first-come rounds, learners have already moved when a step raises.
             is_fixed = replicas.loop.settings.dispatch == "fixed"
             in_turn = replicas.engine in ("eager", "graph") and replicas.streams is None and is_fixed
-            is_plain = type(replicas.optimizer).__module__.startswith("torch.optim.")
-            leaves_nothing = in_turn and is_plain
+            leaves_nothing = in_turn and type(replicas.optimizer).__module__.startswith("torch.optim.")
         if leaves_nothing:
             self.write_pre_failure(self.dealt_from)
 

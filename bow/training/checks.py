@@ -104,13 +104,12 @@ def resolve_device(device: str | torch.device) -> torch.device:
         resolved = None
     if resolved is None or resolved.type not in ("cpu", "cuda"):
         raise SettingError(f'device must be "auto", "cpu" or "cuda", got {device!r}')
-    if resolved.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        index = resolved.index or 0
-        if index >= count:
-            raise SettingError(f'device={str(device)!r} is not available ({count} CUDA devices); use device="cpu"')
-        return torch.device("cuda", index)
-    return resolved
+    if resolved.type == "cpu":
+        return resolved
+    count, index = torch.cuda.device_count() if torch.cuda.is_available() else 0, resolved.index or 0
+    if index >= count:
+        raise SettingError(f'device={str(device)!r} is not available ({count} CUDA devices); use device="cpu"')
+    return torch.device("cuda", index)
 
 
 def warn_of_first_come(dispatch: str, sync: Synchroniser, learners: int) -> None:
@@ -213,7 +212,7 @@ def _try_scheduler(factory: Callable[[Optimizer], LRScheduler], optimizer: Optim
         if not type(scheduler).__module__.startswith("torch."):  # a custom one may record its calls
             return
         try:
-            scheduler.step(1.0) if isinstance(scheduler, ReduceLROnPlateau) else scheduler.step()
+            step_scheduler(scheduler, 1.0)
         except Exception as error:
             raise SettingError(
                 f"scheduler {type(scheduler).__name__} fails at its first step "
@@ -270,12 +269,13 @@ def check_first_batch(
         return
     device = next((p.device for p in template.parameters()), torch.device("cpu"))
     batch = tree_map_only(Tensor, lambda t: t.to(device, copy=True), batch)  # a step may change it in place
-    buffers = {} if has_lazy_modules(template) else buffer_state(template)  # some models count their calls
+    is_lazy = has_lazy_modules(template)
+    buffers = {} if is_lazy else buffer_state(template)  # some models count their calls
     attributes = [
         (own, {name: copy.copy(value) if type(value) in (dict, list) else value for name, value in own.items()})
         for own in map(vars, template.modules())
     ]
-    trained = {} if has_lazy_modules(template) else {n: p for n, p in template.named_parameters() if p.requires_grad}
+    trained = {} if is_lazy else {n: p for n, p in template.named_parameters() if p.requires_grad}
     versions = {name: parameter._version for name, parameter in trained.items()}
     try:
         with in_mode(template, False), torch.random.fork_rng(devices=[]):

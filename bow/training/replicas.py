@@ -159,15 +159,11 @@ class Replicas(nn.Module):
         self.device = device.torch_device if isinstance(device, StreamDevice) else resolve_device(device)
         if self.device.type == "cuda" and streams is None:
             streams = cuda_device(self.device)
+        place = self.device if streams is None else streams
         is_auto = learners == "auto"
-        count = (
-            choose_learners(streams or self.device, template, None, None)
-            if is_auto
-            else whole("learners", learners, also='"auto"')
-        )
+        count = choose_learners(place, template, None, None) if is_auto else whole("learners", learners, also='"auto"')
         if world.is_one:
             sync.check(count)
-        place = self.device if streams is None else streams
         chosen = engine_for(engine, expected_rounds, place, is_one=count == 1 and world.is_one)
         check_device(chosen, streams is not None)
         if engine.schedule is not None:
@@ -324,8 +320,7 @@ class Replicas(nn.Module):
             self.memory.check_more(self.learners, learners)
         except SettingError as error:
             refusal = str(error)
-        refusals = [each for each in self.world.all_gather(refusal) if each is not None]
-        if refusals:
+        if refusals := [each for each in self.world.all_gather(refusal) if each is not None]:
             raise SettingError(refusals[0])
         self.loop.resize(learners)
 

@@ -168,8 +168,7 @@ class TrainingLoop:
                 '(dispatch="first_come"); call this when run.round == run.replicas.rounds, or use checkpoint_every='
             )
         context = self._context
-        replicas = self.replicas.training_state()
-        epoch = self._epoch.state()
+        replicas, epoch = self.replicas.training_state(), self._epoch.state()
         if replicas is None or epoch is None:
             return None
         return {
@@ -235,8 +234,7 @@ class TrainingLoop:
         self._agreement.begin(meter.now, self.round)
         self._agree()
         while not self._has_ended and not self._dealing.is_over:
-            deals = self._deal()
-            if not deals:
+            if not (deals := self._deal()):
                 break
             cold = self.round < warm_at
             self._rounds(deals)

@@ -182,7 +182,10 @@ def run_training(config: TrainConfig) -> Result:
         threads = torch.get_num_threads()
         at_the_end.callback(torch.set_num_threads, threads)
         shown = ProgressBar(enabled=config.run.progress and world.leads)
-        state, learned, epoch_losses = _split_checkpoint(state, world)
+        # Rank 0 distributes the learners and losses of a checkpoint; everyone gets its plain values.
+        plain = dict(state or {})
+        learned, epoch_losses = plain.pop("replicas", None), plain.pop("epoch_losses", None)
+        state = world.broadcast(plain or None)
         made = _make_learners(prepared, state, world, shown)
         replicas = made.learners
         at_the_end.callback(replicas.close)
@@ -315,16 +318,6 @@ def _is_of_job(run_dir: Path) -> bool:
     file = run_dir / JOB
     with readable(run_dir):
         return file.exists() and file.read_text(encoding="utf-8") == job_name()
-
-
-def _split_checkpoint(
-    state: dict[str, Any] | None, world: World
-) -> tuple[dict[str, Any] | None, dict[str, Any] | None, torch.Tensor | None]:
-    """Split a checkpoint into plain values, for all devices, and learners and losses, for rank 0 to distribute."""
-    parts = {} if state is None else dict(state)
-    learned, losses = parts.pop("replicas", None), parts.pop("epoch_losses", None)
-    shared = world.broadcast(parts or None)
-    return (shared, learned, losses) if world.leads else (shared, None, None)
 
 
 def _create_directory(

@@ -127,7 +127,10 @@ def _found(
     if cache is not None and known is not None and (known.pinned or _fits(known.setting, request)):
         if tuner.pin and not known.pinned:
             cache.pin(description, known.setting)
-        return _from_choice(known)
+        how = "pinned earlier" if known.pinned else "measured for an earlier training"
+        summary = f"{known.setting} ({how}; tuner.cache=false remeasures)"
+        chosen = _from_setting(known.setting, "pinned" if known.pinned else "cache", summary)
+        return dataclasses.replace(chosen, rows=known.rows)
     if request.rounds is not None and request.rounds < FEWEST_ROUNDS:
         return _by_rule(request, f"{request.rounds} rounds are too few to measure")
     trials = Trials(request.replicas, opened.feed(), signals)
@@ -137,17 +140,12 @@ def _found(
     finally:
         trials.close()
     if cache is not None and tuned.source == "calibration":
-        _keep(cache, description, tuned, tuner)
+        setting = EngineSetting(tuned.lane, tuned.learners, tuned.threads or 1)
+        if tuned.is_complete:  # else the budget has cut it short, and users may pin it all the same
+            cache.store(description, CachedChoice(setting, tuned.rows))
+        if tuner.pin:
+            cache.pin(description, setting)
     return dataclasses.replace(tuned, seconds=time.perf_counter() - began)
-
-
-def _keep(cache: ChoiceCache, description: Mapping[str, Any], tuned: Tuned, tuner: Tuner) -> None:
-    """Cache a choice for later trainings; if the budget has cut it short, only to pin it."""
-    setting = EngineSetting(tuned.lane, tuned.learners, tuned.threads or 1)
-    if tuned.is_complete:
-        cache.store(description, CachedChoice(setting, tuned.rows))
-    if tuner.pin:
-        cache.pin(description, setting)
 
 
 def _measured(
@@ -201,13 +199,6 @@ def _probed(request: Request) -> str:
 def _from_setting(setting: EngineSetting, source: Source, summary: str) -> Tuned:
     name, compiles, memory_format = split(setting.engine)
     return Tuned(name, setting.learners, setting.threads, compiles, source, summary, memory_format=memory_format)
-
-
-def _from_choice(found: CachedChoice) -> Tuned:
-    source: Source = "pinned" if found.pinned else "cache"
-    how = "pinned earlier" if found.pinned else "measured for an earlier training"
-    summary = f"{found.setting} ({how}; tuner.cache=false remeasures)"
-    return dataclasses.replace(_from_setting(found.setting, source, summary), rows=found.rows)
 
 
 def _fits(setting: EngineSetting, request: Request) -> bool:
@@ -271,6 +262,7 @@ def check_tuner(tuner: Tuner | None, request: Request) -> Tuner:
 
 
 def describe(request: Request, opened: DataSource, tuner: Tuner, loss: Callable[..., Any]) -> Any:
+    """Return all that a choice depends on, the key of the cache of choices."""
     replicas_config, task, model = request.replicas, request.replicas.task, request.replicas.model
     named = [*model.named_parameters(), *model.named_buffers()]
     # The text and tensors of modules outside torch do not determine what they compute.
@@ -279,11 +271,15 @@ def describe(request: Request, opened: DataSource, tuner: Tuner, loss: Callable[
     place = given.torch_device if isinstance(given, StreamDevice) else given
     device = [type(given).__name__, torch.cuda.get_device_name(place)] if place.type == "cuda" else [str(place)]
     tensors = [f"{name} {_tensor(tensor)} {tensor.requires_grad}" for name, tensor in named]
+    check_trainable([parameter for parameter in model.parameters() if parameter.requires_grad])
+    optimizer = make_optimizer(replicas_config.optimizer, model)
+    # The learning rate does not affect speed.
+    settings = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in optimizer.param_groups]
     return {
         "recipe": RECIPE,
         "model": [_text(model), *tensors, *sorted(_name(kind.forward) for kind in kinds)],
         "task": _name(loss),
-        "optimizer": _optimizer(replicas_config),
+        "optimizer": [type(optimizer).__qualname__, *map(_text, settings)],
         "sync": repr(replicas_config.sync),
         "batch": [_tensor(leaf) for leaf in tree_leaves(opened.example) if isinstance(leaf, Tensor)],
         "stream": type(opened.stream).__name__,
@@ -308,15 +304,6 @@ def describe(request: Request, opened: DataSource, tuner: Tuner, loss: Callable[
 
 def _tensor(tensor: Tensor) -> str:
     return f"{tuple(tensor.shape)} {tensor.dtype}"
-
-
-def _optimizer(replicas_config: ReplicasConfig) -> list[str]:
-    """Return the optimizer's kind and settings; the learning rate does not affect speed."""
-    trainable = [parameter for parameter in replicas_config.model.parameters() if parameter.requires_grad]
-    check_trainable(trainable)
-    made = make_optimizer(replicas_config.optimizer, replicas_config.model)
-    settings = [{k: v for k, v in group.items() if k not in ("params", "lr")} for group in made.param_groups]
-    return [type(made).__qualname__, *map(_text, settings)]
 
 
 def _name(function: Any) -> str:
