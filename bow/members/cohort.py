@@ -70,8 +70,7 @@ class MemberFeed:
             is_first = stream is not None and id(stream) not in shared
             if stream is not None and is_first:
                 shared[id(stream)] = stream.deal(1)
-            deal = None if stream is None else shared[id(stream)]
-            if deal is None:
+            if (deal := shared.get(id(stream))) is None:
                 batches.append(None)
                 dealt.append(None)
             else:
@@ -189,14 +188,12 @@ class Cohort:
         stream = self._samples.open(self._config, variant)
         rounds = train.steps or stream.rounds_left(1)
         self.feed.streams[row] = stream
+        factory = self._config.of(variant).scheduler_factory
+        progress.scheduler = make_scheduler(factory, group.optimizer.by_learner[row], rounds)
+        self.rows[row] = progress
         if progress.state is not None:
             self._samples.dealt()
-        optimizer = group.optimizer.by_learner[row]
-        factory = self._config.of(variant).scheduler_factory
-        progress.scheduler = make_scheduler(factory, optimizer, rounds)
-        if progress.state is not None:
             self._restore(row, progress)
-        self.rows[row] = progress
         self._ends[row] = math.inf if train.steps is None else train.steps
 
     def state_of(self, row: int) -> dict[str, Any]:

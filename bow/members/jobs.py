@@ -43,8 +43,7 @@ def why_alone(configs: Sequence[TrainConfig], goes_on: bool = False) -> str | No
     for config in configs:
         if (why := _why_no_member(config)) is not None:
             return why
-    first = configs[0]
-    numbers = {num_learners(config) for config in configs}
+    first, numbers = configs[0], {num_learners(config) for config in configs}
     if len(numbers) > 1:
         return "they differ in learners"
     if len({config.run.checkpoint_every for config in configs}) > 1:
@@ -212,11 +211,10 @@ class _Job:
         self.wanted = config
         self._has_paused.release()
         self._may_run.acquire()
-        answer = self.answer
-        assert answer is not None
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+        assert self.answer is not None
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
 
 
 def _outcome(sweep: Sweep, member: Member) -> Outcome:

@@ -192,8 +192,7 @@ class SweepLoop:
         """Ask the search for a member if a row is free; return whether it proposed one."""
         if self._ask is None or len(self._queue) + training >= rows:
             return False
-        progress = self._ask()
-        if progress is None:
+        if (progress := self._ask()) is None:
             self._ask = None
             return False
         self._queue.extend([progress] if self._rungs is None else self._rungs.admit([progress]))
@@ -241,8 +240,7 @@ class SweepLoop:
         self, cohort: Cohort, row: int, progress: Progress, epoch: float, values: Mapping[str, float], is_over: bool
     ) -> None:
         member = progress.member
-        last = member.history[-1]["round"] if member.history else -1
-        if last != progress.round:
+        if not member.history or member.history[-1]["round"] != progress.round:
             record: dict[str, Any] = {
                 "kind": "epoch",
                 "time_s": self.elapsed_s,
@@ -269,10 +267,8 @@ class SweepLoop:
         metrics = {metric.name: metric for metric in validation.metrics}
         if reached(progress.member.history[-1], validation.target or {}, metrics):
             return "target"
-        for rule in self._config.rules:
-            if (why := rule.why_over(progress.member)) is not None:
-                return why
-        return None
+        reasons = (rule.why_over(progress.member) for rule in self._config.rules)
+        return next((why for why in reasons if why is not None), None)
 
     def _end(self, cohort: Cohort, row: int, why: str | None) -> None:
         cohort.loop.catch_up()
@@ -310,15 +306,14 @@ class SweepLoop:
             self._config.search.tell(progress.member)
 
     def _evaluator_of(self, member: Member) -> Evaluator | None:
-        validation, train = self._config.train.validation, self._config.train
-        own = member.variant.validate_on
+        train, own = self._config.train, member.variant.validate_on
+        validation = train.validation
         if own is None and validation.data is None:
             return None
-        key = id(own)
-        if key not in self._evaluators:
+        if id(own) not in self._evaluators:
             data = validation.data if own is None else held_out(train.data, own)
-            self._evaluators[key] = Evaluator(data, train.loss, validation.metrics, validation.batch_size)
-        return self._evaluators[key]
+            self._evaluators[id(own)] = Evaluator(data, train.loss, validation.metrics, validation.batch_size)
+        return self._evaluators[id(own)]
 
     def _checkpoint_is_due(self) -> bool:
         every = None if self._config.search is not None else self._config.train.run.checkpoint_every
@@ -330,11 +325,8 @@ class SweepLoop:
         began, training = time.perf_counter(), list[Progress]()
         for cohort in self._cohorts:
             cohort.loop.catch_up()
-            training += [
-                dataclasses.replace(progress, state=cohort.state_of(row))
-                for row, progress in enumerate(cohort.rows)
-                if progress is not None
-            ]
+            rows = [(row, progress) for row, progress in enumerate(cohort.rows) if progress is not None]
+            training += [dataclasses.replace(progress, state=cohort.state_of(row)) for row, progress in rows]
         waiting = [*training, *self._queue, *self._paused]
         open_ones = {repr(cohort.kind): cohort.loop.engine_state for cohort in self._cohorts}
         self._directory.engine = {**self._resumed, **open_ones}

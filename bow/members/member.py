@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from bow.errors import SettingError, reason
-from bow.observe.records import plain
+from bow.observe.records import metrics, plain
 from bow.replicas import OptimizerFactory
 from bow.training.config import PerRound, SchedulerFactory
 from bow.training.evaluation import BestModel
@@ -189,11 +189,9 @@ def name_of(variant: Variant, others: Sequence[Variant]) -> str:
 
 
 def _named(variant: Variant, settings: Iterable[str]) -> str:
-    return " ".join(f"{name}={_text(variant.values[name])}" for name in settings)
-
-
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(plain(value))
+    values = {name: variant.values[name] for name in settings}
+    texts = {name: f"{value:g}" if isinstance(value, float) else plain(value) for name, value in values.items()}
+    return " ".join(f"{name}={text}" for name, text in texts.items())
 
 
 def check_indices(name: str, indices: Any, num_samples: int) -> Tensor:
@@ -258,8 +256,6 @@ class Member:
     @property
     def metrics(self) -> dict[str, float]:
         """Values of the validation data after the last epoch, by name."""
-        from bow.observe.records import metrics
-
         return metrics(self.history[-1]) if self.history else {}
 
     def value(self, name: str, epochs: float = math.inf) -> float:

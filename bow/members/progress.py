@@ -95,12 +95,10 @@ class SweepProgress(ProgressBar):
         self.say(fitted_by_rank(parts, WIDTH))
 
     def last(self, elapsed_s: float, samples_per_s: float) -> None:
-        best = self._best()
-        count = len(self._members)
-        of = f"{count}" if len(self._ended) == count else f"{len(self._ended)} of {count}"
-        took = f"{of} members in {duration_text(elapsed_s)}"
-        rate = [f"({rate_text(samples_per_s)})"] if samples_per_s > 0 else []
-        both = [*best, " ".join([took, *rate])]
+        ended, count = len(self._ended), len(self._members)
+        took = f"{count if ended == count else f'{ended} of {count}'} members in {duration_text(elapsed_s)}"
+        rate = f" ({rate_text(samples_per_s)})" if samples_per_s > 0 else ""
+        both = [*self._best(), f"{took}{rate}"]
         line = "; ".join(both)
         self.say(line if len(line) <= WIDTH else "\n".join(both))
 

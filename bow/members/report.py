@@ -1,5 +1,6 @@
 """Report of a sweep: a self-contained HTML page with curves, a table of members and comparisons."""
 
+import contextlib
 import math
 import os
 import statistics
@@ -173,13 +174,9 @@ class SweepReport(Report):
     @property
     def comparisons(self) -> list[tuple[str, list[list[str]]]]:
         made = []
-        for setting in self.sweep.varying:
-            if setting == FOLD:
-                continue
-            try:
+        for setting in (each for each in self.sweep.varying if each != FOLD):
+            with contextlib.suppress(SettingError):
                 made.append((setting, self._compared(setting)))
-            except SettingError:
-                continue
         return [(setting, rows) for setting, rows in made if rows]
 
     @property
@@ -230,19 +227,14 @@ class SweepReport(Report):
             value = member.variant.values.get(setting) if setting else None
             group = f"{setting}={value_text(value)}" if setting else "members"
             color = colors.get(repr(value), GREY)
-            if member is best:
-                lines.append(Series(f"best: {member.name}", points, BLUE))
-            else:
-                lines.append(Series(group, points, color, faint=True))
+            shown = Series(f"best: {member.name}", points, BLUE)
+            lines.append(shown if member is best else Series(group, points, color, faint=True))
         lines.sort(key=lambda line: not line.faint)
         title = f"{_words(label)[:1].upper()}{_words(label)[1:]} over epochs"
         return Chart(title, lines, EPOCHS, ChartAxis(percent=is_share(name)))
 
     def _by_setting(self, setting: str) -> Chart:
-        """Chart final values over a setting, with a line for members otherwise equal.
-
-        If halving or pruning ended some, compare after the epochs of the shortest of those.
-        """
+        """Chart final values over a setting, lines for members otherwise equal; after as many epochs, if some ended."""
         name, sweep = self.sweep.metric, [m for m in self.sweep if m.history and m.stopped != "diverged"]
         epochs = min((m.epochs for m in sweep if m.stopped in BEATEN), default=math.inf)
         by: dict[str, list[tuple[float, float]]] = {}

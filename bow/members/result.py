@@ -223,11 +223,9 @@ class Sweep:
         for low, high in itertools.combinations(by_value, 2):
             both = [key for key in by_value[low] if key in by_value[high]]
             gaps = [_gap(by_value[low][key], by_value[high][key], name) for key in both]
-            gaps = [gap for gap in gaps if math.isfinite(gap)]
-            if gaps:
-                differences.append(
-                    Difference(shown[low], shown[high], statistics.fmean(gaps), _interval(gaps), len(gaps))
-                )
+            if gaps := [gap for gap in gaps if math.isfinite(gap)]:
+                mean, interval = statistics.fmean(gaps), _interval(gaps)
+                differences.append(Difference(shown[low], shown[high], mean, interval, len(gaps)))
         if not differences:
             raise SettingError(f"no two members differ in {setting!r} alone; give them the same seeds and samples")
         return Differences(setting, name, differences)

@@ -77,10 +77,9 @@ class SweepDirectory(RunDirectory):
                 f"the folder {member.run_dir} of a member cannot be created ({disk_reason(error)}); make it writable, "
                 "and resume with resume='auto'"
             ) from error
-        own = RunDirectory(member.run_dir)
-        job = self._config.jobs.get(member.name)
-        settings = {"member": member.name, "variant": member.variant.values} if job is None else job.as_settings()
-        own.write_config(settings)
+        own, job = RunDirectory(member.run_dir), self._config.jobs.get(member.name)
+        described = {"member": member.name, "variant": member.variant.values}
+        own.write_config(described if job is None else job.as_settings())
         lines = "".join(json.dumps(plain(record)) + "\n" for record in self._records_of(member))
         save_text("the records of a member", own.metrics_path, lines, RunDirectoryError)
         if member.model is not None:
@@ -90,8 +89,8 @@ class SweepDirectory(RunDirectory):
             try:
                 save_whole(member.best.model, own.best_path)
             except (OSError, SafetensorError) as error:
-                problem = disk_reason(error)
-                warnings.warn(f"{own.best_path} cannot be written ({problem}); the final model was saved", stacklevel=2)
+                why = disk_reason(error)
+                warnings.warn(f"{own.best_path} cannot be written ({why}); the final model was saved", stacklevel=2)
 
     def log_member(self, member: Member, *, has_ended: bool = False) -> None:
         if not self._loggers:
@@ -167,10 +166,9 @@ class SweepDirectory(RunDirectory):
             best = {} if member.best is None else {**vars(member.best), "model": None}  # the model is in its folder
             own = {"history": member.history, "stopped": member.stopped, "engine": member.engine, "best": best}
             states.append({"name": member.name, **own, "at": at})
-        order = [each.member.name for each in waiting]  # the order in which they get rows
         state = {
             "members": states,
-            "waiting": order,
+            "waiting": [each.member.name for each in waiting],  # in the order in which they get rows
             "round": number,
             "elapsed_s": elapsed_s,
             "variants": self._kinds,
@@ -179,16 +177,14 @@ class SweepDirectory(RunDirectory):
         save_checkpoint(self.checkpoints, number, state)
 
     def load_checkpoint(self, resume: str | Path | None) -> dict[str, Any] | None:
-        folder = self.checkpoints
-        state = open_checkpoint(resume, self.path, _PARTS)
-        if state is None:
+        if (state := open_checkpoint(resume, self.path, _PARTS)) is None:
             return None
         if state["variants"] != self._kinds:
             raise CheckpointError(
-                f"{folder} is of a sweep with other variants, data or settings; pass the same ones in the same order, "
-                "or name another run directory"
+                f"{self.checkpoints} is of a sweep with other variants, data or settings; pass the same ones in the "
+                "same order, or name another run directory"
             )
-        delete_checkpoints_after(folder, state["round"])  # damaged ones
+        delete_checkpoints_after(self.checkpoints, state["round"])  # damaged ones
         self.engine = state.get("engine", {})
         return state
 

@@ -201,11 +201,11 @@ def _loop_of(config: SweepConfig) -> type[SweepLoop]:
         from bow.members.on_ray import RayLoop
 
         return RayLoop
-    if not config.has_learners:
-        return SweepLoop
-    from bow.members.trainings import TrainingsLoop  # imported only if needed
+    if config.has_learners:
+        from bow.members.trainings import TrainingsLoop
 
-    return TrainingsLoop
+        return TrainingsLoop
+    return SweepLoop
 
 
 def _first_of(search: MemberSearch, run: Run) -> list[Variant]:
@@ -214,16 +214,14 @@ def _first_of(search: MemberSearch, run: Run) -> list[Variant]:
             "a sweep with a search writes no checkpoints, as its next members depend on the state of the search; "
             "leave out resume and checkpoint_every"
         )
-    first = search.ask()
-    if first is None:
+    if (first := search.ask()) is None:
         raise SettingError("the search proposed no member, its first ask() returned None; let it propose at least one")
     return [check_proposed(first, ())]
 
 
 def _ask(config: SweepConfig, members: list[Member], path: Path) -> Progress | None:
     assert config.search is not None
-    proposed = config.search.ask()
-    if proposed is None:
+    if (proposed := config.search.ask()) is None:
         return None
     variant = check_proposed(proposed, [member.name for member in members])
     (variant,) = checked(dataclasses.replace(config, variants=[variant])).variants
