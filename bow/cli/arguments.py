@@ -89,10 +89,7 @@ def model_and_data(composition: Composition) -> tuple[Callable[[], nn.Module], D
 
 def loss_or_step(composition: Composition, splits: DataSplits) -> dict[str, Any]:
     loss, step = composition.settings["loss"], composition.settings["step"]
-    return {
-        "loss": None if step else _loss(loss, splits),
-        "step": None if step is None else imported(step, "step"),
-    }
+    return {"loss": None if step else _loss(loss, splits), "step": None if step is None else imported(step, "step")}
 
 
 def build_alike(arguments: Mapping[str, Any], composition: Composition) -> dict[str, Any]:
@@ -102,10 +99,10 @@ def build_alike(arguments: Mapping[str, Any], composition: Composition) -> dict[
 
 
 def check_values(composition: Composition) -> None:
-    if composition.given("epochs") and composition.given("steps"):
-        epochs, steps = composition.settings["epochs"], composition.settings["steps"]
-        raise SettingError(f"epochs={epochs} and steps={steps} both set the length of training; keep one of them")
     settings = composition.settings
+    if composition.given("epochs") and composition.given("steps"):
+        both = f"epochs={settings['epochs']} and steps={settings['steps']}"
+        raise SettingError(f"{both} both set the length of training; keep one of them")
     if missing := [name for name in (*PLAIN, *SECTIONS, *OBJECTS) if name not in settings and name not in OPTIONAL]:
         raise SettingError(f"the settings lack {missing[0]}; add it as bow train --show prints it")
     check_arguments(bow.train, {name: value for name, value in settings.items() if name not in (*OBJECTS, *SECTIONS)})

@@ -1,5 +1,6 @@
 """Check values from the command line, and construct the objects that they describe."""
 
+import contextlib
 import difflib
 import functools
 import inspect
@@ -24,7 +25,9 @@ def check_arguments(function: Callable[..., Any], values: Mapping[str, Any], pre
     except (ValueError, TypeError):
         return
     named = {name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD}
-    hints = _hints(function)
+    hints: dict[str, Any] = {}
+    with contextlib.suppress(NameError, TypeError, AttributeError):
+        hints = typing.get_type_hints(function.__init__ if inspect.isclass(function) else function)
     for name, value in values.items():
         if name not in named and len(named) == len(parameters):
             remedy = suggestion(name, named, None if prefix else "bow train --help lists the settings")
@@ -82,14 +85,6 @@ def shown(value: Any) -> str:
         return f"[{', '.join(shown(element) for element in value)}]"
     looks_like_another = isinstance(value, str) and (not value or value[0] in "+-.0123456789")
     return "null" if value is None else repr(value) if looks_like_another else str(value)
-
-
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    target = function.__init__ if inspect.isclass(function) else function
-    try:
-        return typing.get_type_hints(target)
-    except (NameError, TypeError, AttributeError):
-        return {}
 
 
 def _is_tensor(hint: Any) -> bool:

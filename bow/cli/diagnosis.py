@@ -23,13 +23,14 @@ from bow.devices.cupy_kernels import library_clash
 from bow.devices.load import BUSY, busy_cores
 from bow.devices.memory import free_bytes
 from bow.doctor import MachineInfo, check_engines, find_libraries, inspect_machine, version
-from bow.engines import Engine
+from bow.engines import Engine, choose_learners
 from bow.engines.memory import MemoryNeed, bytes_text, predict_memory, saved_bytes
 from bow.errors import BowError
 from bow.models import LeNet, ResNet
 from bow.runtime import loading
 from bow.terminal import say, terminal, terminal_table
 from bow.timing import time_in_turns
+from bow.training.checks import engine_for
 from bow.training.replicas import Replicas
 
 USAGE = """\
@@ -55,7 +56,11 @@ def run(words: Sequence[str]) -> int:
     machine = inspect_machine()
     rows = [(engine.name, GOOD if engine.runs else BAD, engine.note) for engine in check_engines(machine)]
     engines = terminal_table("Engines", "name", "runs", "", texts=range(3), rows=rows)
-    console.print(_machine_table(machine), "", engines, "", _library_table(), "", _learner_table(machine))
+    libraries = terminal_table("Libraries", "name", "installed", "version", "for", texts=range(4))
+    for each in find_libraries():
+        there = GOOD if each.version else BAD if each.required else UNSURE
+        libraries.add_row(each.name, there, Text(each.version or each.remedy), each.purpose)
+    console.print(_machine_table(machine), "", engines, "", libraries, "", _learner_table(machine))
     for problem in (machine.gpu_problem, library_clash()):
         if problem:
             console.print(Text(f"\n{problem}", "yellow"))
@@ -83,14 +88,6 @@ def _machine_table(machine: MachineInfo) -> Table:
     table.add_row("C++ compiler", machine.compiler or "none")
     held, folder = sum(size for _, size, _ in cached_files()), cache_folder()
     table.add_row("cache", f"{bytes_text(held)} of at most {bytes_text(MOST_BYTES)} in {folder} ({CLEAR} deletes it)")
-    return table
-
-
-def _library_table() -> Table:
-    table = terminal_table("Libraries", "name", "installed", "version", "for", texts=range(4))
-    for library in find_libraries():
-        there = GOOD if library.version else BAD if library.required else UNSURE
-        table.add_row(library.name, there, Text(library.version or library.remedy), library.purpose)
     return table
 
 
@@ -135,9 +132,6 @@ def _arguments(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _need(arguments: dict[str, Any], place: torch.device) -> tuple[str, MemoryNeed]:
-    from bow.engines import choose_learners
-    from bow.training.checks import engine_for
-
     inputs, size, wanted = arguments["data"][0], arguments["batch_size"], arguments["engine"]
     model = arguments["model"]()
     learners = getattr(arguments["learners"], "learners", arguments["learners"])  # a number, or a Tuner

@@ -19,7 +19,6 @@ from bow.terminal import say
 from bow.values import processes, whole
 
 FAILED = 1
-
 HOSTS = "is_host"  # option of the c10d rendezvous: this agent hosts the store; without it torch compares host names
 MOST_PORTS = 65535
 

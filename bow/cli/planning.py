@@ -181,21 +181,18 @@ def _plan(console: Console, problems: Sequence[Problem], settings: PlanSettings)
             console.print(_worth(each, planned.partition, made, worth))
         return made.makespan_ns / worth, each, planned.partition, made, planned.is_interrupted
 
-    found = plan_batch_sizes(planned_for, problems, console.print, attrgetter("batch_size"), itemgetter(4))
-    _, problem, partition, result, _ = min(found, key=itemgetter(0))
+    plans = plan_batch_sizes(planned_for, problems, console.print, attrgetter("batch_size"), itemgetter(4))
+    _, problem, partition, result, _ = min(plans, key=itemgetter(0))
     console.print(_summary(partition, result))
-    base_ns = _data_parallel_ns(problem)
-    if base_ns is not None:
+    if (base_ns := _data_parallel_ns(problem)) is not None:
         ratio = base_ns / (result.makespan_ns / partition.learners)
         console.print(f"data parallelism: {base_ns / 1e6:.3f} ms; {ratio:.2f} times as fast")
     _print_distance(console, problem, settings, result.makespan_ns / partition.learners, partition.learners)
     if settings.dry_run:
         console.print("dry run: nothing is written")
-    else:
-        written = _save(
-            settings, Found(partition, result.makespan_ns, problem.topology, settings.search, problem), result
-        )
-        console.print(f"files: {', '.join(map(str, written))}")
+        return
+    found = Found(partition, result.makespan_ns, problem.topology, settings.search, problem)
+    console.print(f"files: {', '.join(map(str, _save(settings, found, result)))}")
 
 
 def _save(settings: PlanSettings, found: Found, result: SimulationResult) -> tuple[Path, ...]:

@@ -21,18 +21,12 @@ from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.simulation import IncrementalEvaluator
 
 SEARCHES = ("search", "mcmc", "exhaustive")  # searches of the planner; `mcmc` is an alias of `search`
-
 LEARNING = ("search", "mcmc")  # Metropolis searches, which choose a number of learners too
-
 USUAL = SearchSettings()  # default settings
-
 # Methods of device placement with another name here, as the planner has methods of these names.
 RENAMED = {"expert": "expert_placement", "mcmc": "mcmc_placement", "learned": "learned"}
-
 ALIASES = {"reinforce": "learned"}
-
 MANY = 10**9  # counts from here on are shown in scientific notation
-
 PROCESSOR = re.compile(r"(node\d+\.)?cpu\d*")  # names of host processors in a topology
 
 

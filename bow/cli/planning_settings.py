@@ -54,12 +54,11 @@ class PlanSettings:
 
 def read(words: Sequence[str]) -> PlanSettings:
     words = ["dry_run=true" if word == DRY_RUN else word for word in words]
-    given, others = read_words(words, {**_OWN, **_SEARCHING})
-    own = {name: value for name, value in given.items() if name in _OWN}
-    of_search = {name: value for name, value in given.items() if name in _SEARCHING}
+    own, others = read_words(words, _OWN)
+    of_search, others = read_words(others, _SEARCHING)
     if "proposals" in of_search and "budget_s" not in of_search:
         of_search["budget_s"] = None
-    search = replace(SearchSettings(), **of_search)
+    search = SearchSettings(**of_search)
     return PlanSettings(**own, others=tuple(others), search=search, given=frozenset([*own, *of_search]))
 
 

@@ -20,7 +20,6 @@ from bow.schedule import OrderedSchedule, Timeline
 from bow.schedule.picture import co_running, co_running_by_part, mean_co_running, side_by_side, timeline_svg
 from bow.schedule.profiler import (
     BoundStep,
-    Comparison,
     Policy,
     Profile,
     compare,
@@ -144,9 +143,10 @@ def _compare(console: Console, step: BoundStep, profile: Profile, settings: Sche
     console.print(path_table(found.path, profile), "", policy_table(found.policies, found), "", found.summary, sep="\n")
     _, timeline = measure_schedule(step, found.choice.schedule, REPEATS)
     _write_timeline(settings.out, found.choice.name, simulated=found.choice.predicted, measured=timeline)
-    fixed = _for_training(found)
+    of_training = tuple(each for each in found.policies if isinstance(each.schedule, OrderedSchedule))
+    fixed = replace(found, policies=of_training).choice
     file = settings.out / "strategy.json"
-    if fixed is None:
+    if fixed.is_sequential:
         with contextlib.suppress(OSError):
             file.unlink()
         console.print("no strategy for training: operators run one after another fastest")
@@ -161,12 +161,6 @@ ACTIONS: dict[str, Callable[[Console, BoundStep, Profile, ScheduleSettings], Non
     "run": _run,
     "compare": _compare,
 }
-
-
-def _for_training(found: Comparison) -> Policy | None:
-    fixed = tuple(policy for policy in found.policies if isinstance(policy.schedule, OrderedSchedule))
-    choice = replace(found, policies=fixed).choice
-    return None if choice.is_sequential else choice
 
 
 def _write_timeline(out: Path, title: str, **timelines: Timeline) -> None:
@@ -188,8 +182,7 @@ def _check_runtime(action: str) -> None:
 def _named(policies: Sequence[Policy], name: str) -> Policy:
     if not name:
         return min(policies, key=lambda policy: policy.predicted.makespan)
-    found = next((policy for policy in policies if policy.name == name), None)
-    if found is None:
+    if (found := next((policy for policy in policies if policy.name == name), None)) is None:
         names = "; ".join(policy.name for policy in policies)
         problem = "needs two hardware threads on each core" if name == "strategy 4" else "does not exist"
         raise SettingError(f"policy={name!r} {problem}; use one of: {names}")

@@ -265,8 +265,7 @@ def _shown(path: Path) -> Path:
 
 def _check_run_dirs(compositions: Sequence[Composition]) -> None:
     named = [str(each.settings["run"]["path"]) for each in compositions if each.settings["run"].get("path") is not None]
-    twice = {name for name in named if named.count(name) > 1}
-    if twice:
+    if twice := {name for name in named if named.count(name) > 1}:
         name = min(twice)
         raise SettingError(f"run.path={name} is one directory for {named.count(name)} runs; leave it out of a sweep")
 
