@@ -197,10 +197,10 @@ def one_pass(loader: DataLoader[Any], seed: int, epoch: int) -> Iterator[Batch]:
     epoch_seed = derive_seed(seed, epoch)
     _tell_epoch(loader, epoch, epoch_seed)
     private = PrivateRandom(epoch_seed)
-    batches: Iterator[Batch] | None = None
+    with private.active():
+        batches = _begun(loader)
     while True:
         with private.active():
-            batches = _begun(loader) if batches is None else batches
             try:
                 batch = next(batches)
             except StopIteration:

@@ -36,9 +36,8 @@ class SampleOrder:
         epoch, offset = divmod(start, self.num_samples)
         if offset + count <= self.num_samples:
             return self._permutation_of(epoch)[offset : offset + count]
-        first = self._permutation_of(epoch)[offset:]
-        pieces = [first]
-        missing = count - len(first)
+        pieces = [self._permutation_of(epoch)[offset:]]
+        missing = count - len(pieces[0])
         while missing > 0:
             epoch += 1
             pieces.append(self._permutation_of(epoch)[:missing])
@@ -160,31 +159,24 @@ class IndexedStream(BatchStream):
     def peek(self) -> Batch:
         return self.batch(self._position, int(min(self.batch_size, self._end - self._position)))
 
-    def full_batches_left(self) -> float:
-        """Full batches left in the stream; infinite if it does not end."""
-        left = self._end - self._position
-        return left if math.isinf(left) else left // self.batch_size
-
     def full_batches_in_epoch(self) -> float:
         """Full batches left up to and including the one that completes an epoch."""
-        left = self.samples_per_epoch - self._position % self.samples_per_epoch
-        return min(math.ceil(left / self.batch_size), self.full_batches_left())
+        in_epoch = self.samples_per_epoch - self._position % self.samples_per_epoch
+        left = self._end - self._position
+        return min(math.ceil(in_epoch / self.batch_size), left if math.isinf(left) else left // self.batch_size)
 
     def skip(self, batches: int) -> int:
         """Advance by full batches that were gathered elsewhere; return the number of completed epochs."""
         self._position += batches * self.batch_size
-        return self._position // self.samples_per_epoch
+        return self.epochs
 
     def rounds_left(self, learners: int) -> int | None:
         left = self._end - self._position
         return None if math.isinf(left) else max(0, math.ceil(left / (learners * self.batch_size)))
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "position": self._position,
-            "samples_per_epoch": self.samples_per_epoch,
-            "seed": self.order.seed,
-        }
+        own = {"position": self._position, "samples_per_epoch": self.samples_per_epoch}
+        return {**own, "seed": self.order.seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         check_seed(state["seed"], self.order.seed)
@@ -234,10 +226,6 @@ class TensorSamples:
 
     def gather(self, indices: Tensor) -> Batch:
         return self.map(lambda leaf: leaf.index_select(0, indices))
-
-    def gather_stacked(self, indices: Tensor, learners: int) -> Batch:
-        shape = (learners, len(indices) // learners)
-        return self.map(lambda leaf: leaf.index_select(0, indices).view(*shape, *leaf.shape[1:]))
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """Iterate over all samples in order, as copies: a model may modify its input in place."""
@@ -321,10 +309,10 @@ class TensorStream(IndexedStream):
         return True
 
     def full_round(self, start: int, learners: int) -> tuple[Any, bool]:
-        indices = self.order.indices(start, learners * self.batch_size)
+        indices, shape = self.order.indices(start, learners * self.batch_size), (learners, self.batch_size)
         if self.resides:
-            return Indexed(self.samples, indices.view(learners, self.batch_size)), True
-        return self.samples.gather_stacked(indices, learners), True
+            return Indexed(self.samples, indices.view(shape)), True
+        return self.samples.map(lambda leaf: leaf.index_select(0, indices).view(*shape, *leaf.shape[1:])), True
 
     def batch(self, start: int, count: int) -> Batch:
         indices = self.order.indices(start, count)
