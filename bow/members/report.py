@@ -17,7 +17,7 @@ from bow.members.result import Sweep
 from bow.members.saving import FOLD, FOLDER, MEMBERS, folder_of
 from bow.members.stopping import BEATEN
 from bow.observe import RunDirectory, read_records
-from bow.observe.charts import BLUE, EPOCHS, GREY, PALETTE, Chart, ChartAxis, Series
+from bow.observe.charts import BLUE, EPOCHS, GREY, PALETTE, Chart, ChartAxis, Series, titled
 from bow.observe.records import Record, is_number
 from bow.observe.report import Report, ResultTile, flat, value_text, write_page
 from bow.observe.text import count_text, duration_text, gap_text, interval_text, is_share, metric_text, rate_text
@@ -230,8 +230,7 @@ class SweepReport(Report):
             shown = Series(f"best: {member.name}", points, BLUE)
             lines.append(shown if member is best else Series(group, points, color, faint=True))
         lines.sort(key=lambda line: not line.faint)
-        title = f"{_words(label)[:1].upper()}{_words(label)[1:]} over epochs"
-        return Chart(title, lines, EPOCHS, ChartAxis(percent=is_share(name)))
+        return Chart(f"{titled(label)} over epochs", lines, EPOCHS, ChartAxis(percent=is_share(name)))
 
     def _by_setting(self, setting: str) -> Chart:
         """Chart final values over a setting, lines for members otherwise equal; after as many epochs, if some ended."""
@@ -251,9 +250,9 @@ class SweepReport(Report):
         series = [Series("members", line, GREY, faint=True) for line in lines] if len(lines) > 1 else []
         is_log = where[0] > 0 and where[-1] / where[0] >= 8
         ticks = where if len(where) <= MOST_TICKS else where[:: math.ceil(len(where) / MOST_TICKS)]
-        label, after = _words(name), f" after {epochs:g} epoch{'s' * (epochs != 1)}" if self.has_beaten else ""
+        after = f" after {epochs:g} epoch{'s' * (epochs != 1)}" if self.has_beaten else ""
         return Chart(
-            f"{label[:1].upper()}{label[1:]} by {setting}{after}",
+            f"{titled(name)} by {setting}{after}",
             [*series, Series("mean" if len(lines) > 1 else name, means)],
             ChartAxis(setting, log_ticks=ticks if is_log else ()),
             ChartAxis(percent=is_share(name)),

@@ -136,14 +136,15 @@ class Chart:
             axes.minorticks_off()
         else:
             axes.yaxis.set_major_locator(MaxNLocator(5, steps=STEPS, integer=self.y.whole))
-        axes.yaxis.set_major_formatter(_percent if self.y.percent else _number)
+        percent, number = lambda value, _: f"{100 * value:.6g} %", lambda value, _: f"{value:,.6g}"
+        axes.yaxis.set_major_formatter(percent if self.y.percent else number)
         if self.x.log_ticks:
             axes.set_xscale("log")
             axes.xaxis.set_major_locator(FixedLocator(self.x.log_ticks))
             axes.xaxis.set_minor_formatter(NullFormatter())
         else:
             axes.xaxis.set_major_locator(MaxNLocator(8, steps=STEPS, integer=self.x.whole))
-        axes.xaxis.set_major_formatter(_number)
+        axes.xaxis.set_major_formatter(number)
         if self.x.zero:
             axes.set_xlim(left=0)
         if self.y.zero:
@@ -162,14 +163,6 @@ def thin(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
     edges = [index * len(points) // most for index in range(most + 1)]
     parts = [points[begin:end] for begin, end in pairwise(edges)]
     return [(fmean(x for x, _ in part), fmean(y for _, y in part)) for part in parts]
-
-
-def _number(value: float, _: float = 0) -> str:
-    return f"{value:,.6g}"
-
-
-def _percent(value: float, _: float = 0) -> str:
-    return f"{100 * value:.6g} %"
 
 
 def _inline(document: str, title: str) -> str:
@@ -209,15 +202,13 @@ def charts(records: Sequence[Record], settings: Mapping[str, str], longest: floa
 
 def _metric(records: Sequence[Record], name: str, clock: Clock, settings: Mapping[str, str]) -> Chart:
     points = _points(records, clock, VALIDATION, name)
+    y, target = ChartAxis(percent=is_share(name)), _target(settings, name)
+    return Chart(f"{titled(name)} over {clock.name}", [Series(name, points)], clock.axis, y, target=target)
+
+
+def titled(name: str) -> str:
     words = name.replace("_", " ")
-    y = ChartAxis(percent=is_share(name))
-    return Chart(
-        f"{words[:1].upper()}{words[1:]} over {clock.name}",
-        [Series(name, points)],
-        clock.axis,
-        y,
-        target=_target(settings, name),
-    )
+    return f"{words[:1].upper()}{words[1:]}"
 
 
 def _loss(records: Sequence[Record], clock: Clock, settings: Mapping[str, str]) -> Chart:

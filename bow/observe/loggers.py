@@ -60,9 +60,8 @@ class SafeLogger:
 
     def _drop(self, error: Exception) -> None:
         self.failed = True
-        name = type(self.logger).__name__
-        reason = f"{type(error).__name__}: {error}"
-        warnings.warn(f"{name} failed and was disabled ({reason}); training continues", stacklevel=3)
+        name, why = type(self.logger).__name__, f"{type(error).__name__}: {error}"
+        warnings.warn(f"{name} failed and was disabled ({why}); training continues", stacklevel=3)
 
 
 class JsonLinesLogger:

@@ -20,9 +20,7 @@ from bow.observe.text import count_text, duration_text, learners_text, metric_te
 from bow.terminal import fitted_by_rank, wrapped
 
 REMEMBERED = (*POSITION, "samples_per_s", "learners")  # fields with a special format in the bar
-
 EVERY_S = 0.2  # seconds between two updates of the bar in a notebook
-
 BESIDE = 24  # columns for share, bar and time left
 WARNED_OF = ("not written", "not finite", "not equal")  # events that also give a warning
 SHOWN_EVENTS = 5  # events shown per name; further ones are only in the records
@@ -86,21 +84,14 @@ class ProgressBar:
                 return fitted_by_rank(_epoch_parts(record, self._start.get("epochs")), self._width)
             case "calibration":
                 return f"engine and learners: {record['summary']}"
-            case "event":
-                return self._event_line(record)
+            case "event" if (name := record["event"]) not in WARNED_OF:
+                self._events[name] += 1
+                if self._events[name] <= SHOWN_EVENTS:
+                    more = " (further ones are not shown here)" if self._events[name] == SHOWN_EVENTS else ""
+                    return f"{record.get('message') or name}{more}"
             case "end":
                 return _end_line(record)
         return None
-
-    def _event_line(self, record: Record) -> str | None:
-        name = record["event"]
-        if name in WARNED_OF:
-            return None
-        self._events[name] += 1
-        if self._events[name] > SHOWN_EVENTS:
-            return None
-        more = " (further ones are not shown here)" if self._events[name] == SHOWN_EVENTS else ""
-        return f"{record.get('message') or name}{more}"
 
 
 class NotebookBar:
@@ -184,8 +175,7 @@ def watched(budget_s: float | None, console: Console) -> Iterator[Callable[[floa
         task = bar.add_task("", total=budget_s)
 
         def tell(seconds: float, proposals: int, best_ns: float) -> bool:
-            said = f"best {best_ns / 1e6:.3f} ms, {proposals:,} examined"
-            bar.update(task, completed=seconds, description=said)
+            bar.update(task, completed=seconds, description=f"best {best_ns / 1e6:.3f} ms, {proposals:,} examined")
             return interruption.signal is None
 
         yield tell

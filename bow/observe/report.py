@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 
 
 SHOWN_EVENTS = 100
-
 INTERRUPTED = "interrupted"  # the event of a training that was interrupted
-
 DECISION_HEAD = ("engine", "learners", "threads", "samples/s", "lowest", "highest", "trials", "compiling", "decision")
 
 
@@ -144,11 +142,15 @@ class Report:
             tiles = [ResultTile(metric_text("loss", losses[-1]), "training loss", "no validation data")]
         last, size = self.last, self.start.get("batch_size")
         learners, samples = last.get("learners"), last.get("samples")
+        rounds, reached = last.get("round"), last.get("time_to_target_s")
+        note = f"{count_text(rounds)} rounds" if is_number(rounds) else ""
+        if is_number(reached):
+            note = f"target reached after {duration_text(reached)}"
         in_all = f"{count_text(samples)} samples in total" if is_number(samples) else ""
         batches = f"batches of {size} each" if size else ""
         return [
             *tiles[:2],
-            self._time_tile(),
+            ResultTile(duration_text(last.get("seconds") or last.get("time_s") or 0.0), "training time", note),
             ResultTile(rate_text(last.get("samples_per_s")).removesuffix(" samples/s"), "samples per second", in_all),
             ResultTile(value_text(learners), "learner" if learners == 1 else "learners", batches),
         ]
@@ -174,7 +176,15 @@ class Report:
 
     @property
     def events(self) -> list[tuple[str, str, str, str]]:
-        return [_event(record) for record in self._events[:SHOWN_EVENTS]]
+        return [
+            (
+                duration_text(record.get("time_s", 0.0)),
+                f"round {fact_text(record.get('round'))}",
+                record.get("event", ""),
+                record.get("message", ""),
+            )
+            for record in self._events[:SHOWN_EVENTS]
+        ]
 
     @property
     def hidden_events(self) -> int:
@@ -225,25 +235,12 @@ class Report:
         label = "validation loss" if name == "loss" else name.replace("_", " ")
         return ResultTile(metric_text(name, value), label, note)
 
-    def _time_tile(self) -> ResultTile:
-        seconds = self.last.get("seconds") or self.last.get("time_s") or 0.0
-        rounds, reached = self.last.get("round"), self.last.get("time_to_target_s")
-        note = f"{count_text(rounds)} rounds" if is_number(rounds) else ""
-        if is_number(reached):
-            note = f"target reached after {duration_text(reached)}"
-        return ResultTile(duration_text(seconds), "training time", note)
-
 
 def data_of(settings: Mapping[str, str]) -> str:
     if target := settings.get("data._target_"):
         return target.rpartition(".")[2]
     found = re.match(r"[\w.]+(\[[^\]]*\])?", settings.get("data", ""))
     return found[0] if found else ""
-
-
-def _event(record: Record) -> tuple[str, str, str, str]:
-    number = f"round {fact_text(record.get('round'))}"
-    return duration_text(record.get("time_s", 0.0)), number, record.get("event", ""), record.get("message", "")
 
 
 def _decision(row: Mapping[str, Any]) -> list[str]:
@@ -306,8 +303,13 @@ def _template(name: str) -> "Template":
 
 def continuous(records: Sequence[Record]) -> list[Record]:
     """Join the records of an interrupted and resumed run into those of an uninterrupted one."""
+    attempts: list[list[Record]] = []
+    for record in records:
+        if not attempts or record["kind"] == "start":
+            attempts.append([])
+        attempts[-1].append(record)
     kept: list[Record] = []  # rounds repeated after a resume count once, the last time
-    for attempt in _attempts(records):
+    for attempt in attempts:
         first = min((record["round"] for record in attempt if "round" in record), default=math.inf)
         kept = [record for record in kept if record["kind"] != "end" and record.get("round", 0) < first]
         reached = max((record.get("time_s", 0.0) for record in kept), default=0.0)
@@ -315,15 +317,6 @@ def continuous(records: Sequence[Record]) -> list[Record]:
         offset = reached if began < reached else 0.0
         kept += [{**record, "time_s": max(reached, record.get("time_s", 0.0) + offset)} for record in attempt]
     return kept
-
-
-def _attempts(records: Sequence[Record]) -> list[list[Record]]:
-    attempts: list[list[Record]] = []
-    for record in records:
-        if not attempts or record["kind"] == "start":
-            attempts.append([])
-        attempts[-1].append(record)
-    return attempts
 
 
 PROVENANCE = ("commit", "versions", "machine")
