@@ -18,12 +18,7 @@ class ConvNorm(nn.Module):
     """A convolution without bias, batch norm and ReLU."""
 
     def __init__(
-        self,
-        channels_in: int,
-        channels_out: int,
-        kernel: Kernel,
-        stride: int = 1,
-        padding: Kernel = 0,
+        self, channels_in: int, channels_out: int, kernel: Kernel, stride: int = 1, padding: Kernel = 0
     ) -> None:
         super().__init__()
         self.conv = nn.Conv2d(channels_in, channels_out, kernel, stride=stride, padding=padding, bias=False)
@@ -236,10 +231,8 @@ _EXPANDED = (320, 384, 384, 384, 384, 192)
 
 
 class _InceptionBuilder:
-    """Makes modules with `width` times the published numbers of filters, which are the arguments.
-
-    `before` lists the filters of the parts of the concatenated input.
-    """
+    # Makes modules with `width` times the published numbers of filters, which are the arguments; `before` are those of
+    # the parts of the concatenated input.
 
     def __init__(self, width: float) -> None:
         self._width = width
@@ -311,13 +304,7 @@ class PathNet(nn.Module):
     """
 
     def __init__(
-        self,
-        classes: int = 10,
-        channels: int = 3,
-        size: int = 32,
-        filters: int = 16,
-        layers: int = 3,
-        modules: int = 6,
+        self, classes: int = 10, channels: int = 3, size: int = 32, filters: int = 16, layers: int = 3, modules: int = 6
     ) -> None:
         super().__init__()
         if layers < 1 or modules < 1:
@@ -333,10 +320,9 @@ class PathNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits `[batch, classes]` of images `[batch, channels, size, size]`."""
-        features = images
         for layer in self.layers:
-            features = layer(features)
-        logits: Tensor = self.output(features.flatten(1))
+            images = layer(images)
+        logits: Tensor = self.output(images.flatten(1))
         return logits
 
 
@@ -349,5 +335,4 @@ class PathNetLayer(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """The output `[batch, filters, height / 2, width / 2]` of images `[batch, channels_in, height, width]`."""
-        outputs = [F.max_pool2d(F.relu(conv(images)), 2) for conv in self.convs]
-        return functools.reduce(torch.add, outputs)
+        return functools.reduce(torch.add, (F.max_pool2d(F.relu(conv(images)), 2) for conv in self.convs))

@@ -67,10 +67,7 @@ class DCGAN(nn.Module):
 
 
 class Generator(nn.Module):
-    """Images from noise: a linear layer, then transposed convolutions that double height and width.
-
-    Batch norm and ReLU follow every layer but the last, which ends in tanh.
-    """
+    """Images from noise: a linear layer, then transposed convolutions, with batch norm and ReLU; tanh at the end."""
 
     def __init__(self, channels: int, size: int, width: int, latent: int) -> None:
         super().__init__()
@@ -94,10 +91,7 @@ class Generator(nn.Module):
 
 
 class Discriminator(nn.Module):
-    """A logit from an image: strided convolutions that halve height and width, then a linear layer.
-
-    Leaky ReLU follows every convolution, and batch norm all but the first.
-    """
+    """A logit from an image: strided convolutions with leaky ReLU and, but for the first, batch norm; then a layer."""
 
     def __init__(self, channels: int, size: int, width: int) -> None:
         super().__init__()

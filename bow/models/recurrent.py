@@ -231,8 +231,12 @@ class PhasedLSTM(nn.Module):
 
     def forward(self, inputs: Tensor | tuple[Tensor, Tensor]) -> Tensor:
         """Logits `[batch, length, vocabulary]` of the token after each."""
-        tokens, times = (inputs, None) if isinstance(inputs, Tensor) else inputs
-        moments = _positions(tokens, self.output.weight) if times is None else times.t().unsqueeze(-1).unbind(0)
+        if isinstance(inputs, Tensor):  # times 0, 1, 2, ..., shared by the batch
+            tokens, weight = inputs, self.output.weight
+            times = torch.arange(tokens.shape[1], dtype=weight.dtype, device=weight.device).unsqueeze(0)
+        else:
+            tokens, times = inputs
+        moments = times.t().unsqueeze(-1).unbind(0)
         steps: Iterable[Tensor] = steps_of(self.embedding, tokens)
         for cell in self.cells:
             steps = _unrolled(cell, steps, moments)
@@ -290,9 +294,3 @@ def _unrolled(cell: nn.Module, inputs: Iterable[Tensor], times: Iterable[Tensor]
     for step, moment in zip(inputs, times, strict=True):
         state = cell(step, moment, state)
         yield state[0]
-
-
-def _positions(tokens: Tensor, like: Tensor) -> tuple[Tensor, ...]:
-    """Return the times 0, 1, 2, ..., each `[1, 1]`, shared by the batch."""
-    length = tokens.shape[1]
-    return torch.arange(length, dtype=like.dtype, device=like.device).view(length, 1, 1).unbind(0)
