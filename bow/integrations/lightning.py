@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from bow.errors import SettingError, reason
+from bow.observe.records import metrics
 from bow.training import Result
 from bow.training import train as train_model
 from bow.training.config import PerRound, Validation
@@ -316,11 +317,8 @@ class Optimization:
         settings: Any = schedulers[0] if schedulers else {}
         settings = settings if isinstance(settings, Mapping) else {"scheduler": settings}
         interval, monitor = settings.get("interval", "epoch"), settings.get("monitor", "val_loss")
-        if (
-            settings.get("frequency", 1) != 1
-            or interval not in ("epoch", "step")
-            or monitor not in ("val_loss", "loss")
-        ):
+        is_known = interval in ("epoch", "step") and monitor in ("val_loss", "loss")
+        if settings.get("frequency", 1) != 1 or not is_known:
             raise SettingError(
                 f"unsupported scheduler settings { {k: v for k, v in settings.items() if k != 'scheduler'} }; "
                 "supported: frequency=1, interval='epoch' or 'step', monitor='val_loss' or 'loss'"
@@ -389,8 +387,6 @@ class Hooked:
         self._heed(run)
 
     def on_epoch_end(self, run: Any, record: Mapping[str, Any]) -> None:
-        from bow.observe.records import metrics
-
         trainer, values = self._trainer, metrics(record)
         of_training = {name for name in values if name.startswith("train")}
         logged = {name: value_of(record, name) for name in run.replicas.last.metrics}  # by their names in the module

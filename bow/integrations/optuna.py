@@ -105,15 +105,8 @@ def optimize(
     stop = settings.pop("stop", None)
     rules = [] if stop is None else list(stop) if isinstance(stop, (list, tuple)) else [stop]
     try:
-        return sweep(
-            model,
-            data,
-            loss,
-            variants=trials,
-            at_once=whole("side_by_side", side_by_side),
-            stop=[trials, *rules],
-            **settings,
-        )
+        at_once = whole("side_by_side", side_by_side)
+        return sweep(model, data, loss, variants=trials, at_once=at_once, stop=[trials, *rules], **settings)
     finally:
         trials.fail_others()
 

@@ -30,9 +30,7 @@ from bow.training.stopping import EarlyStopping
 from bow.values import whole
 
 Module = Callable[[int, int], nn.Module]
-
 Splits = Sequence[tuple[Tensor | None, Tensor | None]]
-
 ROWS = 4096  # samples predicted at once
 
 
@@ -137,10 +135,7 @@ class MemberEstimator(BaseEstimator):  # type: ignore[misc]
         self.ensemble_ = Ensemble(list(models.values()), self._combine)
         self.histories_ = [member.history for member in result]
         if self.cv is not None:
-            by_fold = [
-                [model for number, model in models.items() if number // len(seeds) == fold]
-                for fold in range(len(splits))
-            ]
+            by_fold = [[m for n, m in models.items() if n // len(seeds) == fold] for fold in range(len(splits))]
             self._keep_held_out(inputs, y, splits, by_fold)
 
     def _splits(self, X: np.ndarray, y: np.ndarray) -> Splits:
@@ -150,10 +145,8 @@ class MemberEstimator(BaseEstimator):  # type: ignore[misc]
             pairs: Iterable[Any] = check_cv(self.cv, y, classifier=of_classes).split(X, y)
         elif self.early_stopping is not None:
             by_class = y if of_classes else None
-            numbers, random = np.arange(len(X)), self.random_state
-            pairs = [
-                train_test_split(numbers, test_size=self.validation_fraction, stratify=by_class, random_state=random)
-            ]
+            settings = {"test_size": self.validation_fraction, "random_state": self.random_state}
+            pairs = [train_test_split(np.arange(len(X)), stratify=by_class, **settings)]
         else:
             return [(None, None)]
         splits = [(torch.as_tensor(train), torch.as_tensor(held_out)) for train, held_out in pairs]
