@@ -22,7 +22,6 @@ CACHE = "BOW_CACHE"  # environment variable: folder of the cache of compiled cod
 MOST_BYTES = 2 * 2**30
 
 SCRATCH = "making-"
-
 NO_COMPILER = "none"
 
 

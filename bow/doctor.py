@@ -80,9 +80,7 @@ def _gpu_problem() -> str | None:
 
 
 def _compiler() -> str | None:
-    name = os.environ.get("CXX") or "g++"
-    path = shutil.which(name)
-    if path is None:
+    if (path := shutil.which(os.environ.get("CXX") or "g++")) is None:
         return None
     answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
     return (answer.stdout.splitlines() or [path])[0]

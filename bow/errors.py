@@ -7,7 +7,6 @@ import re
 _FULL = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the disk quota is used up"}
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 _TERMINAL_CODE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-
 _PLACE_IN_TORCH = re.compile(r"^\[enforce fail at [^\]]*\]\W*(err == 0\. *)?")
 
 
@@ -112,7 +111,6 @@ def reason(error: BaseException) -> str:
         >>> reason(RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate"))
         "DefaultCPUAllocator: can't allocate"
     """
-    lines = [line.strip() for line in _TERMINAL_CODE.sub("", str(error)).splitlines()]
-    lines = [_PLACE_IN_TORCH.sub("", line) for line in lines]
+    lines = [_PLACE_IN_TORCH.sub("", line.strip()) for line in _TERMINAL_CODE.sub("", str(error)).splitlines()]
     telling = [line for line in lines if line and not line.endswith("raised:")]
     return (telling or [type(error).__name__])[0].rstrip(".")

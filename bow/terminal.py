@@ -13,13 +13,11 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
-
 LOG_WIDTH = 160  # columns without a terminal, so that tables in logs are complete
 ROOM = 24  # an explanation with fewer columns next to its name is placed below it
 COLUMNS = re.compile(r"(?P<name>\s*\S.*?\s{2,})(?P<text>\S.*)")
 UNIT = re.compile(r"(?<=\d) (?=(?:%|[mnµ]?s|min|h|d|[KMGT]i?B|samples/s)(?!\w))")
 COMMENT = re.compile(r"(?P<name>[^#]*)(?P<text># .*)")
-
 HEAD_WIDTH = 8  # width of the header of a numeric column; longer ones wrap
 
 

@@ -17,14 +17,7 @@ LONGEST_PATH = 4095  # limits in bytes of a file name and a path on Linux and ma
 
 
 def whole(
-    name: str,
-    value: Any,
-    *,
-    least: int = 1,
-    most: int = LARGEST,
-    words: str = "",
-    also: str = "",
-    remedy: str = "",
+    name: str, value: Any, *, least: int = 1, most: int = LARGEST, words: str = "", also: str = "", remedy: str = ""
 ) -> int:
     """Check an integer and return it as `int`; accepts NumPy's, and anything with `__index__`."""
     try:

@@ -46,9 +46,6 @@ class SideBySideLauncher(Launcher):
     def __init__(self, resume: str | None = None) -> None:
         super().__init__()
         self._resume = resume
-        self._config: DictConfig | None = None
-        self._context: HydraContext | None = None
-        self._task: TaskFunction | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         """Store the program's context, task function and settings."""
@@ -59,7 +56,6 @@ class SideBySideLauncher(Launcher):
         from bow import Run
         from bow.members.jobs import run_together, train_together
 
-        assert self._config is not None
         setup_globals()
         configure_log(self._config.hydra.hydra_logging, self._config.hydra.verbose)
         folder = Path(str(self._config.hydra.sweep.dir)).absolute()
@@ -80,9 +76,6 @@ class SideBySideLauncher(Launcher):
         return returned
 
     def _run(self, overrides: list[str], number: int) -> JobReturn:
-        assert self._config is not None
-        assert self._context is not None
-        assert self._task is not None
         config = self._context.config_loader.load_sweep_config(self._config, overrides)
         with open_dict(config):
             config.hydra.job.id = config.hydra.job.num = number
