@@ -11,8 +11,18 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from bow.cli.planning_methods import all_methods, check_used, compared_methods, find, tower_sentences
-from bow.cli.planning_settings import PlanSettings, as_planned, load, read, size_given
+from bow.cli.planning_settings import (
+    PlanSettings,
+    all_methods,
+    as_planned,
+    check_used,
+    compared_methods,
+    find,
+    load,
+    read,
+    size_given,
+    tower_sentences,
+)
 from bow.cli.subject import SIZE, parts
 from bow.data import batch_length
 from bow.engines.memory import bytes_text

@@ -15,7 +15,7 @@ from bow.engines import Loss
 from bow.errors import SettingError
 from bow.training.batches import batches_in
 from bow.training.config import PerRound, SchedulerFactory, TrainConfig
-from bow.training.preparation import prepare
+from bow.training.train import prepare
 from bow.values import number, whole
 
 WORSE = 4.0  # a loss of this multiple of the best one ends a range test

@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks import harness
 from benchmarks.figures import markdown
-from bow.cli import planning, planning_methods, planning_settings, scheduling
+from bow.cli import planning, planning_settings, scheduling
 from bow.cli.checking import read_words
 from bow.cli.composition import compose
 from bow.models import NETWORKS
@@ -151,7 +151,7 @@ def _ran(words: list[str], folder: Path) -> None:
 def _plan(words: list[str]) -> None:
     action, file, rest = planning._action(words)
     settings = planning_settings.read(rest)
-    planning_methods.check_used(settings.method, settings.search, settings.workers)
+    planning_settings.check_used(settings.method, settings.search, settings.workers)
     if settings.topology not in ("", MACHINE):
         load_topology(settings.topology)
     assert bool(file) == (action in ("show", "explain"))

@@ -17,7 +17,7 @@ from rich.console import Console
 from torch import nn
 
 import bow
-from bow.cli import main, planning, planning_methods, planning_settings
+from bow.cli import main, planning, planning_settings
 from bow.cli import training as cli_training
 from bow.cli.subject import Parts
 from bow.engines import step_from_loss
@@ -334,7 +334,7 @@ def test_memory_is_that_of_the_optimizer_that_will_train(words: list[str], copie
 @pytest.fixture(params=[1, 2])
 def _interrupted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C is pressed as soon as a search tells how it goes, once or twice."""
-    real = planning_methods.search
+    real = planning_settings.search
 
     def searched(problem: Any, settings: Any, tell: Any) -> Any:
         def told(*how: Any) -> bool:
@@ -345,7 +345,7 @@ def _interrupted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
         return real(problem, settings, told)
 
-    monkeypatch.setattr(planning_methods, "search", searched)
+    monkeypatch.setattr(planning_settings, "search", searched)
 
 
 def test_away_from_a_terminal_nothing_stands_for_the_bar(capsys: pytest.CaptureFixture[str]) -> None:
