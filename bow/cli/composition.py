@@ -239,7 +239,10 @@ def _compose(overrides: Sequence[Override]) -> DictConfig:
     try:
         return _composed(overrides)
     except MissingConfigException as error:
-        raise _missing_option(error) from None
+        group, _, option = (error.missing_cfg_file or "").rpartition("/")
+        if not group:
+            raise SettingError(f"the configuration cannot be found: {_first_line(error)}") from None
+        raise SettingError(f"{group}={option} does not exist; {suggestion(option, error.options or [])}") from None
     except MISTAKES as error:
         raise _rejected(error, overrides) from None
 
@@ -258,13 +261,6 @@ def _composed(overrides: Sequence[Override]) -> DictConfig:
 @functools.cache
 def _of_groups(chosen: tuple[str, ...]) -> DictConfig:
     return hydra_compose(CONFIG, overrides=list(chosen), return_hydra_config=True)
-
-
-def _missing_option(error: MissingConfigException) -> SettingError:
-    group, _, option = (error.missing_cfg_file or "").rpartition("/")
-    if not group:
-        return SettingError(f"the configuration cannot be found: {_first_line(error)}")
-    return SettingError(f"{group}={option} does not exist; {suggestion(option, error.options or [])}")
 
 
 def _rejected(error: Exception, overrides: Sequence[Override]) -> SettingError:

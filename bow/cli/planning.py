@@ -34,7 +34,7 @@ from bow.planning.problem.partition import Partition
 from bow.planning.problem.topology_files import save_topology, shipped_topologies
 from bow.planning.search.baselines import baseline
 from bow.planning.search.chains import space_of
-from bow.planning.search.explain import COLUMNS, Explanation, OperatorExplanation, explain, shortened
+from bow.planning.search.explain import COLUMNS, Explanation, explain, shortened
 from bow.planning.search.least_step import least_batch_ns
 from bow.planning.search.metropolis import MOVES, STARTS, SearchSettings
 from bow.planning.search.problem import Problem
@@ -188,7 +188,12 @@ def _plan(console: Console, problems: Sequence[Problem], settings: PlanSettings)
             raise SettingError(f"method={settings.method} returned a partition that does not fit: {made.refusal}")
         worth = settings.search.worth(each.batch_size, planned.partition.learners)
         if settings.search.noise_scale is not None:
-            console.print(_worth(each, planned.partition, made, worth))
+            learners = planned.partition.learners
+            console.print(
+                f"learners={learners} batch_size={each.batch_size}: {made.makespan_ns / 1e6:.3f} ms for "
+                f"{each.batch_size * learners:,} samples, worth {worth:,.1f} single samples: "
+                f"{made.makespan_ns / worth / 1e3:.3f} us each"
+            )
         return made.makespan_ns / worth, each, planned.partition, made, planned.is_interrupted
 
     plans = plan_batch_sizes(planned_for, problems, console.print, attrgetter("batch_size"), itemgetter(4))
@@ -312,16 +317,12 @@ def _lines(problem: Problem, explanation: Explanation) -> Iterator[str]:
         name, kind, split, devices, *times = each.cells()
         costs = [f"{column} {time}" for column, time in zip(COLUMNS[-len(times) :], times, strict=True) if time]
         yield "  ".join([f"{name}, {kind}", f"{split} on {devices}", *costs])
-        yield from (f"    or {other}" for other in _others(problem, explanation, each))
-
-
-def _others(problem: Problem, explanation: Explanation, each: OperatorExplanation) -> Iterator[str]:
-    for choice in each.alternatives:
-        devices = shortened([problem.topology.devices[device].name for device in choice.split.devices])
-        cost = "does not fit"
-        if choice.makespan_ns is not None:
-            cost = f"{choice.makespan_ns / 1e6:.3f} ({explanation.slower(choice.makespan_ns):+.1f} %)"
-        yield f"{each.split_text(choice.split)} on {devices}: {cost}"
+        for choice in each.alternatives:
+            devices = shortened([problem.topology.devices[device].name for device in choice.split.devices])
+            cost = "does not fit"
+            if choice.makespan_ns is not None:
+                cost = f"{choice.makespan_ns / 1e6:.3f} ({explanation.slower(choice.makespan_ns):+.1f} %)"
+            yield f"    or {each.split_text(choice.split)} on {devices}: {cost}"
 
 
 def _summary(partition: Partition, result: SimulationResult) -> str:
@@ -329,14 +330,6 @@ def _summary(partition: Partition, result: SimulationResult) -> str:
     return (
         f"a step: {result.makespan_ns / 1e6:.3f} ms{learners}; {result.communication_bytes / 1e6:.2f} MB sent, "
         f"{result.task_ns / 1e6:.3f} ms computed on all devices together"
-    )
-
-
-def _worth(problem: Problem, partition: Partition, result: SimulationResult, worth: float) -> str:
-    together = f"{problem.batch_size * partition.learners:,} samples"
-    return (
-        f"learners={partition.learners} batch_size={problem.batch_size}: {result.makespan_ns / 1e6:.3f} ms for "
-        f"{together}, worth {worth:,.1f} single samples: {result.makespan_ns / worth / 1e3:.3f} us each"
     )
 
 

@@ -1,4 +1,4 @@
-"""Settings and methods of `bow plan`: of the command line and of a partition's file; searches, baselines, placements."""
+"""Settings and methods of `bow plan`: from the command line and a partition's file; searches, baselines, placements."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

@@ -151,8 +151,10 @@ class IndexedStream(BatchStream):
         if left >= count:
             batches, stacked = self.full_round(self._position + own.start * self.batch_size, len(own))
         else:
-            count = int(left)
-            batches, stacked = self._short_round(own), False
+            count, stacked = int(left), False
+            starts = [self._position + learner * self.batch_size for learner in own]
+            lengths = [min(self.batch_size, int(self._end) - start) for start in starts]
+            batches = [self.batch(*each) if each[1] > 0 else None for each in zip(starts, lengths, strict=True)]
         self._position += count
         return Deal(batches, stacked, count, self.epochs)
 
@@ -186,11 +188,6 @@ class IndexedStream(BatchStream):
                 f"have {self.samples_per_epoch}; resume with the same data"
             )
         self._position = state["position"]
-
-    def _short_round(self, own: range) -> list[Batch | None]:
-        starts = [self._position + learner * self.batch_size for learner in own]
-        lengths = [min(self.batch_size, int(self._end) - start) for start in starts]
-        return [self.batch(*each) if each[1] > 0 else None for each in zip(starts, lengths, strict=True)]
 
 
 def check_seed(saved: int, seed: int) -> None:

@@ -149,8 +149,7 @@ def lr_range_test(
     losses: list[float] = []
     try:
         for index in range(rounds):
-            deal = prepared.opened.stream.deal(learners)
-            if deal is None:
+            if (deal := prepared.opened.stream.deal(learners)) is None:
                 break
             rate = first * (last / first) ** (index / (rounds - 1))
             for group, share in zip(groups, shares, strict=True):

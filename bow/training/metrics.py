@@ -93,12 +93,8 @@ class Accuracy(Metric):
 
     def applies(self, outputs: Any, targets: Any) -> bool:
         """Whether targets are class indices, and outputs have one more dimension."""
-        return (
-            isinstance(outputs, Tensor)
-            and isinstance(targets, Tensor)
-            and not targets.is_floating_point()
-            and outputs.dim() == targets.dim() + 1
-        )
+        are_tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+        return are_tensors and not targets.is_floating_point() and outputs.dim() == targets.dim() + 1
 
     def update(self, outputs: Any, targets: Any) -> None:
         classes_second = outputs.dim() > 1 and outputs.shape[:1] + outputs.shape[2:] == targets.shape

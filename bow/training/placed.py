@@ -142,8 +142,7 @@ class PartitionRounds:
     def _round(self, batch: Batch) -> Outcome:
         index = self.count
         self.count += 1
-        given = self._for_all(batch)
-        if given is None:
+        if (given := self._for_all(batch)) is None:
             if batch is not None and self._group.rank == 0:
                 what = f"a batch of learner {self._group.learner} is not of the partition's batch size"
                 self.events.append(RoundEvent(index, LEFT_OUT, f"{what}; it is not trained on"))
@@ -222,7 +221,7 @@ class PartitionLearners:
         placed: Placed,
         group: ProcessGroup,
         world: World,
-        note: str | None = None,
+        note: str | None,
     ) -> None:
         model = copy.deepcopy(replicas_config.model).train()
         seed = replicas_config.task.seed
@@ -457,8 +456,7 @@ def train_by(partition: Partition, model: Any, data: Any, *, check: bool, **sett
     unknown = next((name for name in settings if name not in known), None)
     if unknown is not None:
         raise SettingError(f"found.train has no {unknown}=; it takes the settings of bow.train")
-    config = TrainConfig(model=model, data=data, partition=partition, check_partition=check, **settings)
-    return run_training(config)
+    return run_training(TrainConfig(model=model, data=data, partition=partition, check_partition=check, **settings))
 
 
 def place_learners(
@@ -469,6 +467,5 @@ def place_learners(
     group = ProcessGroup(device, placed.strategy.learners)  # type: ignore[arg-type]
     checked = check_speed(replicas_config, placed, group, world) if checks and config.check_partition else None
     note = f"partition: {checked.summary}" if checked is not None and world.leads else None
-    return PartitionLearners(
-        replicas_config, placed, group, world, note=note
-    ), None if checked is None else checked.save
+    learners = PartitionLearners(replicas_config, placed, group, world, note=note)
+    return learners, None if checked is None else checked.save

@@ -1,5 +1,6 @@
 """`bow.Replicas`: several learners as one module, for custom training loops."""
 
+import contextlib
 import dataclasses
 import functools
 import warnings
@@ -141,7 +142,6 @@ class Replicas(nn.Module):
         engine = EngineConfig.of(engine)
         check_sync(sync)
         seed = whole_seed(seed)
-        expected_rounds = None if expected_rounds is None else whole("expected_rounds", expected_rounds, least=0)
         if not isinstance(world, World):
             raise SettingError(f"world must be a result of bow.cluster.join, got {type(world).__name__}; leave it out")
         settings = LearningConfig(
@@ -150,7 +150,7 @@ class Replicas(nn.Module):
             on_nan=on_nan,
             seed=seed,
             batch_size=None if batch_size is None else whole("batch_size", batch_size),
-            rounds=expected_rounds,
+            rounds=None if expected_rounds is None else whole("expected_rounds", expected_rounds, least=0),
             engine=engine,
         )
         template = prepare_template(model, seed)
@@ -164,7 +164,7 @@ class Replicas(nn.Module):
         count = choose_learners(place, template, None, None) if is_auto else whole("learners", learners, also='"auto"')
         if world.is_one:
             sync.check(count)
-        chosen = engine_for(engine, expected_rounds, place, is_one=count == 1 and world.is_one)
+        chosen = engine_for(engine, settings.rounds, place, is_one=count == 1 and world.is_one)
         check_device(chosen, streams is not None)
         if engine.schedule is not None:
             if not isinstance(engine.schedule, Schedule):
@@ -458,16 +458,12 @@ class ReplicasConfig:
 
     def most_learners(self, engine: str, wanted: int) -> int:
         """Return the most learners, up to `wanted`, that fit in memory and with which the synchroniser is stable."""
-        most = self._budget(engine).most(wanted)
-        return next((count for count in range(most, 0, -1) if self._is_stable(count)), 0)
+        for count in range(self._budget(engine).most(wanted), 0, -1):
+            with contextlib.suppress(SettingError):
+                self.sync.check(count)
+                return count
+        return 0
 
     def _budget(self, engine: str) -> MemoryBudget:
         parts = self.device, self.model, self.optimizer, self.sync, engine, self.example, self.task
         return MemoryBudget(*parts, self.moving_average)
-
-    def _is_stable(self, learners: int) -> bool:
-        try:
-            self.sync.check(learners)
-        except SettingError:
-            return False
-        return True

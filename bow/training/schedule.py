@@ -29,7 +29,6 @@ from bow.training.replicas import ReplicasConfig
 from bow.training.trials import stand_still, without_a_trace
 
 AUTO: Literal["auto"] = "auto"
-
 PARTITION_FORMAT = "bow partition"  # of the files of `bow plan`
 
 
@@ -122,8 +121,8 @@ class Rounds:
         stand_still(self._replicas)
         try:
             self.run()
-            refusal = [event.message for event in self._replicas.loop.take_events() if event.event == "engine changed"]
-            if refusal:
+            events = self._replicas.loop.take_events()
+            if refusal := [event.message for event in events if event.event == "engine changed"]:
                 raise ScheduleError(refusal[0])
         except BaseException:
             self.close()

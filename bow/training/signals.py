@@ -72,7 +72,9 @@ class Signals:
             return
         self._notice_changes(replicas)
         _add(self._gradients, replicas.G)
-        if self._is_pulling and self._lr and self._has_settled(replicas.rounds):
+        slowest = min(self._alpha(self._learners), 1 - self._momentum)
+        has_settled = (replicas.rounds - self._since) * slowest >= SETTLING
+        if isinstance(self._sync, SMA) and self._lr and has_settled:
             _add(self._distances, (row - replicas.z for row in replicas.W))
             distances, gradients = self._distances.value, self._gradients.value
             if distances is not None and gradients is not None:
@@ -91,23 +93,10 @@ class Signals:
         if now != before:  # otherwise it is still the best guess
             self._repulsion = 0.0
 
-    def _has_settled(self, rounds: int) -> bool:
-        slowest = min(self._alpha(self._learners), 1 - self._momentum)
-        return (rounds - self._since) * slowest >= SETTLING
-
     def __call__(self, learners: int) -> float:
-        momentum = self._momentum if self._is_pulling else 0.0
-        return StatisticalEfficiency(
-            self.noise_scale,
-            self._batch_size,
-            repulsion=self._repulsion,
-            momentum=momentum,
-            alpha=self._alpha(learners),
-        )(learners)
-
-    @property
-    def _is_pulling(self) -> bool:
-        return isinstance(self._sync, SMA)  # or EASGD
+        momentum = self._momentum if isinstance(self._sync, SMA) else 0.0
+        averaging = {"repulsion": self._repulsion, "momentum": momentum, "alpha": self._alpha(learners)}
+        return StatisticalEfficiency(self.noise_scale, self._batch_size, **averaging)(learners)
 
     def _alpha(self, learners: int) -> float:
         alpha = self._sync.alpha if isinstance(self._sync, SMA) else None
