@@ -55,15 +55,11 @@ class RunLock(contextlib.AbstractContextManager["RunLock"]):
             os.truncate(descriptor, 0)
             os.write(descriptor, f"{os.getpid()} {socket.gethostname()}".encode())
 
-    def remove(self) -> None:
-        """Delete the lock file, if it is still the one that is locked."""
-        with contextlib.suppress(OSError):
-            if self._descriptor in _held and _is_at(self._path, self._descriptor):
-                self._path.unlink()
-
     def __exit__(self, *_: Any) -> None:
-        self.remove()
         if self._descriptor in _held:
+            with contextlib.suppress(OSError):
+                if _is_at(self._path, self._descriptor):  # still the file that is locked
+                    self._path.unlink()
             _held.remove(self._descriptor)
             os.close(self._descriptor)
         self._descriptor = None
