@@ -1,7 +1,6 @@
 """`bow compare`: runs side by side."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from bow.errors import RunDirectoryError, SettingError
 from bow.files import DAMAGE
@@ -25,7 +24,13 @@ def run(words: Sequence[str]) -> int:
     paths = [given_path("the run directory", word, RunDirectoryError) for word in words if not word.startswith("out=")]
     if len(paths) < 2:
         raise SettingError(f"bow compare takes two run directories or more, got {len(paths)}; write bow compare A B")
-    comparison = RunComparison([str(path) for path in paths], [_read(path) for path in paths])
+    reports = []
+    for path in paths:
+        with readable(path, damage=DAMAGE):
+            if is_sweep(RunDirectory(path)):
+                raise SettingError(f"{path} is a sweep, whose report compares its members; name two of {path}/members")
+            reports.append(Report.read(RunDirectory(path)))
+    comparison = RunComparison([str(path) for path in paths], reports)
     texts = range(len(paths) + 1)
     for title, rows in (("Results", comparison.results), ("Differences", comparison.differences)):
         table, console = terminal_table(title, "", *comparison.names, texts=texts, rows=rows), terminal()
@@ -33,11 +38,3 @@ def run(words: Sequence[str]) -> int:
         console.print(table, "")
     say(f"curves: {write_page(out, 'compare.html', run=comparison)}")
     return 0
-
-
-def _read(path: Path) -> Report:
-    directory = RunDirectory(path)
-    with readable(path, damage=DAMAGE):
-        if not is_sweep(directory):
-            return Report.read(directory)
-    raise SettingError(f"{path} is a sweep, whose report compares its members; name two of {path}/members")

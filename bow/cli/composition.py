@@ -178,7 +178,11 @@ def _parse(override: str) -> Override:
     override = _HOME.sub(r"\1='\2'", override)
     name, _, value = override.partition("=")
     override = f"{SHORT.get(name, name)}={value}" if "=" in override else override
-    _refuse_moved(override, name)
+    moved = name.lstrip("+~").split(".")[0]
+    if moved in MOVED and moved != "tuner":
+        raise SettingError(f"{override} sets {moved}, which is {MOVED[moved][1]} now")
+    if override == "engine=whole_round":
+        raise SettingError(f"{override} is engine=graph engine.capture=round now")
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     try:
         return parser.parse_overrides([override])[0]
@@ -187,14 +191,6 @@ def _parse(override: str) -> Override:
             f"{override} cannot be read; write NAME=VALUE, close every bracket and quote, and put quotes around"
             " values with special characters, such as 'run.path=\"my runs\"'"
         ) from None
-
-
-def _refuse_moved(override: str, key: str) -> None:
-    name = key.lstrip("+~").split(".")[0]
-    if name in MOVED and name != "tuner":
-        raise SettingError(f"{override} sets {name}, which is {MOVED[name][1]} now")
-    if override == "engine=whole_round":
-        raise SettingError(f"{override} is engine=graph engine.capture=round now")
 
 
 def _refuse_doubtful(parsed: Sequence[Override]) -> None:

@@ -84,7 +84,10 @@ def run(words: Sequence[str]) -> int:
         raise SettingError(f"{action!r} is not an action of bow schedule; {suggestion(action, ACTIONS)}")
     own, others = read_words(rest, READERS)
     settings = ScheduleSettings(**own)
-    _warn(action, settings)
+    unused = [("policy", "run")] if settings.policy and action != "run" else []
+    unused += [("turns", "compare")] if settings.turns != ScheduleSettings.turns and action != "compare" else []
+    for name, used_by in unused:
+        warnings.warn(f"{name} has no effect on bow schedule {action}; it is for bow schedule {used_by}", stacklevel=2)
     console = terminal()
     _make_folder(settings.out)
     _check_runtime(action)
@@ -187,13 +190,6 @@ def _named(policies: Sequence[Policy], name: str) -> Policy:
         problem = "needs two hardware threads on each core" if name == "strategy 4" else "does not exist"
         raise SettingError(f"policy={name!r} {problem}; use one of: {names}")
     return found
-
-
-def _warn(action: str, settings: ScheduleSettings) -> None:
-    unused = [("policy", "run")] if settings.policy and action != "run" else []
-    unused += [("turns", "compare")] if settings.turns != ScheduleSettings.turns and action != "compare" else []
-    for name, used_by in unused:
-        warnings.warn(f"{name} has no effect on bow schedule {action}; it is for bow schedule {used_by}", stacklevel=2)
 
 
 def _make_folder(out: Path) -> None:

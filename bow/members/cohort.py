@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.data import Dataset, Subset
 
@@ -303,9 +302,6 @@ class Cohort:
     def mean_loss(self, progress: Progress) -> float:
         losses, progress.losses = progress.losses, []
         return mean_of([torch.cat(losses)]) if losses else math.nan
-
-    def last_loss(self, progress: Progress) -> float:
-        return float(progress.losses[-1][-1]) if isinstance(progress.scheduler, ReduceLROnPlateau) else math.nan
 
     def evaluate_beside_others(self, row: int, evaluator: Evaluator) -> dict[str, float]:
         """Run `evaluate` in a pool's thread, with a model that no other thread uses."""

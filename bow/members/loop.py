@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset, Subset, TensorDataset
 
@@ -223,7 +224,8 @@ class SweepLoop:
                 self._end(cohort, row, "diverged")
                 continue
             if epochs is not None and self._config.of(progress.member.variant).is_per_round:
-                step_scheduler(progress.scheduler, cohort.last_loss(progress))
+                needs_loss = isinstance(progress.scheduler, ReduceLROnPlateau)
+                step_scheduler(progress.scheduler, float(progress.losses[-1][-1]) if needs_loss else math.nan)
             is_over = epochs is None or cohort.is_over(row)
             if epochs is not None and epochs > progress.epoch:
                 progress.epoch = epochs

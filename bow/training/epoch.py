@@ -48,7 +48,10 @@ class Epoch:
 
     def take_values(self) -> dict[str, float]:
         """Return and clear the step values' means over the samples of all devices, by their names in records."""
-        by_device = self._world.all_gather({name: _sums(_table(own)) for name, own in self._values.items()})
+        tables = {name: _table(own) for name, own in self._values.items()}
+        there = {name: table[:, ~table[0].isnan()] for name, table in tables.items()}
+        sums = {name: (float(each.prod(0).sum()), float(each[1].sum())) for name, each in there.items()}
+        by_device = self._world.all_gather(sums)
         self._values.clear()
         means = {}
         for name in _names(by_device):
@@ -116,11 +119,6 @@ def mean_loss(by_round: list[Tensor], world: World) -> float:
 def _table(values: Sequence[tuple[Tensor, float | Tensor]]) -> Tensor:
     samples = [torch.as_tensor(count, dtype=torch.float64).expand(len(each)) for each, count in values]
     return torch.stack([torch.cat([each for each, _ in values]).cpu().double(), torch.cat(samples)])
-
-
-def _sums(table: Tensor) -> tuple[float, float]:
-    there = table[:, ~table[0].isnan()]
-    return float(there.prod(0).sum()), float(there[1].sum())
 
 
 def _names(by_device: Iterable[Iterable[str]]) -> list[str]:
