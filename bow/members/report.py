@@ -227,8 +227,10 @@ class SweepReport(Report):
             value = member.variant.values.get(setting) if setting else None
             group = f"{setting}={value_text(value)}" if setting else "members"
             color = colors.get(repr(value), GREY)
-            shown = Series(f"best: {member.name}", points, BLUE)
-            lines.append(shown if member is best else Series(group, points, color, faint=True))
+            if member is best:
+                lines.append(Series(f"best: {member.name}", points, BLUE))
+            else:
+                lines.append(Series(group, points, color, faint=True))
         lines.sort(key=lambda line: not line.faint)
         return Chart(f"{titled(label)} over epochs", lines, EPOCHS, ChartAxis(percent=is_share(name)))
 
