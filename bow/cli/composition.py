@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bow.cli.checking import suggestion
 from bow.errors import SettingError, disk_reason
-from bow.training.moved import MOVED
+from bow.training.checks import MOVED
 from bow.values import given_path
 
 CONFIG = "config"

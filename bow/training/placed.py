@@ -36,8 +36,8 @@ from bow.replicas import in_mode
 from bow.schedule import Timeline
 from bow.seeds import derive_seed
 from bow.training.batches import DataSource
+from bow.training.checks import refuses_moved
 from bow.training.config import TrainConfig
-from bow.training.moved import refuses_moved
 from bow.training.replicas import ReplicasConfig, TimelineRecorder
 from bow.training.result import Result
 from bow.training.train import run_training

@@ -43,9 +43,9 @@ from bow.training.checks import (
     check_step,
     check_sync,
     engine_for,
+    refuses_moved,
     resolve_device,
 )
-from bow.training.moved import refuses_moved
 from bow.training.replicas_state import load_state, read_state
 from bow.values import whole, whole_seed
 

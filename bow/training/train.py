@@ -46,13 +46,13 @@ from bow.training.checks import (
     check_scheduler_lasts,
     choose_devices,
     make_scheduler,
+    refuses_moved,
     warn_of_first_come,
 )
 from bow.training.config import PerRound, Run, SchedulerFactory, TrainConfig
 from bow.training.context import Learners, Position, RunContext
 from bow.training.epoch import MOST_LOST
 from bow.training.evaluation import Evaluator
-from bow.training.moved import refuses_moved
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC, ReplicasConfig
 from bow.training.result import Result
 from bow.training.run import TrainingLoop

@@ -13,7 +13,7 @@ from bow.cli.arguments import SECTIONS
 from bow.cli.composition import compose, options, recompose, sweep
 from bow.data.opening import DEFAULT_BATCH_SIZE
 from bow.errors import SettingError
-from bow.training.moved import MOVED
+from bow.training.checks import MOVED
 
 NOT_PLAIN = ("model", "data", "loss", "optimizer", "sync", "callbacks", "tuner")
 """Arguments whose values are objects in Python and descriptions of objects, or auto, in the configuration."""

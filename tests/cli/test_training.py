@@ -13,8 +13,8 @@ from safetensors.torch import save_model
 import bow
 from bow.cli import main, training
 from bow.observe import RunDirectory
+from bow.training.checks import MOVED
 from bow.training.config import TrainConfig
-from bow.training.moved import MOVED
 from bow.training.train import run_training
 
 SMALL = ["data.limit=64", "epochs=1", "learners=2"]

@@ -11,7 +11,7 @@ from torch import nn
 
 import bow
 from bow.errors import SettingError
-from bow.training.moved import MOVED
+from bow.training.checks import MOVED
 
 OF_REPLICAS = ("dispatch", "compile", "memory", "schedule", "precision")
 DATA = torch.zeros(8, 2), torch.zeros(8, dtype=torch.int64)
