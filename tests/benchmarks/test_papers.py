@@ -133,11 +133,12 @@ def _small(words: list[str]) -> list[str]:
     if words[0] == "train" or words[:2] == ["plan", "train"]:
         return [*(word for word in words if not word.startswith("epochs=")), "epochs=1"]
     sized = [word for word in words if not word.startswith("size=")]
+    budget = "budget_s=20" if any(word.startswith("workers=") for word in words) else "budget_s=0.5"  # they start first
     own = ["size=tiny"] if any(word.startswith("network=") for word in words) else []
     return [
         *sized,
         *own,
-        *(["budget_s=0.5"] if words[0] == "plan" and words[1:2] not in (["show"], ["explain"]) else []),
+        *([budget] if words[0] == "plan" and words[1:2] not in (["show"], ["explain"]) else []),
     ]
 
 

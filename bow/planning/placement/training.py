@@ -336,6 +336,8 @@ class TrainingState:
     def result(self) -> LearnedPlacement:
         best = self.history.best
         if best is None:
+            if not self.history.samples:
+                raise ScheduleError("no placement was sampled before the search ended; use a longer budget_s")
             raise ScheduleError(
                 f"none of {self.history.samples} sampled placements fits into memory; train longer, or use more devices"
             )
