@@ -20,7 +20,7 @@ from bow.engines.config import Engine
 from bow.errors import SettingError
 from bow.members.saving import MEMBERS
 from bow.observe import RunDirectory
-from bow.observe.records import read_records
+from bow.observe.records import SWITCHED, read_records
 from bow.observe.report import data_of, flat, value_text
 from bow.observe.run_directory import readable
 from bow.observe.text import metric_text, rate_text
@@ -148,6 +148,10 @@ def _as_found(file: Path, overrides: Sequence[str]) -> list[str]:
     if engine and settings["engine"].get("name") == AUTO and not given & {"engine", "engine.name"}:
         format = tuned.get("memory_format")
         ran = Engine().run_by(engine, how == "(compiled)" or bool(tuned.get("compile")), format)
+        switches = [record["round"] for record in records if record.get("event") == SWITCHED]
+        if switches and not ran.compile and "engine.compile" not in given:
+            message = f"the run of {file} was compiled from round {switches[0]} on; this one is not"
+            warnings.warn(f"{message}, and equals it to rounding", stacklevel=2)
         names = "name", "capture", "compile", *(["memory_format"] if format else [])
         found |= {f"engine.{name}": getattr(ran, name) for name in names}
     return [f"{name}={value_text(value)}" for name, value in found.items() if name not in given]

@@ -193,25 +193,31 @@ class CapturedTasks(CaptureCache[CapturedTask]):
         self._traced_step = with_autocast(settings.task_step, group.device, settings.precision)
         self._kept = KeptGraphs()
         self._compilable: Callable[[], StepGraph] | None = None
+        self._has_switched = False  # to the compiled task, in the middle of a training
 
     @property
     def any_compiled(self) -> bool:
         return any(task.region is not None for task in self._captured.values())
 
     @property
-    def compile_s(self) -> float | None:
-        """Expected seconds of compiling, 0 if the result is cached; None if nothing captured can be compiled."""
+    def compilable(self) -> StepGraph | None:
+        """The step graph to compile; None if nothing captured can be compiled."""
         task = next(iter(self._captured.values()), None)
-        if task is None:
+        if task is None or self._num_changes:
             return None
         try:
-            graph = task.graph if self._compilable is None else self._compilable()
+            return task.graph if self._compilable is None else self._compilable()
         except CaptureError:
             return None
-        if is_compiled(graph):
-            return 0.0
-        count = len(graph.operators)
-        return COMPILE_S + COMPILE_OPERATOR_S * min(count, MOST_DIFFERENT) + COMPILE_REPEATED_S * count
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return {**super().state, "switched": self._has_switched}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        super().load(state)
+        if state.get("switched"):
+            self._has_switched, self._settings = True, self._settings.compiled(True)
 
     def by_learner(
         self, batches: Sequence[Batch | None], shapes: Sequence[Shape | None], round_index: int
@@ -308,6 +314,14 @@ def changed_buffers(graph: StepGraph) -> list[str]:
         if (before.shape, before.dtype) != (after.shape, after.dtype):
             raise CaptureError(f"the step changes buffer {name!r} from {before} to {after}; keep its shape and dtype")
     return changed
+
+
+def expected_compile_s(graph: StepGraph) -> float:
+    """Return the expected seconds of compiling; 0 if the result is cached."""
+    if is_compiled(graph):
+        return 0.0
+    count = len(graph.operators)
+    return COMPILE_S + COMPILE_OPERATOR_S * min(count, MOST_DIFFERENT) + COMPILE_REPEATED_S * count
 
 
 def compiling_pays(graph: StepGraph, rounds: int | None) -> bool:

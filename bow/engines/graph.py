@@ -29,6 +29,7 @@ from bow.engines.task import Learned, out_of_range
 from bow.engines.task_scheduler import Learn
 from bow.engines.thread_pool import num_threads
 from bow.errors import GraphError, RuntimeUnavailableError, reason
+from bow.graph import StepGraph
 from bow.runtime.loading import NativeTeam, native
 from bow.sync import SMA, Members
 
@@ -74,9 +75,8 @@ class Graph(AheadRunner):
         return f"{self.name} (compiled)" if self.tasks.any_compiled else self.name
 
     @property
-    def compile_s(self) -> float | None:
-        """Expected seconds of compiling the learning task, known after the first round."""
-        return None if self._failed else self.tasks.compile_s
+    def compilable(self) -> StepGraph | None:
+        return None if self._failed else self.tasks.compilable
 
     @property
     def state(self) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from bow.sync import DropRule, Synchroniser
 
 if TYPE_CHECKING:
     from bow.engines.graph import ReadyTurns
+    from bow.graph import StepGraph
 
 # Limit of rounds passed to an engine at once, so that not all batches of an epoch are in memory.
 MAX_ROUNDS_TOGETHER = 64
@@ -100,8 +101,8 @@ class Loop(abc.ABC):
         """Wait for pending rounds, and handle their outcomes."""
 
     @property
-    def compile_s(self) -> float | None:
-        """Expected seconds of compiling the learning task, 0 if the result is cached; None if there is no choice."""
+    def compilable(self) -> "StepGraph | None":
+        """The step graph of the learning task, known after the first round; None if it cannot be compiled."""
         return None
 
     @property
@@ -186,8 +187,8 @@ class RoundLoop(Loop):
         return self.runner.description
 
     @property
-    def compile_s(self) -> float | None:
-        return self.runner.compile_s
+    def compilable(self) -> "StepGraph | None":
+        return self.runner.compilable
 
     @property
     def period(self) -> int:

@@ -10,6 +10,7 @@ from bow.engines.outcome import Batches, Outcome
 
 if TYPE_CHECKING:
     from bow.engines.graph import ReadyTurns
+    from bow.graph import StepGraph
 
 # `seed_of(learner, turn)`: seed of the random numbers of a learner's next learning tasks.
 SeedOf: TypeAlias = Callable[[int, int], int]
@@ -33,8 +34,8 @@ class TaskRunner(abc.ABC):
         return self.name
 
     @property
-    def compile_s(self) -> float | None:
-        """Expected seconds of compiling the learning task, 0 if the result is cached; None if there is no choice."""
+    def compilable(self) -> "StepGraph | None":
+        """The step graph of the learning task, known after the first round; None if it cannot be compiled."""
         return None
 
     @abc.abstractmethod

@@ -29,6 +29,7 @@ from bow.errors import RunDirectoryError
 Record = Mapping[str, Any]  # one JSON object: numbers, strings, None, and lists and mappings of them
 
 SYNTHETIC = "synthetic data"  # the event of a training on synthetic data
+SWITCHED, STAYED = "compiled", "not compiled"  # events that a resumed training repeats: how its learning task runs on
 
 POSITION = ("epoch", "round", "samples")
 SPEED = ("samples_per_s", "learners", "lr")

@@ -1,8 +1,9 @@
 """State shared by the parts of a training: its settings, learners, data and progress."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from bow.cluster import World
@@ -11,6 +12,7 @@ from bow.observe import RunDirectory
 from bow.training.config import TrainConfig
 from bow.training.metrics import Metric
 from bow.training.replicas import Replicas
+from bow.training.trials import Trials
 from bow.training.tuning import Tuned
 from bow.tuner import Tuner
 
@@ -103,6 +105,8 @@ class RunContext:
     threads: int  # torch's threads for evaluation: learning tasks may use fewer
     started_with: list[dict[str, Any]]  # the optimizer's settings when training began, before any resume
     trajectory: Mapping[str, Any]  # other settings that the weights depend on
+    trials: Callable[[], Trials]  # makes learners to time beside the training's own
+    resumed: Path | None  # run directory of the checkpoint that the training continues from
 
     @property
     def world(self) -> World:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -26,6 +26,9 @@ from bow.training.replicas import Replicas, remember
 from bow.training.result import Result, save_results
 from bow.training.run_records import RunRecords
 from bow.training.tuning import Watch
+
+if TYPE_CHECKING:
+    from bow.training.compiling import CompilingBeside
 
 WARMUP_ROUNDS = 20  # excluded from throughput, at most a quarter of the training: they compile and allocate
 
@@ -58,6 +61,7 @@ class TrainingLoop:
         self._interruption = Interruption()
         self._dealing = Dealing(context, self._records, hooks, self._agreement, self._evaluations)
         self._watch: Watch | None = None
+        self._compiling: CompilingBeside | None = None
         self._is_between = True  # no batches have been dealt that learners have yet to run
         self._asked_to_stop = False
         self._agreed_to_stop = False
@@ -122,6 +126,8 @@ class TrainingLoop:
             self._records.close()
             raise
         finally:
+            if self._compiling is not None:
+                self._compiling.close()
             self._progress.close()
 
     def finish(self) -> Result:
@@ -177,7 +183,10 @@ class TrainingLoop:
             "scheduler": None if self._scheduler is None else self._scheduler.state_dict(),
             "learners": context.tuned.learners,
             "by_device": list(self.replicas.group.by_device),
-            "tuned": context.tuned.setting,
+            "tuned": {
+                **context.tuned.setting,
+                "compiles_later": self._compiling is not None and self._compiling.is_open,
+            },
             "started_with": context.started_with,
             "settings": dict(context.trajectory),
             "scheduler_type": scheduler_type(self._scheduler),
@@ -211,10 +220,14 @@ class TrainingLoop:
                 self._records.event("stopped", f"{self.stopped}: the training ends after {self.epoch} epochs{at}")
 
     def _start_online_tuning(self) -> None:
-        """Tune the number of learners while training, if it may change; that of a partition is fixed."""
+        """Tune the number of learners while training, and whether to compile; those of a partition are fixed."""
         replicas, context = self.replicas, self._context
         if not isinstance(replicas, Replicas):
             return
+        if context.tuned.compiles_later and self._world.is_one:
+            from bow.training.compiling import CompilingBeside  # few trainings need it
+
+            self._compiling = CompilingBeside(context, self._records, self._dealing.rounds_left)
         most = self._world.all_gather(context.most_learners)
         if all(most) and (self._world.is_one or context.tuner.objective == "throughput"):
             self._watch = Watch(replicas, context.tuner, most, context.tuned.signals)
@@ -353,6 +366,8 @@ class TrainingLoop:
 
     def _agree(self) -> None:
         """Agree with all devices whether the training ends after this round, and whether a checkpoint is due."""
+        if self._compiling is not None:
+            self._compiling.between_rounds()
         meter, is_due = self.position.meter, self._checkpoints.is_due
         wants = self._asked_to_stop or self._interruption.signal is not None
         if self._world.is_one:

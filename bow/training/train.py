@@ -56,7 +56,7 @@ from bow.training.evaluation import Evaluator
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC, ReplicasConfig
 from bow.training.result import Result
 from bow.training.run import TrainingLoop
-from bow.training.trials import Request
+from bow.training.trials import Request, Trials
 from bow.training.tuning import (
     Tuned,
     balanced,
@@ -182,7 +182,7 @@ def run_training(config: TrainConfig) -> Result:
     resume = "auto" if restarted and resume is None else resume
     with contextlib.ExitStack() as at_the_end:
         lock = at_the_end.enter_context(RunLock())
-        path, resumes_in_place, state = None, False, None
+        path, resumes_in_place, state, resumed = None, False, None, None
         if is_leader():
             with readable(Path(config.run.path or resume or ".")):
                 checkpoints = candidate_checkpoints(resume, config.run.path)
@@ -192,6 +192,7 @@ def run_training(config: TrainConfig) -> Result:
                 if path is not None and path.exists():
                     lock.take(path, ENDING_S if restarted else 0.0)
                 state = open_checkpoint(resume, config.run.path)
+                resumed = run_of(checkpoints[-1]) if checkpoints else None
         world = at_the_end.enter_context(_world(prepared))
         threads = torch.get_num_threads()
         at_the_end.callback(torch.set_num_threads, threads)
@@ -234,6 +235,8 @@ def run_training(config: TrainConfig) -> Result:
             threads=threads,
             started_with=started_with,
             trajectory=given_trajectory,
+            trials=lambda: Trials(prepared.request.replicas, prepared.opened.feed()),
+            resumed=resumed,
         )
         loop = TrainingLoop(context, scheduler, shown, Hooks(config.callbacks))
         if state is not None:

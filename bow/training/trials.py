@@ -83,12 +83,15 @@ class Trials:
 
     def compile_s(self, setting: EngineSetting) -> float | None:
         """Return the expected seconds to compile engine `graph`'s learning task; None if it cannot be compiled."""
+        from bow.engines.captured import expected_compile_s  # loaded by engine `graph`
+
         try:
             with self._apart(setting.threads):
                 replicas = self._replicas(setting)
-                if replicas.loop.compile_s is None:
+                if replicas.loop.compilable is None:
                     self._stretch(replicas, 0.0)
-                return replicas.loop.compile_s
+                graph = replicas.loop.compilable
+                return None if graph is None else expected_compile_s(graph)
         except Exception:
             self._forget(setting)
             return None
@@ -287,7 +290,8 @@ def _of_engine(engine: str, counts: tuple[int, ...], request: Request, trials: T
                 yield Candidate(engine, threads, several, compile_s=build_s)
         # Capturing would build the runtime: where it is missing, assume that compiling is needed.
         compile_s = build_s + COMPILE_S if build_s else trials.compile_s(EngineSetting(engine, counts[0]))
-        if compile_s is not None:
+        is_named = request.engine != "auto" or request.compile
+        if compile_s is not None and (is_named or not compile_s):  # otherwise compiled beside the rounds
             yield replace(compiled, compile_s=compile_s)
     elif request.compile:
         yield replace(compiled, threads=threads)

@@ -56,7 +56,7 @@ UNKNOWN_BUDGET_S = 10.0  # budget if the length of the training is unknown
 SPINNING_LOSS = 3.0  # use one thread if several take at least this many times as long, in every turn
 CLEAR_LOSS = 10.0  # at once if in a single turn they take longer than this
 SPINNING_S = 0.1  # limit of the measurement
-RECIPE = 4  # version of what a calibration tries: invalidates choices of earlier versions
+RECIPE = 5  # version of what a calibration tries: invalidates choices of earlier versions
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 Source: TypeAlias = Literal["given", "rule", "checkpoint", "pinned", "cache", "calibration"]
 
@@ -78,6 +78,7 @@ class Tuned:
     signals: Signals | None = field(default=None, repr=False)
     is_complete: bool = False  # whether no worthwhile trial was skipped, so that later trainings can reuse it
     memory_format: MemoryFormat = None  # that was chosen; None: that of the user's engine or model
+    compiles_later: bool = False  # whether the learning task is compiled beside the rounds, to switch if it is faster
 
     @property
     def setting(self) -> dict[str, Any]:
@@ -186,7 +187,21 @@ def _measured(
         why = "no setting ran" if "failed" in tried else f"{duration_text(budget)} are too short to compare anything"
         return dataclasses.replace(_by_rule(request, why), rows=rows)
     found = _from_setting(calibration.choice, "calibration", calibration.summary)
-    return dataclasses.replace(found, rows=rows, is_complete=calibration.is_complete)
+    later = _compiles_later(request, found, trials, rows, tuner.share)
+    complete = calibration.is_complete and not later  # a later training finds it compiled, and tries it
+    return dataclasses.replace(found, rows=rows, is_complete=complete, compiles_later=later)
+
+
+def _compiles_later(
+    request: Request, found: Tuned, trials: Trials, rows: Sequence[Mapping[str, Any]], share: float
+) -> bool:
+    """Return whether to compile beside the rounds, which takes a core at low priority: at most a share of them."""
+    is_open = request.engine == "auto" and not request.compile and found.lane == "graph"
+    if not is_open or not request.replicas.on_cpu or request.replicas.is_several or request.samples is None:
+        return False
+    rate = next(row["samples_per_s"] for row in rows if row["status"] == "chosen")
+    compile_s = trials.compile_s(EngineSetting(found.engine, found.learners, found.threads or 1))
+    return compile_s is not None and 0 < compile_s <= share * request.samples / rate
 
 
 def _probed(request: Request) -> str:
@@ -324,8 +339,9 @@ def _text(value: Any) -> str:
 
 def tuned_before(state: Mapping[str, Any], request: Request, tuner: Tuner) -> Tuned:
     """Return the setting of the training to be resumed, unless the user asks for another; the rows keep their order."""
-    tuned = _tuned_before(state, request, tuner)
-    return dataclasses.replace(tuned, memory_format=state.get("tuned", {}).get("memory_format"))
+    tuned, before = _tuned_before(state, request, tuner), state.get("tuned", {})
+    later = tuned.source == "checkpoint" and bool(before.get("compiles_later"))
+    return dataclasses.replace(tuned, memory_format=before.get("memory_format"), compiles_later=later)
 
 
 def _tuned_before(state: Mapping[str, Any], request: Request, tuner: Tuner) -> Tuned:

@@ -89,6 +89,21 @@ def test_a_run_is_repeated_with_the_capture_that_it_found(given: list[str], foun
     assert training._as_found(directory.config_path, []) == []
 
 
+def test_the_repetition_of_a_run_that_was_compiled_in_the_middle_says_what_it_is(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path / "first", "first")
+    directory.write_config({"learners": 1, "engine": {"name": "auto"}})
+    records = [
+        {"kind": "start", "time_s": 0, "learners": 1, "engine": "graph"},
+        {"kind": "calibration", "time_s": 0, "compile": False},
+        {"kind": "event", "time_s": 9, "round": 70, "event": "compiled", "message": "1.2 times the samples/s"},
+    ]
+    directory.metrics_path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    with pytest.warns(UserWarning, match="compiled from round 70 on; this one is not, and equals it to rounding"):
+        found = training._as_found(directory.config_path, [])
+    assert "engine.compile=false" in found
+    assert training._as_found(directory.config_path, ["engine.compile=true"])  # and no warning
+
+
 def test_a_sweep_is_repeated(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "-m", "data.limit=64", "epochs=1", "seed=0,1", "engine=eager"]
     assert main([*words, "run=first"]) == 0

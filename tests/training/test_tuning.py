@@ -282,8 +282,8 @@ def test_what_is_said_has_three_lines_at_most_at_80_columns(machine: Machine) ->
 
 
 def test_building_the_native_runtime_has_to_pay(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def names() -> list[tuple[str, float]]:
-        found = lanes(request(), Trials(replicas_config(), opened().feed()))
+    def names(**settings: Any) -> list[tuple[str, float]]:
+        found = lanes(request(**settings), Trials(replicas_config(), opened().feed()))
         return [(lane.engine, lane.compile_s) for lane in found if lane.engine.startswith("graph")]
 
     monkeypatch.setattr(trials_module, "is_built", lambda: True)
@@ -291,7 +291,8 @@ def test_building_the_native_runtime_has_to_pay(machine: Machine, monkeypatch: p
     monkeypatch.setattr(trials_module, "is_built", lambda: False)
     captured = []
     monkeypatch.setattr(Trials, "compile_s", lambda *_: captured.append(1))
-    assert dict(names()) == {"graph": BUILD_S, "graph+compiled": BUILD_S + trials_module.COMPILE_S}
+    assert dict(names()) == {"graph": BUILD_S}
+    assert dict(names(engine="graph")) == {"graph": BUILD_S, "graph+compiled": BUILD_S + trials_module.COMPILE_S}
     assert captured == []  # which would build it
     assert "graph" not in {setting.engine for setting in machine.trials}
     assert tuned(samples=5e5).engine != "graph"  # 500 s
@@ -543,6 +544,57 @@ def test_lanes_have_different_names_and_fit_the_request() -> None:
         names = [(lane.engine, lane.threads) for lane in found]
         assert len(set(names)) == len(names) > 0
         assert all(max(lane.counts) <= 4 for lane in found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "compile_s", "in_front"),
+    [
+        ({}, 9.0, False),
+        ({}, 0.0, True),
+        ({}, None, False),
+        ({"compile": True}, 9.0, True),
+        ({"engine": "graph"}, 9.0, True),
+    ],
+)
+def test_nothing_is_compiled_in_front_of_the_first_round_unless_the_engine_is_named(
+    settings: dict[str, Any], compile_s: float | None, in_front: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes_module, "is_built", lambda: True)
+    monkeypatch.setattr(Trials, "compile_s", lambda *_: compile_s)
+    found = lanes(request(**settings), Trials(replicas_config(), opened().feed()))
+    assert ("graph+compiled" in {lane.engine for lane in found}) is in_front
+
+
+@pytest.mark.parametrize(
+    ("settings", "compile_s", "later"),
+    [
+        ({}, 9.0, True),
+        ({"learners": 2}, 9.0, True),
+        ({}, 0.0, False),
+        ({}, None, False),
+        ({"samples": 1e6}, 9.0, False),  # more than its share of a training of 100 s
+        ({"samples": None}, 9.0, False),
+        ({"engine": "graph"}, 9.0, False),
+        ({"compile": True}, 9.0, False),
+    ],
+)
+def test_compiling_beside_the_rounds_has_to_pay(
+    machine: Machine,
+    settings: dict[str, Any],
+    compile_s: float | None,
+    later: bool,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine.rate = lambda setting: {"graph": 10_000.0, "graph+compiled": 11_000.0}.get(setting.engine, 5000.0)
+    monkeypatch.setattr(lanes_module, "is_built", lambda: True)
+    monkeypatch.setattr(Trials, "compile_s", lambda *_: compile_s)
+    found = tuned(Tuner(), **settings)
+    assert found.compiles_later is later
+    if later:  # a later training finds it compiled, and tries it
+        assert not list(folder.glob("*.json"))
+        monkeypatch.setattr(Trials, "compile_s", lambda *_: 0.0)
+        assert tuned(Tuner(), **settings).compile
 
 
 def test_threads_are_set_for_the_training_and_put_back(
