@@ -62,15 +62,19 @@ class CompilingBeside:
             self._process.close()
 
     def _begin(self, done: int) -> None:
-        """Look for the decision of the training that is resumed, of this round or a later one."""
+        """Look for the decision of the training that is resumed, of this round or a later one, and record it again."""
         self._began = done
         resumed = self._context.resumed
         path = None if resumed is None else RunDirectory(resumed).metrics_path
         records = read_records(path) if path is not None and path.is_file() else []
         decided = [each for each in records if each.get("event") in (SWITCHED, STAYED) and each["round"] >= done]
-        if decided and decided[-1]["event"] == SWITCHED:
-            self._recorded = decided[-1]["round"]
-        elif decided:
+        if not decided:
+            return
+        event, message, at = (decided[-1][name] for name in ("event", "message", "round"))
+        self._records.event(event, message, at)  # this run may have another directory, and be resumed as well
+        if event == SWITCHED:
+            self._recorded = at
+        else:
             self.close()
 
     def _start(self) -> None:
@@ -84,7 +88,7 @@ class CompilingBeside:
         while not self._is_ready and not Interruption.pending:
             time.sleep(POLL_S)
         if not Interruption.pending:
-            self._switch("as before the training was resumed")
+            self._switch()
 
     def _decide(self) -> None:
         if self._replicas.loop.compilable is None:  # its engine has changed
@@ -103,7 +107,8 @@ class CompilingBeside:
         low, gain, _ = statistics.quantiles(ratios)
         compared = f"{gain:.2f} times the samples/s of uncompiled in {len(ratios)} paired trials"
         if low > 1 and gain > 1 + self._context.tuner.threshold:
-            self._switch(compared)
+            self._records.event(SWITCHED, f"the learning task runs compiled from this round on: {compared}")
+            self._switch()
         else:
             self._stay(compared)
 
@@ -132,8 +137,7 @@ class CompilingBeside:
             trials.close()
         return ratios, None
 
-    def _switch(self, why: str) -> None:
-        self._records.event(SWITCHED, f"the learning task runs compiled from now on: {why}")
+    def _switch(self) -> None:
         loop = self._replicas.loop
         loop.load_engine({name: {**state, "switched": True} for name, state in loop.engine_state.items()})
         self.close()

@@ -137,7 +137,13 @@ def test_a_resumed_training_switches_after_the_same_round(
     assert resumed.engine == "graph (compiled)"
     assert events(copy)[1:] == ([("compiled", 8)] if at <= 8 else [])
     assert all(map(torch.equal, weights(whole), weights(resumed)))
-    elsewhere = train("elsewhere", resume=whole.run_dir / "checkpoints" / f"round_{at:08d}.pt")
+    if at == 4:  # interrupted and resumed again, in another directory
+        with pytest.raises(KeyboardInterrupt):
+            train("elsewhere", resume=whole.run_dir / "checkpoints" / "round_00000004.pt", callbacks=[Interrupt(at=6)])
+        elsewhere = train("elsewhere", resume="auto")
+    else:
+        elsewhere = train("elsewhere", resume=whole.run_dir / "checkpoints" / f"round_{at:08d}.pt")
+    assert set(events(elsewhere.run_dir)) == ({("compiled", 8)} if at <= 8 else set())
     assert all(map(torch.equal, weights(whole), weights(elsewhere)))
 
 

@@ -559,7 +559,7 @@ def test_lanes_have_different_names_and_fit_the_request() -> None:
 def test_nothing_is_compiled_in_front_of_the_first_round_unless_the_engine_is_named(
     settings: dict[str, Any], compile_s: float | None, in_front: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes_module, "is_built", lambda: True)
+    monkeypatch.setattr(trials_module, "is_built", lambda: True)
     monkeypatch.setattr(Trials, "compile_s", lambda *_: compile_s)
     found = lanes(request(**settings), Trials(replicas_config(), opened().feed()))
     assert ("graph+compiled" in {lane.engine for lane in found}) is in_front
@@ -587,7 +587,7 @@ def test_compiling_beside_the_rounds_has_to_pay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine.rate = lambda setting: {"graph": 10_000.0, "graph+compiled": 11_000.0}.get(setting.engine, 5000.0)
-    monkeypatch.setattr(lanes_module, "is_built", lambda: True)
+    monkeypatch.setattr(trials_module, "is_built", lambda: True)
     monkeypatch.setattr(Trials, "compile_s", lambda *_: compile_s)
     found = tuned(Tuner(), **settings)
     assert found.compiles_later is later
