@@ -50,7 +50,7 @@ def built(folder: str, name: str, make: Callable[[Path], None]) -> Path:
             if not _is_whole(path):
                 for left in path.parent.glob(f"{SCRATCH}*"):
                     shutil.rmtree(left, ignore_errors=True)
-                with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=path.parent) as scratch:
+                with tempfile.TemporaryDirectory(prefix=f"{SCRATCH}{os.getpid()}-", dir=path.parent) as scratch:
                     made = Path(scratch) / name
                     make(made)
                     write_whole(_checksum(path), _hash(made))

@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from typing import NoReturn
 
+from bow.compiling import SCRATCH, cache_folder
 from bow.errors import BowError, reason
 from bow.graph import StepGraph
 from bow.runtime.region import compile_region
@@ -61,6 +63,9 @@ class RegionProcess:
                     break
                 except subprocess.TimeoutExpired:
                     continue
+            # What is left by SIGKILL, or by a signal before the interpreter was ready for it.
+            for left in cache_folder().glob(f"*/{SCRATCH}{self._process.pid}-*"):
+                shutil.rmtree(left, ignore_errors=True)
         self._errors.close()
 
 
