@@ -167,10 +167,7 @@ def was_restarted() -> bool:
 def join(
     device: torch.device, count: int | None = None, bucket_mb: Bucket = None, *, remedy: str = ""
 ) -> Iterator[World]:
-    """Join the processes that torchrun started, or use the default process group if there is one.
-
-    Without either, the world is this process alone.
-    """
+    """Join the processes that torchrun started, or the default process group; without either, this process is alone."""
     if not is_member():
         yield ALONE
         return

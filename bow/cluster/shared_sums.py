@@ -60,7 +60,6 @@ class SharedSums:
             return shared if all(all_gather(shared is not None)) else None
 
     def begin(self, tensor: Tensor) -> PendingSum:
-        """Begin a sum, after completing the previous one."""
         if self._last is not None:
             self._last.wait()
         self._begun += 1
@@ -71,7 +70,6 @@ class SharedSums:
         return self._last
 
     def wait_for(self, number: int) -> None:
-        """Wait until all processes have written their rows of this sum."""
         began = looked = time.monotonic()
         for other in range(self._size):
             while self._said(other, COUNT) < number:

@@ -19,14 +19,9 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def available_cores() -> tuple[int, ...]:
-    """Return the cores that this process may use, in ascending order, limited to its quota of CPU time.
-
-    Under a quota, one hardware thread per physical core comes first. Only version 2 of Linux's control groups is read.
-
-    Example:
-        >>> len(available_cores()) >= 1
-        True
-    """
+    """Return the cores that this process may use, in ascending order, limited to its quota of CPU time."""
+    # Under a quota, one hardware thread per physical core comes first. Only version 2 of Linux's control groups is
+    # read.
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores = sorted(allowed)
     quota = cpu_quota()
@@ -43,7 +38,6 @@ def cpu_quota() -> float | None:
 
 
 def processor() -> str:
-    """Return the processor's model name."""
     if CPUINFO.exists():
         for line in CPUINFO.read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -52,12 +46,7 @@ def processor() -> str:
 
 
 def share_cores(tasks: int, cores: int, threads: int) -> tuple[int, int]:
-    """Return how many of several tasks run at once, and the threads of each.
-
-    Example:
-        >>> share_cores(tasks=2, cores=8, threads=8), share_cores(tasks=4, cores=2, threads=2)
-        ((2, 4), (2, 1))
-    """
+    """Return how many of several tasks run at once, and the threads of each."""
     places = min(tasks, cores)
     return places, max(1, min(threads, cores) // places)
 
@@ -65,10 +54,8 @@ def share_cores(tasks: int, cores: int, threads: int) -> tuple[int, int]:
 def threads_loss(
     threads: int, *, unclear: tuple[float, float] = (0.0, math.inf), limit_s: float = math.inf
 ) -> tuple[float, float, float]:
-    """Return the time of an operator on `threads` torch threads, relative to one thread: low, median, high.
-
-    Takes several turns, but stops after the first one outside `unclear`, and after `limit_s` seconds.
-    """
+    """Return the time of an operator on `threads` torch threads, relative to one thread: low, median, high."""
+    # Takes several turns, but stops after the first one outside `unclear`, and after `limit_s` seconds.
     import torch
 
     from bow.timing import time_window
@@ -118,7 +105,6 @@ def physical_first(cores: Sequence[int]) -> list[int]:
 
 
 def siblings_of(core: int) -> tuple[int, ...]:
-    """Return the hardware threads of a core's physical core, itself included."""
     return _read_cores(_TOPOLOGY / f"cpu{core}" / "topology" / "thread_siblings_list", core)
 
 

@@ -13,7 +13,6 @@ from bow.engines.task import Metrics, Step, check_loss, check_metrics
 
 
 def accumulating(step: Step, parts: int) -> Step:
-    """Return a step that computes a batch in parts."""
     return functools.partial(_in_parts, step, parts)
 
 

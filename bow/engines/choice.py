@@ -58,7 +58,6 @@ def make_engine(
 
 
 def check_device(engine: str, streams: bool) -> None:
-    """Raise if an engine does not run on the device."""
     if not streams and engine not in ENGINES:
         raise SettingError(
             'capture="round" is for GPUs, and this training runs on the CPU; leave it out, or use device="cuda"'

@@ -29,11 +29,10 @@ Forward: TypeAlias = Callable[[], contextlib.AbstractContextManager[Any]]  # mak
 
 
 class Eager(TaskRunner):
-    """Run any module with any optimizer; all other engines must agree with it.
+    """Run any module with any optimizer; all other engines must agree with it."""
 
-    A task views the learner's row as its parameters, applies them with `torch.func.functional_call`, and differentiates
-    the loss with respect to the row: the gradient arrives contiguous and equals ordinary autograd bit for bit.
-    """
+    # A task views the learner's row as its parameters, applies them with `functional_call`, and differentiates the loss
+    # with respect to the row: the gradient arrives contiguous and equals ordinary autograd bit for bit.
 
     name = "eager"
 
@@ -60,7 +59,6 @@ class Eager(TaskRunner):
         return self._in_turn.learn(batches, self.context.round_index)
 
     def close(self) -> None:
-        """Free pinned memory; the next round reallocates it."""
         if self.offloaded is not None:
             self.offloaded.close()
 
@@ -79,7 +77,6 @@ class SequentialTasks:
         self._order = _order_on_one_place(len(self._group))
 
     def learn(self, batches: Batches, round_index: int, watch: DrawWatch | None = None) -> Outcome:
-        """Run every learning task up to its gradient."""
         group = self._group
         learned: list[Learned | None] = [None] * len(group)
         with task_random(group.device) as generator:
@@ -106,10 +103,7 @@ def _order_on_one_place(learners: int) -> list[int]:
 
 
 class LearningTasks:
-    """The learning tasks of a device's learners, by ordinary autograd or compiled.
-
-    Tasks of different learners can run at the same time.
-    """
+    """The learning tasks of a device's learners, by autograd or compiled; several can run at the same time."""
 
     def __init__(self, group: LearnerGroup, settings: LearningConfig, around: Around | None = None) -> None:
         self._group = group
@@ -121,7 +115,6 @@ class LearningTasks:
         self._has_run = False  # whether a loss was found to depend on no tensors outside of its model
 
     def resized(self) -> None:
-        """Wrap every learner's module as a learning task."""
         device, settings = self._group.device, self._settings
         modules = [learner.module for learner in self._group.learners]
         self._tasks = [LearningTask(module, settings.task_step, device, settings.precision) for module in modules]
@@ -133,11 +126,9 @@ class LearningTasks:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Plain values for checkpoints: whether compiling was requested and failed."""
         return {"uncompiled": self._settings.compile and self._compiled is None}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore `state`."""
         if state["uncompiled"] and self._compiled is not None:
             self._stop_compiling("compiling had failed before the checkpoint")
 

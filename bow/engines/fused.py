@@ -29,13 +29,10 @@ WHOLE = "whole round"
 
 
 class Fused(TaskRunner):
-    """Run the learning tasks of all learners as one task that shares its kernels.
+    """Run the learning tasks of all learners as one task that shares its kernels."""
 
-    Linear layers become batched matrix products, convolutions the fastest variant (`batched_layers.py`), and batch
-    norms one over the channels of all learners. Pays where a learning task is many tiny kernels. The first of these
-    that works is used, and the reasons for falling back are kept: compiled, `vmap` without compiling, `eager`. Rounds
-    whose batches differ in shape, or in which a learner sits out, run in `eager`.
-    """
+    # Pays where a learning task is many tiny kernels. The first of these that works is used: compiled, `vmap` without
+    # compiling, `eager`. Rounds whose batches differ in shape, or in which a learner sits out, run in `eager`.
 
     name = "fused"
 
@@ -51,16 +48,13 @@ class Fused(TaskRunner):
 
     @property
     def description(self) -> str:
-        """`fused`, `fused (not compiled)`, or `eager` after falling back."""
         return self._levels[0][0] if self._levels else Eager.name
 
     @property
     def state(self) -> dict[str, Any]:
-        """Plain values for checkpoints: the levels that failed for this model."""
         return {"failed": sorted(self._failed)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Skip the levels that failed before."""
         if new := set(state["failed"]) - self._failed:
             self._failed |= new
             self._build()
@@ -69,13 +63,11 @@ class Fused(TaskRunner):
                 self.context.log.warn(f"{message}; running {self.description}")
 
     def resized(self) -> None:
-        """Restack the buffers; the next round compiles for the new number of learners."""
         self._in_turn.resized()
         if self._levels:
             self._build()
 
     def learn_and_step(self, batches: Batches, due: bool, in_parts: InParts) -> Outcome:
-        """Run the whole round in one region if optimizer and synchroniser fit."""
         if not self._has_run:
             self._python = python_state(self.group.learners[0].module)
         stacked = stack_batches(batches) if self._whole_round is not None else None
@@ -106,7 +98,6 @@ class Fused(TaskRunner):
         return self._has_run and self._whole_round is not None
 
     def learn(self, batches: Batches) -> Outcome:
-        """Run all learning tasks at once, or one after another where that is impossible."""
         stacked = stack_batches(batches) if self._levels else None
         if stacked is not None:
             self._buffers.tensors()
@@ -168,11 +159,10 @@ class Fused(TaskRunner):
 
 
 class SgdRound:
-    """A whole round in one compiled region: learning tasks, SGD with momentum, and SMA's synchronisation task.
+    """A whole round in one compiled region: learning tasks, SGD with momentum, and SMA's synchronisation task."""
 
-    It makes one pass over the memory: for a model of ten thousand parameters the separate passes of `torch.optim.SGD`
-    and `SMA` take longer than the learning tasks themselves.
-    """
+    # One pass over the memory: for a model of ten thousand parameters the separate passes of `torch.optim.SGD` and
+    # `SMA` take longer than the learning tasks themselves.
 
     def __init__(self, group: LearnerGroup, sync: SMA, together: Callable[..., TaskResult]) -> None:
         self._group = group
@@ -184,7 +174,6 @@ class SgdRound:
         self._regions = {True: self._region(synchronise=True), False: self._region(synchronise=False)}
 
     def __call__(self, buffers: dict[str, Tensor], batch: Batch, due: bool) -> Outcome:
-        """Run one round, with a synchronisation task if it is `due`."""
         self._update_hyperparameters()
         self._state.begin_round()
         matrix = self._group.matrix

@@ -35,20 +35,17 @@ class GraphJobs:
         self._usual_mode: tuple[Any, ...] = ()
 
     def clear(self) -> None:
-        """Drop all jobs: learners or captures have changed."""
         self._by_shapes.clear()
         self._alone.clear()
         self._usual = None
 
     def drop_stale(self) -> bool:
-        """Drop captures and jobs if a frozen Python value has changed; return whether one has."""
         if not self._tasks.drop_if_changed():
             return False
         self.clear()
         return True
 
     def close(self) -> None:
-        """Stop the executors' threads; the next round restarts them."""
         if self.team is not None:
             self.team.close()
 
@@ -66,7 +63,6 @@ class GraphJobs:
         return usual
 
     def alone(self, learner: int, batch: Batch, step_state: StepState | None) -> GraphRound:
-        """Return the job of one learner's task on one executor."""
         shape = shape_of(batch)
         key = (learner, shape, step_state is not None)
         if key not in self._alone:
@@ -94,7 +90,6 @@ class GraphJobs:
         return [self._context.task_seed(j) for j in learners] if job.is_random else [0] * len(learners)
 
     def _for(self, batches: Batches, step_state: StepState | None) -> GraphRound | None:
-        """Return the job for batches of these shapes; None if they run one after another."""
         dealt = [batch_of(batches, learner) for learner in range(len(self._group))]
         shapes = [None if batch is None else shape_of(batch) for batch in dealt]
         like = next((batch for batch in dealt if batch is not None), None)
@@ -125,7 +120,6 @@ class GraphJobs:
         return ExecutorGroups.of(len(self._group), self._cores, torch.get_num_threads(), schedule)
 
     def _fits(self, schedule: Schedule, tasks: Sequence[CapturedTask]) -> bool:
-        """Return whether a schedule fits these learning tasks; warn if not."""
         try:
             for task in tasks:
                 schedule.check(dependencies_of(operators_of(task.graph)))

@@ -39,15 +39,7 @@ class ExecutorGroups:
 
     @classmethod
     def of(cls, learners: int, cores: int, threads: int, schedule: Schedule | None) -> "ExecutorGroups":
-        """Return as many groups as learners, limited by the cores.
-
-        Example:
-            >>> ExecutorGroups.of(learners=4, cores=8, threads=8, schedule=None).threads
-            (2, 2, 2, 2)
-            >>> two = OrderedSchedule((1, 1), ((0,), (1,)))
-            >>> ExecutorGroups.of(learners=4, cores=4, threads=4, schedule=two).threads
-            (1, 1, 1, 1)
-        """
+        """Return as many groups as learners, limited by the cores."""
         if schedule is None:
             count, each = share_cores(learners, cores, threads)
             return cls(count, (each,) * count)
@@ -56,7 +48,6 @@ class ExecutorGroups:
 
     @property
     def width(self) -> int:
-        """Number of executors in a group."""
         return len(self.threads) // self.count
 
     @functools.cached_property
@@ -72,7 +63,6 @@ class ExecutorGroups:
         return [cores for each in found for cores in each.cores], [number for each in found for number in each.threads]
 
     def affinity(self, operators: int, cores: Sequence[Sequence[int]] | None = None) -> Affinity:
-        """Return how a group's executors divide this many operators."""
         if self.schedule is None:
             return Affinity.of(Schedule.sequential(operators, self.threads[0]), operators, cores or [()])
         return Affinity.of(self.schedule, operators, cores or [()] * self.width)
@@ -124,7 +114,6 @@ class GraphRound:
 
     @property
     def has_committed(self) -> bool:
-        """Whether its last run has written rows and buffers."""
         return bool(self._builder.job.has_committed)
 
     def feed(self, batches: Batches, seeds: Sequence[int]) -> bool:
@@ -214,7 +203,6 @@ class GraphRound:
         return outcome
 
     def spans(self) -> list[Span]:
-        """Return the recorded spans of the last round."""
         return spans_of(self._builder, self._executor)
 
     def _raise_failure(self) -> None:
@@ -307,7 +295,6 @@ class GraphRound:
         return self._builder.note(node, Label("loss and gradient", "finish", program.learner))
 
     def _add_commit(self, program: GraphCopy, buffers: dict[str, Tensor]) -> list[int]:
-        """Add a node that writes the buffers that the learning task changes, if any."""
         graph = program.graph
         changed = changed_buffers(graph)
         if not changed:

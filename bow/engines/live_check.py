@@ -101,11 +101,9 @@ class LiveCheck:
         self._checked = -1  # the round that was checked last
 
     def resized(self) -> None:
-        """Called after learners were added or removed."""
         self._tasks.resized()
 
     def is_due(self, round_index: int) -> bool:
-        """Return whether to check the coming round, if it replays a capture."""
         self._count_time()
         if self._captures.num_captures != self._num_captures:
             self._num_captures = self._captures.num_captures
@@ -267,7 +265,6 @@ class LiveCheck:
         return spread
 
     def _differing(self, made: TaskRun, expected: Expected) -> list[str]:
-        """Describe what differs by more than rounding, the loss first."""
         if expected.run is None:
             return []
         own, parts = self._parts(expected.run), self._parts(made)
@@ -307,11 +304,7 @@ class LiveCheck:
 
 
 class _RoundingNoise(DispatchMode):
-    """Dispatch mode that perturbs operators' results by random rounding (Monte Carlo arithmetic).
-
-    References:
-        Parker, Monte Carlo arithmetic, 1997.
-    """
+    """Dispatch mode that rounds operators' results at random (Parker, Monte Carlo arithmetic, 1997)."""
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

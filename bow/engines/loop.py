@@ -106,43 +106,33 @@ class Loop(abc.ABC):
 
     @property
     def round_index(self) -> int:
-        """Number of completed rounds."""
         return self.context.round_index
 
     @property
     def num_restarts(self) -> int:
-        """Number of times that a diverged learner was restarted from z."""
         self.catch_up()
         return self.context.restarts.num_restarts
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether all learners of this device have diverged in many consecutive rounds."""
         return self.context.restarts.is_hopeless
 
     def resize(self, learners: int) -> None:
-        """Change the number of learners; new ones start from `z`, the last ones are removed.
-
-        All devices call this after the same round, each with a number of its own.
-        """
+        """Set the number of learners, the last ones are removed; all devices call this after the same round."""
         Resizing(self.context, self.catch_up, self._resized).resize(learners)
 
     def settle(self) -> None:
-        """Update `z` for synchronisers that leave it alone during training."""
         self.catch_up()
         self.context.averaging.settle()
 
     def record_spans(self) -> None:
-        """Start recording spans."""
         self.context.log.spans = []
 
     def take_spans(self) -> list[Span]:
-        """Stop recording, and return the recorded spans."""
         spans, self.context.log.spans = self.context.log.spans or [], None
         return spans
 
     def take_events(self) -> list[RoundEvent]:
-        """Return the events since the last call."""
         events, self.context.log.events = self.context.log.events, []
         return events
 
@@ -191,13 +181,11 @@ class RoundLoop(Loop):
 
     @property
     def period(self) -> int:
-        """Rounds up to the next synchronisation task if learners take batches as they come, otherwise one."""
         if self.settings.dispatch == "fixed" or not self.runner.runs_ahead or len(self.group) == 1:
             return 1
         return rounds_to_synchronise(self.context)
 
     def rounds(self, batches: Sequence[Batches]) -> list[Outcome]:
-        """Run several rounds; with `dispatch="first_come"` without a barrier between synchronisation tasks."""
         outcomes: list[Outcome] = []
         while left := batches[len(outcomes) :]:
             period = self.period
@@ -250,7 +238,6 @@ class RoundLoop(Loop):
         self.runner.resized()
 
     def _in_parts(self, batches: Batches, due: bool) -> Outcome:
-        """Run learning tasks, optimizer and, when `due`, the synchronisation task, in the order of its timing."""
         averaging, log = self.context.averaging, self.context.log
         averaging.begin(due)
         began = time.perf_counter_ns()
@@ -263,7 +250,6 @@ class RoundLoop(Loop):
         return outcome
 
     def _step(self, outcome: Outcome, due: bool) -> None:
-        """Run the optimizer, and finish a synchronisation task."""
         context, self._has_stepped = self.context, True
         step_learners(context, outcome, due)
         context.restarts.after_step(outcome)
@@ -329,11 +315,9 @@ def step_row(context: RoundContext, learner: int) -> None:
 
 
 def step_alone(context: RoundContext, learner: int, finite: bool) -> bool:
-    """Step one learner with its gradient while others learn; not thread-safe.
-
-    A diverged learner restarts from `z`, which does not move meanwhile, with the buffers that the central model had
-    when these rounds began: the other learners are writing to theirs.
-    """
+    """Step one learner with its gradient while others learn; not thread-safe."""
+    # A diverged learner restarts from `z`, which does not move meanwhile, with the buffers that the central model had
+    # when these rounds began: the other learners are writing to theirs.
     group = context.group
     if finite:
         step_row(context, learner)
@@ -344,7 +328,6 @@ def step_alone(context: RoundContext, learner: int, finite: bool) -> bool:
 
 
 def clip(gradients: Shaped[Tensor, "learners parameters"], limit: float | None) -> None:
-    """Scale each learner's gradient to a norm of at most `limit`."""
     if limit is not None:
         gradients.mul_(clip_factors(gradients, limit))
 

@@ -35,12 +35,6 @@ WORKSPACE_BYTES_HOPPER = 2**25  # cuBLAS workspace per handle and stream, as tor
 
 
 def bytes_text(count: float) -> str:
-    """Format a number of bytes.
-
-    Example:
-        >>> bytes_text(3 * 2**20), bytes_text(512), bytes_text(25 * 2**30)
-        ('3.0 MiB', '512 B', '25.0 GiB')
-    """
     size, unit = float(count), 0
     while size >= 1024 and unit < len(UNITS) - 1:
         size, unit = size / 1024, unit + 1
@@ -64,7 +58,6 @@ class MemoryNeed:
 
     @property
     def learner_bytes(self) -> int:
-        """Memory of each further learner."""
         return (self.rows_per_learner + self.state_tensors) * self.row_bytes + self.buffer_bytes
 
     @property
@@ -74,7 +67,6 @@ class MemoryNeed:
 
     @property
     def num_tasks(self) -> int:
-        """Number of learning tasks that run at the same time."""
         return self.learners if self.learners_at_once is None else min(self.learners, self.learners_at_once)
 
     @property
@@ -84,24 +76,14 @@ class MemoryNeed:
 
     @property
     def held_bytes(self) -> int:
-        """Memory in use between two rounds."""
         return self.learners * self.learner_bytes + self.device_bytes
 
     @property
     def total_bytes(self) -> int:
-        """All memory that is known."""
         return self.held_bytes + self.num_tasks * self.task_bytes
 
     def fitting(self, room_bytes: int) -> int:
-        """Return how many learners fit into this many bytes, 0 if not even one does.
-
-        Example:
-            >>> need = MemoryNeed(learners=8, row_bytes=10, learners_at_once=1)
-            >>> need.device_bytes, need.learner_bytes, need.task_bytes
-            (40, 30, 20)
-            >>> need.fitting(89), need.fitting(90), need.fitting(120)
-            (0, 1, 2)
-        """
+        """Return how many learners fit into this many bytes, 0 if not even one does."""
         room = room_bytes - self.device_bytes
         together = self.learner_bytes + self.task_bytes
         most = self.learners_at_once
@@ -153,10 +135,7 @@ def predict_memory(
 
 
 def saved_bytes(model: nn.Module, batch: Batch, precision: str | None = None) -> list[int] | None:
-    """Return the sizes of the allocations that a forward pass saves for the backward pass.
-
-    It runs on the meta device, where tensors have shapes and no memory; None if the model cannot.
-    """
+    """Return the sizes of the allocations that a forward pass saves; None if the meta device cannot run it."""
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -238,7 +217,6 @@ def _rows_of(sync: Synchroniser, averages: bool) -> tuple[bool, int]:
 
 
 def is_cpu(place: Place) -> bool:
-    """Return whether this is a CPU and not a device with streams."""
     return isinstance(place, torch.device) and place.type == "cpu"
 
 

@@ -27,12 +27,11 @@ _ASKED = re.compile(r"ried to allocate ([\d.]+ \w+)")
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """The memory of a device, and the needs of its learners.
+    """The memory of a device, and the needs of its learners."""
 
-    On a device with streams the needed memory must be free. On a CPU other processes may free memory, and idle pages
-    may be swapped out: only needs above the total of the machine or container are refused, without activations, which
-    are estimates.
-    """
+    # On a device with streams the needed memory must be free. On a CPU other processes may free memory, and idle pages
+    # may be swapped out: only needs above the total of the machine or container are refused, without activations, which
+    # are estimates.
 
     place: Place
     model: nn.Module  # the template
@@ -45,11 +44,9 @@ class MemoryBudget:
 
     @property
     def bytes(self) -> int:
-        """Available bytes."""
         return device_memory.host_memory()[0] if is_cpu(self.place) else device_memory.free_bytes(self.place)
 
     def need(self, learners: int) -> MemoryNeed:
-        """Return the needs of this many learners."""
         return predict_memory(
             self.model,
             self.optimizer,
@@ -64,7 +61,6 @@ class MemoryBudget:
         )
 
     def most(self, wanted: int) -> int:
-        """Return how many of the wanted learners fit, 0 if none does."""
         room = self.bytes
         fitting = max(self.need(wanted).fitting(room), int(self.need(1).total_bytes <= room))
         return min(wanted, fitting, MOST_LEARNERS)
@@ -104,7 +100,6 @@ class MemoryBudget:
             )
 
     def report(self, learners: int) -> str | None:
-        """Describe the used and the predicted memory of a device with streams; None on a CPU."""
         if not isinstance(self.place, StreamDevice):
             return None
         return (
@@ -130,7 +125,6 @@ class MemoryBudget:
         return f"{device} has {bytes_text(room)} free"
 
     def _remedies(self, one: MemoryNeed, room: int) -> str:
-        """Suggest how to make one learner fit."""
         if one.held_bytes > room or not one.activation_bytes:
             return "a smaller model"
         return _any_of(["a smaller batch_size"] + ([] if self.task.offload else ["offload=True"]))
@@ -138,11 +132,9 @@ class MemoryBudget:
 
 @contextlib.contextmanager
 def out_of_memory_explained(learners: int, device: torch.device, offload: bool = False) -> Iterator[None]:
-    """Turn an out-of-memory error of a round into one sentence that keeps nothing alive on the device.
-
-    A failed learning task has changed no weights, no central model and no optimizer state: the training can be saved,
-    or continue with less.
-    """
+    """Turn an out-of-memory error of a round into one sentence that keeps nothing alive on the device."""
+    # A failed learning task has changed no weights, no central model and no optimizer state: the training can be saved,
+    # or continue with less.
     try:
         yield
     except RuntimeError as error:

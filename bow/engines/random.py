@@ -48,11 +48,10 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class OwnNumbers(DispatchMode):
-    """Dispatch mode in which operators draw from a separate generator, the numbers of the default one.
+    """Dispatch mode in which operators draw from a separate generator, the numbers of the default one."""
 
-    The default generator is shared by all threads: draws of learners that run at the same time would depend on their
-    order.
-    """
+    # The default generator is shared by all threads: draws of learners that run at the same time would depend on their
+    # order.
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -85,17 +84,13 @@ class OwnNumbers(DispatchMode):
 
 
 class NumbersOfGraph(OwnNumbers):
-    """Dispatch mode in which operators draw the numbers of a step graph's operators, which have a stream each.
-
-    Attributes:
-        num_draws: number of operators that have drawn so far.
-    """
+    """Dispatch mode in which operators draw the numbers of a step graph's operators, which have a stream each."""
 
     def __init__(self, seed: int, operators: Sequence[int]) -> None:
         super().__init__(seed)
         self._seed = seed
         self._operators = operators
-        self.num_draws = 0
+        self.num_draws = 0  # operators that have drawn so far
 
     def __torch_dispatch__(
         self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -108,11 +103,9 @@ class NumbersOfGraph(OwnNumbers):
 
 
 def uncompiled() -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which code compiled by `torch.compile` runs uncompiled, in all threads.
-
-    Compiled code refuses to run under `OwnNumbers` and `DrawWatch`, and torch never compiles code that it first
-    encounters under them.
-    """
+    """Context in which code compiled by `torch.compile` runs uncompiled, in all threads."""
+    # Compiled code refuses to run under `OwnNumbers` and `DrawWatch`, and torch never compiles code that it first
+    # encounters under them.
     if COMPILER not in sys.modules:  # then nothing is compiled, and importing it takes seconds
         return contextlib.nullcontext()
     stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
@@ -120,18 +113,13 @@ def uncompiled() -> contextlib.AbstractContextManager[Any]:
 
 
 class DrawWatch:
-    """Observe draws of learning tasks from the CPU's default generator; one `with` block for each task.
-
-    Attributes:
-        draws: whether they draw at all.
-        unsafe_in_parallel: whether they draw numbers that `OwnNumbers` around a forward pass does not cover: in the
-            backward pass, from a generator of the user's, by an operator that is not declared as random, or after the
-            state was changed (activation checkpointing resets it to draw a dropout mask again); or whether they take
-            forward-mode derivatives, which only one thread at a time can.
-    """
+    """Observe draws of learning tasks from the CPU's default generator; one `with` block for each task."""
 
     def __init__(self, *, operators: bool) -> None:
-        self.draws = False
+        self.draws = False  # whether they draw at all
+        # Whether `OwnNumbers` around a forward pass does not cover what they draw: in the backward pass, from a
+        # generator of the user's, by an operator that is not declared as random, or after the state was changed
+        # (activation checkpointing resets it); or they take forward-mode derivatives, which one thread at a time can.
         self.unsafe_in_parallel = False
         self._in_forward = False
         self._left = torch.empty(0)
@@ -149,7 +137,6 @@ class DrawWatch:
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:
-        """Context of a task's forward pass."""
         self._in_forward = True
         try:
             yield
@@ -163,7 +150,6 @@ class DrawWatch:
             self.unsafe_in_parallel = True
 
     def after_draw(self) -> None:
-        """Called after it has drawn."""
         self._left = torch.default_generator.get_state()
 
     def _moved(self) -> bool:
@@ -208,7 +194,6 @@ def is_random(operator: OpOverload) -> bool:
 
 
 def given_generator(operator: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the generator that a call names; None for the default one."""
     position = _position(operator)
     return args[position] if position is not None and position < len(args) else kwargs.get("generator")
 

@@ -52,11 +52,9 @@ class Restarts:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether all learners of this device have diverged in many consecutive rounds."""
         return self._on_nan != "continue" and self._hopeless_rounds >= HOPELESS_ROUNDS
 
     def observe_learning_rate(self) -> None:
-        """Record the learning rate of the coming round."""
         self.drop.observe(float(self._group.optimizer.optimizer.param_groups[0]["lr"]))
 
     def after_drop(self) -> bool:
@@ -70,7 +68,6 @@ class Restarts:
         return True
 
     def restart(self, diverged: Sequence[bool], weights: bool = True, gather: bool = True) -> None:
-        """Restart diverged learners."""
         if not self._sync.restarts_diverged:
             return
         center = self._sync.center(self._group.matrix)
@@ -87,7 +84,6 @@ class Restarts:
                     self._sync.restarted(self._group.matrix, learner)
 
     def count_healthy(self) -> None:
-        """Count a round without divergence."""
         self._hopeless_rounds = 0
 
     def count(self, outcome: Outcome, round_index: int) -> None:

@@ -52,7 +52,6 @@ class TaskRunner(abc.ABC):
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether learners can start their next batch while others are still busy; see `AheadRunner`."""
         return False
 
     @property
@@ -96,8 +95,6 @@ class AheadRunner(TaskRunner):
 
     @abc.abstractmethod
     def learn_ahead(self, batches: Sequence[Batches], due: bool) -> list[Outcome]:
-        """Run the learning tasks of several rounds, each on the learner that is free first.
-
-        Every task steps its learner with `step_alone`, except in the last round if that is `due` to synchronise: there
-        each learner has its own batch and leaves its gradient in its row of `G`.
-        """
+        """Run the tasks of several rounds, each on the learner that is free first."""
+        # Every task steps its learner with `step_alone`, except in the last round if that is `due` to synchronise:
+        # there each learner has its own batch and leaves its gradient in its row of `G`.

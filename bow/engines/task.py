@@ -23,7 +23,6 @@ Loss: TypeAlias = Callable[[Any, Any], Tensor]  # `loss(outputs, targets) -> sca
 
 
 def step_from_loss(loss: Loss) -> Step:
-    """Return the step for batches that are pairs `(inputs, targets)`."""
 
     def step(model: nn.Module, batch: Batch) -> Tensor:
         inputs, targets = batch
@@ -48,7 +47,6 @@ def outputs_of(model: nn.Module, batch: Batch) -> Any:
 
 
 def loss_of(outputs: Any) -> Tensor:
-    """Return the loss that a model computed itself."""
     loss: Tensor | None = getattr(outputs, "loss", None)
     if loss is None:
         raise LossError(
@@ -76,7 +74,6 @@ class LearningTask(nn.Module):
         self._precision = precision
 
     def forward(self, batch: Batch) -> tuple[Tensor, Metrics]:
-        """Return loss and metrics of one batch, both checked."""
         with autocast(self._device, self._precision):
             result = self._step(self.model, batch)
         loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
@@ -86,7 +83,6 @@ class LearningTask(nn.Module):
 
 
 def check_loss(loss: object) -> None:
-    """Raise unless the loss is a scalar tensor."""
     if not isinstance(loss, Tensor):
         raise LossError(f"the loss must be a scalar tensor, got {type(loss).__name__}; return a torch.Tensor")
     if loss.dim() != 0:
@@ -94,7 +90,6 @@ def check_loss(loss: object) -> None:
 
 
 def check_metrics(metrics: object) -> None:
-    """Raise unless metrics are scalar tensors by name."""
     if not isinstance(metrics, dict):
         raise LossError(
             f"a step returns loss, or (loss, {{name: scalar}}), got {type(metrics).__name__} for the latter"
@@ -108,7 +103,6 @@ def check_metrics(metrics: object) -> None:
 
 
 def out_of_range(error: Exception) -> DataError:
-    """Return the error to raise for an index out of range in a learning task."""
     return DataError(
         f"an index is out of range in the learning task ({reason(error)}); if it is a label or token, check it "
         "against the number of classes of the model"
@@ -174,14 +168,11 @@ class PureTask:
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a learning task with `torch.compile`.
-
-    Regions are single-threaded: an index out of range inside a compiled region with several threads aborts the process,
-    with one it raises. Large operators (convolution, matrix product) keep their own threads.
-
-    Guards on torch, Python and bow itself are dropped: those objects do not change, and checking them adds a fifth to a
-    round of a tiny model.
-    """
+    """Compile a learning task with `torch.compile`."""
+    # Regions are single-threaded: an index out of range inside a compiled region with several threads aborts the
+    # process, with one it raises. Large operators (convolution, matrix product) keep their own threads. Guards on
+    # torch, Python and bow itself are dropped: those objects do not change, and checking them adds a fifth to a round
+    # of a tiny model.
     options: dict[str, str | int | bool | Callable[..., Any]] = {"cpp.threads": 1, "guard_filter_fn": _guards_to_keep}
     # torch (2.13) reuses cached code that was compiled for other instructions, which then computes wrong results; the
     # vector length is part of the cache key and keeps them apart.
@@ -215,7 +206,6 @@ def _of_the_layout(name: str) -> bool:
 
 
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Copy a function, with its own code object."""
     # torch.compile caches by code object and gives up after a few variants: without this, the trainings of one process
     # (a sweep) would use up each other's variants.
     assert isinstance(function, FunctionType)

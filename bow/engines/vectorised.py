@@ -19,7 +19,6 @@ TogetherTask: TypeAlias = Callable[..., tuple[Tensor, Tensor, Metrics]]
 
 
 def vectorised(group: LearnerGroup, settings: LearningConfig) -> Vectorised:
-    """Return the learning task of all learners at once, as a function of tensors alone."""
     task = LearningTask(group.learners[0].module, settings.task_step, group.device, settings.precision)
     function: Vectorised = torch.vmap(PureTask(task, group.layout), randomness="different")
 
@@ -33,7 +32,6 @@ def vectorised(group: LearnerGroup, settings: LearningConfig) -> Vectorised:
 
 
 def writing_results(together: Vectorised) -> TogetherTask:
-    """Wrap a vectorised task so that it writes gradients and buffers in place."""
 
     def run(
         rows: Tensor, gradients: Tensor, buffers: dict[str, Tensor], batch: Batch
@@ -56,7 +54,6 @@ class StackedBuffers:
         self._valid = False
 
     def moved(self) -> None:
-        """Called when the learners' buffers may have been replaced by other tensors."""
         self._valid = False
 
     def tensors(self) -> dict[str, Tensor]:

@@ -106,7 +106,6 @@ def _name(step: LearningStep) -> str:
 def _assembled(
     trace: tracing.Trace, parameters: Sequence[str], buffers: Sequence[str], batch: Sequence[str], device: str
 ) -> StepGraph:
-    """Build the step graph of a trace, without updates."""
     lowering = Lowering(trace)
     inputs = iter(lowering.inputs)
     bound = [{name: next(inputs) for name in names} for names in (parameters, buffers, batch)]

@@ -22,12 +22,7 @@ OptimizerFactory: TypeAlias = Callable[[Any], Optimizer]
 
 
 def call_factory(factory: OptimizerFactory, named: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
-    """Call a factory with parameters, or with (name, parameter) pairs if it asks for names.
-
-    Example:
-        >>> norm = nn.Parameter(torch.ones(1))
-        >>> made = call_factory(lambda named: torch.optim.SGD([p for n, p in named if "norm" in n]), [("norm", norm)])
-    """
+    """Call a factory with parameters, or with (name, parameter) pairs if it asks for names."""
     pairs = list(named)
     wants_names = "".join(parameter_names(factory)[:1]).startswith("named")
     made = factory(pairs if wants_names else [parameter for _, parameter in pairs])
@@ -44,10 +39,8 @@ def update_operators(
     values: dict[int, TensorSpec],
     first: int,
 ) -> list[Operator]:
-    """Return an update operator for each parameter group; add their results (the new parameters) to `values`.
-
-    Tracing would freeze the optimizer's hyper-parameters; this keeps schedules and state in the optimizer.
-    """
+    """Return an update operator for each parameter group; add their results (the new parameters) to `values`."""
+    # Tracing would freeze the optimizer's hyper-parameters; this keeps schedules and state in the optimizer.
     optimizer = make_with_names(factory, [(name, p) for name, p in model.named_parameters() if p.requires_grad])
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     made = []
@@ -165,10 +158,7 @@ def run_operators(
     order: Iterable[tuple[Operator, Iterable[int]]] | None = None,
     around: Callable[[Operator], AbstractContextManager[object]] = lambda operator: contextlib.nullcontext(),
 ) -> None:
-    """Run all operators but the updates, in capture order or in `order`: pairs of operator and values to free after it.
-
-    `around(operator)` is a context manager that is entered for each.
-    """
+    """Run all operators but the updates, in capture order or in `order`, with the values to free after each."""
     with lent_generator(graph.device, seed is not None) as generator:
         for operator, finished in order or zip(graph.operators, graph.last_uses, strict=True):
             if kinds.is_update(operator.kind):
@@ -196,7 +186,6 @@ def last_uses(operators: Sequence[Operator], results: Collection[int]) -> list[t
 def inputs_of(
     graph: "StepGraph", parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
 ) -> dict[int, Tensor]:
-    """Return all inputs of a graph's operators, by value."""
     return {
         **_bound("parameter ", graph.parameters, parameters, graph),
         **_bound("buffer ", graph.buffers, buffers, graph),
@@ -214,7 +203,6 @@ def outputs_of(graph: "StepGraph", tensor_of: Callable[[int], Tensor]) -> StepOu
 
 
 def run_operator(operator: Operator, live: dict[int, Tensor], graph: "StepGraph") -> None:
-    """Call one operator on the live values and store its results there."""
 
     def tensor(ref: Ref) -> Tensor:
         return live[ref.value]
@@ -233,7 +221,6 @@ def run_operator(operator: Operator, live: dict[int, Tensor], graph: "StepGraph"
 
 
 def failure(operator: Operator, graph: "StepGraph", error: Exception) -> GraphError:
-    """Return the error that names a failed operator and its shapes."""
     shapes = ", ".join(str(graph.values[value]) for value in operator.reads)
     where = f" of {operator.module}" if operator.module else ""
     return GraphError(f"operator {operator.index}, {operator.kind}({shapes}){where}, failed: {reason(error)}")

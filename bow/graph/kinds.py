@@ -63,7 +63,6 @@ def is_random(kind: str) -> bool:
 
 @functools.cache
 def writes(kind: str) -> bool:
-    """Whether the operator changes one of its arguments."""
     return not is_update(kind) and bool(kernel_of(kind)._schema.is_mutable)
 
 
@@ -78,11 +77,9 @@ def moves_only(kind: str) -> bool:
 
 
 def flops(operator: Operator, values: Mapping[int, TensorSpec]) -> int:
-    """Floating-point operations of one call; a multiply-add counts as two.
-
-    Matrix products, convolutions and attention follow `torch.utils.flop_counter`. Everything else counts one
-    per element of its largest argument or result, and copies count nothing.
-    """
+    """Floating-point operations of one call; a multiply-add counts as two."""
+    # Matrix products, convolutions and attention follow `torch.utils.flop_counter`. Everything else counts one per
+    # element of its largest argument or result, and copies count nothing.
     if operator.is_view or kinds.is_update(operator.kind):
         return 0
     if has_recurrent_layer(operator):

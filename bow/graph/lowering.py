@@ -31,7 +31,6 @@ class Lowering:
         self.operators = [self._with_module(operator) for operator in self.operators]
 
     def value(self, node: fx.Node) -> int:
-        """Return the value that a node of the trace became."""
         made = self._made[node]
         assert isinstance(made, Ref)
         return made.value
@@ -140,11 +139,9 @@ _HALVES = ((0,), (1, 2))  # input; weight and bias
 def skip_identities(
     operators: Sequence[Operator], values: Mapping[int, TensorSpec]
 ) -> tuple[list[Operator], dict[int, int]]:
-    """Remove copies, detachments and views whose result has the layout of their argument.
-
-    No operator writes to its arguments, so a copy can be replaced by its original. A copy that changes the memory
-    order stays: the kernel of a matrix product depends on it.
-    """
+    """Remove copies, detachments and views whose result has the layout of their argument."""
+    # No operator writes to its arguments, so a copy can be replaced by its original. A copy that changes the memory
+    # order stays: the kernel of a matrix product depends on it.
     kept: list[Operator] = []
     instead: dict[int, int] = {}
     for operator in operators:
@@ -159,11 +156,9 @@ def skip_identities(
 
 
 def drop_dead(operators: Sequence[Operator], wanted: Iterable[int]) -> list[Operator]:
-    """Remove operators without effect on the wanted values.
-
-    Random operators stay: they advance the generator that the others draw from. So do operators without a result:
-    they check something, such as whether a matrix could be inverted.
-    """
+    """Remove operators without effect on the wanted values."""
+    # Random operators stay: they advance the generator that the others draw from. So do operators without a result:
+    # they check something, such as whether a matrix could be inverted.
     live, kept = set(wanted), []
     for operator in reversed(operators):
         if operator.is_random or _checks(operator) or not live.isdisjoint(operator.results):
@@ -177,7 +172,6 @@ def _checks(operator: Operator) -> bool:
 
 
 def renumber(operators: Sequence[Operator]) -> list[Operator]:
-    """Number operators 0, 1, 2, ... in their order."""
     new = {operator.index: position for position, operator in enumerate(operators)}
     return [
         dataclasses.replace(
@@ -197,13 +191,9 @@ def _is_identity(operator: Operator, values: Mapping[int, TensorSpec]) -> bool:
 
 
 def split_convolution_backward(operators: Sequence[Operator], wanted: Iterable[int]) -> list[Operator]:
-    """Replace each `convolution_backward` by one call for the input gradient and one for weight and bias.
-
-    The calls differ in `output_mask` alone; unused gradients are not computed. Indices are not unique afterwards.
-
-    References:
-        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018.
-    """
+    """Split each `convolution_backward` into calls for the gradients of the input and of weight and bias."""
+    # The calls differ in `output_mask` alone; unused gradients are not computed. Indices are not unique afterwards
+    # (Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018).
     read = {value for operator in operators for value in operator.reads} | set(wanted)
     parts = (
         _split(operator, read) if operator.kind == _CONVOLUTION_BACKWARD else (operator,) for operator in operators

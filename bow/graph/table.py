@@ -19,7 +19,6 @@ def table(graph: "StepGraph") -> str:
 
 
 def summary(graph: "StepGraph") -> str:
-    """Return the number of operators by phase, and the cost of a step."""
     phases = Counter(operator.phase for operator in graph.operators)
     views = sum(operator.is_view for operator in graph.operators)
     numbers = ", ".join(f"{count} {phase}" for phase, count in phases.items())

@@ -64,7 +64,6 @@ def split_buffers(central: nn.Module, policy: BufferPolicy) -> tuple[list[Tensor
 
 
 def copy_buffers(source: nn.Module, target: nn.Module) -> None:
-    """Copy the buffers of `source` to `target`, a module of the same structure."""
     gather_buffers(target, [source], "first")
 
 

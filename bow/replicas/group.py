@@ -110,7 +110,6 @@ class LearnerGroup:
         return len(self) if self.is_alone else sum(self.by_device)
 
     def task_seed(self, seed: int, round_index: int, position: int) -> int:
-        """Return the seed of the learning task on the batch at this position of a round."""
         return derive_seed(seed, round_index, self.first + position)
 
     def check_flags(self) -> None:
@@ -130,7 +129,6 @@ class LearnerGroup:
 
     @property
     def own(self) -> range:
-        """Global numbers of this device's learners."""
         return range(self.first, self.first + len(self))
 
     @property
@@ -195,7 +193,6 @@ class LearnerGroup:
         self.world.broadcast_tensors(others)
 
     def add(self) -> None:
-        """Add a learner that starts from `z`, with fresh optimizer state and the central model's buffers."""
         central = self.central
         index = self.matrix.add_row()
         row = self.matrix.leaf(index)

@@ -62,7 +62,6 @@ def num_trainable(model: nn.Module) -> int:
 
 
 def check_trainable(parameters: list[nn.Parameter]) -> None:
-    """Reject parameters that cannot share one row."""
     if any(is_lazy(parameter) for parameter in parameters):
         raise ModelError("the model has lazy modules without shapes; run one batch through it first")
     if not parameters:

@@ -31,10 +31,7 @@ class Label:
 
 @dataclass(frozen=True)
 class GraphCopy:
-    """One learner's copy of a step graph in a job.
-
-    All learners' values share one list of slots: a learner's slots are the graph's values, shifted by `base`.
-    """
+    """One learner's copy of a step graph in a job; its slots are the graph's values, shifted by `base`."""
 
     graph: StepGraph
     learner: int
@@ -71,13 +68,11 @@ class JobBuilder:
             self._add_copy(copy, region)
 
     def note(self, node: int, label: Label) -> int:
-        """Store the label of a node that was added to the job."""
         assert node == len(self.labels)
         self.labels.append(label)
         return node
 
     def copy_of(self, node: int) -> GraphCopy | None:
-        """Return the copy whose learning task a node belongs to, if any."""
         learner = self.labels[node].learner
         return next((copy for copy in self.copies if copy.learner == learner), None)
 
@@ -143,7 +138,6 @@ class Affinity:
 
     @classmethod
     def of(cls, schedule: Schedule, operators: int, cores: Sequence[Sequence[int]] | None = None) -> "Affinity":
-        """Map the executors of a schedule that fits the graph."""
         own = tuple(map(tuple, core_sets(list(schedule.threads)) if cores is None else cores))
         if not isinstance(schedule, OrderedSchedule):
             return cls((), {}, (), own, schedule.threads)

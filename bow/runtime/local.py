@@ -133,7 +133,6 @@ class LocalRuntime:
 
 
 def operators_of(graph: StepGraph) -> list[Operator]:
-    """Return the operators that a runtime runs: all but the updates."""
     return [operator for operator in graph.operators if not is_update(operator.kind)]
 
 
@@ -270,7 +269,6 @@ def in_turn(schedule: Schedule, dependencies: Dependencies) -> list[tuple[int, i
 
 
 def named(error: Exception, node: int, builder: JobBuilder) -> Exception:
-    """Return the error for a failed node, which names the operator and its shapes."""
     operator = builder.labels[node].operator
     if operator is None:
         return GraphError(f"{builder.labels[node].name} failed: {reason(error)}")

@@ -24,16 +24,12 @@ from bow.seeds import derive_seed
 
 
 def issue_order(schedule: Schedule, dependencies: Dependencies, free: Collection[int] = ()) -> list[tuple[int, int]]:
-    """Return the order in which the host issues operators: (stream, operator).
-
-    A schedule with an order: capture order, subject to the order on each stream. Priorities, or neither: list
-    scheduling in simulated time assigns the streams, and operators are issued in the order of their simulated starts.
-    With critical-path levels as priorities this is Graphi's critical-path-first schedule, and the operators' costs
-    follow from the levels (`costs_behind`). Without priorities, all operators are assumed to take equally long.
-
-    References:
-        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.3.
-    """
+    """Return the order in which the host issues operators: (stream, operator)."""
+    # A schedule with an order: capture order, subject to the order on each stream. Priorities, or neither: list
+    # scheduling in simulated time assigns the streams, and operators are issued in the order of their simulated starts.
+    # With critical-path levels as priorities this is Graphi's critical-path-first schedule (Tang et al.: Scheduling
+    # computation graphs of deep learning models on manycore CPUs, 2018, section 4.3). Without priorities, all operators
+    # are assumed to take equally long.
     if isinstance(schedule, OrderedSchedule):
         return _as_ordered(schedule, dependencies)
     assert isinstance(schedule, DynamicSchedule)
@@ -41,10 +37,7 @@ def issue_order(schedule: Schedule, dependencies: Dependencies, free: Collection
 
 
 def costs_behind(levels: Sequence[int], dependencies: Dependencies) -> list[int]:
-    """Return the operators' costs, from critical-path levels: `level - max(levels of followers)`.
-
-    If the numbers are not levels, all costs are 1.
-    """
+    """Return the operators' costs, from critical-path levels; 1 for all if the numbers are not levels."""
     following = followers(dependencies)
     costs = [
         level - max((levels[later] for later in following[index]), default=0) for index, level in enumerate(levels)
@@ -80,11 +73,10 @@ def _as_ordered(schedule: OrderedSchedule, dependencies: Dependencies) -> list[t
 
 
 class MemoryUse:
-    """Groups values that share memory, and the operators that use each group.
+    """Groups values that share memory, and the operators that use each group."""
 
-    A view is no use: the device does nothing for it. Capture has decomposed operators that are only sometimes views,
-    such as `reshape`; the remaining ones are always views of the first value that they read.
-    """
+    # A view is no use: the device does nothing for it. Capture has decomposed operators that are only sometimes views,
+    # such as `reshape`; the remaining ones are always views of the first value that they read.
 
     def __init__(self, graph: StepGraph, operators: Sequence[Operator]) -> None:
         self._kernels = [operator for operator in operators if not operator.is_view]
@@ -128,21 +120,15 @@ WARM_UP = 3
 
 
 class StreamRuntime:
-    """Runs the operators of one learner's step graph on several streams of a device.
+    """Runs the operators of one learner's step graph on several streams of a device."""
 
-    A stream is an executor of the schedule; thread numbers are ignored. A step begins and ends on the first stream:
-    parameters, buffers and batch must be ready on it, and so are the results. Other streams wait for it, and for each
-    other, only where an operator needs another stream's result and no earlier wait covers it.
-
-    The host issues operators in the order of `issue_order`, so that no stream waits for work that the host issues much
-    later. A view costs the device nothing: it belongs to the stream that made its memory, whatever the schedule says,
-    and is never waited for.
-
-    Runtimes that run concurrently need separate streams, in captured steps too: cuBLAS has one workspace per stream.
-
-    References:
-        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.
-    """
+    # A stream is an executor of the schedule; thread numbers are ignored. A step begins and ends on the first stream:
+    # parameters, buffers and batch must be ready on it, and so are the results. Other streams wait for it, and for each
+    # other, only where an operator needs another stream's result and no earlier wait covers it. The host issues
+    # operators in the order of `issue_order`, so that no stream waits for work that the host issues much later. A view
+    # costs the device nothing: it belongs to the stream that made its memory, whatever the schedule says, and is never
+    # waited for. Runtimes that run concurrently need separate streams, in captured steps too: cuBLAS has one workspace
+    # per stream.
 
     def __init__(self, graph: StepGraph, schedule: Schedule, device: StreamDevice, streams: Sequence[Stream]) -> None:
         if torch.device(graph.device) != device.torch_device:
@@ -167,8 +153,7 @@ class StreamRuntime:
         for operator, other in schedule.after if isinstance(schedule, OrderedSchedule) else ():
             if views.isdisjoint((operator, other)):  # a view is no work for the device
                 before[operator].add(other)
-        self.plan = StreamPlan.of(order, before, len(streams))
-        """Stream, order and waits of every operator that is not a view."""
+        self.plan = StreamPlan.of(order, before, len(streams))  # of operators that are no views
         place = {issued.task: streams[issued.stream].name for issued in self.plan.tasks} | {START: streams[0].name}
         self._events = {
             task: device.event(f"start of {place[task]}" if task == START else f"operator {task} of {place[task]}")
@@ -185,10 +170,8 @@ class StreamRuntime:
     def run(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any, *, seed: int | None = None
     ) -> StepOutputs:
-        """Issue a step: bit for bit the result of `StepGraph.run` with this seed, whatever the schedule.
-
-        It may be called within a capture, without a seed; call `close` before the capture if it ran outside of one.
-        """
+        """Issue a step: bit for bit the result of `StepGraph.run` with this seed, whatever the schedule."""
+        # It may be called within a capture, without a seed; call `close` before the capture if it ran outside of one.
         with torch.no_grad(), self._device.issuing(), self._device.on(self._streams[0]):
             live = inputs_of(self._graph, parameters, buffers, batch)
             try:
@@ -297,11 +280,9 @@ class StreamRuntime:
             self._streams[0].wait(over)
 
     def _hold(self, live: Mapping[int, Tensor]) -> None:
-        """Keep results of other streams than the first until those streams have waited for it.
-
-        Freed memory returns to the stream that allocated it, which would reuse it at once. Only after the first wait of
-        the next step is it ordered after the other streams, and after the readers of the results.
-        """
+        """Keep results of other streams than the first until those streams have waited for it."""
+        # Freed memory returns to the stream that allocated it, which would reuse it at once. Only after the first wait
+        # of the next step is it ordered after the other streams, and after the readers of the results.
         for value, tensor in live.items():
             stream = self._stream_of.get(value, 0)
             if stream:
@@ -318,8 +299,7 @@ class StreamCapture:
         self._stream = stream
         self._graph = graph
         self._inputs = [tensor.detach() for tensor in inputs]  # a graph does not keep alive the memory that it reads
-        self.outputs = outputs
-        """Loss, gradients, new buffers and metrics of the last replay, in the same tensors every time."""
+        self.outputs = outputs  # of the last replay, in the same tensors every time
 
     def replay(self) -> StepOutputs:
         """Replay it on its stream; return the tensors that will hold the results, in order of that stream."""
@@ -334,8 +314,6 @@ class StreamCapture:
 
 @dataclass(frozen=True)
 class _IssuedOperator:
-    """One operator as it is issued."""
-
     operator: Operator
     views: tuple[Operator, ...]  # of its results
     stream: int

@@ -47,7 +47,6 @@ def _roles(function: OpOverload) -> tuple[bool, tuple[tuple[str, bool], ...]]:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors in an operator's arguments or results; schemas have no other containers."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
@@ -78,7 +77,6 @@ class AccessLog:
         return key_of(tensor) in self._histories
 
     def pin(self, tensor: Tensor) -> None:
-        """Register host memory."""
         self._pinned.add(key_of(tensor))
         self.allocate(HOST, [tensor])
 

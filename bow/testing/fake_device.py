@@ -61,7 +61,6 @@ class FakeEvent(Event):
                 merge(device.log.host, self.clock)
 
     def query(self) -> bool:
-        """Always true, since work runs when it is issued."""
         self.synchronize()
         return True
 
@@ -262,7 +261,6 @@ class FakeDevice(StreamDevice):
 
     @contextlib.contextmanager
     def capture(self, stream: Stream, generator: torch.Generator | None = None) -> Iterator[CapturedGraph]:
-        """Capture work, and undo its writes."""
         if self._capture is not None:
             raise CaptureRuleError("one capture at a time")
         self._num_graphs += 1
@@ -346,7 +344,6 @@ class FakeDevice(StreamDevice):
     # Observation of operators
 
     def saw(self, function: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Run an operator issued on the current stream."""
         with self.lock:
             actor = self.actor()
             if self._capture is not None and actor in self._capture.clocks:

@@ -21,14 +21,12 @@ class Captures:
         self._pending = pending
 
     def prepare(self, batches: Sequence[Batches]) -> None:
-        """Prepare captures and results for these rounds."""
         self._drop_stale()
         for index, each in enumerate(batches):
             for batch in _different(each):
                 self._get_ready(batch, self._context.round_index + index)
 
     def refuse_all(self, why: str) -> None:
-        """Stop replaying captures."""
         self._pending.catch_up()
         self._cache.refused = why
         self._runner.bind()

@@ -67,14 +67,7 @@ class StreamOrder:
 
 
 class StreamContext(RoundContext):
-    """The learners of a device with streams, and their state there.
-
-    Args:
-        group: the learners.
-        sync: their synchroniser.
-        settings: settings of their learning tasks.
-        device: the device.
-    """
+    """The learners of a device with streams, and their state there."""
 
     device: StreamDevice
 
@@ -95,27 +88,22 @@ class StreamContext(RoundContext):
 
     @property
     def has_results(self) -> bool:
-        """Whether the names of the step's metrics are known."""
         return self._results is not None
 
     @property
     def results(self) -> Results:
-        """Memory for the results of learning tasks."""
         assert self._results is not None
         return self._results
 
     @property
     def can_step(self) -> bool:
-        """Whether optimizer and synchroniser can be stepped on the device."""
         return fits(self.group, self.sync, self.settings, rows=self.is_whole)
 
     def make_results(self, metrics: Sequence[str]) -> None:
-        """Allocate results with these metrics."""
         dtype = torch.promote_types(self.group.matrix.z.dtype, torch.float32)
         self._results = Results(self.device, len(self.group), metrics, dtype)
 
     def bind(self) -> None:
-        """Create streams and steps for the current learners, and drop all captures."""
         self.tasks.resized()
         self.live.resized()
         for learner in self.learners:
@@ -138,5 +126,4 @@ class StreamContext(RoundContext):
             self.make_results(self._results.metrics)
 
     def fork(self) -> None:
-        """Have everything wait for the caller's issued work."""
         self.order.fork(self.stepping)

@@ -45,11 +45,10 @@ class _FeedSlot:
 
 
 class Feed:
-    """Copy batches to a device while it computes.
+    """Copy batches to a device while it computes."""
 
-    Batches of the host go through page-locked memory on a separate stream, batches on the device are used in place.
-    Every round has a slot, which is reused only after the host has seen the earlier round end.
-    """
+    # Batches of the host go through page-locked memory on a separate stream, batches on the device are used in place.
+    # Every round has a slot, which is reused only after the host has seen the earlier round end.
 
     def __init__(self, device: StreamDevice) -> None:
         self.stream = device.stream("host to device")

@@ -26,11 +26,9 @@ def issue_ahead(
     batches: Sequence[Batches],
     made: Tensor,
 ) -> list[IssuedRound]:
-    """Issue rounds before a synchronisation task; the host has seen all tasks end when this returns.
-
-    The host gives the next batch to a learner whose stream has become idle, and steps that learner alone. Results go to
-    `made`, by round and batch.
-    """
+    """Issue rounds before a synchronisation task; the host has seen all tasks end when this returns."""
+    # The host gives the next batch to a learner whose stream has become idle, and steps that learner alone. Results go
+    # to `made`, by round and batch.
     order = context.order
     pending.finish_all()
     if order.start_event is None:
@@ -87,7 +85,6 @@ def _issuing(
 
 
 def _finished(context: StreamContext, issued: Sequence[IssuedRound], made: Tensor) -> list[FinishedRound]:
-    """Wait for all rounds, and read their outcomes."""
     pinned = context.device.pinned(made.shape, made.dtype)
     over = context.device.event("a period is over")
     with context.device.on(context.order.sync_stream):

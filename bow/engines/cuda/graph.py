@@ -19,21 +19,13 @@ from bow.schedule import Schedule
 
 
 class CudaGraphs(AheadDeviceRunner):
-    """Replay a CUDA graph for each learner, all from one thread.
+    """Replay a CUDA graph for each learner, all from one thread."""
 
-    A learning task of a small model is a chain of tiny kernels: launched as one graph it costs the host a few
-    microseconds, and the chains of several learners fill the device together. Each graph has its own memory pool,
-    inputs and random numbers, so that graphs can run at the same time.
-
-    With a schedule the operators of a learning task are spread over several streams of its learner, as branches of its
-    graph. Where that is impossible, the learning task is captured without a schedule.
-
-    Tasks that cannot be captured, and batches of rare shapes, run operator by operator on the learners' streams.
-
-    References:
-        Budea, TensorBow, 2019, chapter 4 (stream groups, replicated variables, allocators by stream).
-        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.
-    """
+    # A learning task of a small model is a chain of tiny kernels: launched as one graph it costs the host a few
+    # microseconds, and the chains of several learners fill the device together. Each graph has its own memory pool,
+    # inputs and random numbers, so that graphs can run at the same time. With a schedule the operators of a learning
+    # task are spread over several streams, as branches of its graph (Tang et al., 2018, section 4). The design follows
+    # Budea, TensorBow, 2019, chapter 4.
 
     name = "graph"
 
@@ -43,7 +35,6 @@ class CudaGraphs(AheadDeviceRunner):
         return self.context.settings.schedule is None
 
     def capture(self, batch: FlatBatch) -> None:
-        """Capture the learning task of every learner."""
         context = self.context
         context.fork()
         schedule = context.settings.schedule
@@ -62,11 +53,9 @@ class CudaGraphs(AheadDeviceRunner):
     def run_tasks(
         self, scheduler: TaskScheduler, runs: Sequence[TaskStart], issue: Callable[[Learn], StreamLearner]
     ) -> None:
-        """Issue each task when the scheduler starts it, and poll for finished ones."""
         run_tasks(scheduler, runs, lambda run, task: issue(task), first_through)
 
     def bind(self) -> None:
-        """Create streams for the current learners, and drop all captures."""
         super().bind()
         if self.context.settings.schedule is not None:
             for learner in self.context.learners:

@@ -29,17 +29,14 @@ ROUNDS_TOGETHER = 8  # rounds to issue without a barrier between them
 
 @final
 class DeviceRoundLoop(Loop):
-    """Rounds on a device with streams: the host issues them and does not wait.
+    """Rounds on a device with streams: the host issues them and does not wait; events alone order the streams."""
 
-    Events alone order the streams:
-
-    * A call begins after the caller's earlier work, and the caller's later work runs after the call (`StreamOrder`).
-      Rounds within a call have no barrier between them.
-    * Learner j's stream: its batch arrives; learning task; step.
-    * The synchronisation stream has a high priority. It computes what a synchronisation task needs from before the step
-      while the learners learn; after their steps it moves the central model.
-    * The host sees a round's results `SLOTS` rounds later, and then restarts learners that diverged (`PendingRounds`).
-    """
+    # * A call begins after the caller's earlier work, and the caller's later work runs after the call (`StreamOrder`).
+    #   Rounds within a call have no barrier between them.
+    # * Learner j's stream: its batch arrives; learning task; step.
+    # * The synchronisation stream has a high priority. It computes what a synchronisation task needs from before the
+    #   step while the learners learn; after their steps it moves the central model.
+    # * The host sees a round's results `SLOTS` rounds later, and then restarts diverged learners (`PendingRounds`).
 
     brings_batches = True
     context: StreamContext
@@ -70,7 +67,6 @@ class DeviceRoundLoop(Loop):
 
     @property
     def period(self) -> int:
-        """Number of rounds that can be issued at once."""
         if self.settings.dispatch == "fixed":
             return ROUNDS_TOGETHER
         if not isinstance(self.runner, AheadDeviceRunner) or len(self.group) == 1:
@@ -78,12 +74,10 @@ class DeviceRoundLoop(Loop):
         return rounds_to_synchronise(self.context)
 
     def round(self, batches: Batches) -> Outcome:
-        """Issue one round; the host does not wait for it."""
         return self.rounds([batches])[0]
 
     @torch.no_grad()
     def rounds(self, batches: Sequence[Batches]) -> list[Outcome]:
-        """Issue several rounds without a barrier between them; the host does not wait for them."""
         if not batches:
             return []
         context, order = self.context, self.context.order
@@ -136,7 +130,6 @@ class DeviceRoundLoop(Loop):
                 self.context.log.warn(difference, stacklevel=5)
 
     def close(self) -> None:
-        """Wait for the device, free pinned memory, and stop the threads."""
         try:
             self.catch_up()
         finally:
@@ -165,7 +158,6 @@ class DeviceRoundLoop(Loop):
         self.runner.bind()
 
     def _issue_call(self, batches: Sequence[Batches], made: Tensor) -> list[IssuedRound]:
-        """Issue the rounds of a call, some perhaps without an order of learners."""
         issued: list[IssuedRound] = []
         while (done := len(issued)) < len(batches):
             ahead = self._num_ahead(len(batches) - done)
@@ -196,7 +188,6 @@ class DeviceRoundLoop(Loop):
         return not drops and context.live.rounds_before(context.round_index) >= UNROLLED
 
     def _issue_unrolled(self, runner: RoundGraphs, batches: Sequence[Batches], made: Tensor) -> list[IssuedRound]:
-        """Issue rounds that one graph holds."""
         context, order = self.context, self.context.order
         slot = self._pending.make_room(len(batches))
         there = [context.feed.put(slot + index, each, len(self.group)) for index, each in enumerate(batches)]
@@ -264,7 +255,6 @@ class DeviceRoundLoop(Loop):
     # Live check
 
     def _check_is_due(self) -> bool:
-        """Return whether the coming round needs a live check, if it is replayed."""
         return self.runner.replays and self.context.live.is_due(self.context.round_index)
 
     def _expected(self, batches: Batches) -> Expected | None:

@@ -43,14 +43,12 @@ class FinishedRound:
     def of(
         cls, values: Sequence[Sequence[float]], issued: IssuedRound, round_index: int, restarted: bool
     ) -> "FinishedRound":
-        """Find the learners that diverged in a round."""
         pairs = enumerate(zip(issued.active, values, strict=True))
         bad = [batch for batch, (there, row) in pairs if there and row[FINITE] == 0]
         taken_by = issued.taken_by or range(len(issued.active))
         return cls(values, issued, round_index, restarted, {taken_by[batch] for batch in bad})
 
     def outcome(self, results: Results) -> Outcome:
-        """Return the round's outcome."""
         outcome = results.outcome(torch.tensor(self.values), self.issued.active)
         outcome.taken_by = self.issued.taken_by
         pairs = zip(self.issued.active, self.values, strict=True)
@@ -59,11 +57,10 @@ class FinishedRound:
 
 
 class PendingRounds:
-    """The rounds that the host has not seen end, at most `SLOTS`.
+    """The rounds that the host has not seen end, at most `SLOTS`."""
 
-    Diverged learners restart when the host sees it, always the same number of rounds later, so that trainings repeat
-    exactly. With plain SGD and `SMA` the device restores weights at once.
-    """
+    # Diverged learners restart when the host sees it, always the same number of rounds later, so that trainings repeat
+    # exactly. With plain SGD and `SMA` the device restores weights at once.
 
     def __init__(self, context: StreamContext) -> None:
         self._context = context
@@ -83,7 +80,6 @@ class PendingRounds:
         self._rounds.append(PendingRound(self._context.round_index, slot, active, restarted))
 
     def finish_all(self) -> None:
-        """Wait for all rounds, and handle their outcomes."""
         while self._rounds:
             self._finish_oldest()
 

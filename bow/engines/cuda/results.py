@@ -28,11 +28,9 @@ class Results:
         self._pinned = [device.pinned(shape, dtype) for _ in range(SLOTS)]
 
     def rows(self, slot: int) -> Float[Tensor, "learners values"]:
-        """Return the rows that the learners of a round write."""
         return self._by_slot[slot]
 
     def rows_of_learners(self, slot: int) -> list[Tensor]:
-        """Return the same by learner."""
         return self._by_learner[slot]
 
     def empty(self, rounds: int) -> Float[Tensor, "rounds learners values"]:
@@ -54,7 +52,6 @@ class Results:
         self._pinned[slot].copy_(self.rows(slot), non_blocking=True)
 
     def on_host(self, slot: int) -> list[list[float]]:
-        """Return the results of a round that has ended."""
         return self._device.read_host(self._pinned[slot])
 
     def outcomes(
@@ -63,7 +60,6 @@ class Results:
         active: Sequence[list[bool]],
         taken_by: Sequence[Sequence[int] | None],
     ) -> list[Outcome]:
-        """Return the outcomes of a call's rounds."""
         losses, finite = made[..., LOSS].unbind(), (made[..., FINITE] != 0).unbind()
         metrics = {name: made[..., METRICS + i].to(torch.float32).unbind() for i, name in enumerate(self.metrics)}
         return [

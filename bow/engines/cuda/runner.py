@@ -31,7 +31,6 @@ class DeviceRunner(abc.ABC):
 
     @property
     def description(self) -> str:
-        """Name of the engine, and whether learning tasks cannot be captured."""
         return self.name if self.context.captures.refused is None else f"{self.name} (not captured)"
 
     @property
@@ -53,13 +52,10 @@ class DeviceRunner(abc.ABC):
 
     @abc.abstractmethod
     def issue(self, slot: int, batches: DeviceBatches, due: bool) -> None:
-        """Issue the learning tasks of a round, and the rest of it if `context.stepping` steps and averages.
-
-        Afterwards the synchronisation stream waits for all of it, and the results are in their slot.
-        """
+        """Issue the learning tasks of a round, and the rest of it if `context.stepping` steps and averages."""
+        # Afterwards the synchronisation stream waits for all of it, and the results are in their slot.
 
     def streams(self) -> list[Stream]:
-        """Return the streams that the synchronisation stream waits for."""
         return [self.context.feed.stream, *(learner.stream for learner in self.context.learners)]
 
     @property
@@ -73,7 +69,6 @@ class DeviceRunner(abc.ABC):
             self.context.stepping.moved()
 
     def bind(self) -> None:
-        """Bind the current learners, and drop all captures."""
         self.context.bind()
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
@@ -132,7 +127,6 @@ def issue_in_parallel(
 
 
 def learn_one(context: StreamContext, learner: StreamLearner, batch: FlatBatch) -> IssuedTask:
-    """Issue a learning task of the coming round on the current stream."""
     return learner.learn(batch, lambda: context.task_seed(learner.index))
 
 

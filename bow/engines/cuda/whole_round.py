@@ -32,7 +32,6 @@ class StaticRound:
         return DeviceBatches(self.batch, len(self.rows))
 
     def take(self, batches: DeviceBatches) -> None:
-        """Copy a round's batches here, on the current stream."""
         if batches.stacked is not None:
             for static, leaf in zip(self.batch.leaves, batches.stacked.leaves, strict=True):
                 static.copy_(leaf)
@@ -63,10 +62,7 @@ class CapturedRound:
 
 
 class RoundGraphs(DeviceRunner):
-    """Base of runners that replay one graph per round.
-
-    Rounds in which a learner has no batch, or one of a rare shape, run on the learners' streams.
-    """
+    """Base of runners that replay one graph per round; rounds with rare shapes run on the learners' streams."""
 
     def __init__(self, context: StreamContext) -> None:
         super().__init__(context)
@@ -88,7 +84,6 @@ class RoundGraphs(DeviceRunner):
         """Issue a round, from its stream on and back to it: learning, and the rest if there is `stepping`."""
 
     def capture(self, batch: FlatBatch) -> None:
-        """Capture the round for batches of this shape, with and without a synchronisation task."""
         context = self.context
         context.fork()
         stream, learners = self.stream, len(context.group)
@@ -131,7 +126,6 @@ class RoundGraphs(DeviceRunner):
         return graph
 
     def issue(self, slot: int, batches: DeviceBatches, due: bool) -> None:
-        """Replay the round's graph, or issue it on the learners' streams."""
         context, order = self.context, self.context.order
         captured = self._captured_for(batches)
         if (captured is not None) != self._last_replayed and order.start_event is None:
@@ -159,7 +153,6 @@ class RoundGraphs(DeviceRunner):
         return captured is not None and captured.unrolled is not None
 
     def issue_unrolled(self, slot: int, batches: Sequence[DeviceBatches]) -> None:
-        """Replay the graph of these rounds, whose slots begin at `slot`."""
         first = batches[0].stacked
         assert first is not None
         unrolled = self._rounds[first.signature].unrolled
@@ -199,7 +192,6 @@ class RoundGraphs(DeviceRunner):
         self.context.order.learners_moved()
 
     def bind(self) -> None:
-        """Free the graphs, and bind the current learners."""
         for captured in self._rounds.values():
             for graph in captured.graphs.values():
                 graph.reset()
@@ -209,7 +201,6 @@ class RoundGraphs(DeviceRunner):
         super().bind()
 
     def _kinds_of_rounds(self) -> list[bool]:
-        """Return the values of `due` that rounds can have."""
         context = self.context
         if context.sync.every > 1 and not context.sync.follows(context.group.num_all):
             return [False, True]
@@ -223,19 +214,15 @@ class RoundGraphs(DeviceRunner):
 
 
 class WholeRound(RoundGraphs):
-    """Replay one CUDA graph per round: the learning tasks as parallel branches, with steps and averaging.
+    """Replay one CUDA graph per round: the learning tasks as parallel branches, with steps and averaging."""
 
-    One launch per round costs the host least, and only the graph's edges order the learners, which therefore keep step.
-    The synchronisation task is a branch parallel to the learning tasks, as in engine `graph`.
-
-    References:
-        Budea, TensorBow, 2019, chapter 4.
-    """
+    # One launch per round costs the host least, and only the graph's edges order the learners, which therefore keep
+    # step. The synchronisation task is a branch parallel to the learning tasks, as in Budea, TensorBow, 2019, chapter
+    # 4.
 
     name = "graph+round"
 
     def warm_up(self, static: StaticRound) -> bool:
-        """Run every learner's task on its own stream, as it will be captured."""
         draws = False
         for learner, batch in zip(self.context.learners, static.by_learner().by_learner, strict=True):
             assert batch is not None
