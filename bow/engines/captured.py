@@ -278,7 +278,6 @@ class CapturedTasks(CaptureCache[CapturedTask]):
 
 
 def _like(batch: Batch) -> Batch:
-
     def like(tensor: Tensor) -> Tensor:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
 

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -13,17 +13,77 @@ from bow.engines.batched_layers import batched_convolutions
 from bow.engines.batches import Batches, Stacked, stack_batches
 from bow.engines.context import RoundContext
 from bow.engines.eager import Eager, SequentialTasks
-from bow.engines.outcome import Outcome
-from bow.engines.random import task_random
+from bow.engines.outcome import LearningConfig, Outcome
+from bow.engines.random import NoGenerators, task_random
 from bow.engines.runner import InParts, TaskRunner
 from bow.engines.step_state import Numbers, StepState, fits
-from bow.engines.task import Batch, Metrics, TaskResult, compiled
-from bow.engines.vectorised import StackedBuffers, TogetherTask, vectorised, writing_results
+from bow.engines.task import Batch, LearningTask, Metrics, PureTask, TaskResult, compiled
 from bow.errors import BowError, ModelError, reason
 from bow.graph.refusal import changed, python_state
 from bow.interruption import Interruption
-from bow.replicas import LearnerGroup
+from bow.replicas import LearnerGroup, buffer_slots
 from bow.sync import SMA
+
+# `(rows, buffers, batch) -> TaskResult`, each with a leading learner dimension.
+Vectorised: TypeAlias = Callable[[Tensor, dict[str, Tensor], Batch], TaskResult]
+
+# `(rows, gradients, buffers, batch) -> (loss, finite, metrics)` of all learners at once.
+TogetherTask: TypeAlias = Callable[..., tuple[Tensor, Tensor, Metrics]]
+
+
+def vectorised(group: LearnerGroup, settings: LearningConfig) -> Vectorised:
+    task = LearningTask(group.learners[0].module, settings.task_step, group.device, settings.precision)
+    function: Vectorised = torch.vmap(PureTask(task, group.layout), randomness="different")
+
+    def run(rows: Tensor, buffers: dict[str, Tensor], batch: Batch) -> TaskResult:
+        if torch.compiler.is_compiling():  # torch compiles no operator that takes a generator
+            return function(rows, buffers, batch)
+        with NoGenerators():  # type: ignore[no-untyped-call]
+            return function(rows, buffers, batch)
+
+    return run
+
+
+def writing_results(together: Vectorised) -> TogetherTask:
+    def run(
+        rows: Tensor, gradients: Tensor, buffers: dict[str, Tensor], batch: Batch
+    ) -> tuple[Tensor, Tensor, Metrics]:
+        result = together(rows, buffers, batch)
+        gradients.copy_(result.gradient)
+        for name, buffer in result.buffers.items():
+            buffers[name].copy_(buffer)
+        return result.loss, result.finite, result.metrics
+
+    return run
+
+
+class StackedBuffers:
+    """The learners' buffers, stacked by name; every learner's module has its row."""
+
+    def __init__(self, group: LearnerGroup) -> None:
+        self._group = group
+        self._tensors: dict[str, Tensor] = {}
+        self._valid = False
+
+    def moved(self) -> None:
+        self._valid = False
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the stacked buffers by name, after binding those of the learners to their rows."""
+        if self._valid:
+            return self._tensors
+        slots = [dict(buffer_slots(learner.module)) for learner in self._group.learners]
+        self._tensors = {}
+        for name in slots[0]:
+            owners = [s[name] for s in slots]
+            values = [owner._buffers[key] for owner, key in owners]
+            if values[0] is not None:
+                self._tensors[name] = torch.stack([v for v in values if v is not None])
+                for row, (owner, key) in zip(self._tensors[name], owners, strict=True):
+                    owner._buffers[key] = row
+        self._valid = True
+        return self._tensors
+
 
 WHOLE = "whole round"
 

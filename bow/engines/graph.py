@@ -16,11 +16,10 @@ from bow.engines.captured import MAX_SHAPES, CapturedTasks, Shape, shape_of
 from bow.engines.context import RoundContext
 from bow.engines.eager import Eager, SequentialTasks
 from bow.engines.first_come import FinishedTask, Period, run_tasks
-from bow.engines.graph_jobs import GraphJobs
-from bow.engines.graph_round import ExecutorGroups, GraphRound
+from bow.engines.graph_round import ExecutorGroups, GraphJobs, GraphRound
 from bow.engines.live_check import COMPILED_ROUNDING, ROUNDING, LiveCheck
 from bow.engines.loop import step_alone
-from bow.engines.memory_budget import out_of_memory_explained
+from bow.engines.memory import out_of_memory_explained
 from bow.engines.outcome import Outcome, ParallelSpeedup, Turns
 from bow.engines.random import NumbersOfGraph, task_random
 from bow.engines.runner import AheadRunner, InParts, SeedOf

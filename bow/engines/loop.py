@@ -13,7 +13,7 @@ from torch import Tensor
 from bow.data import Indexed
 from bow.devices import StreamDevice
 from bow.engines.context import RoundContext
-from bow.engines.memory_budget import out_of_memory_explained
+from bow.engines.memory import out_of_memory_explained
 from bow.engines.outcome import Batches, LearningConfig, Outcome, RoundEvent
 from bow.engines.resizing import Resizing
 from bow.engines.runner import AheadRunner, SeedOf, TaskRunner

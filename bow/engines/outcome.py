@@ -12,7 +12,7 @@ from torch import Tensor
 from bow.engines.batches import Batches as Batches
 from bow.engines.batches import Stacked as Stacked
 from bow.engines.config import DEFAULT_ENGINE, Engine
-from bow.engines.task import Metrics, Step
+from bow.engines.task import Metrics, Step, accumulating
 from bow.engines.task_scheduler import Dispatch
 from bow.errors import SettingError
 from bow.schedule import Schedule
@@ -45,8 +45,6 @@ class LearningConfig:
         """The step of a learning task: the user's, or an accumulating one around it."""
         if self.engine.accumulate == 1:
             return self.step
-        from bow.engines.accumulation import accumulating  # rarely needed
-
         return accumulating(self.step, self.engine.accumulate)
 
     @property

@@ -203,7 +203,6 @@ def outputs_of(graph: "StepGraph", tensor_of: Callable[[int], Tensor]) -> StepOu
 
 
 def run_operator(operator: Operator, live: dict[int, Tensor], graph: "StepGraph") -> None:
-
     def tensor(ref: Ref) -> Tensor:
         return live[ref.value]
 

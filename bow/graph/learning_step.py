@@ -142,7 +142,6 @@ def checked_model(model: Any) -> nn.Module:
 
 
 def step_from_loss(loss: Callable[[Any, Any], Tensor]) -> Step:
-
     def step(model: nn.Module, batch: Any) -> Tensor:
         inputs, targets = batch
         return loss(model(inputs), targets)

@@ -146,7 +146,6 @@ class _Executors(Protocol):
     def run(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any, seed: int, record: bool
     ) -> tuple[StepOutputs, list[Span]]: ...
-
     def close(self) -> None: ...
 
 

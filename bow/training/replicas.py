@@ -25,7 +25,7 @@ from bow.engines import (
     make_engine,
 )
 from bow.engines.config import Engine as EngineConfig
-from bow.engines.memory_budget import MemoryBudget
+from bow.engines.memory import MemoryBudget
 from bow.engines.offload import check_offload
 from bow.errors import ModelError, SettingError
 from bow.forking import begin_to_compute

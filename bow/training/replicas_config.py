@@ -11,8 +11,7 @@ from bow.cluster import ALONE, TrialWorld, World
 from bow.devices import StreamDevice
 from bow.engines import Batch, LearningConfig
 from bow.engines.config import MemoryFormat
-from bow.engines.memory import is_cpu
-from bow.engines.memory_budget import MemoryBudget
+from bow.engines.memory import MemoryBudget, is_cpu
 from bow.errors import SettingError
 from bow.replicas import BufferPolicy, OptimizerFactory
 from bow.sync import Synchroniser

@@ -11,8 +11,8 @@ from bow.engines.batches import FlatBatch
 from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.learner import WARM_UP, gathered, python_values_restored, state_of
 from bow.engines.cuda.whole_round import RoundGraphs, StaticRound, unchanged
+from bow.engines.fused import StackedBuffers, TogetherTask, vectorised, writing_results
 from bow.engines.task import compiled
-from bow.engines.vectorised import StackedBuffers, TogetherTask, vectorised, writing_results
 from bow.errors import BowError, reason
 
 
