@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 
 from bow.data import digits
-from bow.devices.cores import LOSS_TURNS
-from bow.devices.load import BUSY, busy_cores
+from bow.devices.cores import BUSY, LOSS_TURNS, busy_cores
 from bow.doctor import MachineInfo, version
 from bow.engines import Engine
 from bow.engines.memory import bytes_text

@@ -8,10 +8,9 @@ import torch
 from bow.devices import Event, Stream, StreamDevice, kernels_for
 from bow.engines.captured import CaptureCache
 from bow.engines.context import RoundContext
-from bow.engines.cuda.feed import Feed
 from bow.engines.cuda.learner import StreamLearner
-from bow.engines.cuda.results import Results
 from bow.engines.cuda.step import RowsStep, SgdStep
+from bow.engines.cuda.transfers import Feed, Results
 from bow.engines.eager import LearningTasks
 from bow.engines.live_check import LiveCheck
 from bow.engines.offload import offloaded_tasks

@@ -7,9 +7,9 @@ import torch
 
 from bow.engines.batches import FlatBatch
 from bow.engines.captured import with_autocast
-from bow.engines.cuda.feed import DeviceBatches
 from bow.engines.cuda.learner import SpreadTask, StreamLearner
 from bow.engines.cuda.runner import AheadDeviceRunner, first_through, issue_in_parallel, learn_one
+from bow.engines.cuda.transfers import DeviceBatches
 from bow.engines.first_come import run_tasks
 from bow.engines.task_scheduler import Learn, TaskScheduler, TaskStart
 from bow.errors import reason

@@ -11,8 +11,8 @@ from bow.devices import StreamDevice, cuda_device
 from bow.engines.batches import Batches, FlatBatch, Stacked
 from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.pending import IssuedRound, PendingRounds
-from bow.engines.cuda.results import LOSS, METRICS
 from bow.engines.cuda.runner import AheadDeviceRunner, DeviceRunner, issue_ahead
+from bow.engines.cuda.transfers import LOSS, METRICS
 from bow.engines.cuda.whole_round import UNROLLED, RoundGraphs, unchanged
 from bow.engines.live_check import Expected
 from bow.engines.loop import Loop, rounds_to_synchronise, step_learners

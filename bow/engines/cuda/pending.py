@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from bow.engines.cuda.context import StreamContext
-from bow.engines.cuda.results import FINITE, SLOTS, Results
+from bow.engines.cuda.transfers import FINITE, SLOTS, Results
 from bow.engines.outcome import Outcome
 
 

@@ -12,11 +12,10 @@ from torch import Tensor
 from bow.devices import Stream
 from bow.engines.batches import Batches, FlatBatch
 from bow.engines.cuda.context import StreamContext
-from bow.engines.cuda.feed import DeviceBatches
 from bow.engines.cuda.learner import IssuedTask, StreamLearner
 from bow.engines.cuda.pending import FinishedRound, IssuedRound, PendingRounds
-from bow.engines.cuda.results import FINITE, SLOTS
 from bow.engines.cuda.step import RowsStep, SgdStep
+from bow.engines.cuda.transfers import FINITE, SLOTS, DeviceBatches
 from bow.engines.first_come import Period
 from bow.engines.loop import step_row
 from bow.engines.task_scheduler import Learn, TaskScheduler, TaskStart

@@ -8,9 +8,9 @@ import torch
 
 from bow.engines.batches import FlatBatch
 from bow.engines.cuda.context import StreamContext
-from bow.engines.cuda.feed import DeviceBatches
 from bow.engines.cuda.learner import StreamLearner
 from bow.engines.cuda.runner import AheadDeviceRunner, issue_in_parallel, learn_one
+from bow.engines.cuda.transfers import DeviceBatches
 from bow.engines.task_scheduler import Learn, TaskScheduler, TaskStart
 from bow.engines.thread_pool import ThreadPool, num_threads
 

@@ -13,10 +13,10 @@ from bow.data import Indexed
 from bow.devices import CapturedGraph, Event, Stream
 from bow.engines.batches import Batches, FlatBatch, Stacked
 from bow.engines.cuda.context import StreamContext
-from bow.engines.cuda.feed import DeviceBatches
 from bow.engines.cuda.learner import IssuedTask, StreamLearner
 from bow.engines.cuda.runner import DeviceRunner, issue_in_parallel, learn_one
 from bow.engines.cuda.step import RowsStep
+from bow.engines.cuda.transfers import DeviceBatches
 
 UNROLLED = 4  # rounds in one graph if samples are stored on the device; two such graphs may be in flight
 
