@@ -1,19 +1,18 @@
-"""Run a step graph on several streams of a device: issue order, memory lifetimes, capture."""
+"""Run a step graph on several streams of a device: issue order and memory lifetimes."""
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bow.devices import CapturedGraph, Event, Stream, StreamDevice
+from bow.devices import Event, Stream, StreamDevice
 from bow.errors import GraphError, ScheduleError
 from bow.graph import Operator, StepGraph
 from bow.graph.execution import inputs_of, lent_generator, outputs_of, run_operator
-from bow.graph.learning_step import StepOutputs, batch_tensors
+from bow.graph.learning_step import StepOutputs
 from bow.runtime.local import Dependencies, dependencies_of, in_turn, operators_of
 from bow.schedule import DynamicSchedule, OrderedSchedule, PrioritySchedule, Schedule
 from bow.schedule.scheduler import DecisionRecorder, ListScheduler, Start
@@ -104,7 +103,6 @@ class MemoryUse:
                 self.uses[value].append(operator.index)
 
     def dependencies(self) -> dict[int, set[int]]:
-        """By operator that is not a view: the makers of its inputs, directly or through views."""
         return {
             operator.index: {self._maker[root] for root in map(self._root, operator.reads) if root in self._maker}
             for operator in self._kernels
@@ -112,11 +110,6 @@ class MemoryUse:
 
     def _root(self, value: int) -> int:
         return self._viewed.get(value, value)
-
-
-# Runs of a step before its capture: libraries initialise, autotune and allocate workspaces for each stream, none of
-# which is allowed in a capture.
-WARM_UP = 3
 
 
 class StreamRuntime:
@@ -180,28 +173,6 @@ class StreamRuntime:
             finally:
                 self._hold(live)
 
-    def capture(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        batch: Any,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> "StreamCapture":
-        """Capture a step, the streams as branches of one graph, which replays with one launch.
-
-        The step first runs `WARM_UP` times, on the calling thread.
-        """
-        for _ in range(WARM_UP):
-            self.run(parameters, buffers, batch, seed=0)
-        self.close()
-        with torch.no_grad(), self._device.issuing(), self._device.capture(self._streams[0], generator) as captured:
-            live = inputs_of(self._graph, parameters, buffers, batch)
-            inputs = [*parameters.values(), *buffers.values(), *batch_tensors(batch).values(), *live.values()]
-            self._issue(live, None)
-            outputs = outputs_of(self._graph, live.__getitem__)
-        return StreamCapture(self._device, self._streams[0], captured, inputs, outputs)
-
     def close(self) -> None:
         """Free the memory that a run left, once every stream waits for the work issued so far on the first one."""
         if not self._held:
@@ -211,14 +182,6 @@ class StreamRuntime:
         for stream in self._held:
             self._streams[stream].wait(over)
         self._held.clear()
-
-    def __enter__(self) -> "StreamRuntime":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _steps(self, operators: Sequence[Operator], memory: MemoryUse) -> list["_IssuedOperator"]:
         allocations = list(memory.uses)
@@ -240,7 +203,6 @@ class StreamRuntime:
         return steps
 
     def _issue(self, live: dict[int, Tensor], seed: int | None) -> None:
-        """Issue all operators; inputs are ready on the first stream, and so are the results in the end."""
         first = self._streams[0]
         begun: set[int] = set()
         if START in self._events:  # orders the inputs, and all earlier uses of memory, before the other streams
@@ -287,29 +249,6 @@ class StreamRuntime:
             stream = self._stream_of.get(value, 0)
             if stream:
                 self._held.setdefault(stream, []).append(tensor)
-
-
-class StreamCapture:
-    """A step on several streams as one graph, on fixed tensors."""
-
-    def __init__(
-        self, device: StreamDevice, stream: Stream, graph: CapturedGraph, inputs: Sequence[Tensor], outputs: StepOutputs
-    ) -> None:
-        self._device = device
-        self._stream = stream
-        self._graph = graph
-        self._inputs = [tensor.detach() for tensor in inputs]  # a graph does not keep alive the memory that it reads
-        self.outputs = outputs  # of the last replay, in the same tensors every time
-
-    def replay(self) -> StepOutputs:
-        """Replay it on its stream; return the tensors that will hold the results, in order of that stream."""
-        with self._device.issuing(), self._device.on(self._stream):
-            self._graph.replay()
-        return self.outputs
-
-    def reset(self) -> None:
-        """Free its memory, results included; the host must have waited for the last replay."""
-        self._graph.reset()
 
 
 @dataclass(frozen=True)
