@@ -44,7 +44,10 @@ class Stream(abc.ABC):
 
 
 class CapturedGraph(abc.ABC):
-    """Work that was captured once, on fixed addresses, and is replayed with one launch; replays must not overlap."""
+    """Work that was captured once and is replayed with one launch. A replay must not overlap another.
+
+    It reads and writes the addresses of the capture: all tensors it uses have to outlive it.
+    """
 
     @abc.abstractmethod
     def replay(self) -> None:
@@ -63,7 +66,12 @@ class StreamDevice(abc.ABC):
         self._streams: dict[str, Stream] = {}
 
     def stream(self, name: str, *, high_priority: bool = False) -> Stream:
-        """Return the stream of that name, created on first use and kept."""
+        """Return the stream of that name, created on first use and kept.
+
+        Args:
+            name: its purpose.
+            high_priority: whether the device prefers its work.
+        """
         if name not in self._streams:
             self._streams[name] = self._make_stream(name, high_priority)
         return self._streams[name]

@@ -28,16 +28,20 @@ class ASGD(Synchroniser):
         super().__init__(every=1)
 
     def prepare(self, rows: Rows) -> None:
+        """Save the weights before the step."""
         rows.corrections.copy_(rows.weights)
 
     def restarted(self, rows: Rows, learner: int) -> None:
+        """Discard the step of a restarted learner."""
         rows.corrections[learner].copy_(rows.weights[learner])
 
     def contribute(self, rows: Rows, learners: int, contributors: int) -> None:
+        """Sum the steps; the steps themselves stay in `rows.corrections`."""
         torch.sub(rows.weights, rows.corrections, out=rows.corrections)
         torch.sum(rows.corrections, 0, out=rows.total)
 
     def apply(self, rows: Rows, learners: int, contributors: int) -> None:
+        """Set learner j to z plus the steps of learners 0 to j, and add all steps to z."""
         torch.cumsum(rows.corrections, 0, out=rows.weights)
         rows.weights.add_(rows.z if rows.before is None else rows.z + rows.before)
         rows.z.add_(rows.total)

@@ -41,12 +41,15 @@ class DiLoCo(Synchroniser):
         self.outer_momentum = number("outer_momentum", outer_momentum, least=0, below=1)
 
     def start(self, rows: Rows) -> None:
+        """Set the outer velocity to zero."""
         rows.state["velocity"] = torch.zeros_like(rows.z)
 
     def contribute(self, rows: Rows, learners: int, contributors: int) -> None:
+        """Sum the weights."""
         torch.sum(rows.weights, 0, out=rows.total)
 
     def apply(self, rows: Rows, learners: int, contributors: int) -> None:
+        """Step z along the mean progress, and set every learner to it."""
         velocity = rows.state["velocity"]
         delta = rows.z - rows.total / learners
         velocity.mul_(self.outer_momentum).add_(delta)

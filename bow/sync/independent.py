@@ -23,12 +23,15 @@ class Independent(Synchroniser):
         super().__init__(every=1)
 
     def due(self, round_index: int, learners: int) -> bool:
+        """Return False."""
         return False
 
     def contribute(self, rows: Rows, learners: int, contributors: int) -> None:
+        """Sum the weights."""
         torch.sum(rows.weights, 0, out=rows.total)
 
     def apply(self, rows: Rows, learners: int, contributors: int) -> None:
+        """Set z to the mean; the learners do not change."""
         torch.div(rows.total, learners, out=rows.z)
 
 

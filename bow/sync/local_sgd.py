@@ -27,8 +27,10 @@ class LocalSGD(Synchroniser):
         super().__init__(every)
 
     def contribute(self, rows: Rows, learners: int, contributors: int) -> None:
+        """Sum the weights."""
         torch.sum(rows.weights, 0, out=rows.total)
 
     def apply(self, rows: Rows, learners: int, contributors: int) -> None:
+        """Set z and every learner to the mean."""
         torch.div(rows.total, learners, out=rows.z)
         rows.weights.copy_(rows.z.expand_as(rows.weights))

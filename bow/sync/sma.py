@@ -75,6 +75,7 @@ class SMA(Synchroniser):
 
     @property
     def restarts_on_drop(self) -> bool:
+        """Whether learners are set to z when the learning rate drops."""
         return self.restart == "drop"
 
     def stability_limit(self, learners: int) -> float:
@@ -82,6 +83,7 @@ class SMA(Synchroniser):
         return 2 * (1 + self.mu) / (1 + learners + self.mu)
 
     def check(self, learners: int, by_device: Sequence[int] = ()) -> None:
+        """Reject an `alpha` at or above the stability limit."""
         if self.levels == 2 and len(by_device) > 1:
             two_levels.check(by_device, self.alpha, self.mu)
             return
@@ -93,6 +95,7 @@ class SMA(Synchroniser):
             )
 
     def due(self, round_index: int, learners: int) -> bool:
+        """Return True in every `every`-th round, unless there is nothing to average."""
         return not self.follows(learners) and super().due(round_index, learners)
 
     def follows(self, learners: int) -> bool:
@@ -100,6 +103,7 @@ class SMA(Synchroniser):
         return learners == 1 and self.alpha is None
 
     def start(self, rows: Rows) -> None:
+        """Set `z_prev = z`: the central model starts without momentum."""
         if "z_prev" in rows.state:
             rows.state["z_prev"].copy_(rows.z)  # in place: a captured graph reads it there
         else:
@@ -112,15 +116,18 @@ class SMA(Synchroniser):
         return self.levels == 2 and len(rows.by_device) > 1
 
     def start_own(self, rows: Rows) -> None:
+        """Set the reference model to z."""
         if self.is_in_levels(rows):
             two_levels.restart(rows)
 
     def restart_all(self, rows: Rows) -> None:
+        """Restart all learners, and reference models, from z."""
         super().restart_all(rows)
         if self.is_in_levels(rows):
             two_levels.restart(rows)
 
     def contribute(self, rows: Rows, learners: int, contributors: int) -> None:
+        """Compute `sum_j alpha (w_j - z)`; the corrections stay in `rows.corrections` until `apply`."""
         if self.is_in_levels(rows):
             two_levels.contribute(rows, self.alpha)
             return
@@ -131,6 +138,7 @@ class SMA(Synchroniser):
         torch.sum(corrections, 0, out=rows.total)
 
     def apply(self, rows: Rows, learners: int, contributors: int) -> None:
+        """Pull the learners together, and move z."""
         if self.is_in_levels(rows):
             two_levels.apply(rows)
         else:

@@ -24,9 +24,11 @@ class SSGD(Synchroniser):
         super().__init__(every=1)
 
     def contribute(self, rows: Rows, learners: int, contributors: int) -> None:
+        """Sum the gradients; learners without a batch have a gradient of zero."""
         torch.sum(rows.gradients, 0, out=rows.total)
 
     def apply(self, rows: Rows, learners: int, contributors: int) -> None:
+        """Set every learner's gradient to the mean."""
         rows.gradients.copy_((rows.total / max(contributors, 1)).expand_as(rows.gradients))
 
     def follows(self, learners: int) -> bool:

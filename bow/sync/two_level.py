@@ -72,17 +72,21 @@ class TwoLevel(Synchroniser):
 
     @property
     def kind(self) -> str:
+        """The kinds of both synchronisers."""
         return f"TwoLevel({self.inner.kind}, {self.outer.kind})"
 
     @property
     def restarts_on_drop(self) -> bool:
+        """As for `inner`: learners restart from the central model of their node."""
         return self.inner.restarts_on_drop
 
     def start_own(self, rows: Rows) -> None:
+        """Set the node's central model to z."""
         rows.state[CENTER].copy_(rows.z)
         self.inner.start(self._inner_view(rows))
 
     def center(self, rows: Rows) -> Tensor:
+        """Return the node's central model."""
         return rows.state[CENTER]
 
     def grow(self, rows: Rows, learners: int) -> None:
@@ -92,9 +96,11 @@ class TwoLevel(Synchroniser):
             self.inner.start(self._inner_view(rows))
 
     def check(self, learners: int, by_device: Sequence[int] = ()) -> None:
+        """Reject a number of learners of the node that `inner` rejects."""
         self.inner.check(learners)
 
     def due(self, round_index: int, learners: int) -> bool:
+        """Return whether `inner`, for the learners of the node, or `outer` is due."""
         return self.inner.due(round_index, learners) or self.outer_due(round_index)
 
     def outer_due(self, round_index: int) -> bool:
@@ -102,6 +108,7 @@ class TwoLevel(Synchroniser):
         return (round_index + 1) % self.outer.every == 0
 
     def start(self, rows: Rows) -> None:
+        """Set the node's central model to z, and start both synchronisers."""
         if CENTER not in rows.state:
             rows.state[CENTER] = rows.z.clone()
         rows.state[CENTER].copy_(rows.z)
@@ -111,21 +118,30 @@ class TwoLevel(Synchroniser):
             rows.state.update({prefix + name: tensor for name, tensor in view.state.items()})
 
     def prepare(self, rows: Rows) -> None:
+        """Prepare `inner`."""
         self.inner.prepare(self._inner_view(rows))
 
     def contribute(self, rows: Rows, learners: int, contributors: int) -> None:
+        """Compute `inner`'s contribution from the learners of the node."""
         if self.inner.follows(learners):
             rows.total.zero_()
             return
         self.inner.contribute(self._inner_view(rows), learners, contributors)
 
     def apply(self, rows: Rows, learners: int, contributors: int) -> None:
+        """Move the node's learners and its central model."""
         if self.inner.follows(learners):
             return
         self.inner.apply(self._inner_view(rows), learners, contributors)
 
     def contribute_outer(self, rows: Rows, learners: int, contributes: bool) -> None:
-        """Compute `outer`'s contribution from this node; only the device that `contributes` has one, others zeros."""
+        """Compute `outer`'s contribution from this node.
+
+        Args:
+            rows: the learners of this device.
+            learners: number of learners of this node.
+            contributes: whether this device contributes for its node; the others contribute zeros.
+        """
         if self.inner.follows(learners):
             rows.state[CENTER].copy_(rows.weights[0])
         self.outer.contribute(self._outer_view(rows), 1, 1)
