@@ -85,7 +85,6 @@ class SharedSums:
                 time.sleep(0 if now - began < SPIN_S else PAUSE_S)  # lets other Python threads run, too
 
     def close(self) -> None:
-        """Tell the others not to wait for this process."""
         self._say(GONE, 1)
 
     def _has_gone(self, other: int) -> bool:
@@ -132,7 +131,6 @@ def _all_bytes(size: int, row_bytes: int) -> int:
 
 
 def _new_file(num_bytes: int, files: contextlib.ExitStack) -> str | None:
-    """Allocate memory that lives while a process has it open; return a path for the others, or None."""
     try:
         file = os.memfd_create("bow sums")
         files.callback(os.close, file)

@@ -86,8 +86,9 @@ def core_sets(executors: int | Sequence[int], threads: int = 1) -> list[tuple[in
     sizes = [threads] * executors if isinstance(executors, int) else list(executors)
     cores = physical_first(available_cores())
     if sum(sizes) > len(cores):
+        listed = str(sizes[0]) if len(set(sizes)) == 1 else ", ".join(map(str, sizes))
         raise SettingError(
-            f"{len(sizes)} executors with {_listed(sizes)} threads need {sum(sizes)} cores, this process has "
+            f"{len(sizes)} executors with {listed} threads need {sum(sizes)} cores, this process has "
             f"{len(cores)}; use fewer executors or threads"
         )
     ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
@@ -158,10 +159,6 @@ def parse_cores(text: str) -> tuple[int, ...]:
         first, _, last = part.partition("-")
         cores.extend(range(int(first), int(last or first) + 1))
     return tuple(cores)
-
-
-def _listed(sizes: Sequence[int]) -> str:
-    return str(sizes[0]) if len(set(sizes)) == 1 else ", ".join(map(str, sizes))
 
 
 def pin_here(cores: Sequence[int]) -> None:

@@ -209,10 +209,8 @@ class CudaDevice(StreamDevice):
     def generator(self) -> torch.Generator:
         return torch.Generator(self.torch_device)
 
-    @contextlib.contextmanager
-    def drawing_from(self, generator: torch.Generator) -> Iterator[None]:
-        with self._state_of(generator):
-            yield
+    def drawing_from(self, generator: torch.Generator) -> contextlib.AbstractContextManager[None]:
+        return self._state_of(generator)
 
     @contextlib.contextmanager
     def _state_of(self, generator: torch.Generator | None) -> Iterator[None]:

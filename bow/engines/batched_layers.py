@@ -159,7 +159,6 @@ def _part(role: Role, learners: int, dims: Sequence[Any], tensors: Tensors, shap
 
 
 def _grouped(role: Role, tensors: Tensors, shape: Shape, how: Geometry) -> Any:
-    """Run one convolution with separate groups for each learner."""
     learners = next(len(each) for each in tensors if each is not None)
     outputs: Any
     inputs: Any

@@ -61,8 +61,7 @@ def leaves_of(batch: Batch) -> list[Any]:
     return list(batch) if is_tuple_of_tensors(batch) else tree_leaves(batch)
 
 
-def structure_of(batch: Batch) -> Any:
-    """Return the structure of a batch; None if it holds anything but tensors."""
+def structure_of(batch: Batch) -> Any:  # None if it holds anything but tensors
     if is_tuple_of_tensors(batch):
         return len(batch)
     leaves, spec = tree_flatten(batch)

@@ -21,6 +21,7 @@ from bow.engines.task import Batch, Step, autocast
 from bow.errors import CaptureError, DataError, GraphError, RuntimeUnavailableError, reason
 from bow.graph import Operator, StepGraph, capture
 from bow.graph.kinds import has_recurrent_layer
+from bow.graph.operator import TensorSpec
 from bow.interruption import Interruption
 from bow.replicas import LearnerGroup
 from bow.runtime.loading import content_hash
@@ -52,9 +53,6 @@ class CaptureCache(Generic[Captured]):
         self.num_captures = 0  # captures so far
         self.newest: Hashable = None  # the shape captured last
         self.refused: str | None = None  # why nothing is captured any more
-
-    def __iter__(self) -> Iterator[Hashable]:
-        return iter(self._captured)
 
     def __contains__(self, shape: object) -> bool:
         return shape in self._captured
@@ -185,7 +183,7 @@ class CapturedTasks(CaptureCache[CapturedTask]):
         self._settings = settings
         self._warn = warn
         self._traced_step = with_autocast(settings.task_step, group.device, settings.precision)
-        self._kept = KeptGraphs()
+        self.kept = KeptGraphs()
         self._compilable: Callable[[], StepGraph] | None = None
 
     @property
@@ -230,13 +228,9 @@ class CapturedTasks(CaptureCache[CapturedTask]):
                 if self.refused is None:
                     self._warn(f"batches of another shape cannot be captured ({reason(error)}); they run in eager")
 
-    def trust(self, shape: Shape) -> None:
-        """Trust the capture for this shape, which this training has found equal to the step, if it is a kept one."""
-        self._kept.trust(shape)
-
     def invalidate_disk_cache(self, shape: Shape) -> bool:
         """Drop all captures if the one for this shape is from the disk cache, and not trusted; return whether it is."""
-        if not self._kept.invalidate_disk_cache(shape):
+        if not self.kept.invalidate_disk_cache(shape):
             return False
         self.clear()
         return True
@@ -266,23 +260,19 @@ class CapturedTasks(CaptureCache[CapturedTask]):
         has_layers = any(isinstance(module, nn.RNNBase) for module in model.modules())
         settings = self._settings.precision, self._settings.engine.accumulate, unrolled and has_layers
         shape = shape_of(batch)
-        key = self._kept.key(model, (shape, *settings), frozen)
-        graph = self._kept.find(key, shape)
+        key = self.kept.key(model, (shape, *settings), frozen)
+        graph = self.kept.find(key, shape)
         if unrolled and graph is not None and any(map(has_recurrent_layer, graph.operators)):
             graph = None  # from a layer that is no module, which the key does not cover
         if graph is None:
             graph = capture(model, batch, step=self._traced_step, unrolled=unrolled)
             if frozen.changed() is None and not graph.constants:  # which `frozen` may not have found
-                self._kept.store(key, graph)
+                self.kept.store(key, graph)
         return graph
 
 
 def _like(batch: Batch) -> Batch:
-    def like(tensor: Tensor) -> Tensor:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-
-    made: Batch = tree_map_only(Tensor, like, batch)
-    return made
+    return tree_map_only(Tensor, lambda tensor: TensorSpec.of(tensor).empty(tensor.device), batch)
 
 
 def shape_of(batch: Batch) -> Shape:
@@ -389,7 +379,6 @@ def _is_torchs_own(graph: StepGraph) -> bool:
 
 @functools.cache
 def _recipe() -> str:
-    """Return the source of `bow.graph`, which does the capturing."""
     return "".join(path.read_text(encoding="utf-8") for path in sorted(Path(bow.graph.__path__[0]).glob("*.py")))
 
 

@@ -51,7 +51,7 @@ def make_engine(
     name: str, group: LearnerGroup, sync: Synchroniser, settings: LearningConfig, device: StreamDevice | None = None
 ) -> Loop:
     if device is not None and name in STREAM_ENGINES:
-        from bow.engines.cuda import DeviceRoundLoop
+        from bow.engines.cuda.loop import DeviceRoundLoop
 
         return DeviceRoundLoop(resolve_name(STREAM_ENGINES[name]), group, sync, settings, device)
     return RoundLoop(resolve_name(ENGINES[name]), group, sync, settings, device)

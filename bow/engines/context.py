@@ -34,7 +34,6 @@ class RoundLog:
         self.events.append(RoundEvent(self.round_index if round_index is None else round_index, event, message))
 
     def warn(self, message: str, stacklevel: int = 7) -> None:
-        """Record and warn that something else runs than was requested."""
         self.record_event("engine changed", message)
         warnings.warn(message, stacklevel=stacklevel)
 

@@ -13,13 +13,13 @@ from bow.devices import cuda_device
 from bow.engines.batches import Batches
 from bow.engines.batches import batch_of as batch_of
 from bow.engines.context import RoundContext
-from bow.engines.offload import Around, offloaded_tasks
+from bow.engines.offload import Around, OffloadedTasks
 from bow.engines.outcome import LearningConfig, Outcome
-from bow.engines.random import DrawWatch, task_random
+from bow.engines.random import DrawWatch
 from bow.engines.runner import TaskRunner
 from bow.engines.task import Batch, Learned, LearningTask, PureTask, TaskResult, collected, compiled, out_of_range
-from bow.engines.task_scheduler import Learn, TaskScheduler
 from bow.errors import BowError, LossError, ModelError, reason
+from bow.graph.execution import lent_generator
 from bow.graph.outside import OutsideTensors
 from bow.graph.refusal import changed, python_state
 from bow.interruption import Interruption
@@ -41,7 +41,9 @@ class Eager(TaskRunner):
         group, device = context.group, context.device
         if device is None and group.device.type == "cuda":
             device = cuda_device(group.device)
-        self.offloaded = offloaded_tasks(context.settings.offload, group, device, at_once=False)
+        self.offloaded: OffloadedTasks | None = None
+        if context.settings.offload and device is not None:
+            self.offloaded = OffloadedTasks(group, device, at_once=False)
         self._in_turn = SequentialTasks(group, context.settings, self.offloaded)
 
     @property
@@ -70,17 +72,15 @@ class SequentialTasks:
         self._group = group
         self._seed = settings.seed
         self.tasks = LearningTasks(group, settings, around)
-        self._order = _order_on_one_place(len(group))
 
     def resized(self) -> None:
         self.tasks.resized()
-        self._order = _order_on_one_place(len(self._group))
 
     def learn(self, batches: Batches, round_index: int, watch: DrawWatch | None = None) -> Outcome:
         group = self._group
         learned: list[Learned | None] = [None] * len(group)
-        with task_random(group.device) as generator:
-            for index in self._order:
+        with lent_generator(group.device) as generator:
+            for index in range(len(group)):
                 batch = batch_of(batches, index)
                 if batch is None:
                     group.learners[index].gradient.zero_()
@@ -94,12 +94,6 @@ class SequentialTasks:
         losses, metrics = collected(learned, group.matrix.z)
         finite = torch.isfinite(losses) & torch.isfinite(group.matrix.gradients.sum(1))
         return Outcome(losses, finite, [each is not None for each in learned], metrics)
-
-
-def _order_on_one_place(learners: int) -> list[int]:
-    """Return the task scheduler's order of learners on a single place."""
-    runs = TaskScheduler(learners, places=1).start([[True] * learners], synchronise=False)
-    return [run.task.learner for run in runs if isinstance(run.task, Learn)]
 
 
 class LearningTasks:

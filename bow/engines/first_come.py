@@ -43,7 +43,6 @@ class Period:
 
     @property
     def synchronises(self) -> bool:
-        """Whether gradients or weights are averaged after the last round."""
         return self.ahead < len(self.batches)
 
     def start(self, places: int, dispatch: Dispatch) -> tuple[TaskScheduler, list[TaskStart]]:

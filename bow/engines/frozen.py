@@ -366,7 +366,6 @@ def _is_foreign(module: Any) -> bool:
 
 
 def _equal(now: Any, before: Any) -> bool:
-    """Return whether values of built-in types are equal; False for other types."""
     if type(now) is not type(before) or not isinstance(now, (*PLAIN, *BUFFERS, tuple, list, dict, set, deque)):
         return False
     try:

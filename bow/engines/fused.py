@@ -14,11 +14,12 @@ from bow.engines.batches import Batches, Stacked, stack_batches
 from bow.engines.context import RoundContext
 from bow.engines.eager import Eager, SequentialTasks
 from bow.engines.outcome import LearningConfig, Outcome
-from bow.engines.random import NoGenerators, task_random
+from bow.engines.random import NoGenerators
 from bow.engines.runner import InParts, TaskRunner
 from bow.engines.step_state import Numbers, StepState, fits
 from bow.engines.task import Batch, LearningTask, Metrics, PureTask, TaskResult, compiled
 from bow.errors import BowError, ModelError, reason
+from bow.graph.execution import lent_generator
 from bow.graph.refusal import changed, python_state
 from bow.interruption import Interruption
 from bow.replicas import LearnerGroup, buffer_slots
@@ -202,7 +203,7 @@ class Fused(TaskRunner):
 
     @contextlib.contextmanager
     def _random(self) -> Iterator[None]:
-        with task_random(self.group.device) as generator, batched_convolutions({}):  # all grouped on a CPU
+        with lent_generator(self.group.device) as generator, batched_convolutions({}):  # all grouped on a CPU
             generator.manual_seed(self.context.round_seed)
             yield
 

@@ -21,13 +21,14 @@ from bow.engines.live_check import COMPILED_ROUNDING, ROUNDING, LiveCheck
 from bow.engines.loop import step_alone
 from bow.engines.memory import out_of_memory_explained
 from bow.engines.outcome import Outcome, ParallelSpeedup, Turns
-from bow.engines.random import NumbersOfGraph, task_random
+from bow.engines.random import NumbersOfGraph
 from bow.engines.runner import AheadRunner, InParts, SeedOf
 from bow.engines.step_state import StepState, fits
 from bow.engines.task import Learned, out_of_range
 from bow.engines.task_scheduler import Learn
 from bow.engines.thread_pool import num_threads
 from bow.errors import GraphError, RuntimeUnavailableError, reason
+from bow.graph.execution import lent_generator
 from bow.runtime.loading import NativeTeam, native
 from bow.sync import SMA, Members
 
@@ -156,7 +157,6 @@ class Graph(AheadRunner):
 
     @property
     def most_turns(self) -> int:
-        """Number of rounds to the next live check, if members step on the executors."""
         if (
             self._failed
             or self._stepping is None
@@ -273,7 +273,7 @@ class Graph(AheadRunner):
 
         @contextlib.contextmanager
         def numbers() -> Iterator[Callable[[], bool]]:
-            with task_random(self.group.device), NumbersOfGraph(seed, draws) as drawn:
+            with lent_generator(self.group.device), NumbersOfGraph(seed, draws) as drawn:
                 yield lambda: drawn.num_draws == len(draws)
 
         made = []
@@ -295,7 +295,7 @@ class Graph(AheadRunner):
         difference = self.live.compare(made, expected, self.context.round_index)
         is_sure = not self.live.needs_recheck and expected.run is not None
         if is_sure and not difference:
-            self.tasks.trust(shape)
+            self.tasks.kept.trust(shape)
         return difference, shape, is_sure
 
     @property

@@ -24,7 +24,7 @@ from bow.engines.task_scheduler import Learn, TaskScheduler
 from bow.errors import ScheduleError, reason
 from bow.graph import StepGraph
 from bow.graph.execution import run_operators
-from bow.replicas import LearnerGroup, Slot, buffer_slots
+from bow.replicas import LearnerGroup, buffer_slots
 from bow.runtime.job import Affinity, GraphCopy, JobBuilder, Label
 from bow.runtime.loading import NativeTeam, native
 from bow.runtime.local import dependencies_of, named, operators_of, spans_of
@@ -54,12 +54,13 @@ class ExecutorGroups:
 
     @functools.cached_property
     def affinities(self) -> tuple[list[tuple[int, ...]], list[int]]:
-        """By executor: its cores, and its number of threads."""
         places = core_sets(list(self.threads))
         if self.schedule is None:
             return places, list(self.threads)
+        assert isinstance(self.schedule, OrderedSchedule)  # the only kind in a training
+        operators = len({index for own in self.schedule.order for index in own})
         found = [
-            self.affinity(self._num_operators, places[group * self.width : (group + 1) * self.width])
+            self.affinity(operators, places[group * self.width : (group + 1) * self.width])
             for group in range(self.count)
         ]
         return [cores for each in found for cores in each.cores], [number for each in found for number in each.threads]
@@ -68,11 +69,6 @@ class ExecutorGroups:
         if self.schedule is None:
             return Affinity.of(Schedule.sequential(operators, self.threads[0]), operators, cores or [()])
         return Affinity.of(self.schedule, operators, cores or [()] * self.width)
-
-    @property
-    def _num_operators(self) -> int:
-        assert isinstance(self.schedule, OrderedSchedule)  # the only kind in a training
-        return len({index for operators in self.schedule.order for index in operators})
 
 
 class GraphRound:
@@ -111,7 +107,6 @@ class GraphRound:
 
     @property
     def steps(self) -> bool:
-        """Whether learners step inside the job."""
         return self._step_state is not None
 
     @property
@@ -119,7 +114,6 @@ class GraphRound:
         return bool(self._builder.job.has_committed)
 
     def feed(self, batches: Batches, seeds: Sequence[int]) -> bool:
-        """Set the next batches of the learners; return False if they do not fit."""
         job = self._builder.job
         self._keep_buffers()
         if not self._fits(batches):
@@ -177,7 +171,6 @@ class GraphRound:
         return all(batch is None or structure_of(batch) == structure for batch, structure in expected)
 
     def feed_turns(self, turns: Indexed, seeds: Sequence[int]) -> None:
-        """Set the next batches of the only learner, each gathered at its turn."""
         self._keep_buffers()
         self.begin(due=False)
         self._builder.job.feed_turns(turns.samples.leaves, turns.indices, seeds, self._results)
@@ -192,16 +185,12 @@ class GraphRound:
         team.take_turns([each._builder.job for each in rounds])
 
     def _outcome(self) -> Outcome:
-        made = self._builder.job.outcome(self._group.matrix.z.dtype, len(self._metrics))
+        losses, finite, all_finite, metrics = self._builder.job.outcome(self._group.matrix.z.dtype, len(self._metrics))
         self._builder.job.release(self._results)
-        return self._made(made, self._active)
-
-    def _made(self, made: tuple[Tensor, Tensor, bool, Tensor | None], active: list[bool]) -> Outcome:
-        losses, finite, all_finite, metrics = made
         by_name = {} if metrics is None else dict(zip(self._metrics, metrics, strict=True))
-        outcome = Outcome(losses, finite, active, by_name)
+        outcome = Outcome(losses, finite, self._active, by_name)
         if all_finite:
-            outcome.healthy = active  # computing it takes time in a tiny round
+            outcome.healthy = self._active  # computing it takes time in a tiny round
         return outcome
 
     def spans(self) -> list[Span]:
@@ -214,7 +203,6 @@ class GraphRound:
             self._explain(error)
 
     def _explain(self, error: Exception) -> NoReturn:
-        """Raise an error that names the operator that failed, if one did."""
         node = self._builder.job.failed_node
         if node < 0:
             raise error
@@ -245,7 +233,7 @@ class GraphRound:
             self._buffers += [(owner, key, buffers[name]) for name, owner, key in slots if name in buffers]
             builder.bind(program, dict(module.named_parameters()), buffers)
             graph = program.graph
-            like = [graph.values[value].meta() for value in graph.batch.values()]
+            like = [graph.values[value].empty("meta") for value in graph.batch.values()]
             builder.job.expect(program.group, program.slots(list(graph.batch.values())), like)
             finishes.append(self._add_finish(program))
             commit[program.group % self._num_executors] += self._add_commit(program, buffers)
@@ -285,7 +273,7 @@ class GraphRound:
         pieces = [
             (program.slot(graph.gradients[name]), slot.of(gradient), slot.offset)
             for slot in layout.slots
-            if (name := _name_in(graph, slot))
+            for name in [next(name for name in slot.names if name in graph.gradients)]  # a tied parameter has several
         ]
         node = self._builder.job.add_finish(
             group=program.group,
@@ -308,11 +296,6 @@ class GraphRound:
 
 def _given(graph: StepGraph) -> set[int]:
     return {*graph.parameters.values(), *graph.buffers.values(), *graph.batch.values(), *graph.constants}
-
-
-def _name_in(graph: StepGraph, slot: Slot) -> str:
-    """Return the name of a slot's gradient in the graph; a tied parameter has several names."""
-    return next(name for name in slot.names if name in graph.gradients)
 
 
 MAX_JOBS = 16  # combinations of batch shapes to keep
@@ -394,7 +377,8 @@ class GraphJobs:
         like = next((batch for batch in dealt if batch is not None), None)
         if like is None:
             return None
-        groups = self._groups()
+        threads, schedule = torch.get_num_threads(), self._context.settings.schedule
+        groups = ExecutorGroups.of(len(self._group), self._cores, threads, schedule)
         key = (groups, step_state is not None, *(shape_of(like) if shape is None else shape for shape in shapes))
         if key not in self._by_shapes:
             tasks = self._tasks.by_learner(dealt, shapes, self._context.round_index)
@@ -413,10 +397,6 @@ class GraphJobs:
             self._by_shapes[key] = made
         self.team_of(self._by_shapes[key].groups)
         return self._by_shapes[key]
-
-    def _groups(self) -> ExecutorGroups:
-        schedule = self._context.settings.schedule
-        return ExecutorGroups.of(len(self._group), self._cores, torch.get_num_threads(), schedule)
 
     def _fits(self, schedule: Schedule, tasks: Sequence[CapturedTask]) -> bool:
         try:

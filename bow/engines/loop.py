@@ -3,7 +3,7 @@
 import abc
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
@@ -12,15 +12,15 @@ from torch import Tensor
 
 from bow.data import Indexed
 from bow.devices import StreamDevice
+from bow.engines.batches import Batches
 from bow.engines.context import RoundContext
 from bow.engines.memory import out_of_memory_explained
-from bow.engines.outcome import Batches, LearningConfig, Outcome, RoundEvent
-from bow.engines.resizing import Resizing
+from bow.engines.outcome import LearningConfig, Outcome, RoundEvent
 from bow.engines.runner import AheadRunner, SeedOf, TaskRunner
 from bow.interruption import Uninterrupted
 from bow.replicas import LearnerGroup
 from bow.schedule import Span
-from bow.sync import DropRule, Synchroniser
+from bow.sync import DropRule, Synchroniser, Timing
 
 if TYPE_CHECKING:
     from bow.engines.graph import ReadyTurns
@@ -119,7 +119,42 @@ class Loop(abc.ABC):
 
     def resize(self, learners: int) -> None:
         """Set the number of learners, the last ones are removed; all devices call this after the same round."""
-        Resizing(self.context, self.catch_up, self._resized).resize(learners)
+        averaging, group = self.context.averaging, self.group
+        wanted = group.world.all_gather(learners)
+        averaging.check(wanted)
+        if any(more > now for more, now in zip(wanted, group.by_device, strict=True)):
+            self.catch_up()
+            averaging.settle()
+            self.sync.grow(group.matrix, averaging.num_averaged)
+        try:
+            while len(group) > learners:
+                self._change(group.remove)
+            while len(group) < learners:
+                self._change(self._add_learner, undo=group.remove)
+                if self.sync.timing is Timing.BEFORE_STEP:  # learners stay equal only with equal optimizer states
+                    group.optimizer.copy_state(source=0, target=len(group) - 1)
+        finally:
+            group.count()
+
+    def _add_learner(self) -> None:
+        self.group.add()
+        rows = self.group.matrix
+        rows.weights[len(self.group) - 1].copy_(self.sync.center(rows))
+
+    def _change(self, change: Callable[[], None], undo: Callable[[], None] | None = None) -> None:
+        self.catch_up()
+        followed = self.sync.follows(self.group.num_all)
+        change()
+        if followed:  # z followed the only learner: averaging starts now, without momentum
+            self.sync.start(self.group.matrix)
+            self.context.restarts.drop.take()
+        try:
+            self._resized()
+        except BaseException:  # no stream or no memory is left for it
+            if undo is not None:
+                undo()
+                self._resized()
+            raise
 
     def settle(self) -> None:
         self.catch_up()
@@ -257,7 +292,6 @@ class RoundLoop(Loop):
             context.averaging.after_step(context.round_index)
 
     def _end_round(self, outcome: Outcome, due: bool) -> None:
-        """Restart learners that diverged, or all learners after a drop."""
         context, rows = self.context, self.group.matrix
         restarts = context.restarts
         if self.sync.follows(self.group.num_all) and not (restarts.replaces_weights and outcome.any_diverged):

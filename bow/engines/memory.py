@@ -111,7 +111,6 @@ def predict_memory(
     offload: bool = False,
     moving_average: bool = False,
 ) -> MemoryNeed:
-    """Predict the device memory of a training without creating or running it."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
     lazy = has_lazy_modules(model)
@@ -154,7 +153,7 @@ def saved_bytes(model: nn.Module, batch: Batch, precision: str | None = None) ->
         inputs = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), inputs)
         if precision == "bfloat16":
             meta = meta.to(torch.bfloat16)
-            inputs = tree_map_only(Tensor, _as_bfloat16, inputs)
+            inputs = tree_map_only(Tensor, lambda t: t.to(torch.bfloat16) if t.is_floating_point() else t, inputs)
         own = {tensor.untyped_storage()._cdata for tensor in itertools.chain(meta.parameters(), meta.buffers())}
         saving = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
         with _FusedAttention(), torch.enable_grad(), torch.random.fork_rng(devices=[]), saving:
@@ -189,10 +188,6 @@ def _on_meta(model: nn.Module) -> nn.Module:
         made = torch.empty_like(tensor, device="meta")
         memo[key] = nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
     return copy.deepcopy(model, memo)
-
-
-def _as_bfloat16(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
 
 
 def _on_device(sizes: Sequence[int], offload: bool) -> int:
@@ -354,7 +349,7 @@ def out_of_memory_explained(learners: int, device: torch.device, offload: bool =
     try:
         yield
     except RuntimeError as error:
-        if not _is_out_of_memory(error):
+        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
             raise
         # The frames of the failed task, and with them its activations, would live as long as the error does.
         traceback.clear_frames(error.__traceback__)
@@ -368,10 +363,6 @@ def out_of_memory_explained(learners: int, device: torch.device, offload: bool =
         raise DeviceMemoryError(
             f"learners={learners} ran out of {what}; the training can be saved, or continue with {_any_of(remedies)}"
         ) from None
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
 
 
 def _any_of(words: Sequence[str]) -> str:

@@ -68,9 +68,3 @@ class OffloadedTasks:
                 least = MIN_BYTES if self._min_bytes is None else self._min_bytes
                 self._offloads[name] = Offload(self._device, name, least)
             return self._offloads[name]
-
-
-def offloaded_tasks(
-    offload: bool, group: LearnerGroup, device: StreamDevice | None, *, at_once: bool
-) -> OffloadedTasks | None:
-    return OffloadedTasks(group, device, at_once=at_once) if offload and device is not None else None

@@ -9,8 +9,6 @@ from typing import Literal, TypeAlias, get_args
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
-from bow.engines.batches import Batches as Batches
-from bow.engines.batches import Stacked as Stacked
 from bow.engines.config import DEFAULT_ENGINE, Engine
 from bow.engines.task import Metrics, Step, accumulating
 from bow.engines.task_scheduler import Dispatch
@@ -130,7 +128,6 @@ class Outcome:
 
     @functools.cached_property
     def healthy(self) -> list[bool]:
-        """Which learners had a batch and stayed finite."""
         if bool(self.finite.all()):
             return self.active
         return [active and finite for active, finite in zip(self.active, self.finite.tolist(), strict=True)]

@@ -4,7 +4,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -17,14 +17,6 @@ HOPELESS_ROUNDS = 10  # consecutive rounds in which every learner diverged, afte
 REMEDY = 'lower the learning rate, look for NaN in the data, or continue with on_nan="continue"'
 
 
-class Note(Protocol):
-    """Record an event of a round."""
-
-    def __call__(self, event: str, message: str, round_index: int | None = None) -> None:
-        """Record the event."""
-        ...
-
-
 class Restarts:
     """Restart learners: diverged ones, and all of them when the learning rate drops."""
 
@@ -33,7 +25,7 @@ class Restarts:
         group: LearnerGroup,
         sync: Synchroniser,
         settings: LearningConfig,
-        note: Note,
+        note: Callable[..., None],  # `RoundLog.record_event`
         where: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
         self.drop = DropRule()

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from bow.data import Indexed
+from bow.engines.batches import Batches
 from bow.engines.context import RoundContext
-from bow.engines.outcome import Batches, Outcome
+from bow.engines.outcome import Outcome
 
 if TYPE_CHECKING:
     from bow.engines.graph import ReadyTurns
@@ -29,12 +30,10 @@ class TaskRunner(abc.ABC):
 
     @property
     def description(self) -> str:
-        """Name of the engine that actually runs, after any fallback."""
         return self.name
 
     @property
     def compile_s(self) -> float | None:
-        """Expected seconds of compiling the learning task, 0 if the result is cached; None if there is no choice."""
         return None
 
     @abc.abstractmethod
@@ -60,12 +59,10 @@ class TaskRunner(abc.ABC):
         return 0
 
     def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> "ReadyTurns | None":
-        """Prepare each learner's batches; return None if the runner cannot run these."""
         return None
 
     @property
     def state(self) -> dict[str, Any]:
-        """Plain values for checkpoints that decide how later rounds run."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most depend on nothing but the round

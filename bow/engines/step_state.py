@@ -74,7 +74,6 @@ class StepState:
 
     @property
     def averaging(self) -> tuple[float, float]:
-        """`alpha` and `mu`; members do not average."""
         if isinstance(self._sync, Members):
             return 0.0, 0.0
         return 1 / self._group.num_all if self._sync.alpha is None else self._sync.alpha, self._sync.mu

@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,10 +18,11 @@ from bow.engines.eager import SequentialTasks
 from bow.engines.first_come import FinishedTask, Period
 from bow.engines.loop import step_alone
 from bow.engines.outcome import Outcome
-from bow.engines.random import DrawWatch, OwnNumbers, task_random, uncompiled
+from bow.engines.random import DrawWatch, OwnNumbers, uncompiled
 from bow.engines.runner import AheadRunner
 from bow.engines.task_scheduler import Learn, TaskStart
 from bow.engines.thread_pool import ThreadPool, num_threads
+from bow.graph.execution import lent_generator
 
 IN_TURN = (
     "the learners run one after another, because the learning task draws random numbers in compiled code, in the "
@@ -122,7 +123,7 @@ class Streams(AheadRunner):
         scheduler, runs = period.start(len(self._pool), self.context.settings.dispatch)
         context = contextvars.copy_context()
         stepping = threading.Lock()
-        with task_random(self.group.device) as generator:
+        with lent_generator(self.group.device) as generator:
             before = generator.get_state()
             with uncompiled() if self._draws else contextlib.nullcontext():
                 self._pool.run(scheduler, runs, lambda run: context.copy().run(self._run_task, period, run, stepping))
@@ -174,7 +175,8 @@ class Streams(AheadRunner):
         return not self._runs_in_turn and self._signatures(batches) <= self._known
 
     def _signatures(self, batches: Batches) -> set[Hashable]:
-        other = _leaf_if_compiled if self._tasks.is_compiled else _leaf
+        # Compiled code contains numbers as constants.
+        other: Callable[[object], Hashable] = repr if self._tasks.is_compiled else lambda leaf: type(leaf).__name__
         if isinstance(batches, Stacked):
             return {FlatBatch.of(batches.value, stacked=True, other=other).signature}
         return {FlatBatch.of(batch, other=other).signature for batch in batches if batch is not None}
@@ -186,11 +188,3 @@ class Streams(AheadRunner):
         places, threads = self._places()
         self._pool = ThreadPool(core_sets(places, threads), threads)
         self._forgotten = weakref.finalize(self, self._pool.stop)  # if `close` is never called
-
-
-def _leaf(leaf: object) -> Hashable:
-    return type(leaf).__name__
-
-
-def _leaf_if_compiled(leaf: object) -> Hashable:
-    return repr(leaf)  # compiled code contains numbers as constants

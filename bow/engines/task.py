@@ -24,21 +24,12 @@ Step: TypeAlias = Callable[[nn.Module, Batch], Tensor | tuple[Tensor, Metrics]]
 Loss: TypeAlias = Callable[[Any, Any], Tensor]  # `loss(outputs, targets) -> scalar`
 
 
-def step_from_loss(loss: Loss) -> Step:
-    def step(model: nn.Module, batch: Batch) -> Tensor:
-        inputs, targets = batch
-        return loss(model(inputs), targets)
-
-    return step
-
-
 def own_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Step of models that compute their own loss, as Hugging Face's do: `model(**batch).loss`."""
     return loss_of(outputs_of(model, batch))
 
 
 def outputs_of(model: nn.Module, batch: Batch) -> Any:
-    """Call a model with a batch that is a dictionary of its arguments."""
     if not isinstance(batch, Mapping):
         raise SettingError(
             f"give loss= (or step=): the batches are {type(batch).__name__}s, and only dictionaries have a default "
@@ -121,15 +112,11 @@ def collected(learned: Sequence[Learned | None], z: Tensor) -> tuple[Tensor, Met
     """Stack the losses and metrics of a round's tasks; NaN where there was none."""
     nan = torch.full((), torch.nan, dtype=z.dtype, device=z.device)
     losses = torch.stack([nan if each is None else each.loss.to(z.dtype) for each in learned])
-    return losses, _stack_metrics([{} if each is None else each.metrics for each in learned])
-
-
-def _stack_metrics(metrics: list[Metrics]) -> Metrics:
-    names = next((m for m in metrics if m), None)
-    if names is None:
-        return {}
-    nan = torch.full_like(next(iter(names.values())), torch.nan, dtype=torch.float32)
-    return {name: torch.stack([m.get(name, nan).to(torch.float32) for m in metrics]) for name in names}
+    metrics = [{} if each is None else each.metrics for each in learned]
+    names = next((m for m in metrics if m), {})
+    if names:
+        nan = torch.full_like(next(iter(names.values())), torch.nan, dtype=torch.float32)
+    return losses, {name: torch.stack([m.get(name, nan).to(torch.float32) for m in metrics]) for name in names}
 
 
 class TaskResult(NamedTuple):
@@ -198,12 +185,10 @@ UNCHANGING = (
 
 
 def _guards_to_keep(guards: Sequence[Any]) -> list[bool]:
-    return [not (guard.name.startswith(UNCHANGING) or _of_the_layout(guard.name)) for guard in guards]
+    def of_the_layout(name: str) -> bool:  # of `PureTask`, and not a user's attribute of that name
+        return "._layout" in name and "._task" not in name
 
-
-def _of_the_layout(name: str) -> bool:
-    """Return whether a guard is on `PureTask`'s row layout, and not on a user's attribute of that name."""
-    return "._layout" in name and "._task" not in name
+    return [not (guard.name.startswith(UNCHANGING) or of_the_layout(guard.name)) for guard in guards]
 
 
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,6 +17,9 @@ from bow.graph.operator import Operator, Ref, TensorSpec, map_refs
 from bow.seeds import derive_seed
 from bow.values import parameter_names
 
+if TYPE_CHECKING:
+    from bow.graph.step_graph import StepGraph
+
 OptimizerFactory: TypeAlias = Callable[[Any], Optimizer]
 # Makes an optimizer from parameters, or from pairs `(name, parameter)` if its first parameter is called `named...`.
 
@@ -49,7 +52,8 @@ def update_operators(
         if "" in updated:
             raise OptimizerError("the optimizer updates a tensor that is not a parameter of the model")
         updated = [name for name in updated if name in gradients]
-        results = [_new(values, values[parameters[name]]) for name in updated]
+        results = list(range(max(values) + 1, max(values) + 1 + len(updated)))
+        values.update(zip(results, (values[parameters[name]] for name in updated), strict=True))
         num_bytes = sum(values[result].num_bytes for result in results)
         operator = Operator(
             index=first + group,
@@ -107,12 +111,6 @@ def _refs(values: Mapping[str, int], names: Iterable[str]) -> tuple[Ref, ...]:
     return tuple(Ref(values[name]) for name in names)
 
 
-def _new(values: dict[int, TensorSpec], spec: TensorSpec) -> int:
-    value = max(values) + 1
-    values[value] = spec
-    return value
-
-
 def _state_tensors(optimizer: Optimizer, group: int) -> int:
     """Number of parameter-sized state tensors per parameter, found by a probe step on one element."""
     settings = {key: value for key, value in optimizer.param_groups[group].items() if key != "params"}
@@ -128,10 +126,6 @@ def _state_tensors(optimizer: Optimizer, group: int) -> int:
         return 0  # only affects an estimate of bytes
     kept = probe.state[parameter].values()
     return sum(isinstance(value, Tensor) and value.shape == parameter.shape for value in kept)
-
-
-if TYPE_CHECKING:
-    from bow.graph.step_graph import StepGraph
 
 
 @torch.no_grad()
@@ -248,7 +242,7 @@ def _fitted(name: str, tensor: Tensor, spec: TensorSpec) -> Tensor:
         raise GraphError(f"{name} is {given}, the graph was captured with {spec}; capture it again for other shapes")
     if given.lies_like(spec):
         return tensor.detach()
-    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=tensor.device).copy_(tensor)
+    return spec.empty(tensor.device).copy_(tensor)
 
 
 def _update(
@@ -261,9 +255,9 @@ def _update(
 
 
 @contextlib.contextmanager
-def lent_generator(name: str, seeded: bool) -> Iterator[torch.Generator]:
+def lent_generator(place: torch.device | str, seeded: bool = True) -> Iterator[torch.Generator]:
     """Yield a device's default generator; if it is going to be seeded, restore its state afterwards."""
-    device = torch.device(name)
+    device = torch.device(place)
     on_gpu = device.type == "cuda"
     generator = torch.cuda.default_generators[device.index or 0] if on_gpu else torch.default_generator
     state = generator.get_state() if seeded else None

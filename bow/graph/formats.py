@@ -122,8 +122,7 @@ def _tensor_from_json(read: dict[str, Any]) -> Tensor:
     spec = _spec_from_json(read["spec"])
     raw = bytearray(base64.b64decode(read["data"]))
     flat = torch.frombuffer(raw, dtype=spec.dtype) if raw else torch.empty(0, dtype=spec.dtype)
-    empty = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=read["device"])
-    return empty.copy_(flat.view(spec.shape))
+    return spec.empty(read["device"]).copy_(flat.view(spec.shape))
 
 
 _COLUMNS = ("#", "phase", "operator", "results", "reads", "module", "parameters", "flop", "bytes", "")
@@ -155,6 +154,8 @@ def quantity(number: int) -> str:
 
 
 def _row(operator: Operator, graph: "StepGraph") -> tuple[str, ...]:
+    belongs = f"backward of {operator.forward}" if operator.forward is not None else ""
+    remarks = "view" * operator.is_view, "random" * operator.is_random, belongs
     return (
         str(operator.index),
         operator.phase,
@@ -165,13 +166,8 @@ def _row(operator: Operator, graph: "StepGraph") -> tuple[str, ...]:
         _listed(operator.parameters),
         quantity(operator.flops),
         quantity(operator.bytes_moved),
-        _remarks(operator),
+        _listed(remark for remark in remarks if remark),
     )
-
-
-def _remarks(operator: Operator) -> str:
-    belongs = f"backward of {operator.forward}" if operator.forward is not None else ""
-    return _listed(part for part in ("view" * operator.is_view, "random" * operator.is_random, belongs) if part)
 
 
 def _listed(parts: Iterable[str], most: int = 3) -> str:

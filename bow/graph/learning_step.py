@@ -76,7 +76,11 @@ class LearningStep(nn.Module):
 
         def differentiate(loss: Tensor) -> None:
             # Inside the functional call, because activation checkpointing reads these parameters again.
-            _check_differentiable(loss)
+            if not loss.requires_grad:
+                raise LossError(
+                    "the loss does not depend on the model's parameters; compute it from what the model that the step "
+                    "is given returns, without detach() or torch.no_grad()"
+                )
             outside.check(loss, [leaves, batch])
             between(loss)
             sources = [leaves[name] for name in self.trained]
@@ -167,11 +171,3 @@ def _check_scalar(value: object, name: str) -> None:
         raise LossError(f"{name} must be a scalar tensor, got {type(value).__name__}; return a torch.Tensor")
     if value.dim() != 0:
         raise LossError(f"{name} must be a scalar tensor, got one of shape {tuple(value.shape)}; take its mean or sum")
-
-
-def _check_differentiable(loss: Tensor) -> None:
-    if not loss.requires_grad:
-        raise LossError(
-            "the loss does not depend on the model's parameters; compute it from what the model that the step is "
-            "given returns, without detach() or torch.no_grad()"
-        )

@@ -100,9 +100,9 @@ class TensorSpec:
         """Whether shape, dtype and strides agree, ignoring strides of dimensions of size 1."""
         return (self.shape, self.dtype) == (other.shape, other.dtype) and self._steps() == other._steps()
 
-    def meta(self) -> Tensor:
-        """Return a tensor of this spec on the meta device."""
-        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
+    def empty(self, device: torch.device | str = "cpu") -> Tensor:
+        """Return a tensor of this spec; on the CPU it takes no memory until it is written to."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"

@@ -168,16 +168,11 @@ def _outside(function: FunctionType) -> dict[str, Any]:
     names = function.__code__.co_names
     found = {name: function.__globals__[name] for name in names if name in function.__globals__}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with_value = cell.cell_contents if _filled(cell) else None
-        found[name] = with_value
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # empty
+            found[name] = None
     return found
-
-
-def _filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not ...
-    except ValueError:
-        return False
 
 
 def code_text(code: CodeType) -> Iterator[str]:

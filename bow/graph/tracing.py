@@ -138,7 +138,7 @@ class _Marker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         # Some calls, such as a query of the device, leave no node.
-        if not _is_marked(next(iter(reversed(self._graph.nodes)))):
+        if _ORIGIN not in next(iter(reversed(self._graph.nodes))).meta:
             _mark_new(self._graph, self._origin())
         return result
 
@@ -245,12 +245,8 @@ def _current_graph() -> fx.Graph:
 
 def _mark_new(graph: fx.Graph, origin: Origin | None) -> None:
     """Set the origin of every node added since the last call. Done at once: tracing later removes nodes."""
-    for node in itertools.takewhile(lambda node: not _is_marked(node), reversed(graph.nodes)):
+    for node in itertools.takewhile(lambda node: _ORIGIN not in node.meta, reversed(graph.nodes)):
         node.meta[_ORIGIN] = origin
-
-
-def _is_marked(node: Node) -> bool:
-    return _ORIGIN in node.meta
 
 
 def _last_sequence() -> int:

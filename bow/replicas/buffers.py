@@ -68,7 +68,6 @@ def copy_buffers(source: nn.Module, target: nn.Module) -> None:
 
 
 def buffer_state(module: nn.Module) -> dict[str, Tensor]:
-    """Return copies of all buffers by name, including those that `state_dict` omits."""
     return {
         name: buffer.clone()
         for name, (owner, key) in buffer_slots(module)

@@ -89,7 +89,7 @@ class LearnerGroup:
         if not world.is_one:
             begins = sorted({slot.offset for slots in self.layout.group_slots for slot in slots})
             world.variables = [end - at for at, end in zip(begins, [*begins[1:], self.layout.row_length], strict=True)]
-        if not world.is_one:  # all start from rank 0's values
+            # All start from rank 0's values.
             frozen = [parameter.data for parameter in self._frozen.values()]
             world.broadcast_tensors([self.matrix.z, *frozen, *self._central.buffers()])
         self.learners: list[Learner] = []

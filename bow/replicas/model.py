@@ -38,7 +38,6 @@ def prepare_template(model: nn.Module | Callable[[], nn.Module], seed: int) -> n
 
 @contextlib.contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Set a model and all its modules to training or evaluation mode within the context."""
     modes = {module: module.training for module in model.modules()}
     model.train(training)
     try:

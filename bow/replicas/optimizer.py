@@ -326,7 +326,6 @@ def _initial_states(optimizer: Optimizer, group: dict[str, Any], elementwise: bo
 
 
 def _padded_copy(value: Any, parameter: Tensor) -> Any:
-    """Copy an initial state value for a learner, whose row slice may be longer by the padding."""
     if not isinstance(value, Tensor):
         return copy.copy(value)
     missing = parameter.numel() - value.numel() if value.dim() == 1 else 0

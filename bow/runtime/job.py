@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from bow.devices import core_sets
@@ -93,8 +92,8 @@ class JobBuilder:
                     self._add_operator(copy, op)
             return
         for draw in region.draws:
-            for value in draw.reads:
-                self.job.bind(copy.slot(value), _shape_of(copy.graph, value))
+            for value in draw.reads:  # its shape alone is read
+                self.job.bind(copy.slot(value), copy.graph.values[value].empty())
             self._add_operator(copy, draw)
         node = self.job.add_region(str(region.library), copy.slots(region.reads), copy.slots(region.makes), copy.group)
         copy.nodes.append(self.note(node, Label("compiled region", "region", copy.learner)))
@@ -117,12 +116,6 @@ class JobBuilder:
             random_index=op.index if op.is_random else ALONE,
         )
         copy.nodes.append(self.note(node, Label(op.kind, op.phase, copy.learner, op)))
-
-
-def _shape_of(graph: StepGraph, value: int) -> Tensor:
-    """Return a tensor whose shape alone is read; never written to, so it costs no memory."""
-    spec = graph.values[value]
-    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype)
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,6 @@ def build() -> int:
 
 
 def is_built() -> bool:
-    """Whether it has been built on this machine, so that it only has to be loaded."""
     return os.path.exists(cache_folder() / _key() / f"{MODULE}.so")  # noqa: PTH110 - False if the folder cannot be read
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from bow.compiling import built, cache_folder
 from bow.errors import RuntimeUnavailableError, reason
@@ -84,7 +84,7 @@ def _compile(
     graph: StepGraph, operators: Sequence[Operator], reads: Sequence[int], makes: Sequence[int], target: Path
 ) -> None:
     module = as_module(operators, reads, makes)
-    example = tuple(_example(graph, value) for value in reads)
+    example = tuple(graph.values[value].empty().zero_() for value in reads)
     options: dict[str, Any] = {"cpp.threads": 1, "aot_inductor.output_path": str(target)}
     try:
         with warnings.catch_warnings(), torch.no_grad():
@@ -95,7 +95,6 @@ def _compile(
 
 
 def as_module(operators: Sequence[Operator], reads: Sequence[int], makes: Sequence[int]) -> fx.GraphModule:
-    """Build a torch.fx module: a function from the values of `reads` to those of `makes`."""
     graph = fx.Graph()
     nodes: dict[int, fx.Node] = {value: graph.placeholder(f"value_{value}") for value in reads}
 
@@ -120,8 +119,3 @@ def as_module(operators: Sequence[Operator], reads: Sequence[int], makes: Sequen
 def _returns_one_tensor(op: Operator) -> bool:
     returns = kernel_of(op.kind)._schema.returns
     return len(returns) == 1 and isinstance(returns[0].type, torch.TensorType)
-
-
-def _example(graph: StepGraph, value: int) -> Tensor:
-    spec = graph.values[value]
-    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype).zero_()

@@ -13,7 +13,7 @@ from bow.engines.cuda.step import RowsStep, SgdStep
 from bow.engines.cuda.transfers import Feed, Results
 from bow.engines.eager import LearningTasks
 from bow.engines.live_check import LiveCheck
-from bow.engines.offload import offloaded_tasks
+from bow.engines.offload import OffloadedTasks
 from bow.engines.outcome import LearningConfig
 from bow.engines.step_state import fits
 from bow.replicas import LearnerGroup
@@ -75,7 +75,7 @@ class StreamContext(RoundContext):
         self.order = StreamOrder(device)
         stream = self.order.sync_stream
         super().__init__(group, sync, settings, device, kernels=self.kernels, where=lambda: device.on(stream))
-        self.offloaded = offloaded_tasks(settings.offload, group, device, at_once=True)
+        self.offloaded = OffloadedTasks(group, device, at_once=True) if settings.offload else None
         self.tasks = LearningTasks(group, settings, self.offloaded)
         self.feed = Feed(device)
         self.captures: CaptureCache[Any] = CaptureCache(settings, lambda: group.learners[0].module)

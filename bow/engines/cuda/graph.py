@@ -1,6 +1,5 @@
 """Every learner's learning task as a CUDA graph on its own stream."""
 
-import functools
 from collections.abc import Callable, Sequence
 
 import torch
@@ -8,12 +7,11 @@ import torch
 from bow.engines.batches import FlatBatch
 from bow.engines.captured import with_autocast
 from bow.engines.cuda.learner import SpreadTask, StreamLearner
-from bow.engines.cuda.runner import AheadDeviceRunner, first_through, issue_in_parallel, learn_one
+from bow.engines.cuda.runner import AheadDeviceRunner, first_through, issue_in_parallel
 from bow.engines.cuda.transfers import DeviceBatches
 from bow.engines.first_come import run_tasks
 from bow.engines.task_scheduler import Learn, TaskScheduler, TaskStart
 from bow.errors import reason
-from bow.graph import StepGraph
 from bow.schedule import Schedule
 
 
@@ -45,9 +43,7 @@ class CudaGraphs(AheadDeviceRunner):
             context.log.warn(f"the schedule does not fit this step ({refusal}); operators run one after another")
 
     def issue(self, slot: int, batches: DeviceBatches, due: bool) -> None:
-        context = self.context
-        rows, learn = context.results.rows_of_learners(slot), functools.partial(learn_one, context)
-        issue_in_parallel(context, batches, rows, due, learn)
+        issue_in_parallel(self.context, batches, self.context.results.rows_of_learners[slot], due)
 
     def run_tasks(
         self, scheduler: TaskScheduler, runs: Sequence[TaskStart], issue: Callable[[Learn], StreamLearner]
@@ -62,21 +58,16 @@ class CudaGraphs(AheadDeviceRunner):
 
     def _capture_spread(self, batch: FlatBatch, schedule: Schedule) -> str | None:
         """Capture every learning task on several streams of its learner; return why if that is impossible."""
+        context, settings = self.context, self.context.settings
         try:
-            graph = self._traced(batch)
-            for learner in self.context.learners:
-                learner.capture(batch, self.context.order.issued, self._spread(learner, graph, schedule))
+            step = with_autocast(settings.task_step, self.device.torch_device, settings.precision)
+            graph = context.learners[0].trace(batch, context.order.issued, step)
+            for learner in context.learners:
+                own = context.group.learners[learner.index]
+                task = SpreadTask(self.device, graph, schedule, learner.streams, own, context.group.layout)
+                learner.capture(batch, context.order.issued, task)
         except (AssertionError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             return reason(error)
         return None
-
-    def _traced(self, batch: FlatBatch) -> StepGraph:
-        settings = self.context.settings
-        step = with_autocast(settings.task_step, self.device.torch_device, settings.precision)
-        return self.context.learners[0].trace(batch, self.context.order.issued, step)
-
-    def _spread(self, learner: StreamLearner, graph: StepGraph, schedule: Schedule) -> SpreadTask:
-        group = self.context.group
-        return SpreadTask(self.device, graph, schedule, learner.streams, group.learners[learner.index], group.layout)

@@ -63,7 +63,6 @@ class SpreadTask:
         return Learned(made.loss, made.metrics)
 
     def close(self) -> None:
-        """Free the memory of the last run, before or after a capture."""
         self._runtime.close()
 
 
@@ -117,9 +116,6 @@ class StreamLearner:
     @property
     def module(self) -> nn.Module:
         return self._group.learners[self.index].module
-
-    def __contains__(self, shape: Hashable) -> bool:
-        return shape in self._captured
 
     def learn(self, batch: FlatBatch, seed: Callable[[], int]) -> IssuedTask:
         """Issue the learning task on the current stream; its gradient goes to the learner's row of `G`."""
@@ -316,7 +312,6 @@ def _closing(task: SpreadTask | None) -> contextlib.AbstractContextManager[objec
 
 
 def gathered(batch: Batch, kernels: Kernels) -> Batch:
-    """Gather an indexed batch on the current stream; return other batches as they are."""
     return batch.gather(kernels.gather) if isinstance(batch, Indexed) else batch
 
 

@@ -240,7 +240,7 @@ class DeviceRoundLoop(Loop):
     def _step(self, slot: int, active: list[bool], due: bool) -> None:
         """Run optimizer and synchroniser in PyTorch, for all learners after all learning tasks."""
         context, results = self.context, self.context.results
-        outcome = results.outcome(results.rows(slot), active)
+        outcome = results.outcome(results.rows[slot], active)
         # Only the device knows who diverged: no step can be skipped, but one with a zero gradient is harmless.
         self.group.matrix.gradients.masked_fill_(~outcome.finite.unsqueeze(1), 0)
         if self.sync.timing is not Timing.BEFORE_STEP:
@@ -284,7 +284,7 @@ class DeviceRoundLoop(Loop):
     def _difference(self, expected: Expected, slot: int) -> str | None:
         """Return how an issued round differs from the step; waits for its learning tasks."""
         live, results = self.context.live, self.context.results
-        row = results.rows_of_learners(slot)[expected.learner].clone()
+        row = results.rows_of_learners[slot][expected.learner].clone()
         metrics = {name: row[METRICS + index] for index, name in enumerate(results.metrics)}
         made = live.results_of(expected.learner, row[LOSS], metrics)
         return live.compare([made], expected, self.context.round_index)
@@ -364,7 +364,6 @@ class Captures:
 
 
 def _different(batches: Batches) -> Iterator[FlatBatch]:
-    """Yield a round's batches, only one of them if they are stacked."""
     if isinstance(batches, Stacked):
         yield FlatBatch.of(batches.value, stacked=True).of_learner(0)
         return

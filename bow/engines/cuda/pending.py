@@ -1,5 +1,6 @@
 """Issued rounds that are pending on the device, and how the host handles those that have ended."""
 
+import functools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,16 +38,12 @@ class FinishedRound:
     issued: IssuedRound
     round: int
     restarted: bool
-    diverged: set[int]
 
-    @classmethod
-    def of(
-        cls, values: Sequence[Sequence[float]], issued: IssuedRound, round_index: int, restarted: bool
-    ) -> "FinishedRound":
-        pairs = enumerate(zip(issued.active, values, strict=True))
-        bad = [batch for batch, (there, row) in pairs if there and row[FINITE] == 0]
-        taken_by = issued.taken_by or range(len(issued.active))
-        return cls(values, issued, round_index, restarted, {taken_by[batch] for batch in bad})
+    @functools.cached_property
+    def diverged(self) -> set[int]:
+        taken_by = self.issued.taken_by or range(len(self.issued.active))
+        rows = enumerate(zip(self.issued.active, self.values, strict=True))
+        return {taken_by[batch] for batch, (there, row) in rows if there and row[FINITE] == 0}
 
     def outcome(self, results: Results) -> Outcome:
         outcome = results.outcome(torch.tensor(self.values), self.issued.active)
@@ -121,4 +118,4 @@ class PendingRounds:
         over = self._rounds.popleft()
         self._round_ended[over.slot].synchronize()
         values = self._context.results.on_host(over.slot)
-        return FinishedRound.of(values, IssuedRound(over.active), over.round, over.restarted)
+        return FinishedRound(values, IssuedRound(over.active), over.round, over.restarted)

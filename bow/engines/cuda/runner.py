@@ -100,16 +100,20 @@ def issue_in_parallel(
     batches: DeviceBatches,
     rows: Sequence[Tensor],
     due: bool,
-    learn: IssueTask,
+    learn: IssueTask | None = None,  # None: of the coming round, replayed if it has been captured
     for_each: ForEach | None = None,
 ) -> None:
     """Issue a round, which ends on the synchronisation stream; results go to `rows`, by learner."""
+
+    def learn_next(learner: StreamLearner, batch: FlatBatch) -> IssuedTask:
+        return learner.learn(batch, lambda: context.task_seed(learner.index))
+
     stepping, sync_stream, learners = context.stepping, context.order.sync_stream, context.learners
     by_row = stepping if isinstance(stepping, SgdStep) else None
     tasks: list[IssuedTask | None] = [None] * len(learners)
 
     def issue(learner: StreamLearner) -> None:
-        tasks[learner.index] = _learn(context, learner, batches, rows, learn)
+        tasks[learner.index] = _learn(context, learner, batches, rows, learn or learn_next)
 
     if for_each is None:
         for learner in learners:
@@ -126,10 +130,6 @@ def issue_in_parallel(
     if isinstance(stepping, RowsStep):
         with context.device.on(sync_stream):
             stepping.whole(torch.stack([row[FINITE] for row in rows]), due)
-
-
-def learn_one(context: StreamContext, learner: StreamLearner, batch: FlatBatch) -> IssuedTask:
-    return learner.learn(batch, lambda: context.task_seed(learner.index))
 
 
 def step_on_stream(context: StreamContext, learner: StreamLearner, task: IssuedTask, kept: Tensor) -> None:
@@ -215,7 +215,6 @@ def issue_ahead(
 
 
 def first_through(busy: dict[Learn, StreamLearner]) -> Learn:
-    """Wait until the device has finished one of these tasks."""
     while True:
         for task, learner in busy.items():
             if learner.finished_event.query():
@@ -260,6 +259,6 @@ def _finished(context: StreamContext, issued: Sequence[IssuedRound], made: Tenso
     over.synchronize()
     restarted = context.stepping is not None
     return [
-        FinishedRound.of(values, each, context.round_index + index, restarted)
+        FinishedRound(values, each, context.round_index + index, restarted)
         for index, (values, each) in enumerate(zip(context.device.read_host(pinned), issued, strict=True))
     ]

@@ -1,6 +1,5 @@
 """A host thread and a stream for every learner."""
 
-import functools
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -9,7 +8,7 @@ import torch
 from bow.engines.batches import FlatBatch
 from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.learner import StreamLearner
-from bow.engines.cuda.runner import AheadDeviceRunner, issue_in_parallel, learn_one
+from bow.engines.cuda.runner import AheadDeviceRunner, issue_in_parallel
 from bow.engines.cuda.transfers import DeviceBatches
 from bow.engines.task_scheduler import Learn, TaskScheduler, TaskStart
 from bow.engines.thread_pool import ThreadPool, num_threads
@@ -41,8 +40,7 @@ class CudaStreams(AheadDeviceRunner):
 
     def issue(self, slot: int, batches: DeviceBatches, due: bool) -> None:
         context = self.context
-        rows, learn = context.results.rows_of_learners(slot), functools.partial(learn_one, context)
-        issue_in_parallel(context, batches, rows, due, learn, self._for_each)
+        issue_in_parallel(context, batches, context.results.rows_of_learners[slot], due, for_each=self._for_each)
 
     def run_tasks(
         self, scheduler: TaskScheduler, runs: Sequence[TaskStart], issue: Callable[[Learn], StreamLearner]

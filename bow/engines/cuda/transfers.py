@@ -112,18 +112,12 @@ class Results:
     def __init__(self, device: StreamDevice, learners: int, metrics: Sequence[str], dtype: torch.dtype) -> None:
         self._device = device
         self.metrics = list(metrics)
-        self.width = METRICS + len(self.metrics)
-        shape = (learners, self.width)
+        shape = (learners, METRICS + len(self.metrics))
         self._rows = torch.zeros(SLOTS, *shape, dtype=dtype, device=device.torch_device)
-        self._by_slot = [self._rows.data[slot] for slot in range(SLOTS)]
-        self._by_learner = [[rows.data[learner] for learner in range(learners)] for rows in self._by_slot]
+        # Views that the learners of a round write, by slot; and the same by slot and learner.
+        self.rows = [self._rows.data[slot] for slot in range(SLOTS)]
+        self.rows_of_learners = [[rows.data[learner] for learner in range(learners)] for rows in self.rows]
         self._pinned = [device.pinned(shape, dtype) for _ in range(SLOTS)]
-
-    def rows(self, slot: int) -> Float[Tensor, "learners values"]:
-        return self._by_slot[slot]
-
-    def rows_of_learners(self, slot: int) -> list[Tensor]:
-        return self._by_learner[slot]
 
     def empty(self, rounds: int) -> Float[Tensor, "rounds learners values"]:
         """Allocate the caller's results of several rounds, filled with NaN for missing batches."""
@@ -131,7 +125,6 @@ class Results:
         return torch.full(shape, torch.nan, dtype=self._rows.dtype, device=self._rows.device)
 
     def check(self, metrics: Sequence[str]) -> None:
-        """Raise if a step returns other metrics than it did at first."""
         if metrics != self.metrics:
             raise LossError(
                 f"the step returns metrics {', '.join(metrics) or 'none'} and returned "
@@ -140,8 +133,8 @@ class Results:
 
     def collect(self, slot: int, into: Float[Tensor, "learners values"]) -> None:
         """Copy a round's results to the caller's memory and to the host, on the current stream."""
-        into.copy_(self.rows(slot))
-        self._pinned[slot].copy_(self.rows(slot), non_blocking=True)
+        into.copy_(self.rows[slot])
+        self._pinned[slot].copy_(self.rows[slot], non_blocking=True)
 
     def on_host(self, slot: int) -> list[list[float]]:
         return self._device.read_host(self._pinned[slot])

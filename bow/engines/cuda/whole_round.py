@@ -13,8 +13,8 @@ from bow.data import Indexed
 from bow.devices import CapturedGraph, Event, Stream
 from bow.engines.batches import Batches, FlatBatch, Stacked
 from bow.engines.cuda.context import StreamContext
-from bow.engines.cuda.learner import IssuedTask, StreamLearner
-from bow.engines.cuda.runner import DeviceRunner, issue_in_parallel, learn_one
+from bow.engines.cuda.learner import StreamLearner
+from bow.engines.cuda.runner import DeviceRunner, issue_in_parallel
 from bow.engines.cuda.step import RowsStep
 from bow.engines.cuda.transfers import DeviceBatches
 
@@ -133,15 +133,15 @@ class RoundGraphs(DeviceRunner):
             order.learners_moved()
         self._last_replayed = captured is not None
         if captured is None:
-            rows = context.results.rows_of_learners(slot)
-            issue_in_parallel(context, batches, rows, due, lambda learner, batch: learn_one(context, learner, batch))
+            rows = context.results.rows_of_learners[slot]
+            issue_in_parallel(context, batches, rows, due)
             return
         with self._on_stream(batches.copied):
             captured.static.take(batches)
             if captured.draws:
                 self.generator.manual_seed(context.round_seed)
             captured.graphs[due and context.stepping is not None].replay()
-            context.results.rows(slot).copy_(captured.static.rows)
+            context.results.rows[slot].copy_(captured.static.rows)
 
     def unrolls(self, batches: Sequence[Batches]) -> bool:
         """Return whether one graph holds these rounds, which are not observed in between."""
@@ -165,7 +165,7 @@ class RoundGraphs(DeviceRunner):
                 torch.stack([each.stacked.leaves[index] for each in batches if each.stacked is not None], out=leaf)
             unrolled.graph.replay()
             for index, static in enumerate(unrolled.static):
-                self.context.results.rows(slot + index).copy_(static.rows)
+                self.context.results.rows[slot + index].copy_(static.rows)
 
     @contextlib.contextmanager
     def _on_stream(self, copied: Event | None) -> Iterator[None]:
@@ -239,14 +239,10 @@ class WholeRound(RoundGraphs):
         order.start_event = self._forked
         if context.stepping is not None:
             order.sync_stream.wait(self._forked)
-        issue_in_parallel(context, static.by_learner(), list(static.rows), due, _run)
+        issue_in_parallel(context, static.by_learner(), list(static.rows), due, StreamLearner.run)
         order.start_event = None
         order.sync_stream.record(self._joined)
         self.stream.wait(self._joined)
-
-
-def _run(learner: StreamLearner, batch: FlatBatch) -> IssuedTask:
-    return learner.run(batch)
 
 
 def _repeated(leaf: Tensor, learners: int, device: torch.device) -> Tensor:
