@@ -118,7 +118,7 @@ class Loop(abc.ABC):
         return self.context.restarts.is_hopeless
 
     def resize(self, learners: int) -> None:
-        """Set the number of learners, the last ones are removed; all devices call this after the same round."""
+        """Set the number of learners: new ones start from `z`, the last ones go; all devices call it together."""
         averaging, group = self.context.averaging, self.group
         wanted = group.world.all_gather(learners)
         averaging.check(wanted)
