@@ -423,7 +423,7 @@ def _step(case: Case) -> Callable[..., "Tensor"]:
 
     from bow.engines import own_loss, step_from_loss
 
-    return step_from_loss(cross_entropy) if case.library in ("timm", "torchvision") else own_loss  # type: ignore[return-value]
+    return step_from_loss(cross_entropy) if case.library in ("timm", "torchvision") else own_loss
 
 
 def _batches(case: Case, count: int) -> Sequence[Any]:

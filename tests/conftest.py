@@ -108,7 +108,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(autouse=True)
 def _nobody_else_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bow.devices.load.busy_cores", lambda: 0.0)
+    monkeypatch.setattr("bow.devices.cores.busy_cores", lambda: 0.0)
 
 
 @pytest.fixture(scope="session")

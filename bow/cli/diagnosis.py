@@ -18,9 +18,8 @@ from rich.text import Text
 
 from bow.compiling import MOST_BYTES, cache_folder, cached_files, trim_cache
 from bow.data import digits
-from bow.devices.cores import LOSS_TURNS
+from bow.devices.cores import BUSY, LOSS_TURNS, busy_cores
 from bow.devices.cupy_kernels import library_clash
-from bow.devices.load import BUSY, busy_cores
 from bow.devices.memory import free_bytes
 from bow.doctor import MachineInfo, check_engines, find_libraries, inspect_machine, version
 from bow.engines import Engine, choose_learners

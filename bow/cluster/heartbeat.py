@@ -39,7 +39,6 @@ class Liveness:
                 self._last[name] = sign, self._now
 
     def stopped(self) -> int | None:
-        """Return the first process that has stopped, if any."""
         late = (name for name, (_, since) in self._last.items() if self._now - since > self._missed_s)
         return next(late, None)
 
@@ -66,7 +65,6 @@ class Heartbeat(contextlib.AbstractContextManager["Heartbeat"]):
         self._thread.start()
 
     def __exit__(self, *exception: object) -> None:
-        """Stop the heartbeat; the thread ends by itself."""
         self._stop.set()
 
     def _run(self) -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import fcntl
-import functools
 import json
 import os
 import signal
@@ -143,7 +142,6 @@ SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux's prctl
 
 
 def is_member() -> bool:
-    """Whether this process was started as one of several, or is in a process group."""
     return (dist.is_available() and dist.is_initialized()) or all(name in os.environ for name in VARIABLES)
 
 
@@ -167,10 +165,7 @@ def was_restarted() -> bool:
 def join(
     device: torch.device, count: int | None = None, bucket_mb: Bucket = None, *, remedy: str = ""
 ) -> Iterator[World]:
-    """Join the processes that torchrun started, or use the default process group if there is one.
-
-    Without either, the world is this process alone.
-    """
+    """Join the processes that torchrun started, or the default process group; without either, this process is alone."""
     if not is_member():
         yield ALONE
         return
@@ -195,7 +190,7 @@ def start(
         # A worker that ended is detected at once; on a busy machine the others may take long to arrive.
         prefix = meet(workers.store, 0, size, PATIENCE.total_seconds(), workers.failure)
         workers.job.delivered()
-        heartbeat = Heartbeat(functools.partial(_connect_below, prefix, workers.connect), 0, size, remedy, workers.kill)
+        heartbeat = Heartbeat(lambda: PrefixStore(prefix, workers.connect()), 0, size, remedy, workers.kill)
         with heartbeat, _excepthook_kept():
             store = PrefixStore(prefix, workers.store)
             world = Processes(device, Ranks(0, size, 0, size), store, bucket_mb=bucket_mb, remedy=remedy)
@@ -218,7 +213,6 @@ def start(
 
 @contextlib.contextmanager
 def _excepthook_kept() -> Iterator[None]:
-    """Restore the hook that torch.distributed replaces by one that prints the rank: the caller continues alone."""
     before = sys.excepthook
     try:
         yield
@@ -285,14 +279,10 @@ def _joined(device: torch.device, bucket_mb: Bucket, remedy: str) -> Iterator[Wo
     interface = reachable_by(*_master()) if nodes > 1 else contextlib.nullcontext()
     with (
         interface,
-        Heartbeat(functools.partial(_connect_below, prefix, _connect), rank, size, remedy),
+        Heartbeat(lambda: PrefixStore(prefix, _connect()), rank, size, remedy),
         Processes(device, ranks, PrefixStore(prefix, common), bucket_mb=bucket_mb, remedy=remedy) as world,
     ):
         yield world
-
-
-def _connect_below(prefix: str, connect: Callable[[], Store]) -> Store:
-    return PrefixStore(prefix, connect())
 
 
 def _end_with_parent() -> None:

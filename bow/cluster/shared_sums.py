@@ -60,7 +60,6 @@ class SharedSums:
             return shared if all(all_gather(shared is not None)) else None
 
     def begin(self, tensor: Tensor) -> PendingSum:
-        """Begin a sum, after completing the previous one."""
         if self._last is not None:
             self._last.wait()
         self._begun += 1
@@ -71,7 +70,6 @@ class SharedSums:
         return self._last
 
     def wait_for(self, number: int) -> None:
-        """Wait until all processes have written their rows of this sum."""
         began = looked = time.monotonic()
         for other in range(self._size):
             while self._said(other, COUNT) < number:
@@ -87,7 +85,6 @@ class SharedSums:
                 time.sleep(0 if now - began < SPIN_S else PAUSE_S)  # lets other Python threads run, too
 
     def close(self) -> None:
-        """Tell the others not to wait for this process."""
         self._say(GONE, 1)
 
     def _has_gone(self, other: int) -> bool:
@@ -134,7 +131,6 @@ def _all_bytes(size: int, row_bytes: int) -> int:
 
 
 def _new_file(num_bytes: int, files: contextlib.ExitStack) -> str | None:
-    """Allocate memory that lives while a process has it open; return a path for the others, or None."""
     try:
         file = os.memfd_create("bow sums")
         files.callback(os.close, file)

@@ -23,10 +23,9 @@ DONE = PendingSum()
 
 
 class World:
-    """The processes of a training. This base class is a world of one process: every collective returns at once.
+    """The processes of a training. This base class is a world of one process: every collective returns at once."""
 
-    All processes call the same methods in the same order, and from the main thread only.
-    """
+    # All processes call the same methods in the same order, and from the main thread only.
 
     is_one = True  # whether this process trains alone, without collectives
     rank, size = 0, 1

@@ -1,9 +1,10 @@
-"""CPU cores of this machine, and their division among executors."""
+"""CPU cores of this machine, their division among executors, and their load by other processes."""
 
 import math
 import os
 import platform
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,14 +20,9 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def available_cores() -> tuple[int, ...]:
-    """Return the cores that this process may use, in ascending order, limited to its quota of CPU time.
-
-    Under a quota, one hardware thread per physical core comes first. Only version 2 of Linux's control groups is read.
-
-    Example:
-        >>> len(available_cores()) >= 1
-        True
-    """
+    """Return the cores that this process may use, in ascending order, limited to its quota of CPU time."""
+    # Under a quota, one hardware thread per physical core comes first. Only version 2 of Linux's control groups is
+    # read.
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     cores = sorted(allowed)
     quota = cpu_quota()
@@ -43,7 +39,6 @@ def cpu_quota() -> float | None:
 
 
 def processor() -> str:
-    """Return the processor's model name."""
     if CPUINFO.exists():
         for line in CPUINFO.read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -52,12 +47,7 @@ def processor() -> str:
 
 
 def share_cores(tasks: int, cores: int, threads: int) -> tuple[int, int]:
-    """Return how many of several tasks run at once, and the threads of each.
-
-    Example:
-        >>> share_cores(tasks=2, cores=8, threads=8), share_cores(tasks=4, cores=2, threads=2)
-        ((2, 4), (2, 1))
-    """
+    """Return how many of several tasks run at once, and the threads of each."""
     places = min(tasks, cores)
     return places, max(1, min(threads, cores) // places)
 
@@ -65,10 +55,8 @@ def share_cores(tasks: int, cores: int, threads: int) -> tuple[int, int]:
 def threads_loss(
     threads: int, *, unclear: tuple[float, float] = (0.0, math.inf), limit_s: float = math.inf
 ) -> tuple[float, float, float]:
-    """Return the time of an operator on `threads` torch threads, relative to one thread: low, median, high.
-
-    Takes several turns, but stops after the first one outside `unclear`, and after `limit_s` seconds.
-    """
+    """Return the time of an operator on `threads` torch threads, relative to one thread: low, median, high."""
+    # Takes several turns, but stops after the first one outside `unclear`, and after `limit_s` seconds.
     import torch
 
     from bow.timing import time_window
@@ -98,8 +86,9 @@ def core_sets(executors: int | Sequence[int], threads: int = 1) -> list[tuple[in
     sizes = [threads] * executors if isinstance(executors, int) else list(executors)
     cores = physical_first(available_cores())
     if sum(sizes) > len(cores):
+        listed = str(sizes[0]) if len(set(sizes)) == 1 else ", ".join(map(str, sizes))
         raise SettingError(
-            f"{len(sizes)} executors with {_listed(sizes)} threads need {sum(sizes)} cores, this process has "
+            f"{len(sizes)} executors with {listed} threads need {sum(sizes)} cores, this process has "
             f"{len(cores)}; use fewer executors or threads"
         )
     ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
@@ -118,7 +107,6 @@ def physical_first(cores: Sequence[int]) -> list[int]:
 
 
 def siblings_of(core: int) -> tuple[int, ...]:
-    """Return the hardware threads of a core's physical core, itself included."""
     return _read_cores(_TOPOLOGY / f"cpu{core}" / "topology" / "thread_siblings_list", core)
 
 
@@ -173,11 +161,41 @@ def parse_cores(text: str) -> tuple[int, ...]:
     return tuple(cores)
 
 
-def _listed(sizes: Sequence[int]) -> str:
-    return str(sizes[0]) if len(set(sizes)) == 1 else ", ".join(map(str, sizes))
-
-
 def pin_here(cores: Sequence[int]) -> None:
     """Pin the calling thread, and threads it starts later, to some cores; no cores: leave it unchanged."""
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
+
+
+LOOK_S = 0.3  # length of the observation
+BUSY = 0.25  # warn from this many cores in use by others
+
+STAT = Path("/proc/stat")
+
+
+def busy_cores() -> float:
+    """Return the number of this process's cores that others use, over `LOOK_S`; 0 if the system does not report it."""
+    try:
+        before, began, own = _busy_ticks(), time.perf_counter(), time.process_time()
+        time.sleep(LOOK_S)
+        ticks = (_busy_ticks() - before) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError):
+        return 0.0
+    busy = (ticks - (time.process_time() - own)) / (time.perf_counter() - began)
+    return max(0.0, len(available_cores()) - ((os.cpu_count() or 1) - busy))
+
+
+def warn_if_busy() -> None:
+    """Warn if other processes use cores: measurements then do not predict an idle machine."""
+    if (others := busy_cores()) >= BUSY:
+        warnings.warn(
+            f"other processes use {min(others, len(available_cores())):.1f} of {len(available_cores())} cores: "
+            "measurements taken now do not apply to an idle machine; run the planner again when those processes have "
+            "ended",
+            stacklevel=4,
+        )
+
+
+def _busy_ticks() -> int:
+    user, nice, system = map(int, STAT.read_text(encoding="ascii").split()[1:4])
+    return user + nice + system

@@ -98,10 +98,7 @@ class GraphsOfStream:
 
 
 class _On:
-    """`torch.cuda.stream` on the current device, without checking each time that CUDA is available.
-
-    The check took more than a third of the host time of a round of engine `graph`.
-    """
+    """`torch.cuda.stream` without checking that CUDA is available: a third of the host time of a round of `graph`."""
 
     __slots__ = ("_before", "_index", "_stream")
 
@@ -156,16 +153,12 @@ class CudaDevice(StreamDevice):
 
     @contextlib.contextmanager
     def capture(self, stream: Stream, generator: torch.Generator | None = None) -> Iterator[CapturedGraph]:
-        """Capture issued work.
-
-        `thread_local`: other threads (a loader that pins memory) may keep calling CUDA meanwhile. Until torch 2.12 all
-        graphs of a generator share one seed and offset on the device, which concurrent graphs would overwrite: hence
-        each graph has its own state, which is the default generator's during its capture. A failed capture makes that
-        state unusable.
-
-        A failed capture is ended here, which `torch.cuda.graph` does not do (2.11): the allocator would remain in
-        capture mode on the capture's stream, and mask the original error.
-        """
+        """Capture issued work."""
+        # `thread_local`: other threads (a loader that pins memory) may keep calling CUDA meanwhile. Until torch 2.12
+        # all graphs of a generator share one seed and offset on the device, which concurrent graphs would overwrite:
+        # hence each graph has its own state, which is the default generator's during its capture. A failed capture
+        # makes that state unusable, and is ended here, which `torch.cuda.graph` does not do (2.11): the allocator would
+        # remain in capture mode on the capture's stream, and mask the original error.
         assert isinstance(stream, CudaStream)
         of_stream = self._graphs.setdefault(stream.name, GraphsOfStream())
         graph = CudaGraph(of_stream)
@@ -216,10 +209,8 @@ class CudaDevice(StreamDevice):
     def generator(self) -> torch.Generator:
         return torch.Generator(self.torch_device)
 
-    @contextlib.contextmanager
-    def drawing_from(self, generator: torch.Generator) -> Iterator[None]:
-        with self._state_of(generator):
-            yield
+    def drawing_from(self, generator: torch.Generator) -> contextlib.AbstractContextManager[None]:
+        return self._state_of(generator)
 
     @contextlib.contextmanager
     def _state_of(self, generator: torch.Generator | None) -> Iterator[None]:
@@ -292,10 +283,8 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def prepare_environment() -> None:
-    """Request all of CUDA's hardware queues; no effect once CUDA has been used in this process.
-
-    With the default of 8, further streams share a queue, and one learner's kernels wait for another's.
-    """
+    """Request all of CUDA's hardware queues; no effect once CUDA has been used in this process."""
+    # With the default of 8, further streams share a queue, and one learner's kernels wait for another's.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 

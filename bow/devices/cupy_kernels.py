@@ -185,7 +185,6 @@ class CupyKernels(Kernels):
         return self._launch("gather", indices.numel() * row_bytes, arguments)
 
     def _pointers(self, *tensors: Tensor) -> list[int]:
-        """Check rows, and return their addresses."""
         dtype, columns = tensors[0].dtype, tensors[0].shape[-1]
         for tensor in tensors:
             assert tensor.dtype == dtype, f"{tensor.dtype}, expected {dtype}"
@@ -208,11 +207,9 @@ class CupyKernels(Kernels):
         self._launch(f"{operation}_{SUFFIXES[weights.dtype]}", row_bytes, arguments)
 
     def _launch(self, name: str, num_bytes: int, arguments: tuple[int | float, ...]) -> None:
-        """Launch a kernel whose threads share `num_bytes`.
-
-        Integers and addresses are `long long` in every kernel and other scalars `double`: CuPy's conversion of Python's
-        int and float. It passes a NumPy float32 as 4 bytes and a bool as 1, which would go undetected here.
-        """
+        """Launch a kernel whose threads share `num_bytes`."""
+        # Integers and addresses are `long long` in every kernel and other scalars `double`: CuPy's conversion of
+        # Python's int and float. It passes a NumPy float32 as 4 bytes and a bool as 1, which would go undetected here.
         blocks = min(-(-num_bytes // (BYTES_PER_THREAD * THREADS)), self._most_blocks)
         with self._on_device():
             self._functions[name]((max(1, blocks),), (THREADS,), arguments, stream=self._stream())

@@ -49,10 +49,7 @@ class Kernels:
         self.reason = reason
 
     def launch_once(self) -> None:
-        """Launch every kernel once on this thread, before a capture: a first launch does things that a capture forbids.
-
-        PyTorch's operators need nothing.
-        """
+        """Launch every kernel once, before a capture, which forbids what a first launch does; PyTorch needs nothing."""
 
     def sma_contribute(self, weights: Matrix, z: Row, corrections: Matrix, total: Row, alpha: float) -> None:
         """`C = alpha (W - z)`, `total = sum_j C_j`."""

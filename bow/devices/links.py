@@ -50,7 +50,6 @@ def links_between(uuids: Sequence[str], listing: str, table: str) -> dict[tuple[
 
 
 def parse_gpu_links(text: str) -> dict[tuple[int, int], tuple[Connection, int]]:
-    """Parse the output of `nvidia-smi topo -m`, by pair of GPUs."""
     lines = [_ESCAPES.sub("", line).split("\t") for line in text.splitlines() if line.strip()]
     columns = [cell.strip() for cell in lines[0]] if lines else []
     links: dict[tuple[int, int], tuple[Connection, int]] = {}

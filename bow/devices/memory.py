@@ -34,7 +34,6 @@ def host_memory() -> tuple[int, int]:
 
 
 def _cgroup() -> tuple[int | None, int]:
-    """Return a container's limit and its use, without reclaimable file cache."""
     for folder, limit, used, cached in (
         (CGROUP, "memory.max", "memory.current", "inactive_file"),
         (CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),

@@ -27,4 +27,4 @@ from bow.engines.task import check_loss as check_loss
 from bow.engines.task import loss_of as loss_of
 from bow.engines.task import outputs_of as outputs_of
 from bow.engines.task import own_loss as own_loss
-from bow.engines.task import step_from_loss as step_from_loss
+from bow.graph.learning_step import step_from_loss as step_from_loss

@@ -14,10 +14,7 @@ from bow.sync import Synchroniser, Timing, TwoLevel, is_plain_sma
 
 
 class ModelAveraging:
-    """Run a synchroniser on the learners of one device, in the order of its timing.
-
-    A round calls `begin`, runs the learning tasks, calls `before_step`, steps, and calls `after_step`.
-    """
+    """Run a synchroniser on a device's learners: `begin`, learning tasks, `before_step`, step, `after_step`."""
 
     def __init__(self, group: LearnerGroup, sync: Synchroniser, kernels: Kernels | None = None) -> None:
         self._group = group
@@ -43,7 +40,6 @@ class ModelAveraging:
             self._sync.check(learners, by_device)
 
     def due(self, round_index: int) -> bool:
-        """Return whether a round ends with a synchronisation task."""
         return self._sync.due(round_index, self.num_averaged)
 
     def begin(self, due: bool) -> None:
@@ -63,7 +59,6 @@ class ModelAveraging:
         return [contributors > 0] * len(stepping)
 
     def after_step(self, round_index: int) -> None:
-        """Average weights, if the synchroniser does."""
         learners = self._group.num_all
         if self._sync.timing is Timing.AFTER_STEP:
             self._sum(learners)
@@ -86,7 +81,6 @@ class ModelAveraging:
         self.summing = self._group.world.sum(total)
 
     def wait(self) -> None:
-        """Wait for the pending sum."""
         summing, self.summing = self.summing, DONE
         summing.wait()
 

@@ -70,7 +70,6 @@ class _Round:
         config.cache_key_tag = f"{self._tag} {made}"
 
     def end(self) -> None:
-        """Restore the tag of torch's cache key."""
         if self._cache_key_parts:
             config.cache_key_tag = self._tag
 
@@ -160,7 +159,6 @@ def _part(role: Role, learners: int, dims: Sequence[Any], tensors: Tensors, shap
 
 
 def _grouped(role: Role, tensors: Tensors, shape: Shape, how: Geometry) -> Any:
-    """Run one convolution with separate groups for each learner."""
     learners = next(len(each) for each in tensors if each is not None)
     outputs: Any
     inputs: Any
@@ -180,7 +178,6 @@ def _grouped(role: Role, tensors: Tensors, shape: Shape, how: Geometry) -> Any:
 
 
 def _in_turn(role: Role, tensors: Tensors, shape: Shape, how: Geometry) -> Tensor:
-    """Run one convolution per learner."""
     learners = next(len(each) for each in tensors if each is not None)
     alone = ([each if each is None else each[j : j + 1] for each in tensors] for j in range(learners))
     return torch.cat([_grouped(role, each, shape, how) for each in alone])

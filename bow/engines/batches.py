@@ -31,7 +31,6 @@ def batch_of(batches: Batches, learner: int) -> Batch | None:
 
 
 def present(batches: Batches, learners: int) -> list[bool]:
-    """Return which learners have a batch."""
     return [True] * learners if isinstance(batches, Stacked) else [batch is not None for batch in batches]
 
 
@@ -59,12 +58,10 @@ def is_tuple_of_tensors(batch: Batch) -> bool:
 
 
 def leaves_of(batch: Batch) -> list[Any]:
-    """Return the tensors of a batch, in the step graph's order."""
     return list(batch) if is_tuple_of_tensors(batch) else tree_leaves(batch)
 
 
-def structure_of(batch: Batch) -> Any:
-    """Return the structure of a batch; None if it holds anything but tensors."""
+def structure_of(batch: Batch) -> Any:  # None if it holds anything but tensors
     if is_tuple_of_tensors(batch):
         return len(batch)
     leaves, spec = tree_flatten(batch)
@@ -106,11 +103,9 @@ class FlatBatch:
         return tree_unflatten(self.leaves, self.spec)
 
     def with_leaves(self, leaves: Sequence[Any]) -> "FlatBatch":
-        """Return a batch of the same structure with other leaves."""
         return FlatBatch(leaves, self.spec, self.signature)
 
     def of_learner(self, learner: int) -> "FlatBatch":
-        """Slice one learner's batch from a stacked one."""
         return self.with_leaves([leaf[learner] for leaf in self.leaves])
 
 

@@ -21,6 +21,7 @@ from bow.errors import CaptureError, DataError, GraphError, RuntimeUnavailableEr
 from bow.files import JsonCache
 from bow.graph import Operator, StepGraph, capture
 from bow.graph.kinds import has_recurrent_layer
+from bow.graph.operator import TensorSpec
 from bow.interruption import Interruption
 from bow.replicas import LearnerGroup
 from bow.runtime.loading import content_hash
@@ -53,9 +54,6 @@ class CaptureCache(Generic[Captured]):
         self.newest: Hashable = None  # the shape captured last
         self.refused: str | None = None  # why nothing is captured any more
 
-    def __iter__(self) -> Iterator[Hashable]:
-        return iter(self._captured)
-
     def __contains__(self, shape: object) -> bool:
         return shape in self._captured
 
@@ -64,7 +62,6 @@ class CaptureCache(Generic[Captured]):
 
     @property
     def generators(self) -> list[Any]:
-        """Random generators owned by the step."""
         return self._frozen.generators if self._frozen is not None else []
 
     @property
@@ -74,12 +71,10 @@ class CaptureCache(Generic[Captured]):
 
     @property
     def state(self) -> dict[str, Any]:
-        """Plain values for checkpoints: shapes captured, refused and seen; number of changes."""
         shapes = {"chosen": list(self._chosen), "unfit": sorted(self._unfit), "seen": list(self._seen)}
         return {**shapes, "changes": self._num_changes}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore `state`."""
         self.clear()
         self._chosen, self._unfit = list(state["chosen"]), set(state["unfit"])
         self._seen = dict.fromkeys(state["seen"], -1)
@@ -95,7 +90,6 @@ class CaptureCache(Generic[Captured]):
         return not self._num_changes and self._chosen[:1] in ([], [repr(shape)])
 
     def drop_if_changed(self) -> bool:
-        """Drop all captures if a frozen Python value has changed; return whether one has."""
         name = self._frozen.changed() if self._frozen is not None else None
         if name is None:
             return False
@@ -107,10 +101,8 @@ class CaptureCache(Generic[Captured]):
         return True
 
     def wants(self, shape: Hashable, leaves: Sequence[Any], round_index: int) -> bool:
-        """Return whether to capture a shape: the first one at once, others at their second occurrence.
-
-        Short batches, such as the data's last one, are never captured, not even first after a resume.
-        """
+        """Return whether to capture a shape: the first one at once, others at their second occurrence."""
+        # Short batches, such as the data's last one, are never captured, not even first after a resume.
         key = repr(shape)
         if self.refused is not None or shape in self._captured or key in self._unfit:
             return False
@@ -191,7 +183,7 @@ class CapturedTasks(CaptureCache[CapturedTask]):
         self._settings = settings
         self._warn = warn
         self._traced_step = with_autocast(settings.task_step, group.device, settings.precision)
-        self._kept = KeptGraphs()
+        self.kept = KeptGraphs()
         self._compilable: Callable[[], StepGraph] | None = None
         self._has_switched = False  # to the compiled task, in the middle of a training
 
@@ -242,13 +234,9 @@ class CapturedTasks(CaptureCache[CapturedTask]):
                 if self.refused is None:
                     self._warn(f"batches of another shape cannot be captured ({reason(error)}); they run in eager")
 
-    def trust(self, shape: Shape) -> None:
-        """Trust the capture for this shape, which this training has found equal to the step, if it is a kept one."""
-        self._kept.trust(shape)
-
     def invalidate_disk_cache(self, shape: Shape) -> bool:
         """Drop all captures if the one for this shape is from the disk cache, and not trusted; return whether it is."""
-        if not self._kept.invalidate_disk_cache(shape):
+        if not self.kept.invalidate_disk_cache(shape):
             return False
         self.clear()
         return True
@@ -274,30 +262,23 @@ class CapturedTasks(CaptureCache[CapturedTask]):
         return CapturedTask(graph, None)
 
     def _graph(self, batch: Batch, frozen: FrozenValues, *, unrolled: bool) -> StepGraph:
-        """Return the step graph for a batch, from the disk cache or captured now."""
         model = self._group.learners[0].module
         has_layers = any(isinstance(module, nn.RNNBase) for module in model.modules())
         settings = self._settings.precision, self._settings.engine.accumulate, unrolled and has_layers
         shape = shape_of(batch)
-        key = self._kept.key(model, (shape, *settings), frozen)
-        graph = self._kept.find(key, shape)
+        key = self.kept.key(model, (shape, *settings), frozen)
+        graph = self.kept.find(key, shape)
         if unrolled and graph is not None and any(map(has_recurrent_layer, graph.operators)):
             graph = None  # from a layer that is no module, which the key does not cover
         if graph is None:
             graph = capture(model, batch, step=self._traced_step, unrolled=unrolled)
             if frozen.changed() is None and not graph.constants:  # which `frozen` may not have found
-                self._kept.store(key, graph)
+                self.kept.store(key, graph)
         return graph
 
 
 def _like(batch: Batch) -> Batch:
-    """Return tensors like those of a batch; never written to, they take no memory."""
-
-    def like(tensor: Tensor) -> Tensor:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-
-    made: Batch = tree_map_only(Tensor, like, batch)
-    return made
+    return tree_map_only(Tensor, lambda tensor: TensorSpec.of(tensor).empty(tensor.device), batch)
 
 
 def shape_of(batch: Batch) -> Shape:
@@ -325,7 +306,6 @@ def expected_compile_s(graph: StepGraph) -> float:
 
 
 def compiling_pays(graph: StepGraph, rounds: int | None) -> bool:
-    """Return whether compiling a learning task is expected to save time."""
     if rounds is None or any(_normalises_maps(graph, operator) for operator in graph.operators):
         return False
     seconds = graph.flops / FLOPS_PER_S + len(graph.operators) * OPERATOR_S
@@ -339,7 +319,6 @@ def _normalises_maps(graph: StepGraph, operator: Operator) -> bool:
 
 
 def with_autocast(step: Step, device: torch.device, precision: str | None) -> Step:
-    """Return a step that computes in the requested precision, however it is captured."""
     if precision is None:
         return step
 
@@ -351,14 +330,13 @@ def with_autocast(step: Step, device: torch.device, precision: str | None) -> St
 
 
 class KeptGraphs:
-    """Disk cache of step graphs, shared by trainings of the same model.
+    """Disk cache of step graphs, shared by trainings of the same model."""
 
-    Capturing imports torch's compiler and traces the step, which takes two seconds; reading a graph takes milliseconds.
-    The key covers everything that capturing reads: the code of step and model and the values they name
-    (`FrozenValues.text`), parameters, buffers and modules, the batch's shape, torch's settings, versions, the machine.
-    Anything it misses is found by the live check in its first rounds; then the step is captured again. Graphs with
-    operators of other libraries are not cached: their implementations cannot be described.
-    """
+    # Capturing imports torch's compiler and traces the step, which takes two seconds; reading a graph takes
+    # milliseconds. The key covers everything that capturing reads: the code of step and model and the values they name
+    # (`FrozenValues.text`), parameters, buffers and modules, the batch's shape, torch's settings, versions, the
+    # machine. Anything it misses is found by the live check in its first rounds. Graphs with operators of other
+    # libraries are not cached: their implementations cannot be described.
 
     def __init__(self) -> None:
         self._found: dict[Any, set[str]] = {}  # by shape, until the training finds its graph equal to the step
@@ -370,20 +348,17 @@ class KeptGraphs:
         return None if text is None else content_hash(_recipe(), text, repr(shape), *_model(model), *_settings())
 
     def find(self, key: str | None, shape: Any) -> StepGraph | None:
-        """Return the graph of a key, for batches of a shape; None if it is missing or damaged."""
         graph = None if key is None or (cache := _cache()) is None else cache.find(key, _read)
         if graph is not None and key is not None:
             self._found.setdefault(shape, set()).add(key)
         return graph
 
     def store(self, key: str | None, graph: StepGraph) -> None:
-        """Store a graph; disk errors are ignored."""
         if key is not None and _is_torchs_own(graph) and (cache := _cache()) is not None:
             with contextlib.suppress(OSError):
                 cache.store(key, graph.to_json())
 
     def trust(self, shape: Any) -> None:
-        """Trust the graphs found for a shape."""
         self._found.pop(shape, None)
 
     def invalidate_disk_cache(self, shape: Any) -> bool:
@@ -418,7 +393,6 @@ def _is_torchs_own(graph: StepGraph) -> bool:
 
 @functools.cache
 def _recipe() -> str:
-    """Return the source of `bow.graph`, which does the capturing."""
     return "".join(path.read_text(encoding="utf-8") for path in sorted(Path(bow.graph.__path__[0]).glob("*.py")))
 
 

@@ -51,14 +51,13 @@ def make_engine(
     name: str, group: LearnerGroup, sync: Synchroniser, settings: LearningConfig, device: StreamDevice | None = None
 ) -> Loop:
     if device is not None and name in STREAM_ENGINES:
-        from bow.engines.cuda import DeviceRoundLoop
+        from bow.engines.cuda.loop import DeviceRoundLoop
 
         return DeviceRoundLoop(resolve_name(STREAM_ENGINES[name]), group, sync, settings, device)
     return RoundLoop(resolve_name(ENGINES[name]), group, sync, settings, device)
 
 
 def check_device(engine: str, streams: bool) -> None:
-    """Raise if an engine does not run on the device."""
     if not streams and engine not in ENGINES:
         raise SettingError(
             'capture="round" is for GPUs, and this training runs on the CPU; leave it out, or use device="cuda"'

@@ -31,11 +31,9 @@ class RoundLog:
         self.parallel_speedup: ParallelSpeedup | None = None  # None: learners run in turn, or it was not measured
 
     def record_event(self, event: str, message: str, round_index: int | None = None) -> None:
-        """Record an event, of the current round unless another one is given."""
         self.events.append(RoundEvent(self.round_index if round_index is None else round_index, event, message))
 
     def warn(self, message: str, stacklevel: int = 7) -> None:
-        """Record and warn that something else runs than was requested."""
         self.record_event("engine changed", message)
         warnings.warn(message, stacklevel=stacklevel)
 
@@ -75,7 +73,6 @@ class RoundSnapshot:
         self._states = [(each, state_of(each)) for each in self._generators]
 
     def restore(self) -> None:
-        """Restore the snapshot."""
         for slots, before in self._slots:
             slots.clear()
             slots.update(before)
@@ -86,21 +83,11 @@ class RoundSnapshot:
         self.discard()
 
     def discard(self) -> None:
-        """Drop the snapshot: the round counts from here on."""
         self._slots, self._kept, self._states = [], [], []
 
 
 class RoundContext:
-    """The learners of a device, their synchroniser, and the collaborators of a round.
-
-    Args:
-        group: the learners of the device.
-        sync: their synchroniser.
-        settings: settings of their learning tasks.
-        device: the device, if it has streams.
-        kernels: kernels that average in one pass over the rows; None: the synchroniser itself averages.
-        where: the context in which the central model is read.
-    """
+    """The learners of a device, their synchroniser, and the collaborators of a round."""
 
     def __init__(
         self,
@@ -109,7 +96,7 @@ class RoundContext:
         settings: LearningConfig,
         device: StreamDevice | None = None,
         *,
-        kernels: Kernels | None = None,
+        kernels: Kernels | None = None,  # average in one pass over the rows; None: the synchroniser itself averages
         where: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
         self.group = group
@@ -123,7 +110,6 @@ class RoundContext:
 
     @property
     def round_index(self) -> int:
-        """Number of the coming round."""
         return self.log.round_index
 
     @property
@@ -133,5 +119,4 @@ class RoundContext:
         return derive_seed(self.settings.seed, self.round_index, *([first] if first else []))
 
     def task_seed(self, position: int, rounds_ahead: int = 0) -> int:
-        """Return the seed of the learning task on the batch at this position of a round."""
         return self.group.task_seed(self.settings.seed, self.round_index + rounds_ahead, position)

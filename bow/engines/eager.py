@@ -13,13 +13,13 @@ from bow.devices import cuda_device
 from bow.engines.batches import Batches
 from bow.engines.batches import batch_of as batch_of
 from bow.engines.context import RoundContext
-from bow.engines.offload import Around, offloaded_tasks
+from bow.engines.offload import Around, OffloadedTasks
 from bow.engines.outcome import LearningConfig, Outcome
-from bow.engines.random import DrawWatch, task_random
+from bow.engines.random import DrawWatch
 from bow.engines.runner import TaskRunner
 from bow.engines.task import Batch, Learned, LearningTask, PureTask, TaskResult, collected, compiled, out_of_range
-from bow.engines.task_scheduler import Learn, TaskScheduler
 from bow.errors import BowError, LossError, ModelError, reason
+from bow.graph.execution import lent_generator
 from bow.graph.outside import OutsideTensors
 from bow.graph.refusal import changed, python_state
 from bow.interruption import Interruption
@@ -29,11 +29,10 @@ Forward: TypeAlias = Callable[[], contextlib.AbstractContextManager[Any]]  # mak
 
 
 class Eager(TaskRunner):
-    """Run any module with any optimizer; all other engines must agree with it.
+    """Run any module with any optimizer; all other engines must agree with it."""
 
-    A task views the learner's row as its parameters, applies them with `torch.func.functional_call`, and differentiates
-    the loss with respect to the row: the gradient arrives contiguous and equals ordinary autograd bit for bit.
-    """
+    # A task views the learner's row as its parameters, applies them with `functional_call`, and differentiates the loss
+    # with respect to the row: the gradient arrives contiguous and equals ordinary autograd bit for bit.
 
     name = "eager"
 
@@ -42,7 +41,9 @@ class Eager(TaskRunner):
         group, device = context.group, context.device
         if device is None and group.device.type == "cuda":
             device = cuda_device(group.device)
-        self.offloaded = offloaded_tasks(context.settings.offload, group, device, at_once=False)
+        self.offloaded: OffloadedTasks | None = None
+        if context.settings.offload and device is not None:
+            self.offloaded = OffloadedTasks(group, device, at_once=False)
         self._in_turn = SequentialTasks(group, context.settings, self.offloaded)
 
     @property
@@ -60,7 +61,6 @@ class Eager(TaskRunner):
         return self._in_turn.learn(batches, self.context.round_index)
 
     def close(self) -> None:
-        """Free pinned memory; the next round reallocates it."""
         if self.offloaded is not None:
             self.offloaded.close()
 
@@ -72,18 +72,15 @@ class SequentialTasks:
         self._group = group
         self._seed = settings.seed
         self.tasks = LearningTasks(group, settings, around)
-        self._order = _order_on_one_place(len(group))
 
     def resized(self) -> None:
         self.tasks.resized()
-        self._order = _order_on_one_place(len(self._group))
 
     def learn(self, batches: Batches, round_index: int, watch: DrawWatch | None = None) -> Outcome:
-        """Run every learning task up to its gradient."""
         group = self._group
         learned: list[Learned | None] = [None] * len(group)
-        with task_random(group.device) as generator:
-            for index in self._order:
+        with lent_generator(group.device) as generator:
+            for index in range(len(group)):
                 batch = batch_of(batches, index)
                 if batch is None:
                     group.learners[index].gradient.zero_()
@@ -99,17 +96,8 @@ class SequentialTasks:
         return Outcome(losses, finite, [each is not None for each in learned], metrics)
 
 
-def _order_on_one_place(learners: int) -> list[int]:
-    """Return the task scheduler's order of learners on a single place."""
-    runs = TaskScheduler(learners, places=1).start([[True] * learners], synchronise=False)
-    return [run.task.learner for run in runs if isinstance(run.task, Learn)]
-
-
 class LearningTasks:
-    """The learning tasks of a device's learners, by ordinary autograd or compiled.
-
-    Tasks of different learners can run at the same time.
-    """
+    """The learning tasks of a device's learners, by autograd or compiled; several can run at the same time."""
 
     def __init__(self, group: LearnerGroup, settings: LearningConfig, around: Around | None = None) -> None:
         self._group = group
@@ -121,7 +109,6 @@ class LearningTasks:
         self._has_run = False  # whether a loss was found to depend on no tensors outside of its model
 
     def resized(self) -> None:
-        """Wrap every learner's module as a learning task."""
         device, settings = self._group.device, self._settings
         modules = [learner.module for learner in self._group.learners]
         self._tasks = [LearningTask(module, settings.task_step, device, settings.precision) for module in modules]
@@ -133,11 +120,9 @@ class LearningTasks:
 
     @property
     def state(self) -> dict[str, Any]:
-        """Plain values for checkpoints: whether compiling was requested and failed."""
         return {"uncompiled": self._settings.compile and self._compiled is None}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore `state`."""
         if state["uncompiled"] and self._compiled is not None:
             self._stop_compiling("compiling had failed before the checkpoint")
 

@@ -21,7 +21,6 @@ QUEUED_CYCLES = 10_000_000  # about 5 ms, in which the host issues the timed wor
 
 
 def place(device: torch.device) -> str:
-    """Return the name of the kind of device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
 
 

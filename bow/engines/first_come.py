@@ -24,17 +24,12 @@ class FinishedTask:
 
 
 class Period:
-    """The rounds up to a synchronisation task, or fewer: which learner takes which batch, and the outcomes.
-
-    Args:
-        group: the learners.
-        batches: by round.
-        ahead: number of rounds, from the first on, in which learners step alone; if there is one more round, each
-            learner has its own batch there and leaves its gradient in `G`.
-    """
+    """The rounds up to a synchronisation task, or fewer: which learner takes which batch, and the outcomes."""
 
     def __init__(self, group: LearnerGroup, batches: Sequence[Batches], ahead: int) -> None:
         self.batches = batches
+        # Number of leading rounds, in which learners step alone. In one more, each learner has its own batch and leaves
+        # its gradient in `G`.
         self.ahead = ahead
         self._z = group.matrix.z
         self.learners = len(group)
@@ -48,11 +43,9 @@ class Period:
 
     @property
     def synchronises(self) -> bool:
-        """Whether gradients or weights are averaged after the last round."""
         return self.ahead < len(self.batches)
 
     def start(self, places: int, dispatch: Dispatch) -> tuple[TaskScheduler, list[TaskStart]]:
-        """Start scheduling the learning tasks."""
         scheduler = TaskScheduler(self.learners, places, dispatch)
         return scheduler, scheduler.start(self.present, self.synchronises)
 
@@ -65,11 +58,9 @@ class Period:
         return batch_of(self.batches[index], position)
 
     def steps(self, task: Learn) -> bool:
-        """Return whether a task steps its learner alone."""
         return self.locate(task)[0] < self.ahead
 
     def take(self, task: Learn, done: FinishedTask | None = None) -> None:
-        """Record which learner took a batch, and the result."""
         index, position = self.locate(task)
         self._done[index][position] = done
         self._taken_by[index][position] = task.learner

@@ -59,12 +59,10 @@ _contents = operator.attrgetter("cell_contents")
 
 
 class FrozenValues:
-    """Snapshot of the Python values that a step and a model can read.
+    """Snapshot of the Python values that a step and a model can read; calls no property or method of the user's."""
 
-    Follows globals and attributes that their code names (and the code of functions and methods that it names),
-    enclosing variables, defaults, partials and bound methods, and from there dictionaries, lists, tuples, sets,
-    instances with `__dict__` or `__slots__`, and classes. Calls no property or method of the user's.
-    """
+    # Follows globals and attributes that their code names (and the code of functions and methods that it names),
+    # enclosing variables, defaults, partials and bound methods, and from there containers, instances and classes.
 
     def __init__(self, step: Any, model: nn.Module) -> None:
         names: set[str] = set()
@@ -352,12 +350,10 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def is_torchs_own(operator: str) -> bool:
-    """Return whether an operator, named with its namespace, comes with torch."""
     return operator.partition(".")[0] in ("aten", "prim", "prims")
 
 
 def _is_custom_operator(value: Any) -> bool:
-    """Return whether a value is an operator of another library or leads to one."""
     kind = type(value)
     if kind is torch._ops._OpNamespace:
         return not is_torchs_own(value.name)
@@ -370,7 +366,6 @@ def _is_foreign(module: Any) -> bool:
 
 
 def _equal(now: Any, before: Any) -> bool:
-    """Return whether values of built-in types are equal; False for other types."""
     if type(now) is not type(before) or not isinstance(now, (*PLAIN, *BUFFERS, tuple, list, dict, set, deque)):
         return False
     try:

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -13,29 +13,87 @@ from bow.engines.batched_layers import batched_convolutions
 from bow.engines.batches import Batches, Stacked, stack_batches
 from bow.engines.context import RoundContext
 from bow.engines.eager import Eager, SequentialTasks
-from bow.engines.outcome import Outcome
-from bow.engines.random import task_random
+from bow.engines.outcome import LearningConfig, Outcome
+from bow.engines.random import NoGenerators
 from bow.engines.runner import InParts, TaskRunner
 from bow.engines.step_state import Numbers, StepState, fits
-from bow.engines.task import Batch, Metrics, TaskResult, compiled
-from bow.engines.vectorised import StackedBuffers, TogetherTask, vectorised, writing_results
+from bow.engines.task import Batch, LearningTask, Metrics, PureTask, TaskResult, compiled
 from bow.errors import BowError, ModelError, reason
+from bow.graph.execution import lent_generator
 from bow.graph.refusal import changed, python_state
 from bow.interruption import Interruption
-from bow.replicas import LearnerGroup
+from bow.replicas import LearnerGroup, buffer_slots
 from bow.sync import SMA
+
+# `(rows, buffers, batch) -> TaskResult`, each with a leading learner dimension.
+Vectorised: TypeAlias = Callable[[Tensor, dict[str, Tensor], Batch], TaskResult]
+
+# `(rows, gradients, buffers, batch) -> (loss, finite, metrics)` of all learners at once.
+TogetherTask: TypeAlias = Callable[..., tuple[Tensor, Tensor, Metrics]]
+
+
+def vectorised(group: LearnerGroup, settings: LearningConfig) -> Vectorised:
+    task = LearningTask(group.learners[0].module, settings.task_step, group.device, settings.precision)
+    function: Vectorised = torch.vmap(PureTask(task, group.layout), randomness="different")
+
+    def run(rows: Tensor, buffers: dict[str, Tensor], batch: Batch) -> TaskResult:
+        if torch.compiler.is_compiling():  # torch compiles no operator that takes a generator
+            return function(rows, buffers, batch)
+        with NoGenerators():  # type: ignore[no-untyped-call]
+            return function(rows, buffers, batch)
+
+    return run
+
+
+def writing_results(together: Vectorised) -> TogetherTask:
+    def run(
+        rows: Tensor, gradients: Tensor, buffers: dict[str, Tensor], batch: Batch
+    ) -> tuple[Tensor, Tensor, Metrics]:
+        result = together(rows, buffers, batch)
+        gradients.copy_(result.gradient)
+        for name, buffer in result.buffers.items():
+            buffers[name].copy_(buffer)
+        return result.loss, result.finite, result.metrics
+
+    return run
+
+
+class StackedBuffers:
+    """The learners' buffers, stacked by name; every learner's module has its row."""
+
+    def __init__(self, group: LearnerGroup) -> None:
+        self._group = group
+        self._tensors: dict[str, Tensor] = {}
+        self._valid = False
+
+    def moved(self) -> None:
+        self._valid = False
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the stacked buffers by name, after binding those of the learners to their rows."""
+        if self._valid:
+            return self._tensors
+        slots = [dict(buffer_slots(learner.module)) for learner in self._group.learners]
+        self._tensors = {}
+        for name in slots[0]:
+            owners = [s[name] for s in slots]
+            values = [owner._buffers[key] for owner, key in owners]
+            if values[0] is not None:
+                self._tensors[name] = torch.stack([v for v in values if v is not None])
+                for row, (owner, key) in zip(self._tensors[name], owners, strict=True):
+                    owner._buffers[key] = row
+        self._valid = True
+        return self._tensors
+
 
 WHOLE = "whole round"
 
 
 class Fused(TaskRunner):
-    """Run the learning tasks of all learners as one task that shares its kernels.
+    """Run the learning tasks of all learners as one task that shares its kernels."""
 
-    Linear layers become batched matrix products, convolutions the fastest variant (`batched_layers.py`), and batch
-    norms one over the channels of all learners. Pays where a learning task is many tiny kernels. The first of these
-    that works is used, and the reasons for falling back are kept: compiled, `vmap` without compiling, `eager`. Rounds
-    whose batches differ in shape, or in which a learner sits out, run in `eager`.
-    """
+    # Pays where a learning task is many tiny kernels. The first of these that works is used: compiled, `vmap` without
+    # compiling, `eager`. Rounds whose batches differ in shape, or in which a learner sits out, run in `eager`.
 
     name = "fused"
 
@@ -51,16 +109,13 @@ class Fused(TaskRunner):
 
     @property
     def description(self) -> str:
-        """`fused`, `fused (not compiled)`, or `eager` after falling back."""
         return self._levels[0][0] if self._levels else Eager.name
 
     @property
     def state(self) -> dict[str, Any]:
-        """Plain values for checkpoints: the levels that failed for this model."""
         return {"failed": sorted(self._failed)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Skip the levels that failed before."""
         if new := set(state["failed"]) - self._failed:
             self._failed |= new
             self._build()
@@ -69,13 +124,11 @@ class Fused(TaskRunner):
                 self.context.log.warn(f"{message}; running {self.description}")
 
     def resized(self) -> None:
-        """Restack the buffers; the next round compiles for the new number of learners."""
         self._in_turn.resized()
         if self._levels:
             self._build()
 
     def learn_and_step(self, batches: Batches, due: bool, in_parts: InParts) -> Outcome:
-        """Run the whole round in one region if optimizer and synchroniser fit."""
         if not self._has_run:
             self._python = python_state(self.group.learners[0].module)
         stacked = stack_batches(batches) if self._whole_round is not None else None
@@ -106,7 +159,6 @@ class Fused(TaskRunner):
         return self._has_run and self._whole_round is not None
 
     def learn(self, batches: Batches) -> Outcome:
-        """Run all learning tasks at once, or one after another where that is impossible."""
         stacked = stack_batches(batches) if self._levels else None
         if stacked is not None:
             self._buffers.tensors()
@@ -151,7 +203,7 @@ class Fused(TaskRunner):
 
     @contextlib.contextmanager
     def _random(self) -> Iterator[None]:
-        with task_random(self.group.device) as generator, batched_convolutions({}):  # all grouped on a CPU
+        with lent_generator(self.group.device) as generator, batched_convolutions({}):  # all grouped on a CPU
             generator.manual_seed(self.context.round_seed)
             yield
 
@@ -168,11 +220,10 @@ class Fused(TaskRunner):
 
 
 class SgdRound:
-    """A whole round in one compiled region: learning tasks, SGD with momentum, and SMA's synchronisation task.
+    """A whole round in one compiled region: learning tasks, SGD with momentum, and SMA's synchronisation task."""
 
-    It makes one pass over the memory: for a model of ten thousand parameters the separate passes of `torch.optim.SGD`
-    and `SMA` take longer than the learning tasks themselves.
-    """
+    # One pass over the memory: for a model of ten thousand parameters the separate passes of `torch.optim.SGD` and
+    # `SMA` take longer than the learning tasks themselves.
 
     def __init__(self, group: LearnerGroup, sync: SMA, together: Callable[..., TaskResult]) -> None:
         self._group = group
@@ -184,7 +235,6 @@ class SgdRound:
         self._regions = {True: self._region(synchronise=True), False: self._region(synchronise=False)}
 
     def __call__(self, buffers: dict[str, Tensor], batch: Batch, due: bool) -> Outcome:
-        """Run one round, with a synchronisation task if it is `due`."""
         self._update_hyperparameters()
         self._state.begin_round()
         matrix = self._group.matrix

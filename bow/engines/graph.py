@@ -16,13 +16,12 @@ from bow.engines.captured import MAX_SHAPES, CapturedTasks, Shape, shape_of
 from bow.engines.context import RoundContext
 from bow.engines.eager import Eager, SequentialTasks
 from bow.engines.first_come import FinishedTask, Period, run_tasks
-from bow.engines.graph_jobs import GraphJobs
-from bow.engines.graph_round import ExecutorGroups, GraphRound
+from bow.engines.graph_round import ExecutorGroups, GraphJobs, GraphRound
 from bow.engines.live_check import COMPILED_ROUNDING, ROUNDING, LiveCheck
 from bow.engines.loop import step_alone
-from bow.engines.memory_budget import out_of_memory_explained
+from bow.engines.memory import out_of_memory_explained
 from bow.engines.outcome import Outcome, ParallelSpeedup, Turns
-from bow.engines.random import NumbersOfGraph, task_random
+from bow.engines.random import NumbersOfGraph
 from bow.engines.runner import AheadRunner, InParts, SeedOf
 from bow.engines.step_state import StepState, fits
 from bow.engines.task import Learned, out_of_range
@@ -30,22 +29,18 @@ from bow.engines.task_scheduler import Learn
 from bow.engines.thread_pool import num_threads
 from bow.errors import GraphError, RuntimeUnavailableError, reason
 from bow.graph import StepGraph
+from bow.graph.execution import lent_generator
 from bow.runtime.loading import NativeTeam, native
 from bow.sync import SMA, Members
 
 
 class Graph(AheadRunner):
-    """Run each learner's learning task as a step graph on its own executor, a thread pinned to cores.
+    """Run each learner's learning task as a step graph on its own executor, a thread pinned to cores."""
 
-    The learning task is one compiled region where compiling pays (`compile=True`, or a training known to be long) and
-    the step allows it; otherwise it runs operator by operator, bit for bit as in `eager` if it draws no random numbers.
-    With plain SGD, Adam or AdamW and SMA, the executors step and average as well, in one pass over the rows. Models
-    that cannot be captured run in `eager`, and so do rounds with rare batch shapes.
-
-    There is one executor per learner, limited by the number of cores; each has as many threads as
-    `torch.get_num_threads()` gives it. With a schedule every learner has a group of executors, limited by the cores,
-    that run its operators in parallel.
-    """
+    # The task is one compiled region where compiling pays and the step allows it; otherwise it runs operator by
+    # operator, bit for bit as in `eager` if it draws no random numbers. With plain SGD, Adam or AdamW and SMA, the
+    # executors step and average as well, in one pass over the rows. With a schedule every learner has a group of
+    # executors. Models that cannot be captured run in `eager`, and so do rounds with rare batch shapes.
 
     name = "graph"
 
@@ -103,7 +98,6 @@ class Graph(AheadRunner):
         self._jobs.close()
 
     def learn_and_step(self, batches: Batches, due: bool, in_parts: InParts) -> Outcome:
-        """Run the whole round on the executors if optimizer and synchroniser fit."""
         stepping = self._stepping
         ready = None if stepping is None else self._ready(batches, stepping)
         if ready is None:
@@ -115,7 +109,6 @@ class Graph(AheadRunner):
         return self._running is not None and self._running.has_committed
 
     def learn(self, batches: Batches) -> Outcome:
-        """Run the learning tasks on the executors, or one after another where they have no step graph."""
         ready = self._ready(batches, None) if self._stepping is None else None
         if ready is None:
             self.context.snapshot.take()
@@ -165,7 +158,6 @@ class Graph(AheadRunner):
 
     @property
     def most_turns(self) -> int:
-        """Number of rounds to the next live check, if members step on the executors."""
         if (
             self._failed
             or self._stepping is None
@@ -176,7 +168,6 @@ class Graph(AheadRunner):
         return self.live.rounds_before(self.context.round_index)
 
     def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> "ReadyTurns | None":
-        """Prepare each member's batches to run on one executor, if they are captured."""
         first = [None if each is None else each.samples.gather(each.indices[0]) for each in batches]
         if any(batch is not None and shape_of(batch) not in self.tasks for batch in first):
             return None
@@ -190,7 +181,6 @@ class Graph(AheadRunner):
         return ReadyTurns(self.context, self._jobs.team_of(self._jobs.one_executor_each()), jobs)
 
     def _start_task(self, period: Period, task: Learn, executor: int) -> GraphRound:
-        """Start one learner's learning task on an idle executor."""
         batch = period.batch(task)
         running = self._jobs.alone(task.learner, batch, self._stepping if period.steps(task) else None)
         index, position = period.locate(task)
@@ -227,7 +217,6 @@ class Graph(AheadRunner):
         return outcome
 
     def _run_with_sum(self, ready: GraphRound) -> Outcome:
-        """Run a round with a synchronisation task over several devices."""
         matrix, step_state, averaging = self.group.matrix, cast(StepState, self._step_state), self.context.averaging
         native().contribute(matrix.weights, matrix.z, matrix.total, step_state.averaging[0])
         ready.begin(True, matrix.total)
@@ -272,10 +261,7 @@ class Graph(AheadRunner):
                 self.context.log.warn(difference, stacklevel=6)
 
     def _difference(self, batches: Batches) -> tuple[str | None, Shape | None, bool]:
-        """Live-check one learner's step graph: return the difference, the shape, and whether the result is certain.
-
-        Leaves the state of the training unchanged.
-        """
+        """Live-check one learner's step graph: return the difference, the shape, and whether the result is certain."""
         dealt = [batch_of(batches, learner) for learner in range(len(self.group))]
         shapes = [None if batch is None else shape_of(batch) for batch in dealt]
         learner = self.live.choose(shapes)
@@ -288,7 +274,7 @@ class Graph(AheadRunner):
 
         @contextlib.contextmanager
         def numbers() -> Iterator[Callable[[], bool]]:
-            with task_random(self.group.device), NumbersOfGraph(seed, draws) as drawn:
+            with lent_generator(self.group.device), NumbersOfGraph(seed, draws) as drawn:
                 yield lambda: drawn.num_draws == len(draws)
 
         made = []
@@ -310,7 +296,7 @@ class Graph(AheadRunner):
         difference = self.live.compare(made, expected, self.context.round_index)
         is_sure = not self.live.needs_recheck and expected.run is not None
         if is_sure and not difference:
-            self.tasks.trust(shape)
+            self.tasks.kept.trust(shape)
         return difference, shape, is_sure
 
     @property
@@ -334,12 +320,10 @@ class ReadyTurns:
     jobs: Sequence[GraphRound | None]  # by learner
 
     def run_with(self, others: "Sequence[ReadyTurns]") -> None:
-        """Run these and those of other groups on this team, and wait for all."""
         several = (self, *others)
         GraphRound.run_turns(self.team, [job for each in several for job in each.jobs if job is not None])
 
     def collect(self) -> list[Turns | None]:
-        """Results by learner."""
         group, offload = self.context.group, self.context.settings.offload
         with out_of_memory_explained(len(group), group.device, offload), _indices_are_data():
             taken = [None if job is None else job.collect_turns() for job in self.jobs]
@@ -349,7 +333,6 @@ class ReadyTurns:
 
 @contextlib.contextmanager
 def _indices_are_data() -> Iterator[None]:
-    """Convert an index error of an operator to a `DataError`."""
     try:
         yield
     except GraphError as error:

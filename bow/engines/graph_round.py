@@ -7,25 +7,27 @@ step and the synchronisation task come after all of them: every executor handles
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from bow.data import Indexed
-from bow.devices import core_sets, share_cores
-from bow.engines.batches import Batches, Stacked, leaves_of, present, structure_of
-from bow.engines.captured import CapturedTask, changed_buffers
+from bow.devices import available_cores, core_sets, share_cores
+from bow.engines.batches import Batches, Stacked, batch_of, leaves_of, present, structure_of
+from bow.engines.captured import CapturedTask, CapturedTasks, Shape, changed_buffers, shape_of
+from bow.engines.context import RoundContext
 from bow.engines.outcome import Outcome, Turns
 from bow.engines.step_state import StepState
 from bow.engines.task import Batch
 from bow.engines.task_scheduler import Learn, TaskScheduler
+from bow.errors import ScheduleError, reason
 from bow.graph import StepGraph
 from bow.graph.execution import run_operators
-from bow.replicas import LearnerGroup, Slot, buffer_slots
+from bow.replicas import LearnerGroup, buffer_slots
 from bow.runtime.job import Affinity, GraphCopy, JobBuilder, Label
-from bow.runtime.loading import NativeTeam
-from bow.runtime.local import named, spans_of
+from bow.runtime.loading import NativeTeam, native
+from bow.runtime.local import dependencies_of, named, operators_of, spans_of
 from bow.schedule import OrderedSchedule, Schedule, Span
 
 
@@ -39,15 +41,7 @@ class ExecutorGroups:
 
     @classmethod
     def of(cls, learners: int, cores: int, threads: int, schedule: Schedule | None) -> "ExecutorGroups":
-        """Return as many groups as learners, limited by the cores.
-
-        Example:
-            >>> ExecutorGroups.of(learners=4, cores=8, threads=8, schedule=None).threads
-            (2, 2, 2, 2)
-            >>> two = OrderedSchedule((1, 1), ((0,), (1,)))
-            >>> ExecutorGroups.of(learners=4, cores=4, threads=4, schedule=two).threads
-            (1, 1, 1, 1)
-        """
+        """Return as many groups as learners, limited by the cores."""
         if schedule is None:
             count, each = share_cores(learners, cores, threads)
             return cls(count, (each,) * count)
@@ -56,31 +50,25 @@ class ExecutorGroups:
 
     @property
     def width(self) -> int:
-        """Number of executors in a group."""
         return len(self.threads) // self.count
 
     @functools.cached_property
     def affinities(self) -> tuple[list[tuple[int, ...]], list[int]]:
-        """By executor: its cores, and its number of threads."""
         places = core_sets(list(self.threads))
         if self.schedule is None:
             return places, list(self.threads)
+        assert isinstance(self.schedule, OrderedSchedule)  # the only kind in a training
+        operators = len({index for own in self.schedule.order for index in own})
         found = [
-            self.affinity(self._num_operators, places[group * self.width : (group + 1) * self.width])
+            self.affinity(operators, places[group * self.width : (group + 1) * self.width])
             for group in range(self.count)
         ]
         return [cores for each in found for cores in each.cores], [number for each in found for number in each.threads]
 
     def affinity(self, operators: int, cores: Sequence[Sequence[int]] | None = None) -> Affinity:
-        """Return how a group's executors divide this many operators."""
         if self.schedule is None:
             return Affinity.of(Schedule.sequential(operators, self.threads[0]), operators, cores or [()])
         return Affinity.of(self.schedule, operators, cores or [()] * self.width)
-
-    @property
-    def _num_operators(self) -> int:
-        assert isinstance(self.schedule, OrderedSchedule)  # the only kind in a training
-        return len({index for operators in self.schedule.order for index in operators})
 
 
 class GraphRound:
@@ -119,16 +107,13 @@ class GraphRound:
 
     @property
     def steps(self) -> bool:
-        """Whether learners step inside the job."""
         return self._step_state is not None
 
     @property
     def has_committed(self) -> bool:
-        """Whether its last run has written rows and buffers."""
         return bool(self._builder.job.has_committed)
 
     def feed(self, batches: Batches, seeds: Sequence[int]) -> bool:
-        """Set the next batches of the learners; return False if they do not fit."""
         job = self._builder.job
         self._keep_buffers()
         if not self._fits(batches):
@@ -186,7 +171,6 @@ class GraphRound:
         return all(batch is None or structure_of(batch) == structure for batch, structure in expected)
 
     def feed_turns(self, turns: Indexed, seeds: Sequence[int]) -> None:
-        """Set the next batches of the only learner, each gathered at its turn."""
         self._keep_buffers()
         self.begin(due=False)
         self._builder.job.feed_turns(turns.samples.leaves, turns.indices, seeds, self._results)
@@ -201,20 +185,15 @@ class GraphRound:
         team.take_turns([each._builder.job for each in rounds])
 
     def _outcome(self) -> Outcome:
-        made = self._builder.job.outcome(self._group.matrix.z.dtype, len(self._metrics))
+        losses, finite, all_finite, metrics = self._builder.job.outcome(self._group.matrix.z.dtype, len(self._metrics))
         self._builder.job.release(self._results)
-        return self._made(made, self._active)
-
-    def _made(self, made: tuple[Tensor, Tensor, bool, Tensor | None], active: list[bool]) -> Outcome:
-        losses, finite, all_finite, metrics = made
         by_name = {} if metrics is None else dict(zip(self._metrics, metrics, strict=True))
-        outcome = Outcome(losses, finite, active, by_name)
+        outcome = Outcome(losses, finite, self._active, by_name)
         if all_finite:
-            outcome.healthy = active  # computing it takes time in a tiny round
+            outcome.healthy = self._active  # computing it takes time in a tiny round
         return outcome
 
     def spans(self) -> list[Span]:
-        """Return the recorded spans of the last round."""
         return spans_of(self._builder, self._executor)
 
     def _raise_failure(self) -> None:
@@ -224,7 +203,6 @@ class GraphRound:
             self._explain(error)
 
     def _explain(self, error: Exception) -> NoReturn:
-        """Raise an error that names the operator that failed, if one did."""
         node = self._builder.job.failed_node
         if node < 0:
             raise error
@@ -255,7 +233,7 @@ class GraphRound:
             self._buffers += [(owner, key, buffers[name]) for name, owner, key in slots if name in buffers]
             builder.bind(program, dict(module.named_parameters()), buffers)
             graph = program.graph
-            like = [graph.values[value].meta() for value in graph.batch.values()]
+            like = [graph.values[value].empty("meta") for value in graph.batch.values()]
             builder.job.expect(program.group, program.slots(list(graph.batch.values())), like)
             finishes.append(self._add_finish(program))
             commit[program.group % self._num_executors] += self._add_commit(program, buffers)
@@ -295,7 +273,7 @@ class GraphRound:
         pieces = [
             (program.slot(graph.gradients[name]), slot.of(gradient), slot.offset)
             for slot in layout.slots
-            if (name := _name_in(graph, slot))
+            for name in [next(name for name in slot.names if name in graph.gradients)]  # a tied parameter has several
         ]
         node = self._builder.job.add_finish(
             group=program.group,
@@ -307,7 +285,6 @@ class GraphRound:
         return self._builder.note(node, Label("loss and gradient", "finish", program.learner))
 
     def _add_commit(self, program: GraphCopy, buffers: dict[str, Tensor]) -> list[int]:
-        """Add a node that writes the buffers that the learning task changes, if any."""
         graph = program.graph
         changed = changed_buffers(graph)
         if not changed:
@@ -321,6 +298,112 @@ def _given(graph: StepGraph) -> set[int]:
     return {*graph.parameters.values(), *graph.buffers.values(), *graph.batch.values(), *graph.constants}
 
 
-def _name_in(graph: StepGraph, slot: Slot) -> str:
-    """Return the name of a slot's gradient in the graph; a tied parameter has several names."""
-    return next(name for name in slot.names if name in graph.gradients)
+MAX_JOBS = 16  # combinations of batch shapes to keep
+
+
+class GraphJobs:
+    """Cache of jobs, with a team of executors that fits them."""
+
+    def __init__(self, context: RoundContext, tasks: CapturedTasks) -> None:
+        self.team: NativeTeam = None
+        self._context = context
+        self._group = context.group
+        self._tasks = tasks
+        self._cores = len(available_cores())
+        self._executors: ExecutorGroups | None = None  # those of the team
+        self._by_shapes: dict[tuple[Any, ...], GraphRound] = {}
+        self._alone: dict[tuple[int, Shape, bool], GraphRound] = {}
+        self._usual: GraphRound | None = None  # what ran last
+        self._usual_mode: tuple[Any, ...] = ()
+
+    def clear(self) -> None:
+        self._by_shapes.clear()
+        self._alone.clear()
+        self._usual = None
+
+    def drop_stale(self) -> bool:
+        if not self._tasks.drop_if_changed():
+            return False
+        self.clear()
+        return True
+
+    def close(self) -> None:
+        if self.team is not None:
+            self.team.close()
+
+    def ready(self, batches: Batches, step_state: StepState | None) -> GraphRound | None:
+        """Return the job for these batches, already fed; None if they run one after another."""
+        mode = (torch.get_num_threads(), torch.is_autocast_enabled("cpu"), step_state is not None)
+        usual = self._usual
+        if usual is None or self._usual_mode != mode or not usual.feed(batches, self._seeds(usual)):
+            usual = self._for(batches, step_state)
+            if usual is None:
+                return None
+            fed = usual.feed(batches, self._seeds(usual))
+            assert fed
+            self._usual, self._usual_mode = usual, mode
+        return usual
+
+    def alone(self, learner: int, batch: Batch, step_state: StepState | None) -> GraphRound:
+        shape = shape_of(batch)
+        key = (learner, shape, step_state is not None)
+        if key not in self._alone:
+            executor = ExecutorGroups(1, (1,))
+            self._alone[key] = GraphRound(self._group, [learner], [self._tasks[shape]], [batch], executor, step_state)
+        return self._alone[key]
+
+    def one_executor_each(self) -> ExecutorGroups:
+        """Return one executor per learner, limited by the cores."""
+        return ExecutorGroups.of(len(self._group), self._cores, torch.get_num_threads(), schedule=None)
+
+    def team_of(self, groups: ExecutorGroups) -> NativeTeam:
+        """Return a team with these executors; without a schedule it has as many as the cores allow."""
+        if groups.schedule is None:
+            each = groups.threads[0]
+            groups = ExecutorGroups(self._cores // each, (each,) * (self._cores // each))
+        if self.team is None or groups != self._executors:
+            self.close()
+            self.team = native().Team(*groups.affinities)
+            self._executors = groups
+        return self.team
+
+    def _seeds(self, job: GraphRound) -> list[int]:
+        learners = range(len(self._group))
+        return [self._context.task_seed(j) for j in learners] if job.is_random else [0] * len(learners)
+
+    def _for(self, batches: Batches, step_state: StepState | None) -> GraphRound | None:
+        dealt = [batch_of(batches, learner) for learner in range(len(self._group))]
+        shapes = [None if batch is None else shape_of(batch) for batch in dealt]
+        like = next((batch for batch in dealt if batch is not None), None)
+        if like is None:
+            return None
+        threads, schedule = torch.get_num_threads(), self._context.settings.schedule
+        groups = ExecutorGroups.of(len(self._group), self._cores, threads, schedule)
+        key = (groups, step_state is not None, *(shape_of(like) if shape is None else shape for shape in shapes))
+        if key not in self._by_shapes:
+            tasks = self._tasks.by_learner(dealt, shapes, self._context.round_index)
+            if tasks is None:
+                return None
+            if len(self._by_shapes) == MAX_JOBS:
+                self._by_shapes.clear()
+            if groups.schedule is not None and not self._fits(groups.schedule, tasks):
+                groups = self.one_executor_each()
+            examples = [like if batch is None else batch for batch in dealt]
+            try:
+                made = GraphRound(self._group, range(len(self._group)), tasks, examples, groups, step_state)
+            except RuntimeError as error:  # an argument or a library that the runtime cannot take
+                self._tasks.refused = reason(error)
+                return None
+            self._by_shapes[key] = made
+        self.team_of(self._by_shapes[key].groups)
+        return self._by_shapes[key]
+
+    def _fits(self, schedule: Schedule, tasks: Sequence[CapturedTask]) -> bool:
+        try:
+            for task in tasks:
+                schedule.check(dependencies_of(operators_of(task.graph)))
+        except ScheduleError as error:
+            why = f"the schedule does not fit this step ({reason(error)})"
+            self._context.log.warn(f"{why}; operators run one after another")
+            return False
+        return True

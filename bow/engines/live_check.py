@@ -63,7 +63,6 @@ class TaskRun:
     gradient: Tensor  # as a row
     metrics: Metrics  # by name
     buffers: Mapping[str, Tensor]  # of the learner, after the task
-    rounding: Tensor | None = None  # by element, the error of the gradient due to how it was obtained
     units: int = ROUNDING  # of rounding that are tolerated
 
 
@@ -87,7 +86,7 @@ class LiveCheck:
         self._num_captures = 0
         self._since = 0
         self._next = FIRST[0]
-        self._recheck = False  # the next check measures the effect of rounding
+        self.needs_recheck = False  # the last check found a difference that only a noisy run can judge
         self._with_noise = False
         self._comparable = True
         self._was_compared = False  # since the last capture
@@ -101,19 +100,17 @@ class LiveCheck:
         self._checked = -1  # the round that was checked last
 
     def resized(self) -> None:
-        """Called after learners were added or removed."""
         self._tasks.resized()
 
     def is_due(self, round_index: int) -> bool:
-        """Return whether to check the coming round, if it replays a capture."""
         self._count_time()
         if self._captures.num_captures != self._num_captures:
             self._num_captures = self._captures.num_captures
-            self._since, self._next, self._recheck, self._comparable = round_index, FIRST[0], False, True
+            self._since, self._next, self.needs_recheck, self._comparable = round_index, FIRST[0], False, True
             self._was_compared, self._known = False, {}
         if not self._num_captures or not self._comparable:
             return False
-        if self._recheck:
+        if self.needs_recheck:
             return True
         has_doubled = round_index - self._since + 1 >= self._next
         if self._next <= FIRST[-1] or (has_doubled and self._spent_s < FREE_CHECKS_S):
@@ -123,18 +120,13 @@ class LiveCheck:
 
     def has_unchecked(self, round_index: int) -> bool:
         """Whether rounds before this one may have replayed a capture since the last check."""
-        return self._num_captures > 0 and self._comparable and (self._recheck or self._checked < round_index - 1)
+        return self._num_captures > 0 and self._comparable and (self.needs_recheck or self._checked < round_index - 1)
 
     def _count_time(self) -> None:
         now = time.perf_counter()
         gap_s = min(now - self._seen, 2 * self._gap_s)
         self._trained_s += gap_s
         self._seen, self._gap_s = now, max(gap_s, 0.9 * self._gap_s)
-
-    @property
-    def needs_recheck(self) -> bool:
-        """Whether the last check found a difference that only a noisy run can judge."""
-        return self._recheck
 
     def rounds_before(self, round_index: int) -> int:
         """Return how many rounds from this one on need no check; checks that are due by time can wait for them."""
@@ -186,12 +178,12 @@ class LiveCheck:
         self._spent_s += self._last_s
         self._trained_at_last_s, self._checked = self._trained_s, round_index
         self._next = max(self._next, 2 * (round_index - self._since + 1))
-        self._recheck = bool(differing) and expected.spread is None
-        self._with_noise = self._recheck
+        self.needs_recheck = bool(differing) and expected.spread is None
+        self._with_noise = self.needs_recheck
         if expected.failure is not None:
             return self._sentence(expected.failure)
         if differing:
-            return None if self._recheck else self._sentence(differing[0])
+            return None if self.needs_recheck else self._sentence(differing[0])
         if expected.run is not None:
             self._equal = round_index
         return None
@@ -201,14 +193,11 @@ class LiveCheck:
         learner: int,
         loss: Tensor,
         metrics: Metrics,
-        gradient: Tensor | None = None,
-        rounding: Tensor | None = None,
         units: int = ROUNDING,
     ) -> TaskRun:
-        """Return a learning task's results; its gradient is in the row of `G` unless given."""
+        """Return a learning task's results; its gradient is in the row of `G`."""
         own = self._group.learners[learner]
-        gradient = own.gradient.clone() if gradient is None else gradient
-        return TaskRun(loss, gradient, metrics, buffer_state(own.module), rounding, units)
+        return TaskRun(loss, own.gradient.clone(), metrics, buffer_state(own.module), units)
 
     @contextlib.contextmanager
     def undone(self, learner: int) -> Iterator[None]:
@@ -267,11 +256,9 @@ class LiveCheck:
         return spread
 
     def _differing(self, made: TaskRun, expected: Expected) -> list[str]:
-        """Describe what differs by more than rounding, the loss first."""
         if expected.run is None:
             return []
         own, parts = self._parts(expected.run), self._parts(made)
-        slack = {} if made.rounding is None else self._gradients(made.rounding)
         found = []
         for name, tensor in own.items():
             other = parts.get(name)
@@ -283,7 +270,6 @@ class LiveCheck:
             allowed = made.units * unit * size + SPREADS * (expected.spread or {}).get(name, 0.0)
             if expected.spread is None:
                 allowed += SPREADS * self._known.get(name, 0.0) * size
-            allowed += _norm(slack[name]) if name in slack else 0.0
             if not distance <= allowed:
                 how = f"is {float(other):.6g} and not {float(tensor):.6g}" if tensor.dim() == 0 else "differs"
                 found.append(f"{name} {how}")
@@ -291,11 +277,10 @@ class LiveCheck:
 
     def _parts(self, run: TaskRun) -> dict[str, Tensor]:
         metrics = {f"the step's {name!r}": value.to(torch.float32) for name, value in run.metrics.items()}
+        slots = self._group.layout.slots
+        gradients = {f"the gradient of {slot.names[0]!r}": slot.of(run.gradient) for slot in slots}
         buffers = {f"buffer {name!r}": value for name, value in run.buffers.items()}
-        return {"the loss": run.loss.to(run.gradient.dtype), **metrics, **self._gradients(run.gradient), **buffers}
-
-    def _gradients(self, row: Tensor) -> dict[str, Tensor]:
-        return {f"the gradient of {slot.names[0]!r}": slot.of(row) for slot in self._group.layout.slots}
+        return {"the loss": run.loss.to(run.gradient.dtype), **metrics, **gradients, **buffers}
 
     def _sentence(self, what: str) -> str:
         known = "matched in no checked round" if self._equal is None else f"last matched in round {self._equal}"
@@ -307,23 +292,17 @@ class LiveCheck:
 
 
 class _RoundingNoise(DispatchMode):
-    """Dispatch mode that perturbs operators' results by random rounding (Monte Carlo arithmetic).
-
-    References:
-        Parker, Monte Carlo arithmetic, 1997.
-    """
+    """Dispatch mode that rounds operators' results at random (Parker, Monte Carlo arithmetic, 1997)."""
 
     def __init__(self, generator: torch.Generator) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._generator = generator
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def call(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if (parts := _by_parts().get(func)) is not None:
             with self:
-                return parts(*args, **(kwargs or {}))
-        made = func(*args, **(kwargs or {}))
+                return parts(*args, **kwargs)
+        made = func(*args, **kwargs)
         if any(returns.alias_info is not None for returns in func._schema.returns):  # a view, or written in place
             return made
         return tree_map_only(Tensor, self._rounded, made)

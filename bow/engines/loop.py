@@ -3,7 +3,7 @@
 import abc
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 import torch
@@ -12,15 +12,15 @@ from torch import Tensor
 
 from bow.data import Indexed
 from bow.devices import StreamDevice
+from bow.engines.batches import Batches
 from bow.engines.context import RoundContext
-from bow.engines.memory_budget import out_of_memory_explained
-from bow.engines.outcome import Batches, LearningConfig, Outcome, RoundEvent
-from bow.engines.resizing import Resizing
+from bow.engines.memory import out_of_memory_explained
+from bow.engines.outcome import LearningConfig, Outcome, RoundEvent
 from bow.engines.runner import AheadRunner, SeedOf, TaskRunner
 from bow.interruption import Uninterrupted
 from bow.replicas import LearnerGroup
 from bow.schedule import Span
-from bow.sync import DropRule, Synchroniser
+from bow.sync import DropRule, Synchroniser, Timing
 
 if TYPE_CHECKING:
     from bow.engines.graph import ReadyTurns
@@ -107,43 +107,68 @@ class Loop(abc.ABC):
 
     @property
     def round_index(self) -> int:
-        """Number of completed rounds."""
         return self.context.round_index
 
     @property
     def num_restarts(self) -> int:
-        """Number of times that a diverged learner was restarted from z."""
         self.catch_up()
         return self.context.restarts.num_restarts
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether all learners of this device have diverged in many consecutive rounds."""
         return self.context.restarts.is_hopeless
 
     def resize(self, learners: int) -> None:
-        """Change the number of learners; new ones start from `z`, the last ones are removed.
+        """Set the number of learners: new ones start from `z`, the last ones go; all devices call it together."""
+        averaging, group = self.context.averaging, self.group
+        wanted = group.world.all_gather(learners)
+        averaging.check(wanted)
+        if any(more > now for more, now in zip(wanted, group.by_device, strict=True)):
+            self.catch_up()
+            averaging.settle()
+            self.sync.grow(group.matrix, averaging.num_averaged)
+        try:
+            while len(group) > learners:
+                self._change(group.remove)
+            while len(group) < learners:
+                self._change(self._add_learner, undo=group.remove)
+                if self.sync.timing is Timing.BEFORE_STEP:  # learners stay equal only with equal optimizer states
+                    group.optimizer.copy_state(source=0, target=len(group) - 1)
+        finally:
+            group.count()
 
-        All devices call this after the same round, each with a number of its own.
-        """
-        Resizing(self.context, self.catch_up, self._resized).resize(learners)
+    def _add_learner(self) -> None:
+        self.group.add()
+        rows = self.group.matrix
+        rows.weights[len(self.group) - 1].copy_(self.sync.center(rows))
+
+    def _change(self, change: Callable[[], None], undo: Callable[[], None] | None = None) -> None:
+        self.catch_up()
+        followed = self.sync.follows(self.group.num_all)
+        change()
+        if followed:  # z followed the only learner: averaging starts now, without momentum
+            self.sync.start(self.group.matrix)
+            self.context.restarts.drop.take()
+        try:
+            self._resized()
+        except BaseException:  # no stream or no memory is left for it
+            if undo is not None:
+                undo()
+                self._resized()
+            raise
 
     def settle(self) -> None:
-        """Update `z` for synchronisers that leave it alone during training."""
         self.catch_up()
         self.context.averaging.settle()
 
     def record_spans(self) -> None:
-        """Start recording spans."""
         self.context.log.spans = []
 
     def take_spans(self) -> list[Span]:
-        """Stop recording, and return the recorded spans."""
         spans, self.context.log.spans = self.context.log.spans or [], None
         return spans
 
     def take_events(self) -> list[RoundEvent]:
-        """Return the events since the last call."""
         events, self.context.log.events = self.context.log.events, []
         return events
 
@@ -192,13 +217,11 @@ class RoundLoop(Loop):
 
     @property
     def period(self) -> int:
-        """Rounds up to the next synchronisation task if learners take batches as they come, otherwise one."""
         if self.settings.dispatch == "fixed" or not self.runner.runs_ahead or len(self.group) == 1:
             return 1
         return rounds_to_synchronise(self.context)
 
     def rounds(self, batches: Sequence[Batches]) -> list[Outcome]:
-        """Run several rounds; with `dispatch="first_come"` without a barrier between synchronisation tasks."""
         outcomes: list[Outcome] = []
         while left := batches[len(outcomes) :]:
             period = self.period
@@ -251,7 +274,6 @@ class RoundLoop(Loop):
         self.runner.resized()
 
     def _in_parts(self, batches: Batches, due: bool) -> Outcome:
-        """Run learning tasks, optimizer and, when `due`, the synchronisation task, in the order of its timing."""
         averaging, log = self.context.averaging, self.context.log
         averaging.begin(due)
         began = time.perf_counter_ns()
@@ -264,7 +286,6 @@ class RoundLoop(Loop):
         return outcome
 
     def _step(self, outcome: Outcome, due: bool) -> None:
-        """Run the optimizer, and finish a synchronisation task."""
         context, self._has_stepped = self.context, True
         step_learners(context, outcome, due)
         context.restarts.after_step(outcome)
@@ -272,7 +293,6 @@ class RoundLoop(Loop):
             context.averaging.after_step(context.round_index)
 
     def _end_round(self, outcome: Outcome, due: bool) -> None:
-        """Restart learners that diverged, or all learners after a drop."""
         context, rows = self.context, self.group.matrix
         restarts = context.restarts
         if self.sync.follows(self.group.num_all) and not (restarts.replaces_weights and outcome.any_diverged):
@@ -330,11 +350,9 @@ def step_row(context: RoundContext, learner: int) -> None:
 
 
 def step_alone(context: RoundContext, learner: int, finite: bool) -> bool:
-    """Step one learner with its gradient while others learn; not thread-safe.
-
-    A diverged learner restarts from `z`, which does not move meanwhile, with the buffers that the central model had
-    when these rounds began: the other learners are writing to theirs.
-    """
+    """Step one learner with its gradient while others learn; not thread-safe."""
+    # A diverged learner restarts from `z`, which does not move meanwhile, with the buffers that the central model had
+    # when these rounds began: the other learners are writing to theirs.
     group = context.group
     if finite:
         step_row(context, learner)
@@ -345,7 +363,6 @@ def step_alone(context: RoundContext, learner: int, finite: bool) -> bool:
 
 
 def clip(gradients: Shaped[Tensor, "learners parameters"], limit: float | None) -> None:
-    """Scale each learner's gradient to a norm of at most `limit`."""
     if limit is not None:
         gradients.mul_(clip_factors(gradients, limit))
 

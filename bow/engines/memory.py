@@ -1,4 +1,4 @@
-"""Predict the device memory that learners need without creating them.
+"""Predict the memory that learners need, check it before they are created, and explain rounds that run out of it.
 
 The prediction is a lower bound. Rows, optimizer states and buffers are exact; activations are the tensors saved for the
 backward pass, without temporaries inside operators. If it exceeds the memory, learners do not fit; if it nearly does,
@@ -7,10 +7,13 @@ they may not fit.
 
 import contextlib
 import copy
+import functools
 import itertools
 import math
 import os
-from collections.abc import Sequence
+import re
+import traceback
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -21,7 +24,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.devices import StreamDevice
-from bow.engines.task import Batch
+from bow.devices import memory as device_memory
+from bow.engines.outcome import LearningConfig
+from bow.engines.task import Batch, own_loss, parts_of
+from bow.errors import DeviceMemoryError, SettingError
 from bow.replicas import OptimizerFactory, ReplicaMatrix, has_lazy_modules, kind_of, num_state_tensors
 from bow.replicas.layout import ALIGNMENT
 from bow.sync import Synchroniser, is_plain_sma
@@ -35,12 +41,6 @@ WORKSPACE_BYTES_HOPPER = 2**25  # cuBLAS workspace per handle and stream, as tor
 
 
 def bytes_text(count: float) -> str:
-    """Format a number of bytes.
-
-    Example:
-        >>> bytes_text(3 * 2**20), bytes_text(512), bytes_text(25 * 2**30)
-        ('3.0 MiB', '512 B', '25.0 GiB')
-    """
     size, unit = float(count), 0
     while size >= 1024 and unit < len(UNITS) - 1:
         size, unit = size / 1024, unit + 1
@@ -64,7 +64,6 @@ class MemoryNeed:
 
     @property
     def learner_bytes(self) -> int:
-        """Memory of each further learner."""
         return (self.rows_per_learner + self.state_tensors) * self.row_bytes + self.buffer_bytes
 
     @property
@@ -74,7 +73,6 @@ class MemoryNeed:
 
     @property
     def num_tasks(self) -> int:
-        """Number of learning tasks that run at the same time."""
         return self.learners if self.learners_at_once is None else min(self.learners, self.learners_at_once)
 
     @property
@@ -84,24 +82,14 @@ class MemoryNeed:
 
     @property
     def held_bytes(self) -> int:
-        """Memory in use between two rounds."""
         return self.learners * self.learner_bytes + self.device_bytes
 
     @property
     def total_bytes(self) -> int:
-        """All memory that is known."""
         return self.held_bytes + self.num_tasks * self.task_bytes
 
     def fitting(self, room_bytes: int) -> int:
-        """Return how many learners fit into this many bytes, 0 if not even one does.
-
-        Example:
-            >>> need = MemoryNeed(learners=8, row_bytes=10, learners_at_once=1)
-            >>> need.device_bytes, need.learner_bytes, need.task_bytes
-            (40, 30, 20)
-            >>> need.fitting(89), need.fitting(90), need.fitting(120)
-            (0, 1, 2)
-        """
+        """Return how many learners fit into this many bytes, 0 if not even one does."""
         room = room_bytes - self.device_bytes
         together = self.learner_bytes + self.task_bytes
         most = self.learners_at_once
@@ -123,7 +111,6 @@ def predict_memory(
     offload: bool = False,
     moving_average: bool = False,
 ) -> MemoryNeed:
-    """Predict the device memory of a training without creating or running it."""
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     frozen = [parameter for parameter in model.parameters() if not parameter.requires_grad]
     lazy = has_lazy_modules(model)
@@ -153,10 +140,7 @@ def predict_memory(
 
 
 def saved_bytes(model: nn.Module, batch: Batch, precision: str | None = None) -> list[int] | None:
-    """Return the sizes of the allocations that a forward pass saves for the backward pass.
-
-    It runs on the meta device, where tensors have shapes and no memory; None if the model cannot.
-    """
+    """Return the sizes of the allocations that a forward pass saves; None if the meta device cannot run it."""
     kept: dict[int, Tensor] = {}
 
     def keep(tensor: Tensor) -> Tensor:
@@ -169,7 +153,7 @@ def saved_bytes(model: nn.Module, batch: Batch, precision: str | None = None) ->
         inputs = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), inputs)
         if precision == "bfloat16":
             meta = meta.to(torch.bfloat16)
-            inputs = tree_map_only(Tensor, _as_bfloat16, inputs)
+            inputs = tree_map_only(Tensor, lambda t: t.to(torch.bfloat16) if t.is_floating_point() else t, inputs)
         own = {tensor.untyped_storage()._cdata for tensor in itertools.chain(meta.parameters(), meta.buffers())}
         saving = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
         with _FusedAttention(), torch.enable_grad(), torch.random.fork_rng(devices=[]), saving:
@@ -206,10 +190,6 @@ def _on_meta(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def _as_bfloat16(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
-
-
 def _on_device(sizes: Sequence[int], offload: bool) -> int:
     """Return a lower bound of a task's activations that are on the device at the same time."""
     if not offload:
@@ -238,7 +218,6 @@ def _rows_of(sync: Synchroniser, averages: bool) -> tuple[bool, int]:
 
 
 def is_cpu(place: Place) -> bool:
-    """Return whether this is a CPU and not a device with streams."""
     return isinstance(place, torch.device) and place.type == "cpu"
 
 
@@ -251,3 +230,140 @@ def _workspace_bytes(place: Place) -> int:
     if sizes and len(sizes) % 2 == 0:  # :KiB:COUNT, several times
         return sum(map(math.prod, zip(sizes[::2], sizes[1::2], strict=True))) * 1024
     return WORKSPACE_BYTES_HOPPER if torch.cuda.get_device_capability(device) >= (9, 0) else WORKSPACE_BYTES
+
+
+MOST_LEARNERS = 4096  # each has its own module, which takes milliseconds to create
+SPARE_SHARE = 2  # rows for later learners take at most 1 / SPARE_SHARE of the rest: a lower bound needs a margin
+OWN_LOSS = LearningConfig(own_loss)
+_ASKED = re.compile(r"ried to allocate ([\d.]+ \w+)")
+
+
+@dataclass(frozen=True)
+class MemoryBudget:
+    """The memory of a device, and the needs of its learners."""
+
+    # On a device with streams the needed memory must be free. On a CPU other processes may free memory, and idle pages
+    # may be swapped out: only needs above the total of the machine or container are refused, without activations, which
+    # are estimates.
+
+    place: Place
+    model: nn.Module  # the template
+    optimizer: OptimizerFactory  # makes the optimizer
+    sync: Synchroniser
+    engine: str  # name
+    batch: Batch | None = None  # one learner's, where `loss` takes it; None: activations are unknown
+    task: LearningConfig = OWN_LOSS
+    moving_average: bool = False  # of the central model
+
+    @property
+    def bytes(self) -> int:
+        return device_memory.host_memory()[0] if is_cpu(self.place) else device_memory.free_bytes(self.place)
+
+    def need(self, learners: int) -> MemoryNeed:
+        return predict_memory(
+            self.model,
+            self.optimizer,
+            self.sync,
+            learners=learners,
+            engine=self.engine,
+            place=self.place,
+            saved=self._saved,
+            clip_norm=self.task.clip_norm,
+            offload=self.task.offload,
+            moving_average=self.moving_average,
+        )
+
+    def most(self, wanted: int) -> int:
+        room = self.bytes
+        fitting = max(self.need(wanted).fitting(room), int(self.need(1).total_bytes <= room))
+        return min(wanted, fitting, MOST_LEARNERS)
+
+    def check(self, learners: int) -> int:
+        """Raise if learners do not fit; return the bytes that rows of later learners may take."""
+        room, need = self.bytes, self.need(learners)
+        if learners > MOST_LEARNERS:
+            raise SettingError(
+                f"learners={learners} is more than the {MOST_LEARNERS} that a device can have; "
+                f'use learners={self.most(learners)} or learners="auto"'
+            )
+        if need.total_bytes <= room:
+            return (room - need.total_bytes) // SPARE_SHARE
+        wanted = f"learners={learners} needs {bytes_text(need.total_bytes)}"
+        most = self.most(learners)
+        if most:
+            there = f"{self._there(room)}, enough for {most}"
+            raise SettingError(f'{wanted}, {there}; use learners={most} or learners="auto"')
+        one = self.need(1)
+        if learners > 1:
+            wanted = f"{wanted} and one alone {bytes_text(one.total_bytes)}"
+        raise SettingError(f"{wanted}, {self._there(room)}; use {self._remedies(one, room)}")
+
+    def check_more(self, learners: int, wanted: int) -> None:
+        """Raise if there is no room for more learners, whose rows are already reserved."""
+        if wanted <= learners:
+            return
+        room, more = self.bytes, self.need(wanted)
+        needed, word = more.total_bytes, ""
+        if not is_cpu(self.place):
+            reserved = (wanted - learners) * more.rows_per_learner * more.row_bytes
+            needed, word = needed - self.need(learners).total_bytes - reserved, " more"
+        if needed > room:
+            raise SettingError(
+                f"learners={wanted} needs {bytes_text(needed)}{word}, {self._there(room)}; stay with {learners}"
+            )
+
+    def report(self, learners: int) -> str | None:
+        if not isinstance(self.place, StreamDevice):
+            return None
+        return (
+            f"{learners} learners: {bytes_text(self.place.used_bytes())} in use on {self.place.torch_device}, "
+            f"{bytes_text(self.need(learners).total_bytes)} predicted for learners and central model"
+        )
+
+    @functools.cached_property
+    def _saved(self) -> Sequence[int] | None:
+        if is_cpu(self.place) or self.batch is None or has_lazy_modules(self.model):
+            return None
+        batch = self.batch
+        if (parts := self.task.engine.accumulate) > 1:
+            batch, _ = next(parts_of(batch, parts))
+        return saved_bytes(self.model, batch, self.task.precision)
+
+    def _there(self, room: int) -> str:
+        if is_cpu(self.place):
+            return f"this machine has {bytes_text(room)} in all"
+        device = self.place.torch_device if isinstance(self.place, StreamDevice) else self.place
+        return f"{device} has {bytes_text(room)} free"
+
+    def _remedies(self, one: MemoryNeed, room: int) -> str:
+        if one.held_bytes > room or not one.activation_bytes:
+            return "a smaller model"
+        return _any_of(["a smaller batch_size"] + ([] if self.task.offload else ["offload=True"]))
+
+
+@contextlib.contextmanager
+def out_of_memory_explained(learners: int, device: torch.device, offload: bool = False) -> Iterator[None]:
+    """Turn an out-of-memory error of a round into one sentence that keeps nothing alive on the device."""
+    # A failed learning task has changed no weights, no central model and no optimizer state: the training can be saved,
+    # or continue with less.
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "DefaultCPUAllocator" not in str(error):
+            raise
+        # The frames of the failed task, and with them its activations, would live as long as the error does.
+        traceback.clear_frames(error.__traceback__)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        can_offload = device.type == "cuda" and not offload
+        remedies = ["fewer learners"] if learners > 1 else []
+        remedies += ["a smaller batch_size"] + (["offload=True"] if can_offload else [])
+        asked = _ASKED.search(str(error))
+        what = f"memory ({asked[1]} more) on {device}" if asked else f"memory on {device}"
+        raise DeviceMemoryError(
+            f"learners={learners} ran out of {what}; the training can be saved, or continue with {_any_of(remedies)}"
+        ) from None
+
+
+def _any_of(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"

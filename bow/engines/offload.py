@@ -25,11 +25,7 @@ OFFLOADING = ("eager", "streams")  # engines that run autograd in every task; gr
 
 
 def check_offload(offload: bool, engine: str, *, streams: bool) -> None:
-    """Raise if an engine cannot offload.
-
-    Warns:
-        UserWarning: `offload=True` has no effect on a CPU.
-    """
+    """Raise if an engine cannot offload; warn if there is nothing to offload."""
     if offload and not streams:
         warnings.warn(
             "offload=True has no effect on a CPU, whose memory is the host's already; leave it out", stacklevel=3
@@ -55,13 +51,11 @@ class OffloadedTasks:
         self._making = threading.Lock()
 
     def __call__(self, learner: int, batch: Batch) -> contextlib.AbstractContextManager[None]:
-        """Return the context of one learning task, on the current stream."""
         module = self._group.learners[learner].module
         tensors = (leaf for leaf in tree_leaves(batch) if isinstance(leaf, Tensor))
         return self._of(learner).task(itertools.chain(module.parameters(), module.buffers(), tensors))
 
     def close(self) -> None:
-        """Wait for the copies, and free the pinned memory."""
         for each in self._offloads.values():
             each.close()
 
@@ -74,10 +68,3 @@ class OffloadedTasks:
                 least = MIN_BYTES if self._min_bytes is None else self._min_bytes
                 self._offloads[name] = Offload(self._device, name, least)
             return self._offloads[name]
-
-
-def offloaded_tasks(
-    offload: bool, group: LearnerGroup, device: StreamDevice | None, *, at_once: bool
-) -> OffloadedTasks | None:
-    """Return the offloading contexts of a group's learning tasks; None if nothing is offloaded."""
-    return OffloadedTasks(group, device, at_once=at_once) if offload and device is not None else None

@@ -9,10 +9,8 @@ from typing import Literal, TypeAlias, get_args
 from jaxtyping import Bool, Shaped
 from torch import Tensor
 
-from bow.engines.batches import Batches as Batches
-from bow.engines.batches import Stacked as Stacked
 from bow.engines.config import DEFAULT_ENGINE, Engine
-from bow.engines.task import Metrics, Step
+from bow.engines.task import Metrics, Step, accumulating
 from bow.engines.task_scheduler import Dispatch
 from bow.errors import SettingError
 from bow.schedule import Schedule
@@ -45,13 +43,10 @@ class LearningConfig:
         """The step of a learning task: the user's, or an accumulating one around it."""
         if self.engine.accumulate == 1:
             return self.step
-        from bow.engines.accumulation import accumulating  # rarely needed
-
         return accumulating(self.step, self.engine.accumulate)
 
     @property
     def precision(self) -> str | None:
-        """`"bfloat16"` for autocast; None: the model's own dtype."""
         return self.engine.precision
 
     @property
@@ -64,7 +59,6 @@ class LearningConfig:
 
     @property
     def schedule(self) -> Schedule | None:
-        """Which executors run the operators of a learning task; None: one."""
         return self.engine.schedule if isinstance(self.engine.schedule, Schedule) else None
 
     @property
@@ -72,12 +66,10 @@ class LearningConfig:
         return self.engine.offload
 
     def compiled(self, compile: bool) -> "LearningConfig":
-        """Return these settings with `compile` replaced."""
         return replace(self, engine=replace(self.engine, compile=compile))
 
 
 def check_clipping(clip_norm: object) -> None:
-    """Raise unless this is a positive norm or None."""
     if clip_norm is not None:
         number("clip_norm", clip_norm, above=0, also="None for no clipping")
 
@@ -126,39 +118,26 @@ class ParallelSpeedup:
 
 @dataclass
 class Outcome:
-    """Results of a round's learning tasks besides the gradients in `G`.
+    """Results of a round's learning tasks besides the gradients in `G`."""
 
-    Batch j of a round is learner j's, unless learners take batches as they come.
-
-    Attributes:
-        losses: before the step; NaN for learners without a batch.
-        finite: whether loss and gradient are finite; on a CPU also the weights after the step.
-        active: which learners had a batch.
-        metrics: values that the step returned besides the loss, one per learner.
-        taken_by: by batch, the learner that took it; None if each learner took its own.
-    """
-
-    losses: Shaped[Tensor, " learners"]
-    finite: Bool[Tensor, " learners"]
-    active: list[bool]
-    metrics: Metrics = field(default_factory=dict)
-    taken_by: Sequence[int] | None = None
+    losses: Shaped[Tensor, " learners"]  # before the step; NaN for learners without a batch
+    finite: Bool[Tensor, " learners"]  # loss and gradient; on a CPU also the weights after the step
+    active: list[bool]  # which learners had a batch
+    metrics: Metrics = field(default_factory=dict)  # what the step returned besides the loss, by learner
+    taken_by: Sequence[int] | None = None  # by batch, the learner that took it; None: batch j is learner j's
 
     @functools.cached_property
     def healthy(self) -> list[bool]:
-        """Which learners had a batch and stayed finite."""
         if bool(self.finite.all()):
             return self.active
         return [active and finite for active, finite in zip(self.active, self.finite.tolist(), strict=True)]
 
     def mark_diverged(self, finite: Bool[Tensor, " learners"]) -> None:
-        """Mark further learners as diverged, those that are not `finite`."""
         self.finite = self.finite & finite
         self.__dict__.pop("healthy", None)
 
     @property
     def diverged(self) -> list[bool]:
-        """Which learners had a batch and did not stay finite."""
         return [active and not healthy for active, healthy in zip(self.active, self.healthy, strict=True)]
 
     @property

@@ -18,50 +18,40 @@ COMPILER = "torch._dynamo"  # importing it takes a second, and torch does so in 
 DEFAULT_GENERATOR = threading.Lock()  # held while operators of learning tasks use the default generator of all threads
 
 
-@contextlib.contextmanager
-def task_random(device: torch.device) -> Iterator[torch.Generator]:
-    """Yield the default generator of a device, and restore its state afterwards."""
-    on_gpu = device.type == "cuda"
-    generator = torch.cuda.default_generators[device.index or 0] if on_gpu else torch.default_generator
-    state = generator.get_state()
-    try:
-        yield generator
-    finally:
-        generator.set_state(state)
-
-
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that does not import torch's compiler."""
+    """A dispatch mode whose `call` runs each operator, and that does not import torch's compiler."""
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)  # type: ignore[no-untyped-call]
-        kept_out = cls.__dict__.get("__torch_dispatch__")
-        plain = getattr(kept_out, "__wrapped__", None)
-        if kept_out is None or plain is None:
-            return
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return self.call(func, args, kwargs or {})
 
-        @functools.wraps(plain)
-        def dispatch(*args: Any, **kwargs: Any) -> Any:
-            return (kept_out if COMPILER in sys.modules else plain)(*args, **kwargs)
+    def call(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return func(*args, **kwargs)
 
-        cls.__torch_dispatch__ = dispatch  # type: ignore[method-assign]
+
+_uncompiled = DispatchMode.__torch_dispatch__  # as wrapped by torch: kept out of compiled code, by the compiler
+_plain = getattr(_uncompiled, "__wrapped__", _uncompiled)
+
+
+def _dispatch(*args: Any, **kwargs: Any) -> Any:
+    return (_uncompiled if COMPILER in sys.modules else _plain)(*args, **kwargs)
+
+
+DispatchMode.__torch_dispatch__ = _dispatch  # type: ignore[method-assign]
 
 
 class OwnNumbers(DispatchMode):
-    """Dispatch mode in which operators draw from a separate generator, the numbers of the default one.
+    """Dispatch mode in which operators draw from a separate generator, the numbers of the default one."""
 
-    The default generator is shared by all threads: draws of learners that run at the same time would depend on their
-    order.
-    """
+    # The default generator is shared by all threads: draws of learners that run at the same time would depend on their
+    # order.
 
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._generator = torch.Generator().manual_seed(seed)
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def call(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if not is_random(func) or given_generator(func, args, kwargs) is not None:
             return func(*args, **kwargs)
         position = _position(func)
@@ -84,35 +74,27 @@ class OwnNumbers(DispatchMode):
                 default.set_state(state)
 
 
-class NumbersOfGraph(OwnNumbers):
-    """Dispatch mode in which operators draw the numbers of a step graph's operators, which have a stream each.
-
-    Attributes:
-        num_draws: number of operators that have drawn so far.
-    """
+class NumbersOfGraph(OwnNumbers):  # type: ignore[no-untyped-call]
+    """Dispatch mode in which operators draw the numbers of a step graph's operators, which have a stream each."""
 
     def __init__(self, seed: int, operators: Sequence[int]) -> None:
         super().__init__(seed)
         self._seed = seed
         self._operators = operators
-        self.num_draws = 0
+        self.num_draws = 0  # operators that have drawn so far
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if is_random(func) and given_generator(func, args, kwargs or {}) is None:
+    def call(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if is_random(func) and given_generator(func, args, kwargs) is None:
             if self.num_draws < len(self._operators):
                 self._generator.manual_seed(derive_seed(self._seed, self._operators[self.num_draws]))
             self.num_draws += 1
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        return super().call(func, args, kwargs)
 
 
 def uncompiled() -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which code compiled by `torch.compile` runs uncompiled, in all threads.
-
-    Compiled code refuses to run under `OwnNumbers` and `DrawWatch`, and torch never compiles code that it first
-    encounters under them.
-    """
+    """Context in which code compiled by `torch.compile` runs uncompiled, in all threads."""
+    # Compiled code refuses to run under `OwnNumbers` and `DrawWatch`, and torch never compiles code that it first
+    # encounters under them.
     if COMPILER not in sys.modules:  # then nothing is compiled, and importing it takes seconds
         return contextlib.nullcontext()
     stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
@@ -120,18 +102,13 @@ def uncompiled() -> contextlib.AbstractContextManager[Any]:
 
 
 class DrawWatch:
-    """Observe draws of learning tasks from the CPU's default generator; one `with` block for each task.
-
-    Attributes:
-        draws: whether they draw at all.
-        unsafe_in_parallel: whether they draw numbers that `OwnNumbers` around a forward pass does not cover: in the
-            backward pass, from a generator of the user's, by an operator that is not declared as random, or after the
-            state was changed (activation checkpointing resets it to draw a dropout mask again); or whether they take
-            forward-mode derivatives, which only one thread at a time can.
-    """
+    """Observe draws of learning tasks from the CPU's default generator; one `with` block for each task."""
 
     def __init__(self, *, operators: bool) -> None:
-        self.draws = False
+        self.draws = False  # whether they draw at all
+        # Whether `OwnNumbers` around a forward pass does not cover what they draw: in the backward pass, from a
+        # generator of the user's, by an operator that is not declared as random, or after the state was changed
+        # (activation checkpointing resets it); or they take forward-mode derivatives, which one thread at a time can.
         self.unsafe_in_parallel = False
         self._in_forward = False
         self._left = torch.empty(0)
@@ -149,7 +126,6 @@ class DrawWatch:
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:
-        """Context of a task's forward pass."""
         self._in_forward = True
         try:
             yield
@@ -163,7 +139,6 @@ class DrawWatch:
             self.unsafe_in_parallel = True
 
     def after_draw(self) -> None:
-        """Called after it has drawn."""
         self._left = torch.default_generator.get_state()
 
     def _moved(self) -> bool:
@@ -175,10 +150,7 @@ class _Watching(DispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def call(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if forward_ad._current_level >= 0:  # the level of dual numbers is shared by all threads
             self._watch.unsafe_in_parallel = True
         if not is_random(func):
@@ -190,13 +162,10 @@ class _Watching(DispatchMode):
             self._watch.after_draw()
 
 
-class NoGenerators(DispatchMode):
+class NoGenerators(DispatchMode):  # type: ignore[no-untyped-call]
     """Dispatch mode that refuses generators, from which one draw would serve all learners at once."""
 
-    def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
+    def call(self, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if is_random(func) and given_generator(func, args, kwargs) is not None:
             raise RuntimeError(f"the step passes a Generator to {func}, which would draw for all learners at once")
         return func(*args, **kwargs)
@@ -208,7 +177,6 @@ def is_random(operator: OpOverload) -> bool:
 
 
 def given_generator(operator: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the generator that a call names; None for the default one."""
     position = _position(operator)
     return args[position] if position is not None and position < len(args) else kwargs.get("generator")
 

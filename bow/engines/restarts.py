@@ -4,7 +4,7 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -17,14 +17,6 @@ HOPELESS_ROUNDS = 10  # consecutive rounds in which every learner diverged, afte
 REMEDY = 'lower the learning rate, look for NaN in the data, or continue with on_nan="continue"'
 
 
-class Note(Protocol):
-    """Record an event of a round."""
-
-    def __call__(self, event: str, message: str, round_index: int | None = None) -> None:
-        """Record the event."""
-        ...
-
-
 class Restarts:
     """Restart learners: diverged ones, and all of them when the learning rate drops."""
 
@@ -33,7 +25,7 @@ class Restarts:
         group: LearnerGroup,
         sync: Synchroniser,
         settings: LearningConfig,
-        note: Note,
+        note: Callable[..., None],  # `RoundLog.record_event`
         where: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
         self.drop = DropRule()
@@ -52,11 +44,9 @@ class Restarts:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether all learners of this device have diverged in many consecutive rounds."""
         return self._on_nan != "continue" and self._hopeless_rounds >= HOPELESS_ROUNDS
 
     def observe_learning_rate(self) -> None:
-        """Record the learning rate of the coming round."""
         self.drop.observe(float(self._group.optimizer.optimizer.param_groups[0]["lr"]))
 
     def after_drop(self) -> bool:
@@ -70,7 +60,6 @@ class Restarts:
         return True
 
     def restart(self, diverged: Sequence[bool], weights: bool = True, gather: bool = True) -> None:
-        """Restart diverged learners."""
         if not self._sync.restarts_diverged:
             return
         center = self._sync.center(self._group.matrix)
@@ -87,7 +76,6 @@ class Restarts:
                     self._sync.restarted(self._group.matrix, learner)
 
     def count_healthy(self) -> None:
-        """Count a round without divergence."""
         self._hopeless_rounds = 0
 
     def count(self, outcome: Outcome, round_index: int) -> None:

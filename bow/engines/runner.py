@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from bow.data import Indexed
+from bow.engines.batches import Batches
 from bow.engines.context import RoundContext
-from bow.engines.outcome import Batches, Outcome
+from bow.engines.outcome import Outcome
 
 if TYPE_CHECKING:
     from bow.engines.graph import ReadyTurns
@@ -30,7 +31,6 @@ class TaskRunner(abc.ABC):
 
     @property
     def description(self) -> str:
-        """Name of the engine that actually runs, after any fallback."""
         return self.name
 
     @property
@@ -53,7 +53,6 @@ class TaskRunner(abc.ABC):
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether learners can start their next batch while others are still busy; see `AheadRunner`."""
         return False
 
     @property
@@ -62,12 +61,10 @@ class TaskRunner(abc.ABC):
         return 0
 
     def turns(self, batches: Sequence[Indexed | None], seed_of: SeedOf) -> "ReadyTurns | None":
-        """Prepare each learner's batches; return None if the runner cannot run these."""
         return None
 
     @property
     def state(self) -> dict[str, Any]:
-        """Plain values for checkpoints that decide how later rounds run."""
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - most depend on nothing but the round
@@ -97,8 +94,6 @@ class AheadRunner(TaskRunner):
 
     @abc.abstractmethod
     def learn_ahead(self, batches: Sequence[Batches], due: bool) -> list[Outcome]:
-        """Run the learning tasks of several rounds, each on the learner that is free first.
-
-        Every task steps its learner with `step_alone`, except in the last round if that is `due` to synchronise: there
-        each learner has its own batch and leaves its gradient in its row of `G`.
-        """
+        """Run the tasks of several rounds, each on the learner that is free first."""
+        # Every task steps its learner with `step_alone`, except in the last round if that is `due` to synchronise:
+        # there each learner has its own batch and leaves its gradient in its row of `G`.

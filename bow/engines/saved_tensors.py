@@ -22,7 +22,7 @@ import contextlib
 import math
 import weakref
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -44,7 +44,6 @@ class StridedView(NamedTuple):
 
     @property
     def compact(self) -> tuple[int, ...]:
-        """Strides in the same order without gaps."""
         strides, step = list(self.strides), 1
         for dimension in self._from_fastest():
             strides[dimension] = step
@@ -53,7 +52,6 @@ class StridedView(NamedTuple):
 
     @property
     def span(self) -> int:
-        """Number of elements from the first to the last one, gaps included."""
         return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
 
     @property
@@ -72,7 +70,6 @@ class StridedView(NamedTuple):
 
 
 def view_of(tensor: Tensor) -> StridedView:
-    """Return the layout of a tensor in its allocation."""
     shape = [1 if stride == 0 else size for size, stride in zip(tensor.shape, tensor.stride(), strict=True)]
     return StridedView(tuple(shape), tensor.stride(), int(tensor.storage_offset()))
 
@@ -120,11 +117,9 @@ class _Leaving(NamedTuple):
 
 
 class _Known(NamedTuple):
-    """The last parked copy of an allocation or of a part of it.
+    """The last parked copy of an allocation or of a part of it."""
 
-    The allocation is held weakly: its memory can be freed, but no later allocation gets its address, which is the key
-    of this entry.
-    """
+    # Held weakly: its memory can be freed, but no later allocation gets its address, which is the key of this entry.
 
     allocation: StorageWeakRef
     version: int
@@ -150,21 +145,10 @@ class _Kept(NamedTuple):
 
 
 class Offload:
-    """Offload the tensors that one learning task at a time saves for its backward pass.
+    """Offload the tensors that one learning task at a time saves for its backward pass."""
 
-    Learners that run at the same time need one each; learners in turn on the same stream share one and its pinned
-    memory.
-
-    Example:
-        >>> from bow.testing import FakeDevice
-        >>> device, layer = FakeDevice(), nn.Linear(64, 64)
-        >>> offload = Offload(device, min_bytes=1024)
-        >>> with device.issuing(), offload.task(stays=layer.parameters()):
-        ...     layer(torch.ones(32, 64)).exp().sum().backward()
-        >>> offload.pinned_bytes
-        16384
-        >>> offload.close()
-    """
+    # Learners that run at the same time need one each; learners in turn on the same stream share one and its pinned
+    # memory.
 
     def __init__(self, device: StreamDevice, name: str = "offload", min_bytes: int = MIN_BYTES) -> None:
         self._device = device
@@ -190,7 +174,6 @@ class Offload:
 
     @contextlib.contextmanager
     def task(self, stays: Iterable[Tensor]) -> Iterator[None]:
-        """Context of the forward and backward pass of a learning task."""
         assert not self._slots, "one task at a time"
         self._stays = {_allocation_of(tensor) for tensor in stays}
         try:
@@ -234,23 +217,19 @@ class Offload:
         return tensor.untyped_storage().nbytes() >= self._min_bytes and _allocation_of(tensor) not in self._stays
 
     def _pack_whole(self, tensor: Tensor, view: StridedView, count: int) -> _Saved:
-        """Save a tensor that fills its allocation."""
-        key = (_allocation_of(tensor),)
-        parked = self._known_as(key, tensor)
-        if parked is None:
-            flat = tensor.as_strided((count,), (1,), 0)
-            parked = self._remembered(key, tensor, self._copy_to_host(flat))
+        parked = self._park((_allocation_of(tensor),), tensor, lambda: tensor.as_strided((count,), (1,), 0))
         return self._in_order(parked, tensor, view, spread=False)
 
     def _pack_part(self, tensor: Tensor, view: StridedView, count: int) -> _Saved:
         """Save a tensor that is a part of its allocation, without gaps."""
-        key = (_allocation_of(tensor), tensor.dtype, view)
         compact = view._replace(strides=view.compact, offset=0)
-        parked = self._known_as(key, tensor)
-        if parked is None:
+
+        def copied() -> Tensor:
             flat = torch.empty(count, dtype=tensor.dtype, device=tensor.device)
             flat.as_strided(*compact).copy_(tensor.as_strided(*view))
-            parked = self._remembered(key, tensor, self._copy_to_host(flat))
+            return flat
+
+        parked = self._park((_allocation_of(tensor), tensor.dtype, view), tensor, copied)
         return self._in_order(parked, tensor, view._replace(offset=0), spread=compact.strides != view.strides)
 
     def _in_order(self, parked: _Parked, tensor: Tensor, view: StridedView, *, spread: bool) -> _Saved:
@@ -258,14 +237,14 @@ class Offload:
         self._order.append(weakref.ref(parked))
         return _Saved(parked, len(self._order) - 1, tensor.dtype, tensor.shape, view, spread)
 
-    def _known_as(self, key: Hashable, tensor: Tensor) -> _Parked | None:
-        """Return the parked copy of the same memory in the same version, if there is one."""
+    def _park(self, key: Hashable, tensor: Tensor, flat: Callable[[], Tensor]) -> _Parked:
+        """Return the parked copy of the same memory in the same version; begin to copy it if there is none."""
         known = self._known.get(key)
-        return known.parked() if known is not None and known.version == tensor._version else None
-
-    def _remembered(self, key: Hashable, tensor: Tensor, parked: _Parked) -> _Parked:
-        allocation = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-        self._known[key] = _Known(allocation, tensor._version, weakref.ref(parked))
+        parked = known.parked() if known is not None and known.version == tensor._version else None
+        if parked is None:
+            parked = self._copy_to_host(flat())
+            allocation = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+            self._known[key] = _Known(allocation, tensor._version, weakref.ref(parked))
         return parked
 
     def _copy_to_host(self, flat: Tensor) -> _Parked:
@@ -283,7 +262,6 @@ class Offload:
         return parked
 
     def _release_oldest(self) -> _Leaving:
-        """Release the oldest copy to the host in flight."""
         # Its memory belongs to the computation's stream, where the next owner writes after this wait. The host never
         # waits, and the memory held does not depend on how far it runs ahead.
         leaving = self._in_flight.popleft()
@@ -394,5 +372,4 @@ def _allocation_of(tensor: Tensor) -> int:
 
 
 def _like(slot: _PinnedSlot, dtype: torch.dtype, count: int) -> Tensor:
-    """View pinned memory as this many elements."""
     return slot.memory[: count * dtype.itemsize].view(dtype)

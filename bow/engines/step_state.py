@@ -41,10 +41,8 @@ class StepState:
         self._rows = [list(moment) for moment in self.moments]
 
     def begin_round(self) -> None:
-        """Bind `moments` as the optimizer's own state, with its current values.
-
-        A missing buffer is zero: the first step of `torch.optim.SGD` sets it to the gradient.
-        """
+        """Bind `moments` as the optimizer's own state, with its current values."""
+        # A missing buffer is zero: the first step of `torch.optim.SGD` sets it to the gradient.
         for optimizer in set(self._group.optimizer.by_learner):
             # As `step()` does; learning-rate schedulers warn if they are stepped before it.
             optimizer._opt_called = True  # type: ignore[attr-defined]
@@ -56,7 +54,6 @@ class StepState:
                     state[name] = row
 
     def bind_counts(self, counts: Sequence[Tensor]) -> None:
-        """Bind these tensors as Adam's counts of steps, one per learner."""
         for state, own in zip(self._group.optimizer.states, counts, strict=True):
             if self._is_adam and state.get("step") is not own:
                 own.fill_(float(state.get("step", 0.0)))
@@ -64,7 +61,6 @@ class StepState:
 
     @property
     def counts(self) -> list[Tensor]:
-        """Number of steps of each learner, which only Adam counts."""
         if not self._is_adam:
             return []
         states = self._group.optimizer.states
@@ -78,7 +74,6 @@ class StepState:
 
     @property
     def averaging(self) -> tuple[float, float]:
-        """`alpha` and `mu`; members do not average."""
         if isinstance(self._sync, Members):
             return 0.0, 0.0
         return 1 / self._group.num_all if self._sync.alpha is None else self._sync.alpha, self._sync.mu
@@ -107,11 +102,9 @@ def _adam_step(optimizer: Optimizer) -> AdamStep:
 def fits(
     group: LearnerGroup, sync: Synchroniser, settings: LearningConfig, *, native: bool = False, rows: bool = False
 ) -> bool:
-    """Return whether a round can step and average in one pass: one group of plain SGD without clipping, and `SMA`.
-
-    `native`: the native runtime also steps members, which do not average, plain Adam and AdamW, and sums over devices.
-    `rows`: a step of all rows at once after the learning tasks also supports Adam, AdamW and clipping.
-    """
+    """Return whether a round can step and average in one pass: one group of plain SGD without clipping, and `SMA`."""
+    # `native`: the native runtime also steps members, which do not average, plain Adam and AdamW, and sums over
+    # devices. `rows`: a step of all rows at once after the learning tasks also supports Adam, AdamW and clipping.
     if not group.is_alone and (not native or (isinstance(sync, SMA) and sync.levels > 1)):
         return False
     if not (is_plain_sma(sync) or (native and type(sync) is Members)) or (settings.clip_norm is not None and not rows):

@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 import weakref
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,10 +18,11 @@ from bow.engines.eager import SequentialTasks
 from bow.engines.first_come import FinishedTask, Period
 from bow.engines.loop import step_alone
 from bow.engines.outcome import Outcome
-from bow.engines.random import DrawWatch, OwnNumbers, task_random, uncompiled
+from bow.engines.random import DrawWatch, OwnNumbers, uncompiled
 from bow.engines.runner import AheadRunner
 from bow.engines.task_scheduler import Learn, TaskStart
 from bow.engines.thread_pool import ThreadPool, num_threads
+from bow.graph.execution import lent_generator
 
 IN_TURN = (
     "the learners run one after another, because the learning task draws random numbers in compiled code, in the "
@@ -31,20 +32,14 @@ IN_TURN = (
 
 
 class Streams(AheadRunner):
-    """Run any module as `eager` does, several learners at once: for models that cannot be captured.
+    """Run any module as `eager` does, several learners at once: for models that cannot be captured."""
 
-    There are as many places as learners, limited by the cores; further learners share them. A place is a thread pinned
-    to its cores with its share of torch's threads. Python itself runs one thread at a time: this pays where operators
-    are large.
-
-    The first one or two rounds with batches of any new shape run in turn, on the calling thread, to watch the learning
-    task's random draws and to compile parts of the model. If it draws for dropout and the like, every task draws from
-    its own generator, the same numbers as in `eager`, and compiled parts run uncompiled. Where that is impossible,
-    learners run in turn, with a warning.
-
-    `step` is called by several threads at once. Thread-local settings of torch, such as `torch.autocast`, have to be
-    made in the step and not around the round.
-    """
+    # A place is a thread pinned to its cores with its share of torch's threads. Python itself runs one thread at a
+    # time: this pays where operators are large. The first one or two rounds with batches of any new shape run in turn,
+    # on the calling thread, to watch the learning task's random draws and to compile parts of the model. If it draws
+    # for dropout and the like, every task draws from its own generator, the same numbers as in `eager`, and compiled
+    # parts run uncompiled. Where that is impossible, learners run in turn, with a warning. Thread-local settings of
+    # torch, such as `torch.autocast`, have to be made in the step and not around the round.
 
     name = "streams"
 
@@ -61,7 +56,6 @@ class Streams(AheadRunner):
 
     @property
     def description(self) -> str:
-        """`streams`, or `streams (in turn)` if the learning task's random numbers require it."""
         return f"{self.name} (in turn)" if self._runs_in_turn else self.name
 
     @property
@@ -70,7 +64,6 @@ class Streams(AheadRunner):
 
     @property
     def state(self) -> dict[str, Any]:
-        """Plain values for checkpoints; signatures that were watched need not be watched again."""
         seen = self._before.union(map(repr, self._watched | self._known))
         return {"seen": sorted(seen), "draws": self._draws, "in turn": self._runs_in_turn, **self._in_turn.tasks.state}
 
@@ -82,7 +75,6 @@ class Streams(AheadRunner):
             self._fall_back()
 
     def resized(self) -> None:
-        """Rewrap the learners; if the places change, the next round starts new threads."""
         self._in_turn.resized()
         if self._places() != (len(self._pool), self._pool.threads):
             self.close()
@@ -90,15 +82,12 @@ class Streams(AheadRunner):
             self._open_pool()
 
     def close(self) -> None:
-        """Stop the learners' threads; the next round restarts them."""
         self._pool.close()
 
     def num_ahead(self, batches: Sequence[Batches]) -> int:
-        """Return the number of leading rounds that need no watching or compiling."""
         return sum(1 for _ in itertools.takewhile(self._ready, batches))
 
     def learn(self, batches: Batches) -> Outcome:
-        """Run the learning tasks at once, or in turn where required."""
         self.context.snapshot.take()
         if not self._ready(batches):
             return self._learn_in_turn(batches)
@@ -108,11 +97,9 @@ class Streams(AheadRunner):
         return self._learn_at_once(batches, ahead=len(batches) - due)
 
     def _learn_in_turn(self, batches: Batches) -> Outcome:
-        """Run a round on the calling thread, to watch draws or to compile the model.
-
-        The two exclude each other, because torch compiles nothing under a dispatch mode: a first round is watched, and
-        if nothing is drawn a second one compiles.
-        """
+        """Run a round on the calling thread, to watch draws or to compile the model."""
+        # The two exclude each other, because torch compiles nothing under a dispatch mode: a first round is watched,
+        # and if nothing is drawn a second one compiles.
         with num_threads(self._pool.threads):  # as on the threads, so that results do not depend on where it ran
             if self._runs_in_turn:
                 return self._in_turn.learn(batches, self.context.round_index)
@@ -132,12 +119,11 @@ class Streams(AheadRunner):
         return outcome
 
     def _learn_at_once(self, batches: Sequence[Batches], ahead: int) -> list[Outcome]:
-        """Run rounds on the threads."""
         period = Period(self.group, batches, ahead)
         scheduler, runs = period.start(len(self._pool), self.context.settings.dispatch)
         context = contextvars.copy_context()
         stepping = threading.Lock()
-        with task_random(self.group.device) as generator:
+        with lent_generator(self.group.device) as generator:
             before = generator.get_state()
             with uncompiled() if self._draws else contextlib.nullcontext():
                 self._pool.run(scheduler, runs, lambda run: context.copy().run(self._run_task, period, run, stepping))
@@ -189,25 +175,16 @@ class Streams(AheadRunner):
         return not self._runs_in_turn and self._signatures(batches) <= self._known
 
     def _signatures(self, batches: Batches) -> set[Hashable]:
-        """Return what distinguishes batches for the learning task, mainly their shapes."""
-        other = _leaf_if_compiled if self._tasks.is_compiled else _leaf
+        # Compiled code contains numbers as constants.
+        other: Callable[[object], Hashable] = repr if self._tasks.is_compiled else lambda leaf: type(leaf).__name__
         if isinstance(batches, Stacked):
             return {FlatBatch.of(batches.value, stacked=True, other=other).signature}
         return {FlatBatch.of(batch, other=other).signature for batch in batches if batch is not None}
 
     def _places(self) -> tuple[int, int]:
-        """Return the number of places, and of threads in each."""
         return share_cores(len(self.group), len(available_cores()), torch.get_num_threads())
 
     def _open_pool(self) -> None:
         places, threads = self._places()
         self._pool = ThreadPool(core_sets(places, threads), threads)
         self._forgotten = weakref.finalize(self, self._pool.stop)  # if `close` is never called
-
-
-def _leaf(leaf: object) -> Hashable:
-    return type(leaf).__name__
-
-
-def _leaf_if_compiled(leaf: object) -> Hashable:
-    return repr(leaf)  # compiled code contains numbers as constants

@@ -1,14 +1,16 @@
 """The learning task: forward and loss of one learner on one batch, as a module and as a pure function."""
 
 import contextlib
+import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bow.engines.batches import Batch as Batch
 from bow.errors import DataError, LossError, SettingError, reason
@@ -22,23 +24,12 @@ Step: TypeAlias = Callable[[nn.Module, Batch], Tensor | tuple[Tensor, Metrics]]
 Loss: TypeAlias = Callable[[Any, Any], Tensor]  # `loss(outputs, targets) -> scalar`
 
 
-def step_from_loss(loss: Loss) -> Step:
-    """Return the step for batches that are pairs `(inputs, targets)`."""
-
-    def step(model: nn.Module, batch: Batch) -> Tensor:
-        inputs, targets = batch
-        return loss(model(inputs), targets)
-
-    return step
-
-
 def own_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Step of models that compute their own loss, as Hugging Face's do: `model(**batch).loss`."""
     return loss_of(outputs_of(model, batch))
 
 
 def outputs_of(model: nn.Module, batch: Batch) -> Any:
-    """Call a model with a batch that is a dictionary of its arguments."""
     if not isinstance(batch, Mapping):
         raise SettingError(
             f"give loss= (or step=): the batches are {type(batch).__name__}s, and only dictionaries have a default "
@@ -48,7 +39,6 @@ def outputs_of(model: nn.Module, batch: Batch) -> Any:
 
 
 def loss_of(outputs: Any) -> Tensor:
-    """Return the loss that a model computed itself."""
     loss: Tensor | None = getattr(outputs, "loss", None)
     if loss is None:
         raise LossError(
@@ -76,7 +66,6 @@ class LearningTask(nn.Module):
         self._precision = precision
 
     def forward(self, batch: Batch) -> tuple[Tensor, Metrics]:
-        """Return loss and metrics of one batch, both checked."""
         with autocast(self._device, self._precision):
             result = self._step(self.model, batch)
         loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
@@ -86,7 +75,6 @@ class LearningTask(nn.Module):
 
 
 def check_loss(loss: object) -> None:
-    """Raise unless the loss is a scalar tensor."""
     if not isinstance(loss, Tensor):
         raise LossError(f"the loss must be a scalar tensor, got {type(loss).__name__}; return a torch.Tensor")
     if loss.dim() != 0:
@@ -94,7 +82,6 @@ def check_loss(loss: object) -> None:
 
 
 def check_metrics(metrics: object) -> None:
-    """Raise unless metrics are scalar tensors by name."""
     if not isinstance(metrics, dict):
         raise LossError(
             f"a step returns loss, or (loss, {{name: scalar}}), got {type(metrics).__name__} for the latter"
@@ -108,7 +95,6 @@ def check_metrics(metrics: object) -> None:
 
 
 def out_of_range(error: Exception) -> DataError:
-    """Return the error to raise for an index out of range in a learning task."""
     return DataError(
         f"an index is out of range in the learning task ({reason(error)}); if it is a label or token, check it "
         "against the number of classes of the model"
@@ -126,15 +112,11 @@ def collected(learned: Sequence[Learned | None], z: Tensor) -> tuple[Tensor, Met
     """Stack the losses and metrics of a round's tasks; NaN where there was none."""
     nan = torch.full((), torch.nan, dtype=z.dtype, device=z.device)
     losses = torch.stack([nan if each is None else each.loss.to(z.dtype) for each in learned])
-    return losses, _stack_metrics([{} if each is None else each.metrics for each in learned])
-
-
-def _stack_metrics(metrics: list[Metrics]) -> Metrics:
-    names = next((m for m in metrics if m), None)
-    if names is None:
-        return {}
-    nan = torch.full_like(next(iter(names.values())), torch.nan, dtype=torch.float32)
-    return {name: torch.stack([m.get(name, nan).to(torch.float32) for m in metrics]) for name in names}
+    metrics = [{} if each is None else each.metrics for each in learned]
+    names = next((m for m in metrics if m), {})
+    if names:
+        nan = torch.full_like(next(iter(names.values())), torch.nan, dtype=torch.float32)
+    return losses, {name: torch.stack([m.get(name, nan).to(torch.float32) for m in metrics]) for name in names}
 
 
 class TaskResult(NamedTuple):
@@ -174,14 +156,11 @@ class PureTask:
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a learning task with `torch.compile`.
-
-    Regions are single-threaded: an index out of range inside a compiled region with several threads aborts the process,
-    with one it raises. Large operators (convolution, matrix product) keep their own threads.
-
-    Guards on torch, Python and bow itself are dropped: those objects do not change, and checking them adds a fifth to a
-    round of a tiny model.
-    """
+    """Compile a learning task with `torch.compile`."""
+    # Regions are single-threaded: an index out of range inside a compiled region with several threads aborts the
+    # process, with one it raises. Large operators (convolution, matrix product) keep their own threads. Guards on
+    # torch, Python and bow itself are dropped: those objects do not change, and checking them adds a fifth to a round
+    # of a tiny model.
     options: dict[str, str | int | bool | Callable[..., Any]] = {"cpp.threads": 1, "guard_filter_fn": _guards_to_keep}
     # torch (2.13) reuses cached code that was compiled for other instructions, which then computes wrong results; the
     # vector length is part of the cache key and keeps them apart.
@@ -206,16 +185,13 @@ UNCHANGING = (
 
 
 def _guards_to_keep(guards: Sequence[Any]) -> list[bool]:
-    return [not (guard.name.startswith(UNCHANGING) or _of_the_layout(guard.name)) for guard in guards]
+    def of_the_layout(name: str) -> bool:  # of `PureTask`, and not a user's attribute of that name
+        return "._layout" in name and "._task" not in name
 
-
-def _of_the_layout(name: str) -> bool:
-    """Return whether a guard is on `PureTask`'s row layout, and not on a user's attribute of that name."""
-    return "._layout" in name and "._task" not in name
+    return [not (guard.name.startswith(UNCHANGING) or of_the_layout(guard.name)) for guard in guards]
 
 
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Copy a function, with its own code object."""
     # torch.compile caches by code object and gives up after a few variants: without this, the trainings of one process
     # (a sweep) would use up each other's variants.
     assert isinstance(function, FunctionType)
@@ -226,3 +202,46 @@ def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
         function.__defaults__,
         function.__closure__,
     )
+
+
+def accumulating(step: Step, parts: int) -> Step:
+    return functools.partial(_in_parts, step, parts)
+
+
+def parts_of(batch: Batch, parts: int) -> Iterator[tuple[Batch, float]]:
+    """Yield parts of a batch, as equal as possible, each with its share of the samples."""
+    leaves, spec = tree_flatten(batch)
+    size = next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), 1)
+    parts, begin = min(parts, size), 0
+    for index in range(parts):
+        end = begin + size // parts + (index < size % parts)
+        own = [
+            leaf[begin:end] if isinstance(leaf, Tensor) and leaf.dim() and len(leaf) == size else leaf
+            for leaf in leaves
+        ]
+        yield tree_unflatten(own, spec), (end - begin) / size
+        begin = end
+
+
+def _in_parts(step: Step, parts: int, model: nn.Module, batch: Batch) -> tuple[Tensor, Metrics]:
+    """Compute a batch part by part, freeing the activations of each; return the loss with the accumulated gradient."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    loss: Any = 0.0
+    sums: Metrics = {}
+    gradients: list[Tensor | None] = [None] * len(parameters)
+    for part, share in parts_of(batch, parts):
+        result = step(model, part)
+        own, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+        check_loss(own)
+        check_metrics(metrics)
+        scaled = own * share
+        for index, gradient in enumerate(torch.autograd.grad(scaled, parameters, allow_unused=True)):
+            before = gradients[index]
+            if gradient is not None:
+                gradients[index] = gradient if before is None else before + gradient
+        loss = loss + scaled.detach()
+        for name, value in metrics.items():
+            sums[name] = sums[name] + value.detach() * share if name in sums else value.detach() * share
+    pairs = zip(parameters, gradients, strict=True)
+    known = torch.stack([(parameter * gradient).sum() for parameter, gradient in pairs if gradient is not None]).sum()
+    return loss + (known - known.detach()), sums  # adds 0, whose gradient is the accumulated one

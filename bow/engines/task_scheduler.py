@@ -29,10 +29,7 @@ Task: TypeAlias = Learn | Synchronise
 
 @dataclass(frozen=True)
 class TaskStart:
-    """Run a task on a place, after other tasks.
-
-    A place runs its tasks in the order in which it gets them, so `after` holds only tasks of other places.
-    """
+    """Run a task on a place, after other tasks: of other places, since a place runs its tasks in order."""
 
     task: Task
     place: int
@@ -40,21 +37,15 @@ class TaskStart:
 
 
 class TaskScheduler:
-    """Schedule one period after another: several rounds, the last of which may end with a synchronisation task.
+    """Schedule one period after another: several rounds, the last of which may end with a synchronisation task."""
 
-    With `fixed`, learner j takes batch j of every round, on place `j % places`. The whole schedule is known beforehand
-    and returned by `start`: a device that queues work (a CUDA stream) needs no host that waits for events.
-
-    With `first_come`, a free place takes the learner that has been free for longest, and that learner the next batch.
-    Only the number of batches in a period is fixed. The round before a synchronisation task is held back: it has one
-    batch for each learner, which the learner takes when nothing else is left, so that every learner has a step in the
-    round that is averaged. In a period of one round, every learner thus takes its own batch.
-
-    No learner and no place ever runs two tasks at once, and a period ends before the next one begins.
-
-    References:
-        Koliousis et al., CROSSBOW: Scaling Deep Learning with Small Batch Sizes on Multi-GPU Servers, 2019, section 4.
-    """
+    # `fixed`: learner j takes batch j of every round, on place `j % places`. The whole schedule is known beforehand and
+    # returned by `start`: a device that queues work (a CUDA stream) needs no host that waits for events. `first_come`:
+    # a free place takes the learner that has been free for longest, and that learner the next batch. Only the number of
+    # batches in a period is fixed. The round before a synchronisation task is held back: it has one batch for each
+    # learner, which the learner takes when nothing else is left, so that every learner has a step in the round that is
+    # averaged (Koliousis et al., CROSSBOW, 2019, section 4). No learner and no place ever runs two tasks at once, and a
+    # period ends before the next one begins.
 
     def __init__(self, learners: int, places: int, dispatch: Dispatch = "fixed") -> None:
         assert learners >= 1
@@ -71,11 +62,9 @@ class TaskScheduler:
 
     @property
     def done(self) -> bool:
-        """Whether every task of the period has finished."""
         return not (self._running or self._shared or self._kept or self._synchronise)
 
     def start(self, rounds: Sequence[Sequence[bool]], synchronise: bool) -> list[TaskStart]:
-        """Begin a period; return the tasks that can run."""
         assert self.done
         assert all(len(batches) == self.learners for batches in rounds)
         if not rounds:
@@ -84,7 +73,6 @@ class TaskScheduler:
         return self._all_in_order(rounds) if self.dispatch == "fixed" else self._first(rounds)
 
     def finished(self, task: Task) -> list[TaskStart]:
-        """Report that a task has finished; return the tasks that can run now."""
         place = self._running.pop(task)
         if self.dispatch == "fixed":
             return []

@@ -32,7 +32,6 @@ class Worker:
             raise
 
     def put(self, job: Job) -> None:
-        """Queue a job."""
         self._jobs.put(job)
 
     def stop(self) -> None:
@@ -67,7 +66,6 @@ class ThreadPool:
         return len(self.core_sets)
 
     def run(self, scheduler: TaskScheduler, runs: Sequence[TaskStart], execute: Callable[[TaskStart], None]) -> None:
-        """Run the learning tasks of a period; the caller runs the synchronisation task afterwards."""
         self._open()
         _PeriodRun(self._workers, scheduler, execute).work(runs)
 
@@ -78,7 +76,6 @@ class ThreadPool:
             place.stop()
 
     def close(self) -> None:
-        """End all threads, and wait for them."""
         places = self._workers
         self.stop()
         for place in places:
@@ -171,7 +168,6 @@ class _PeriodRun:
 
 @contextlib.contextmanager
 def num_threads(threads: int) -> Iterator[None]:
-    """Set torch's number of threads for the calling thread, and restore it."""
     before = torch.get_num_threads()
     if threads == before:
         yield

@@ -2,7 +2,5 @@
 
 from bow.graph.capturing import capture as capture
 from bow.graph.operator import Operator as Operator
-from bow.graph.operator import Phase as Phase
 from bow.graph.operator import Ref as Ref
-from bow.graph.operator import TensorSpec as TensorSpec
 from bow.graph.step_graph import StepGraph as StepGraph

@@ -70,7 +70,11 @@ def capture(
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     trace = _trace(learning_step, parameters, buffers, batch, unrolled)
     graph = _assembled(trace, list(parameters), list(buffers), names, str(next(iter(parameters.values())).device))
-    return graph if optimizer is None else _with_updates(graph, optimizer, model)
+    if optimizer is None:
+        return graph
+    values = dict(graph.values)
+    updates = update_operators(optimizer, model, graph.parameters, graph.gradients, values, len(graph.operators))
+    return dataclasses.replace(graph, operators=(*graph.operators, *updates), values=values)
 
 
 def _chosen_step(loss: Callable[[Any, Any], Tensor] | None, step: Step | None) -> Step:
@@ -86,33 +90,29 @@ def _trace(
     step: LearningStep, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any, unrolled: bool
 ) -> tracing.Trace:
     """Trace a step, and refuse it if a graph cannot repeat it."""
-    before = python_state(step.model)
+    name, before = type(step.model).__name__, python_state(step.model)
     with python_random_kept():  # if the step is refused, eager draws the same numbers as without the attempt
         trace = tracing.trace(step, parameters, buffers, batch, unrolled)
-        refuse_changes(_name(step), before, python_state(step.model))
+        refuse_changes(name, before, python_state(step.model))
     if trace.custom_functions:  # their state is checked only now that they are known, so trace again
         before = python_state(step.model, trace.custom_functions)
         again = tracing.trace(step, parameters, buffers, batch, unrolled)
-        refuse_changes(_name(step), before, python_state(step.model, trace.custom_functions))
+        refuse_changes(name, before, python_state(step.model, trace.custom_functions))
         if [str(node.target) for node in trace.nodes] != [str(node.target) for node in again.nodes]:
-            raise refusal(_name(step), "runs different operators each time")
+            raise refusal(name, "runs different operators each time")
     return trace
-
-
-def _name(step: LearningStep) -> str:
-    return type(step.model).__name__
 
 
 def _assembled(
     trace: tracing.Trace, parameters: Sequence[str], buffers: Sequence[str], batch: Sequence[str], device: str
 ) -> StepGraph:
-    """Build the step graph of a trace, without updates."""
     lowering = Lowering(trace)
     inputs = iter(lowering.inputs)
     bound = [{name: next(inputs) for name in names} for names in (parameters, buffers, batch)]
     operators, instead = skip_identities(lowering.operators, lowering.values)
     outputs = _output_values(trace.outputs, lowering, instead)
-    wanted = {outputs["loss"], *(value for group in _groups(outputs) for value in group.values())}
+    groups = (outputs[name] for name in ("gradients", "new_buffers", "metrics"))
+    wanted = {outputs["loss"], *(value for group in groups for value in group.values())}
     operators = renumber(drop_dead(split_convolution_backward(operators, wanted), wanted))
     used = {value for operator in operators for value in (*operator.reads, *operator.results) if value is not None}
     kept = used | wanted | set(lowering.inputs)
@@ -128,13 +128,6 @@ def _assembled(
     )
 
 
-def _with_updates(graph: StepGraph, optimizer: OptimizerFactory, model: nn.Module) -> StepGraph:
-    """Append an update operator for each of the optimizer's parameter groups."""
-    values = dict(graph.values)
-    updates = update_operators(optimizer, model, graph.parameters, graph.gradients, values, len(graph.operators))
-    return dataclasses.replace(graph, operators=(*graph.operators, *updates), values=values)
-
-
 def _output_values(outputs: StepOutputs, lowering: Lowering, instead: Mapping[int, int]) -> dict[str, Any]:
     def value(node: Any) -> int:
         made = lowering.value(node)
@@ -146,10 +139,6 @@ def _output_values(outputs: StepOutputs, lowering: Lowering, instead: Mapping[in
         "new_buffers": {name: value(node) for name, node in outputs.buffers.items()},
         "metrics": {name: value(node) for name, node in outputs.metrics.items()},
     }
-
-
-def _groups(outputs: Mapping[str, Any]) -> list[dict[str, int]]:
-    return [outputs[name] for name in ("gradients", "new_buffers", "metrics")]
 
 
 def _annotated(

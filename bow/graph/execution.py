@@ -17,17 +17,15 @@ from bow.graph.operator import Operator, Ref, TensorSpec, map_refs
 from bow.seeds import derive_seed
 from bow.values import parameter_names
 
+if TYPE_CHECKING:
+    from bow.graph.step_graph import StepGraph
+
 OptimizerFactory: TypeAlias = Callable[[Any], Optimizer]
 # Makes an optimizer from parameters, or from pairs `(name, parameter)` if its first parameter is called `named...`.
 
 
 def call_factory(factory: OptimizerFactory, named: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
-    """Call a factory with parameters, or with (name, parameter) pairs if it asks for names.
-
-    Example:
-        >>> norm = nn.Parameter(torch.ones(1))
-        >>> made = call_factory(lambda named: torch.optim.SGD([p for n, p in named if "norm" in n]), [("norm", norm)])
-    """
+    """Call a factory with parameters, or with (name, parameter) pairs if it asks for names."""
     pairs = list(named)
     wants_names = "".join(parameter_names(factory)[:1]).startswith("named")
     made = factory(pairs if wants_names else [parameter for _, parameter in pairs])
@@ -44,10 +42,8 @@ def update_operators(
     values: dict[int, TensorSpec],
     first: int,
 ) -> list[Operator]:
-    """Return an update operator for each parameter group; add their results (the new parameters) to `values`.
-
-    Tracing would freeze the optimizer's hyper-parameters; this keeps schedules and state in the optimizer.
-    """
+    """Return an update operator for each parameter group; add their results (the new parameters) to `values`."""
+    # Tracing would freeze the optimizer's hyper-parameters; this keeps schedules and state in the optimizer.
     optimizer = make_with_names(factory, [(name, p) for name, p in model.named_parameters() if p.requires_grad])
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     made = []
@@ -56,7 +52,8 @@ def update_operators(
         if "" in updated:
             raise OptimizerError("the optimizer updates a tensor that is not a parameter of the model")
         updated = [name for name in updated if name in gradients]
-        results = [_new(values, values[parameters[name]]) for name in updated]
+        results = list(range(max(values) + 1, max(values) + 1 + len(updated)))
+        values.update(zip(results, (values[parameters[name]] for name in updated), strict=True))
         num_bytes = sum(values[result].num_bytes for result in results)
         operator = Operator(
             index=first + group,
@@ -114,12 +111,6 @@ def _refs(values: Mapping[str, int], names: Iterable[str]) -> tuple[Ref, ...]:
     return tuple(Ref(values[name]) for name in names)
 
 
-def _new(values: dict[int, TensorSpec], spec: TensorSpec) -> int:
-    value = max(values) + 1
-    values[value] = spec
-    return value
-
-
 def _state_tensors(optimizer: Optimizer, group: int) -> int:
     """Number of parameter-sized state tensors per parameter, found by a probe step on one element."""
     settings = {key: value for key, value in optimizer.param_groups[group].items() if key != "params"}
@@ -135,10 +126,6 @@ def _state_tensors(optimizer: Optimizer, group: int) -> int:
         return 0  # only affects an estimate of bytes
     kept = probe.state[parameter].values()
     return sum(isinstance(value, Tensor) and value.shape == parameter.shape for value in kept)
-
-
-if TYPE_CHECKING:
-    from bow.graph.step_graph import StepGraph
 
 
 @torch.no_grad()
@@ -165,10 +152,7 @@ def run_operators(
     order: Iterable[tuple[Operator, Iterable[int]]] | None = None,
     around: Callable[[Operator], AbstractContextManager[object]] = lambda operator: contextlib.nullcontext(),
 ) -> None:
-    """Run all operators but the updates, in capture order or in `order`: pairs of operator and values to free after it.
-
-    `around(operator)` is a context manager that is entered for each.
-    """
+    """Run all operators but the updates, in capture order or in `order`, with the values to free after each."""
     with lent_generator(graph.device, seed is not None) as generator:
         for operator, finished in order or zip(graph.operators, graph.last_uses, strict=True):
             if kinds.is_update(operator.kind):
@@ -196,7 +180,6 @@ def last_uses(operators: Sequence[Operator], results: Collection[int]) -> list[t
 def inputs_of(
     graph: "StepGraph", parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any
 ) -> dict[int, Tensor]:
-    """Return all inputs of a graph's operators, by value."""
     return {
         **_bound("parameter ", graph.parameters, parameters, graph),
         **_bound("buffer ", graph.buffers, buffers, graph),
@@ -214,8 +197,6 @@ def outputs_of(graph: "StepGraph", tensor_of: Callable[[int], Tensor]) -> StepOu
 
 
 def run_operator(operator: Operator, live: dict[int, Tensor], graph: "StepGraph") -> None:
-    """Call one operator on the live values and store its results there."""
-
     def tensor(ref: Ref) -> Tensor:
         return live[ref.value]
 
@@ -233,7 +214,6 @@ def run_operator(operator: Operator, live: dict[int, Tensor], graph: "StepGraph"
 
 
 def failure(operator: Operator, graph: "StepGraph", error: Exception) -> GraphError:
-    """Return the error that names a failed operator and its shapes."""
     shapes = ", ".join(str(graph.values[value]) for value in operator.reads)
     where = f" of {operator.module}" if operator.module else ""
     return GraphError(f"operator {operator.index}, {operator.kind}({shapes}){where}, failed: {reason(error)}")
@@ -262,7 +242,7 @@ def _fitted(name: str, tensor: Tensor, spec: TensorSpec) -> Tensor:
         raise GraphError(f"{name} is {given}, the graph was captured with {spec}; capture it again for other shapes")
     if given.lies_like(spec):
         return tensor.detach()
-    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=tensor.device).copy_(tensor)
+    return spec.empty(tensor.device).copy_(tensor)
 
 
 def _update(
@@ -275,9 +255,9 @@ def _update(
 
 
 @contextlib.contextmanager
-def lent_generator(name: str, seeded: bool) -> Iterator[torch.Generator]:
+def lent_generator(place: torch.device | str, seeded: bool = True) -> Iterator[torch.Generator]:
     """Yield a device's default generator; if it is going to be seeded, restore its state afterwards."""
-    device = torch.device(name)
+    device = torch.device(place)
     on_gpu = device.type == "cuda"
     generator = torch.cuda.default_generators[device.index or 0] if on_gpu else torch.default_generator
     state = generator.get_state() if seeded else None

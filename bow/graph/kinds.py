@@ -9,7 +9,6 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from bow.errors import GraphError
-from bow.graph import kinds
 from bow.graph.operator import Operator, Ref, TensorSpec, map_refs
 
 Kernel: TypeAlias = Any
@@ -29,7 +28,6 @@ _MOVING = {
 
 @functools.cache
 def kernel_of(kind: str) -> Kernel:
-    """Return the `OpOverload` that a kind names."""
     try:
         namespace, name, overload = kind.split(".")
         return getattr(getattr(getattr(torch.ops, namespace), name), overload)
@@ -57,13 +55,11 @@ def is_view(kind: str) -> bool:
 
 @functools.cache
 def is_random(kind: str) -> bool:
-    """Whether the operator draws from its device's random number generator."""
     return not is_update(kind) and torch.Tag.nondeterministic_seeded in kernel_of(kind).tags
 
 
 @functools.cache
 def writes(kind: str) -> bool:
-    """Whether the operator changes one of its arguments."""
     return not is_update(kind) and bool(kernel_of(kind)._schema.is_mutable)
 
 
@@ -72,18 +68,11 @@ def has_recurrent_layer(operator: Operator) -> bool:
     return operator.kind.startswith("aten.mkldnn_rnn_layer")
 
 
-def moves_only(kind: str) -> bool:
-    """Whether the operator copies or fills without computing."""
-    return kind.split(".")[1] in _MOVING
-
-
 def flops(operator: Operator, values: Mapping[int, TensorSpec]) -> int:
-    """Floating-point operations of one call; a multiply-add counts as two.
-
-    Matrix products, convolutions and attention follow `torch.utils.flop_counter`. Everything else counts one
-    per element of its largest argument or result, and copies count nothing.
-    """
-    if operator.is_view or kinds.is_update(operator.kind):
+    """Floating-point operations of one call; a multiply-add counts as two."""
+    # Matrix products, convolutions and attention follow `torch.utils.flop_counter`. Everything else counts one per
+    # element of its largest argument or result, and copies count nothing.
+    if operator.is_view or is_update(operator.kind):
         return 0
     if has_recurrent_layer(operator):
         products = (
@@ -92,10 +81,12 @@ def flops(operator: Operator, values: Mapping[int, TensorSpec]) -> int:
             * sum(values[weight].numel for weight in operator.reads[1:3])
         )
         return products if operator.phase == "forward" else 2 * products
-    formula = flop_registry.get(kinds.kernel_of(operator.kind).overloadpacket)
+    formula = flop_registry.get(kernel_of(operator.kind).overloadpacket)
     if formula is not None and (counted := _by_formula(formula, operator, values)):
         return counted
-    return 0 if kinds.moves_only(operator.kind) else _largest(operator, values)
+    if operator.kind.split(".")[1] in _MOVING:
+        return 0
+    return max((values[value].numel for value in _touched(operator)), default=0)
 
 
 def bytes_moved(operator: Operator, values: Mapping[int, TensorSpec]) -> int:
@@ -107,16 +98,12 @@ def bytes_moved(operator: Operator, values: Mapping[int, TensorSpec]) -> int:
 
 def _by_formula(formula: Any, operator: Operator, values: Mapping[int, TensorSpec]) -> int:
     def meta(ref: Ref) -> Any:
-        return values[ref.value].meta()
+        return values[ref.value].empty("meta")
 
     arguments = map_refs(meta, operator.arguments)
     keywords = {name: map_refs(meta, value) for name, value in operator.keywords.items()}
-    made = tuple(None if value is None else values[value].meta() for value in operator.results)
+    made = tuple(None if value is None else values[value].empty("meta") for value in operator.results)
     return int(formula(*arguments, **keywords, out_val=made[0] if len(made) == 1 else made))
-
-
-def _largest(operator: Operator, values: Mapping[int, TensorSpec]) -> int:
-    return max((values[value].numel for value in _touched(operator)), default=0)
 
 
 def _touched(operator: Operator) -> set[int]:

@@ -24,19 +24,16 @@ class StepOutputs(NamedTuple):
     """The results of one learning task."""
 
     loss: Tensor
-    gradients: dict[str, Tensor]
-    """By parameter name; zeros for a parameter that the loss does not depend on."""
-    buffers: dict[str, Tensor]
-    """Values after the step, by buffer name."""
+    gradients: dict[str, Tensor]  # by parameter name; zeros for a parameter that the loss does not depend on
+    buffers: dict[str, Tensor]  # values after the step, by name
     metrics: dict[str, Tensor]
 
 
 class LearningStep(nn.Module):
-    """A copy of the model and its step; parameters and buffers are passed in.
+    """A copy of the model and its step; parameters and buffers are passed in."""
 
-    Python-side attributes of the model may change while it is traced, so it is a copy; parameters and buffers
-    are shared with the original, and never read.
-    """
+    # A copy, since Python attributes of the model may change while it is traced; parameters and buffers are shared with
+    # the original, and never read.
 
     def __init__(self, model: nn.Module, step: Step) -> None:
         super().__init__()
@@ -55,7 +52,6 @@ class LearningStep(nn.Module):
     def forward(
         self, batch: Any, behind: Callable[[Tensor], None] = lambda loss: None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return loss and metrics of one batch, both checked; call `behind` with the loss."""
         result = self._step(self.model, batch)
         loss, metrics = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         _check_scalar(loss, "the loss")
@@ -73,7 +69,6 @@ class LearningStep(nn.Module):
         batch: Any,
         between: Callable[[Tensor], None] = lambda loss: None,
     ) -> StepOutputs:
-        """Run forward and backward pass; call `between` with the loss in between."""
         outside = OutsideTensors(self._step, self.model)
         leaves = {name: p.detach().requires_grad_(name in self.trained) for name, p in parameters.items()}
         own = {f"model.{name}": buffer.clone() for name, buffer in buffers.items()}
@@ -81,7 +76,11 @@ class LearningStep(nn.Module):
 
         def differentiate(loss: Tensor) -> None:
             # Inside the functional call, because activation checkpointing reads these parameters again.
-            _check_differentiable(loss)
+            if not loss.requires_grad:
+                raise LossError(
+                    "the loss does not depend on the model's parameters; compute it from what the model that the step "
+                    "is given returns, without detach() or torch.no_grad()"
+                )
             outside.check(loss, [leaves, batch])
             between(loss)
             sources = [leaves[name] for name in self.trained]
@@ -135,7 +134,6 @@ def _is_hooked_where_gradients_add_up(parameter: Any) -> bool:
 
 
 def checked_model(model: Any) -> nn.Module:
-    """Return the module to capture, unwrapped from torch.compile."""
     if not isinstance(model, nn.Module):
         raise ModelError(f"model must be an nn.Module, got {type(model).__name__}; build the model first")
     module: nn.Module = getattr(model, "_orig_mod", model)  # what torch.compile wraps
@@ -148,8 +146,6 @@ def checked_model(model: Any) -> nn.Module:
 
 
 def step_from_loss(loss: Callable[[Any, Any], Tensor]) -> Step:
-    """Make a step from a loss; batches are pairs `(inputs, targets)`."""
-
     def step(model: nn.Module, batch: Any) -> Tensor:
         inputs, targets = batch
         return loss(model(inputs), targets)
@@ -175,11 +171,3 @@ def _check_scalar(value: object, name: str) -> None:
         raise LossError(f"{name} must be a scalar tensor, got {type(value).__name__}; return a torch.Tensor")
     if value.dim() != 0:
         raise LossError(f"{name} must be a scalar tensor, got one of shape {tuple(value.shape)}; take its mean or sum")
-
-
-def _check_differentiable(loss: Tensor) -> None:
-    if not loss.requires_grad:
-        raise LossError(
-            "the loss does not depend on the model's parameters; compute it from what the model that the step is "
-            "given returns, without detach() or torch.no_grad()"
-        )

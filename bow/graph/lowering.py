@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from bow.errors import CaptureError
 from bow.graph import kinds
 from bow.graph.operator import Argument, Operator, Ref, TensorSpec
-from bow.graph.tracing import Origin, Trace, origin_of
+from bow.graph.tracing import Trace, origin_of
 
 _LITERALS = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -28,10 +28,12 @@ class Lowering:
         self._makers: dict[int, int] = {}  # sequence number of an autograd node -> index of the operator that made it
         for node in trace.nodes:
             self._lower(node, trace)
-        self.operators = [self._with_module(operator) for operator in self.operators]
+        for index, operator in enumerate(self.operators):  # a backward operator has the module of its forward operator
+            if operator.forward is not None:
+                module = self.operators[operator.forward].module
+                self.operators[index] = dataclasses.replace(operator, module=module)
 
     def value(self, node: fx.Node) -> int:
-        """Return the value that a node of the trace became."""
         made = self._made[node]
         assert isinstance(made, Ref)
         return made.value
@@ -60,6 +62,7 @@ class Lowering:
             raise CaptureError(f'the step cannot be captured because {kind} is no operator; use engine="eager"')
         made = self._structure(node.meta.get("val"))
         origin = origin_of(node)
+        self._makers.update(dict.fromkeys(origin.made, len(self.operators)))
         operator = Operator(
             index=len(self.operators),
             kind=kind,
@@ -68,22 +71,12 @@ class Lowering:
             results=tuple(_flat(made)),
             phase=origin.phase,
             module=origin.module,
-            forward=self._forward(origin, len(self.operators)),
+            forward=None if origin.belongs is None else self._makers.get(origin.belongs),
             is_view=kinds.is_view(kind),
             is_random=kinds.is_random(kind),
         )
         self.operators.append(operator)
         return made
-
-    def _forward(self, origin: Origin, index: int) -> int | None:
-        self._makers.update(dict.fromkeys(origin.made, index))
-        return self._makers.get(origin.belongs) if origin.belongs is not None else None
-
-    def _with_module(self, operator: Operator) -> Operator:
-        """Give a backward operator the module of its forward operator."""
-        if operator.forward is None:
-            return operator
-        return dataclasses.replace(operator, module=self.operators[operator.forward].module)
 
     def _argument(self, argument: Any) -> Argument:
         if isinstance(argument, fx.Node):
@@ -140,11 +133,9 @@ _HALVES = ((0,), (1, 2))  # input; weight and bias
 def skip_identities(
     operators: Sequence[Operator], values: Mapping[int, TensorSpec]
 ) -> tuple[list[Operator], dict[int, int]]:
-    """Remove copies, detachments and views whose result has the layout of their argument.
-
-    No operator writes to its arguments, so a copy can be replaced by its original. A copy that changes the memory
-    order stays: the kernel of a matrix product depends on it.
-    """
+    """Remove copies, detachments and views whose result has the layout of their argument."""
+    # No operator writes to its arguments, so a copy can be replaced by its original. A copy that changes the memory
+    # order stays: the kernel of a matrix product depends on it.
     kept: list[Operator] = []
     instead: dict[int, int] = {}
     for operator in operators:
@@ -159,25 +150,19 @@ def skip_identities(
 
 
 def drop_dead(operators: Sequence[Operator], wanted: Iterable[int]) -> list[Operator]:
-    """Remove operators without effect on the wanted values.
-
-    Random operators stay: they advance the generator that the others draw from. So do operators without a result:
-    they check something, such as whether a matrix could be inverted.
-    """
+    """Remove operators without effect on the wanted values."""
+    # Random operators stay: they advance the generator that the others draw from. So do operators without a result:
+    # they check something, such as whether a matrix could be inverted.
     live, kept = set(wanted), []
     for operator in reversed(operators):
-        if operator.is_random or _checks(operator) or not live.isdisjoint(operator.results):
+        checks = all(value is None for value in operator.results)
+        if operator.is_random or checks or not live.isdisjoint(operator.results):
             live.update(operator.reads)
             kept.append(operator)
     return kept[::-1]
 
 
-def _checks(operator: Operator) -> bool:
-    return all(value is None for value in operator.results)
-
-
 def renumber(operators: Sequence[Operator]) -> list[Operator]:
-    """Number operators 0, 1, 2, ... in their order."""
     new = {operator.index: position for position, operator in enumerate(operators)}
     return [
         dataclasses.replace(
@@ -197,13 +182,9 @@ def _is_identity(operator: Operator, values: Mapping[int, TensorSpec]) -> bool:
 
 
 def split_convolution_backward(operators: Sequence[Operator], wanted: Iterable[int]) -> list[Operator]:
-    """Replace each `convolution_backward` by one call for the input gradient and one for weight and bias.
-
-    The calls differ in `output_mask` alone; unused gradients are not computed. Indices are not unique afterwards.
-
-    References:
-        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018.
-    """
+    """Split each `convolution_backward` into calls for the gradients of the input and of weight and bias."""
+    # The calls differ in `output_mask` alone; unused gradients are not computed. Indices are not unique afterwards
+    # (Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018).
     read = {value for operator in operators for value in operator.reads} | set(wanted)
     parts = (
         _split(operator, read) if operator.kind == _CONVOLUTION_BACKWARD else (operator,) for operator in operators

@@ -54,13 +54,11 @@ class Operator:
         return self._reads
 
     def with_arguments(self, change: Callable[[Ref], Argument]) -> "Operator":
-        """Return the operator with every reference mapped by `change`."""
         keywords = {name: map_refs(change, value) for name, value in self.keywords.items()}
         return dataclasses.replace(self, arguments=map_refs(change, self.arguments), keywords=keywords)
 
 
 def refs(argument: Argument) -> Iterator[int]:
-    """Iterate over the values that an argument refers to."""
     if isinstance(argument, Ref):
         yield argument.value
     elif isinstance(argument, tuple):
@@ -69,7 +67,6 @@ def refs(argument: Argument) -> Iterator[int]:
 
 
 def map_refs(change: Callable[[Ref], Argument], argument: Argument) -> Argument:
-    """Return an argument with every reference in it mapped by `change`."""
     if isinstance(argument, Ref):
         return change(argument)
     if isinstance(argument, tuple):
@@ -103,9 +100,9 @@ class TensorSpec:
         """Whether shape, dtype and strides agree, ignoring strides of dimensions of size 1."""
         return (self.shape, self.dtype) == (other.shape, other.dtype) and self._steps() == other._steps()
 
-    def meta(self) -> Tensor:
-        """Return a tensor of this spec on the meta device."""
-        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
+    def empty(self, device: torch.device | str = "cpu") -> Tensor:
+        """Return a tensor of this spec; on the CPU it takes no memory until it is written to."""
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=device)
 
     def __str__(self) -> str:
         return f"{str(self.dtype).removeprefix('torch.')}{list(self.shape)}"

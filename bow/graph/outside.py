@@ -58,7 +58,6 @@ class OutsideTensors:
         return dict(chain(bare, self._kept()))
 
     def _kept(self) -> Iterator[tuple[str, Tensor]]:
-        """Iterate over parameters and buffers of outside modules."""
         for name, value in self._found.items():
             if isinstance(value, nn.Module):
                 for path, tensor in chain(value.named_parameters(), value.named_buffers()):
@@ -67,7 +66,6 @@ class OutsideTensors:
 
 
 def _leaves_of(loss: Tensor) -> Iterator[Tensor]:
-    """Iterate over the leaf tensors of a loss's autograd graph."""
     seen, waiting = set(), [loss.grad_fn]
     for node in waiting:
         if node is not None and node not in seen:
@@ -92,7 +90,6 @@ def _reached(step: Any, model: nn.Module, own: set[int]) -> Iterator[tuple[str, 
 
 
 def _parts(value: Any) -> Mapping[str, Any]:
-    """Return the objects that an object refers to, by name."""
     kind = type(value)
     if isinstance(value, functools.partial):
         return {"func": value.func, "args": value.args, **value.keywords}

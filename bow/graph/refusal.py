@@ -32,12 +32,10 @@ REMEDY = "write the step with tensor operations only"
 
 
 def refusal(model: str, cause: str, remedy: str = REMEDY, instead: str = EAGER) -> CaptureError:
-    """Make the error for a step that cannot be captured."""
     return CaptureError(f"{model} cannot be captured because its step {cause}; {remedy}, or {instead}")
 
 
 def refused(model: str, error: BaseException, instead: str = EAGER) -> CaptureError:
-    """Make the error for a step during which torch raised `error`."""
     kind = type(error).__name__
     if kind in _MEANINGS:
         function = getattr(error, "func", None)
@@ -124,14 +122,12 @@ def set_state(generator: Any, state: Any) -> None:
 
 
 def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
-    """Return the names whose values differ."""
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
 def refuse_changes(
     model: str, before: dict[str, str], after: dict[str, str], refusal: Callable[..., CaptureError] = refusal
 ) -> None:
-    """Refuse a step that changed Python state."""
     if names := changed(before, after):
         cause = f"changes {names[0]}, which a graph would not repeat"
         raise refusal(model, cause, "keep what changes in a buffer")
@@ -169,20 +165,14 @@ def _functions(owner: type) -> Iterator[FunctionType]:
 
 
 def _outside(function: FunctionType) -> dict[str, Any]:
-    """Return the variables outside a function that its code names."""
     names = function.__code__.co_names
     found = {name: function.__globals__[name] for name in names if name in function.__globals__}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with_value = cell.cell_contents if _filled(cell) else None
-        found[name] = with_value
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:  # empty
+            found[name] = None
     return found
-
-
-def _filled(cell: Any) -> bool:
-    try:
-        return cell.cell_contents is not ...
-    except ValueError:
-        return False
 
 
 def code_text(code: CodeType) -> Iterator[str]:

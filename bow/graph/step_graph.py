@@ -110,9 +110,9 @@ class StepGraph:
 
     def to_json(self) -> str:
         """Return the graph as versioned JSON."""
-        from bow.graph import json_format  # not needed by trainings, nor is the table
+        from bow.graph import formats  # not needed by trainings
 
-        return json_format.dumps(self)
+        return formats.dumps(self)
 
     @classmethod
     def from_json(cls, text: str) -> "StepGraph":
@@ -121,9 +121,9 @@ class StepGraph:
         Raises:
             GraphError: the text is damaged, or of another format version.
         """
-        from bow.graph import json_format
+        from bow.graph import formats
 
-        return cls(**json_format.loads(text))
+        return cls(**formats.loads(text))
 
     def save(self, path: str | Path) -> None:
         """Write the graph to a file, as JSON."""
@@ -139,11 +139,11 @@ class StepGraph:
         return cls.from_json(read_text("the graph", path, GraphError))
 
     def __repr__(self) -> str:
-        from bow.graph import table
+        from bow.graph import formats
 
-        return f"StepGraph({table.summary(self)})"
+        return f"StepGraph({formats.summary(self)})"
 
     def __str__(self) -> str:
-        from bow.graph import table
+        from bow.graph import formats
 
-        return table.table(self)
+        return formats.table(self)

@@ -46,10 +46,8 @@ class Origin:
 
     phase: Phase
     module: str
-    made: range
-    """Sequence numbers of the autograd nodes that a forward operator made: its own, then those of its leaves."""
-    belongs: int | None
-    """Sequence number of the autograd node that a backward operator belongs to."""
+    made: range  # sequence numbers of the autograd nodes that a forward operator made: its own, then its leaves'
+    belongs: int | None  # sequence number of the autograd node that a backward operator belongs to
 
 
 @dataclass(frozen=True)
@@ -57,16 +55,12 @@ class Trace:
     """A traced step: a graph of functional operators whose nodes know their origin."""
 
     nodes: list[Node]
-    constants: dict[str, Any]
-    """Everything that is neither parameter, buffer nor batch, usually tensors, by name in the graph."""
-    outputs: Any
-    """The step's `StepOutputs`, with nodes in place of tensors."""
-    custom_functions: frozenset[type]
-    """`torch.autograd.Function` classes in the loss's autograd graph."""
+    constants: dict[str, Any]  # by name in the graph: neither parameters, buffers nor batch; usually tensors
+    outputs: Any  # the step's `StepOutputs`, with nodes in place of tensors
+    custom_functions: frozenset[type]  # `torch.autograd.Function` classes in the loss's autograd graph
 
 
 def check_version() -> None:
-    """Refuse versions of torch that are too old; warn about versions that are untested."""
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < OLDEST:
         raise CaptureError(f"capture needs torch 2.10 or newer, this is {torch.__version__}; upgrade torch")
@@ -77,7 +71,6 @@ def check_version() -> None:
 def trace(
     step: LearningStep, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any, unrolled: bool
 ) -> Trace:
-    """Trace a step on fake tensors; no tensor data is read or written."""
     mode = FakeTensorMode(allow_fallback_kernels=True, allow_non_fake_inputs=True)
     inputs = tree_map_only(
         Tensor, lambda tensor: mode.from_tensor(tensor.detach()), (dict(parameters), dict(buffers), batch)
@@ -145,7 +138,7 @@ class _Marker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         # Some calls, such as a query of the device, leave no node.
-        if not _is_marked(next(iter(reversed(self._graph.nodes)))):
+        if _ORIGIN not in next(iter(reversed(self._graph.nodes))).meta:
             _mark_new(self._graph, self._origin())
         return result
 
@@ -252,16 +245,11 @@ def _current_graph() -> fx.Graph:
 
 def _mark_new(graph: fx.Graph, origin: Origin | None) -> None:
     """Set the origin of every node added since the last call. Done at once: tracing later removes nodes."""
-    for node in itertools.takewhile(lambda node: not _is_marked(node), reversed(graph.nodes)):
+    for node in itertools.takewhile(lambda node: _ORIGIN not in node.meta, reversed(graph.nodes)):
         node.meta[_ORIGIN] = origin
 
 
-def _is_marked(node: Node) -> bool:
-    return _ORIGIN in node.meta
-
-
 def _last_sequence() -> int:
-    """Sequence number of this thread's newest autograd node."""
     number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
     return number - 1
 
@@ -304,11 +292,9 @@ def _module_paths(model: nn.Module, marker: _Marker) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_kernels(step: nn.Module, unrolled: bool) -> Iterator[None]:
-    """Keep torch from dispatching to library kernels that a graph cannot hold or that are not wanted.
-
-    oneDNN's recurrent layers become matrix products where they are `unrolled`. cuDNN's batch norm writes the running
-    statistics undeclared, so torch's own is used. Convolutions choose their library at run time.
-    """
+    """Keep torch from dispatching to library kernels that a graph cannot hold or that are not wanted."""
+    # oneDNN's recurrent layers become matrix products where they are `unrolled`. cuDNN's batch norm writes the running
+    # statistics undeclared, so torch's own is used. Convolutions choose their library at run time.
     onednn, cudnn = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
     products = unrolled and any(isinstance(module, nn.RNNBase) for module in step.modules())
     torch._C._set_mkldnn_enabled(onednn and not products)

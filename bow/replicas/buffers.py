@@ -64,12 +64,10 @@ def split_buffers(central: nn.Module, policy: BufferPolicy) -> tuple[list[Tensor
 
 
 def copy_buffers(source: nn.Module, target: nn.Module) -> None:
-    """Copy the buffers of `source` to `target`, a module of the same structure."""
     gather_buffers(target, [source], "first")
 
 
 def buffer_state(module: nn.Module) -> dict[str, Tensor]:
-    """Return copies of all buffers by name, including those that `state_dict` omits."""
     return {
         name: buffer.clone()
         for name, (owner, key) in buffer_slots(module)

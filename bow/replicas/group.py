@@ -89,7 +89,7 @@ class LearnerGroup:
         if not world.is_one:
             begins = sorted({slot.offset for slots in self.layout.group_slots for slot in slots})
             world.variables = [end - at for at, end in zip(begins, [*begins[1:], self.layout.row_length], strict=True)]
-        if not world.is_one:  # all start from rank 0's values
+            # All start from rank 0's values.
             frozen = [parameter.data for parameter in self._frozen.values()]
             world.broadcast_tensors([self.matrix.z, *frozen, *self._central.buffers()])
         self.learners: list[Learner] = []
@@ -110,7 +110,6 @@ class LearnerGroup:
         return len(self) if self.is_alone else sum(self.by_device)
 
     def task_seed(self, seed: int, round_index: int, position: int) -> int:
-        """Return the seed of the learning task on the batch at this position of a round."""
         return derive_seed(seed, round_index, self.first + position)
 
     def check_flags(self) -> None:
@@ -130,7 +129,6 @@ class LearnerGroup:
 
     @property
     def own(self) -> range:
-        """Global numbers of this device's learners."""
         return range(self.first, self.first + len(self))
 
     @property
@@ -195,7 +193,6 @@ class LearnerGroup:
         self.world.broadcast_tensors(others)
 
     def add(self) -> None:
-        """Add a learner that starts from `z`, with fresh optimizer state and the central model's buffers."""
         central = self.central
         index = self.matrix.add_row()
         row = self.matrix.leaf(index)

@@ -39,12 +39,10 @@ class Slot:
 
 
 class ParameterLayout:
-    """Maps parameter names to `(offset, shape)` in a flat row; every group of the optimizer is one slice of it.
+    """Maps parameter names to `(offset, shape)` in a flat row; every group of the optimizer is one slice of it."""
 
-    With `memory_format="channels_last"`, weights of four dimensions have that order, whatever order the model has.
-
-    The padding at the end belongs to the last group; it starts at zero and its gradient is zero.
-    """
+    # With `memory_format="channels_last"`, weights of four dimensions have that order, whatever order the model has.
+    # The padding at the end belongs to the last group; it starts at zero and its gradient is zero.
 
     def __init__(
         self, model: nn.Module, groups: Sequence[Sequence[nn.Parameter]], memory_format: str | None = None

@@ -10,11 +10,10 @@ from bow.errors import SettingError
 
 
 class ReplicaMatrix:
-    """Weights `W`, gradients `G` and corrections `C` of all learners, and the central model `z`.
+    """Weights `W`, gradients `G` and corrections `C` of all learners, and the central model `z`."""
 
-    `W` and `G` reserve `capacity` rows, so that rows never move when learners are added or removed: views of a row
-    stay valid for the lifetime of its learner.
-    """
+    # `W` and `G` reserve `capacity` rows, so that rows never move when learners are added or removed: views of a row
+    # stay valid for the lifetime of its learner.
 
     def __init__(self, row_length: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
         self.capacity = capacity

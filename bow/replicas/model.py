@@ -38,7 +38,6 @@ def prepare_template(model: nn.Module | Callable[[], nn.Module], seed: int) -> n
 
 @contextlib.contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Set a model and all its modules to training or evaluation mode within the context."""
     modes = {module: module.training for module in model.modules()}
     model.train(training)
     try:
@@ -62,7 +61,6 @@ def num_trainable(model: nn.Module) -> int:
 
 
 def check_trainable(parameters: list[nn.Parameter]) -> None:
-    """Reject parameters that cannot share one row."""
     if any(is_lazy(parameter) for parameter in parameters):
         raise ModelError("the model has lazy modules without shapes; run one batch through it first")
     if not parameters:

@@ -31,7 +31,6 @@ PROBE_LR = 0.01
 
 
 def make_optimizer(factory: OptimizerFactory, model: nn.Module) -> Optimizer:
-    """Call the user's factory on the trained parameters of a model."""
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     if isinstance(factory, Optimizer):
         raise OptimizerError(
@@ -98,7 +97,6 @@ class OptimizerRows:
             group["params"] = []
 
     def add_learner(self) -> None:
-        """Bind the next row of the matrix, with fresh optimizer state."""
         learner = len(self._tensors)
         row = self._first + learner
         weights, gradient = self._matrix.weights_of(row), self._matrix.gradient_of(row)
@@ -120,7 +118,6 @@ class OptimizerRows:
             group["params"] = [p for p in group["params"] if id(p) not in gone]
 
     def reset(self, learner: int) -> None:
-        """Give a learner fresh optimizer state, step counters included."""
         initial = [state for group in self._initial for state in group]
         for (parameter, _), state in zip(self._tensors[learner], initial, strict=True):
             self.optimizer.state.pop(parameter, None)
@@ -329,7 +326,6 @@ def _initial_states(optimizer: Optimizer, group: dict[str, Any], elementwise: bo
 
 
 def _padded_copy(value: Any, parameter: Tensor) -> Any:
-    """Copy an initial state value for a learner, whose row slice may be longer by the padding."""
     if not isinstance(value, Tensor):
         return copy.copy(value)
     missing = parameter.numel() - value.numel() if value.dim() == 1 else 0

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from bow.devices import core_sets
@@ -31,10 +30,7 @@ class Label:
 
 @dataclass(frozen=True)
 class GraphCopy:
-    """One learner's copy of a step graph in a job.
-
-    All learners' values share one list of slots: a learner's slots are the graph's values, shifted by `base`.
-    """
+    """One learner's copy of a step graph in a job; its slots are the graph's values, shifted by `base`."""
 
     graph: StepGraph
     learner: int
@@ -71,13 +67,11 @@ class JobBuilder:
             self._add_copy(copy, region)
 
     def note(self, node: int, label: Label) -> int:
-        """Store the label of a node that was added to the job."""
         assert node == len(self.labels)
         self.labels.append(label)
         return node
 
     def copy_of(self, node: int) -> GraphCopy | None:
-        """Return the copy whose learning task a node belongs to, if any."""
         learner = self.labels[node].learner
         return next((copy for copy in self.copies if copy.learner == learner), None)
 
@@ -98,8 +92,8 @@ class JobBuilder:
                     self._add_operator(copy, op)
             return
         for draw in region.draws:
-            for value in draw.reads:
-                self.job.bind(copy.slot(value), _shape_of(copy.graph, value))
+            for value in draw.reads:  # its shape alone is read
+                self.job.bind(copy.slot(value), copy.graph.values[value].empty())
             self._add_operator(copy, draw)
         node = self.job.add_region(str(region.library), copy.slots(region.reads), copy.slots(region.makes), copy.group)
         copy.nodes.append(self.note(node, Label("compiled region", "region", copy.learner)))
@@ -124,12 +118,6 @@ class JobBuilder:
         copy.nodes.append(self.note(node, Label(op.kind, op.phase, copy.learner, op)))
 
 
-def _shape_of(graph: StepGraph, value: int) -> Tensor:
-    """Return a tensor whose shape alone is read; never written to, so it costs no memory."""
-    spec = graph.values[value]
-    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype)
-
-
 @dataclass(frozen=True)
 class Affinity:
     """Placement of operators on the executors of a native job, and of executors on cores."""
@@ -143,7 +131,6 @@ class Affinity:
 
     @classmethod
     def of(cls, schedule: Schedule, operators: int, cores: Sequence[Sequence[int]] | None = None) -> "Affinity":
-        """Map the executors of a schedule that fits the graph."""
         own = tuple(map(tuple, core_sets(list(schedule.threads)) if cores is None else cores))
         if not isinstance(schedule, OrderedSchedule):
             return cls((), {}, (), own, schedule.threads)

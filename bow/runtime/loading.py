@@ -30,7 +30,6 @@ NativeTeam: TypeAlias = Any  # `bow_native.Team`: executors
 
 
 def native() -> ModuleType:
-    """Return the compiled module, built if necessary."""
     module = _attempt()
     if isinstance(module, RuntimeUnavailableError):
         raise RuntimeUnavailableError(*module.args)  # a new one: an error keeps the frames that it passed through
@@ -38,12 +37,10 @@ def native() -> ModuleType:
 
 
 def is_available() -> bool:
-    """Whether the native runtime can be loaded; builds it if necessary."""
     return isinstance(_attempt(), ModuleType)
 
 
 def build() -> int:
-    """Build the native runtime; return 1 and print the reason if that fails."""
     try:
         native()
     except RuntimeUnavailableError as error:
@@ -54,7 +51,6 @@ def build() -> int:
 
 
 def is_built() -> bool:
-    """Whether it has been built on this machine, so that it only has to be loaded."""
     return os.path.exists(cache_folder() / _key() / f"{MODULE}.so")  # noqa: PTH110 - False if the folder cannot be read
 
 
@@ -97,7 +93,6 @@ def _sources() -> Path:
 
 
 def _key() -> str:
-    """Return the cache key, a hash of sources and flags."""
     sources = [_sources() / name for name in SOURCES]
     return f"runtime-{content_hash(*FLAGS, *(path.name + path.read_text(encoding='utf-8') for path in sources))}"
 
@@ -115,7 +110,6 @@ def content_hash(*parts: str) -> str:
 
 
 def compile_extension(source: Path, target: Path, name: str) -> None:
-    """Compile a C++ source into a Python module."""
     from torch.utils import cpp_extension  # imports setuptools
 
     includes = [*cpp_extension.include_paths("cpu"), sysconfig.get_paths()["include"]]

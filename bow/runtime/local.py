@@ -4,8 +4,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -76,12 +75,12 @@ class LocalRuntime:
             if not isinstance(value, kind):
                 what = "what bow.capture returns" if name == "graph" else "a bow.Schedule, or None"
                 raise SettingError(f"{name} must be {what}, got {value!r}")
-        operators = [op for op in graph.operators if not is_update(op.kind)]
+        operators = operators_of(graph)
         schedule = schedule or Schedule.sequential(len(operators))
         dependencies = dependencies_of(operators)
         schedule.check(dependencies)
         wanted = is_available() if use_native is None else use_native
-        self._executors: _Executors
+        self._executors: _NativeExecutors | _OneAfterAnother
         if wanted:
             self._executors = _NativeExecutors(graph, Affinity.of(schedule, len(operators), cores), schedule)
         else:
@@ -126,14 +125,11 @@ class LocalRuntime:
     def __enter__(self) -> "LocalRuntime":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
 
 def operators_of(graph: StepGraph) -> list[Operator]:
-    """Return the operators that a runtime runs: all but the updates."""
     return [operator for operator in graph.operators if not is_update(operator.kind)]
 
 
@@ -141,14 +137,6 @@ def dependencies_of(operators: Sequence[Operator]) -> list[frozenset[int]]:
     """By operator: the operators whose results it reads."""
     maker = {value: op.index for op in operators for value in op.results if value is not None}
     return [frozenset(maker[value] for value in op.reads if value in maker) for op in operators]
-
-
-class _Executors(Protocol):
-    def run(
-        self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any, seed: int, record: bool
-    ) -> tuple[StepOutputs, list[Span]]: ...
-
-    def close(self) -> None: ...
 
 
 class _NativeExecutors:
@@ -270,7 +258,6 @@ def in_turn(schedule: Schedule, dependencies: Dependencies) -> list[tuple[int, i
 
 
 def named(error: Exception, node: int, builder: JobBuilder) -> Exception:
-    """Return the error for a failed node, which names the operator and its shapes."""
     operator = builder.labels[node].operator
     if operator is None:
         return GraphError(f"{builder.labels[node].name} failed: {reason(error)}")

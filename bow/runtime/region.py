@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from bow.compiling import built, cache_folder
 from bow.errors import RuntimeUnavailableError, reason
@@ -29,11 +29,10 @@ SHAPE_ONLY = {"aten.empty_like.default", "aten.empty.memory_format", "aten.new_e
 
 @dataclass(frozen=True)
 class Region:
-    """A compiled step graph.
+    """A compiled step graph."""
 
-    Random numbers are drawn before it, operator by operator: inside, they would come from a generator that all
-    learners share.
-    """
+    # Random numbers are drawn before it, operator by operator: inside, they would come from a generator that all
+    # learners share.
 
     library: Path
     draws: tuple[Operator, ...]  # random operators that run first; they read only shapes
@@ -42,13 +41,7 @@ class Region:
 
 
 def compile_region(graph: StepGraph) -> Region:
-    """Compile all of a step graph but its updates and random operators, for one thread.
-
-    Takes ten to thirty seconds, unless the same graph was compiled on this machine before.
-
-    References:
-        `torch._inductor.aot_compile` (AOTInductor).
-    """
+    """Compile all of a step graph but its updates and random operators, for one thread: 10 to 30 s if not cached."""
     draws = _draws(graph)
     drawn = {value for draw in draws for value in draw.results}
     inside = [op for op in graph.operators if op not in draws and not is_update(op.kind)]
@@ -91,7 +84,7 @@ def _compile(
     graph: StepGraph, operators: Sequence[Operator], reads: Sequence[int], makes: Sequence[int], target: Path
 ) -> None:
     module = as_module(operators, reads, makes)
-    example = tuple(_example(graph, value) for value in reads)
+    example = tuple(graph.values[value].empty().zero_() for value in reads)
     options: dict[str, Any] = {"cpp.threads": 1, "aot_inductor.output_path": str(target)}
     try:
         with warnings.catch_warnings(), torch.no_grad():
@@ -102,7 +95,6 @@ def _compile(
 
 
 def as_module(operators: Sequence[Operator], reads: Sequence[int], makes: Sequence[int]) -> fx.GraphModule:
-    """Build a torch.fx module: a function from the values of `reads` to those of `makes`."""
     graph = fx.Graph()
     nodes: dict[int, fx.Node] = {value: graph.placeholder(f"value_{value}") for value in reads}
 
@@ -125,11 +117,5 @@ def as_module(operators: Sequence[Operator], reads: Sequence[int], makes: Sequen
 
 
 def _returns_one_tensor(op: Operator) -> bool:
-    """Whether an operator returns one tensor, rather than several or a list."""
     returns = kernel_of(op.kind)._schema.returns
     return len(returns) == 1 and isinstance(returns[0].type, torch.TensorType)
-
-
-def _example(graph: StepGraph, value: int) -> Tensor:
-    spec = graph.values[value]
-    return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype).zero_()

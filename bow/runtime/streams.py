@@ -1,19 +1,18 @@
-"""Run a step graph on several streams of a device: issue order, memory lifetimes, capture."""
+"""Run a step graph on several streams of a device: issue order and memory lifetimes."""
 
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bow.devices import CapturedGraph, Event, Stream, StreamDevice
+from bow.devices import Event, Stream, StreamDevice
 from bow.errors import GraphError, ScheduleError
 from bow.graph import Operator, StepGraph
 from bow.graph.execution import inputs_of, lent_generator, outputs_of, run_operator
-from bow.graph.learning_step import StepOutputs, batch_tensors
+from bow.graph.learning_step import StepOutputs
 from bow.runtime.local import Dependencies, dependencies_of, in_turn, operators_of
 from bow.schedule import DynamicSchedule, OrderedSchedule, PrioritySchedule, Schedule
 from bow.schedule.scheduler import DecisionRecorder, ListScheduler, Start
@@ -24,16 +23,12 @@ from bow.seeds import derive_seed
 
 
 def issue_order(schedule: Schedule, dependencies: Dependencies, free: Collection[int] = ()) -> list[tuple[int, int]]:
-    """Return the order in which the host issues operators: (stream, operator).
-
-    A schedule with an order: capture order, subject to the order on each stream. Priorities, or neither: list
-    scheduling in simulated time assigns the streams, and operators are issued in the order of their simulated starts.
-    With critical-path levels as priorities this is Graphi's critical-path-first schedule, and the operators' costs
-    follow from the levels (`costs_behind`). Without priorities, all operators are assumed to take equally long.
-
-    References:
-        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.3.
-    """
+    """Return the order in which the host issues operators: (stream, operator)."""
+    # A schedule with an order: capture order, subject to the order on each stream. Priorities, or neither: list
+    # scheduling in simulated time assigns the streams, and operators are issued in the order of their simulated starts.
+    # With critical-path levels as priorities this is Graphi's critical-path-first schedule (Tang et al.: Scheduling
+    # computation graphs of deep learning models on manycore CPUs, 2018, section 4.3). Without priorities, all operators
+    # are assumed to take equally long.
     if isinstance(schedule, OrderedSchedule):
         return _as_ordered(schedule, dependencies)
     assert isinstance(schedule, DynamicSchedule)
@@ -41,10 +36,7 @@ def issue_order(schedule: Schedule, dependencies: Dependencies, free: Collection
 
 
 def costs_behind(levels: Sequence[int], dependencies: Dependencies) -> list[int]:
-    """Return the operators' costs, from critical-path levels: `level - max(levels of followers)`.
-
-    If the numbers are not levels, all costs are 1.
-    """
+    """Return the operators' costs, from critical-path levels; 1 for all if the numbers are not levels."""
     following = followers(dependencies)
     costs = [
         level - max((levels[later] for later in following[index]), default=0) for index, level in enumerate(levels)
@@ -80,11 +72,10 @@ def _as_ordered(schedule: OrderedSchedule, dependencies: Dependencies) -> list[t
 
 
 class MemoryUse:
-    """Groups values that share memory, and the operators that use each group.
+    """Groups values that share memory, and the operators that use each group."""
 
-    A view is no use: the device does nothing for it. Capture has decomposed operators that are only sometimes views,
-    such as `reshape`; the remaining ones are always views of the first value that they read.
-    """
+    # A view is no use: the device does nothing for it. Capture has decomposed operators that are only sometimes views,
+    # such as `reshape`; the remaining ones are always views of the first value that they read.
 
     def __init__(self, graph: StepGraph, operators: Sequence[Operator]) -> None:
         self._kernels = [operator for operator in operators if not operator.is_view]
@@ -112,7 +103,6 @@ class MemoryUse:
                 self.uses[value].append(operator.index)
 
     def dependencies(self) -> dict[int, set[int]]:
-        """By operator that is not a view: the makers of its inputs, directly or through views."""
         return {
             operator.index: {self._maker[root] for root in map(self._root, operator.reads) if root in self._maker}
             for operator in self._kernels
@@ -122,27 +112,16 @@ class MemoryUse:
         return self._viewed.get(value, value)
 
 
-# Runs of a step before its capture: libraries initialise, autotune and allocate workspaces for each stream, none of
-# which is allowed in a capture.
-WARM_UP = 3
-
-
 class StreamRuntime:
-    """Runs the operators of one learner's step graph on several streams of a device.
+    """Runs the operators of one learner's step graph on several streams of a device."""
 
-    A stream is an executor of the schedule; thread numbers are ignored. A step begins and ends on the first stream:
-    parameters, buffers and batch must be ready on it, and so are the results. Other streams wait for it, and for each
-    other, only where an operator needs another stream's result and no earlier wait covers it.
-
-    The host issues operators in the order of `issue_order`, so that no stream waits for work that the host issues much
-    later. A view costs the device nothing: it belongs to the stream that made its memory, whatever the schedule says,
-    and is never waited for.
-
-    Runtimes that run concurrently need separate streams, in captured steps too: cuBLAS has one workspace per stream.
-
-    References:
-        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.
-    """
+    # A stream is an executor of the schedule; thread numbers are ignored. A step begins and ends on the first stream:
+    # parameters, buffers and batch must be ready on it, and so are the results. Other streams wait for it, and for each
+    # other, only where an operator needs another stream's result and no earlier wait covers it. The host issues
+    # operators in the order of `issue_order`, so that no stream waits for work that the host issues much later. A view
+    # costs the device nothing: it belongs to the stream that made its memory, whatever the schedule says, and is never
+    # waited for. Runtimes that run concurrently need separate streams, in captured steps too: cuBLAS has one workspace
+    # per stream.
 
     def __init__(self, graph: StepGraph, schedule: Schedule, device: StreamDevice, streams: Sequence[Stream]) -> None:
         if torch.device(graph.device) != device.torch_device:
@@ -167,8 +146,7 @@ class StreamRuntime:
         for operator, other in schedule.after if isinstance(schedule, OrderedSchedule) else ():
             if views.isdisjoint((operator, other)):  # a view is no work for the device
                 before[operator].add(other)
-        self.plan = StreamPlan.of(order, before, len(streams))
-        """Stream, order and waits of every operator that is not a view."""
+        self.plan = StreamPlan.of(order, before, len(streams))  # of operators that are no views
         place = {issued.task: streams[issued.stream].name for issued in self.plan.tasks} | {START: streams[0].name}
         self._events = {
             task: device.event(f"start of {place[task]}" if task == START else f"operator {task} of {place[task]}")
@@ -185,10 +163,8 @@ class StreamRuntime:
     def run(
         self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor], batch: Any, *, seed: int | None = None
     ) -> StepOutputs:
-        """Issue a step: bit for bit the result of `StepGraph.run` with this seed, whatever the schedule.
-
-        It may be called within a capture, without a seed; call `close` before the capture if it ran outside of one.
-        """
+        """Issue a step: bit for bit the result of `StepGraph.run` with this seed, whatever the schedule."""
+        # It may be called within a capture, without a seed; call `close` before the capture if it ran outside of one.
         with torch.no_grad(), self._device.issuing(), self._device.on(self._streams[0]):
             live = inputs_of(self._graph, parameters, buffers, batch)
             try:
@@ -196,28 +172,6 @@ class StreamRuntime:
                 return outputs_of(self._graph, live.__getitem__)
             finally:
                 self._hold(live)
-
-    def capture(
-        self,
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
-        batch: Any,
-        *,
-        generator: torch.Generator | None = None,
-    ) -> "StreamCapture":
-        """Capture a step, the streams as branches of one graph, which replays with one launch.
-
-        The step first runs `WARM_UP` times, on the calling thread.
-        """
-        for _ in range(WARM_UP):
-            self.run(parameters, buffers, batch, seed=0)
-        self.close()
-        with torch.no_grad(), self._device.issuing(), self._device.capture(self._streams[0], generator) as captured:
-            live = inputs_of(self._graph, parameters, buffers, batch)
-            inputs = [*parameters.values(), *buffers.values(), *batch_tensors(batch).values(), *live.values()]
-            self._issue(live, None)
-            outputs = outputs_of(self._graph, live.__getitem__)
-        return StreamCapture(self._device, self._streams[0], captured, inputs, outputs)
 
     def close(self) -> None:
         """Free the memory that a run left, once every stream waits for the work issued so far on the first one."""
@@ -228,14 +182,6 @@ class StreamRuntime:
         for stream in self._held:
             self._streams[stream].wait(over)
         self._held.clear()
-
-    def __enter__(self) -> "StreamRuntime":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _steps(self, operators: Sequence[Operator], memory: MemoryUse) -> list["_IssuedOperator"]:
         allocations = list(memory.uses)
@@ -257,7 +203,6 @@ class StreamRuntime:
         return steps
 
     def _issue(self, live: dict[int, Tensor], seed: int | None) -> None:
-        """Issue all operators; inputs are ready on the first stream, and so are the results in the end."""
         first = self._streams[0]
         begun: set[int] = set()
         if START in self._events:  # orders the inputs, and all earlier uses of memory, before the other streams
@@ -297,45 +242,17 @@ class StreamRuntime:
             self._streams[0].wait(over)
 
     def _hold(self, live: Mapping[int, Tensor]) -> None:
-        """Keep results of other streams than the first until those streams have waited for it.
-
-        Freed memory returns to the stream that allocated it, which would reuse it at once. Only after the first wait of
-        the next step is it ordered after the other streams, and after the readers of the results.
-        """
+        """Keep results of other streams than the first until those streams have waited for it."""
+        # Freed memory returns to the stream that allocated it, which would reuse it at once. Only after the first wait
+        # of the next step is it ordered after the other streams, and after the readers of the results.
         for value, tensor in live.items():
             stream = self._stream_of.get(value, 0)
             if stream:
                 self._held.setdefault(stream, []).append(tensor)
 
 
-class StreamCapture:
-    """A step on several streams as one graph, on fixed tensors."""
-
-    def __init__(
-        self, device: StreamDevice, stream: Stream, graph: CapturedGraph, inputs: Sequence[Tensor], outputs: StepOutputs
-    ) -> None:
-        self._device = device
-        self._stream = stream
-        self._graph = graph
-        self._inputs = [tensor.detach() for tensor in inputs]  # a graph does not keep alive the memory that it reads
-        self.outputs = outputs
-        """Loss, gradients, new buffers and metrics of the last replay, in the same tensors every time."""
-
-    def replay(self) -> StepOutputs:
-        """Replay it on its stream; return the tensors that will hold the results, in order of that stream."""
-        with self._device.issuing(), self._device.on(self._stream):
-            self._graph.replay()
-        return self.outputs
-
-    def reset(self) -> None:
-        """Free its memory, results included; the host must have waited for the last replay."""
-        self._graph.reset()
-
-
 @dataclass(frozen=True)
 class _IssuedOperator:
-    """One operator as it is issued."""
-
     operator: Operator
     views: tuple[Operator, ...]  # of its results
     stream: int

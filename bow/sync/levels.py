@@ -12,16 +12,14 @@ REFERENCE, MOVE = "reference", "reference_move"
 
 
 def share(count: int) -> float:
-    """Return the default alpha of a level with `count` members.
-
-    `1/count`, as in one level, is unstable for two devices with two learners each: the spectral radius of the averaging
-    is 1.07 with mu = 0.5. With one more in the denominator it is stable for every number of devices and learners.
-    """
+    """Return the default alpha of a level with `count` members."""
+    # `1/count`, as in one level, is unstable for two devices with two learners each: the spectral radius of the
+    # averaging is 1.07 with mu = 0.5. With one more in the denominator it is stable for every number of devices and
+    # learners.
     return 1 / (count + 1)
 
 
 def start(rows: Rows) -> None:
-    """Set the reference model to z."""
     for name in (REFERENCE, MOVE):
         if name not in rows.state:
             rows.state[name] = torch.empty_like(rows.z)
@@ -29,10 +27,7 @@ def start(rows: Rows) -> None:
 
 
 def contribute(rows: Rows, alpha: float | None) -> None:
-    """Compute `alpha (r - z)` for the device's reference model r; a device's only learner is its reference model.
-
-    The movements of learners and reference model stay in `rows.corrections` and in the state until `apply`.
-    """
+    """Compute `alpha (r - z)` for the device's reference model r; a device's only learner is its reference model."""
     learners, devices = len(rows.weights), len(rows.by_device)
     outer = share(devices) if alpha is None else alpha
     reference, move = rows.state[REFERENCE], rows.state[MOVE]
@@ -50,22 +45,16 @@ def contribute(rows: Rows, alpha: float | None) -> None:
 
 
 def apply(rows: Rows) -> None:
-    """Move learners and reference model; z moves as with one level."""
     rows.weights.sub_(rows.corrections)
     rows.state[REFERENCE].add_(rows.state[MOVE])
 
 
 def restart(rows: Rows) -> None:
-    """Set the reference model to z, as its learners were."""
     rows.state[REFERENCE].copy_(rows.z)
 
 
 def check(by_device: Sequence[int], alpha: float | None, mu: float) -> None:
-    """Reject an alpha with which the averaging is unstable.
-
-    Raises:
-        SettingError: without gradients, some deviation from a common point would grow.
-    """
+    """Reject an alpha with which, without gradients, some deviation from a common point would grow."""
     radius = spectral_radius(by_device, alpha, mu)
     if radius >= 1:
         given = ", ".join(map(str, by_device))
@@ -76,11 +65,9 @@ def check(by_device: Sequence[int], alpha: float | None, mu: float) -> None:
 
 
 def spectral_radius(by_device: Sequence[int], alpha: float | None, mu: float) -> float:
-    """Return the factor per round, without gradients, of the slowest decay to a common point.
-
-    The state has the mean of the learners and the reference model of every device, z and z_prev; the eigenvalue 1 of
-    the common point itself is excluded.
-    """
+    """Return the factor per round, without gradients, of the slowest decay to a common point."""
+    # The state has the mean of the learners and the reference model of every device, z and z_prev; the eigenvalue 1 of
+    # the common point itself is excluded.
     devices = len(by_device)
     z, z_prev = 2 * devices, 2 * devices + 1
     outer = share(devices) if alpha is None else alpha

@@ -8,11 +8,7 @@ NEGLIGIBLE = 0.01  # learning rates below this share of the peak are ignored: an
 
 @dataclass
 class DropRule:
-    """Watches the first group's learning rate, round by round.
-
-    References:
-        Koliousis et al., CROSSBOW, 2019, in its code (`clib-multigpu/synch/sma.c`); the two shares above are bow's.
-    """
+    """Watches the first group's learning rate, as CROSSBOW does in its code (`clib-multigpu/synch/sma.c`)."""
 
     peak: float = 0.0
     maximum: float = 0.0

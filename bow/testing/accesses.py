@@ -38,7 +38,6 @@ def accessed(
 
 @functools.cache
 def _roles(function: OpOverload) -> tuple[bool, tuple[tuple[str, bool], ...]]:
-    """Return whether an operator only makes views, and for each argument whether it is written to."""
     schema = function._schema
     written = {a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
     written.update(UNDECLARED.get(function, ()))
@@ -47,7 +46,6 @@ def _roles(function: OpOverload) -> tuple[bool, tuple[tuple[str, bool], ...]]:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors in an operator's arguments or results; schemas have no other containers."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
@@ -78,7 +76,6 @@ class AccessLog:
         return key_of(tensor) in self._histories
 
     def pin(self, tensor: Tensor) -> None:
-        """Register host memory."""
         self._pinned.add(key_of(tensor))
         self.allocate(HOST, [tensor])
 
@@ -99,7 +96,9 @@ class AccessLog:
         for tensor, is_write in [*((t, False) for t in reads), *((t, True) for t in writes)]:
             begin, end = extent(int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.itemsize)
             access = Access(actor, clock[actor], what, is_write, begin, end)
-            history = self._history(tensor)
+            if not self.knows(tensor):  # allocated before `issuing`
+                self.allocate(CALLER, [tensor])
+            _, history = self._histories[key_of(tensor)]
             earlier = history.unordered(access, clock)
             if earlier is not None:
                 raise RaceError(
@@ -108,12 +107,6 @@ class AccessLog:
                     f"{'writing' if earlier.writes else 'reading'} them; no event orders the two"
                 )
             history.add(access)
-
-    def _history(self, tensor: Tensor) -> History:
-        key = key_of(tensor)
-        if key not in self._histories:  # allocated before `issuing`
-            self.allocate(CALLER, [tensor])
-        return self._histories[key][1]
 
     def allocate(self, actor: str, tensors: Sequence[Tensor]) -> None:
         """Register new memory of tensors, which is freed to this actor."""

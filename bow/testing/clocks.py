@@ -45,7 +45,6 @@ class History:
     accesses: list[Access] = field(default_factory=list)
 
     def unordered(self, access: Access, clock: Clock) -> Access | None:
-        """Return an earlier access that conflicts and is not known to have ended, if any."""
         return next((a for a in self.accesses if a.conflicts(access) and not a.covered_by(clock)), None)
 
     def add(self, access: Access) -> None:
@@ -62,12 +61,7 @@ def _replaces(new: Access, old: Access) -> bool:
 
 
 def extent(offset: int, sizes: Iterable[int], strides: Iterable[int], itemsize: int) -> tuple[int, int]:
-    """Return the bytes between the first and the last element of a strided tensor, gaps included.
-
-    Example:
-        >>> extent(offset=8, sizes=(2, 3), strides=(4, 1), itemsize=2)
-        (16, 30)
-    """
+    """Return the bytes between the first and the last element of a strided tensor, gaps included."""
     last = offset
     for size, stride in zip(sizes, strides, strict=True):
         if size == 0:

@@ -61,7 +61,6 @@ class FakeEvent(Event):
                 merge(device.log.host, self.clock)
 
     def query(self) -> bool:
-        """Always true, since work runs when it is issued."""
         self.synchronize()
         return True
 
@@ -75,11 +74,35 @@ class FakeStream(Stream):
 
     def wait(self, event: Event) -> None:
         assert isinstance(event, FakeEvent)
-        self._device._stream_waits(self.name, event)
+        device, stream = self._device, self.name
+        with device.lock:
+            left_out = device.left_out(stream, event)
+            capture = device._capture
+            if capture is not None and event.recorded_in is capture:
+                if left_out:
+                    return
+                merge(capture.clocks.setdefault(stream, {}), event.clock)
+                capture.graph.steps.append(_Order(stream, event, waits=True))
+            elif capture is not None and stream in capture.clocks:
+                raise CaptureRuleError(f"{stream} is being captured and cannot wait for {event.name} outside of it")
+            elif not left_out:
+                merge(device.log.clock(stream), event.clock)
 
     def record(self, event: Event) -> None:
         assert isinstance(event, FakeEvent)
-        self._device._record(self.name, event)
+        device, stream = self._device, self.name
+        with device.lock:
+            capture = device._capture
+            if capture is not None and stream in capture.clocks:
+                event.recorded_in = capture
+                clock = capture.clocks[stream]
+                clock[stream] = clock.get(stream, 0) + 1
+                capture.graph.steps.append(_Order(stream, event, waits=False))
+            else:
+                event.recorded_in = None
+                clock = device.log.clock(stream)
+                merge(clock, device.log.host)
+            event.clock = dict(clock)
 
 
 @dataclass
@@ -262,7 +285,6 @@ class FakeDevice(StreamDevice):
 
     @contextlib.contextmanager
     def capture(self, stream: Stream, generator: torch.Generator | None = None) -> Iterator[CapturedGraph]:
-        """Capture work, and undo its writes."""
         if self._capture is not None:
             raise CaptureRuleError("one capture at a time")
         self._num_graphs += 1
@@ -346,30 +368,26 @@ class FakeDevice(StreamDevice):
     # Observation of operators
 
     def saw(self, function: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        """Run an operator issued on the current stream."""
         with self.lock:
             actor = self.actor()
             if self._capture is not None and actor in self._capture.clocks:
                 return self._capture.run(self, actor, function, arguments, keywords)
-            return self._run(actor, function, arguments, keywords)
-
-    def _run(self, actor: str, function: OpOverload, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-        reads, writes = accessed(function, arguments, keywords)
-        self.launches[actor] = self.launches.get(actor, 0) + 1
-        self.log.collect()
-        given = {key_of(tensor) for tensor in tensors_in((arguments, keywords))}
-        if function is _aten.lift_fresh.default and not self.log.knows(arguments[0]):
-            self.log.allocate(actor, [arguments[0]])  # just made by torch.tensor
-        self.log.tick(actor, function, reads, writes)
-        made = function(*arguments, **keywords)
-        fresh = [tensor for tensor in tensors_in(made) if key_of(tensor) not in given]
-        self.log.allocate(actor, fresh)
-        self.log.tick(actor, function, [], fresh)
-        if function in _BLOCKING:
-            if getattr(self._current, "must_not_wait", False):
-                raise CaptureRuleError(f"{function} makes the host wait")
-            merge(self.log.host, self.log.clock(actor))
-        return made
+            reads, writes = accessed(function, arguments, keywords)
+            self.launches[actor] = self.launches.get(actor, 0) + 1
+            self.log.collect()
+            given = {key_of(tensor) for tensor in tensors_in((arguments, keywords))}
+            if function is _aten.lift_fresh.default and not self.log.knows(arguments[0]):
+                self.log.allocate(actor, [arguments[0]])  # just made by torch.tensor
+            self.log.tick(actor, function, reads, writes)
+            made = function(*arguments, **keywords)
+            fresh = [tensor for tensor in tensors_in(made) if key_of(tensor) not in given]
+            self.log.allocate(actor, fresh)
+            self.log.tick(actor, function, [], fresh)
+            if function in _BLOCKING:
+                if getattr(self._current, "must_not_wait", False):
+                    raise CaptureRuleError(f"{function} makes the host wait")
+                merge(self.log.host, self.log.clock(actor))
+            return made
 
     # Streams and events
 
@@ -381,34 +399,6 @@ class FakeDevice(StreamDevice):
         wait = Wait(waiting, event.name)
         self.waits[wait] = self.waits.get(wait, 0) + 1
         return wait == self._without
-
-    def _stream_waits(self, stream: str, event: FakeEvent) -> None:
-        with self.lock:
-            left_out = self.left_out(stream, event)
-            capture = self._capture
-            if capture is not None and event.recorded_in is capture:
-                if left_out:
-                    return
-                merge(capture.clocks.setdefault(stream, {}), event.clock)
-                capture.graph.steps.append(_Order(stream, event, waits=True))
-            elif capture is not None and stream in capture.clocks:
-                raise CaptureRuleError(f"{stream} is being captured and cannot wait for {event.name} outside of it")
-            elif not left_out:
-                merge(self.log.clock(stream), event.clock)
-
-    def _record(self, stream: str, event: FakeEvent) -> None:
-        with self.lock:
-            capture = self._capture
-            if capture is not None and stream in capture.clocks:
-                event.recorded_in = capture
-                clock = capture.clocks[stream]
-                clock[stream] = clock.get(stream, 0) + 1
-                capture.graph.steps.append(_Order(stream, event, waits=False))
-            else:
-                event.recorded_in = None
-                clock = self.log.clock(stream)
-                merge(clock, self.log.host)
-            event.clock = dict(clock)
 
 
 class _Seeing(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -28,8 +28,7 @@ from bow.engines import (
 )
 from bow.engines.config import Engine as EngineConfig
 from bow.engines.config import MemoryFormat
-from bow.engines.memory import is_cpu
-from bow.engines.memory_budget import MemoryBudget
+from bow.engines.memory import MemoryBudget, is_cpu
 from bow.engines.offload import check_offload
 from bow.errors import ModelError, SettingError
 from bow.forking import begin_to_compute

@@ -225,12 +225,12 @@ def test_a_shape_is_captured_when_it_comes_again_and_rare_ones_run_in_eager() ->
         engine = pair.trainings[1].loop
         for t, samples in enumerate([4, 4, 3, 3, 4, 5, 3]):
             pair.round(batches(t, 2, samples))
-        captured = {shape[2][0][0] for shape in engine.runner.tasks}  # type: ignore[attr-defined]
+        captured = {shape[2][0][0] for shape in engine.runner.tasks._captured}  # type: ignore[attr-defined]
         assert captured == {4, 3}
         for t, samples in enumerate(range(6, 6 + 2 * MAX_SHAPES)):
             pair.round(batches(t, 2, samples))
             pair.round(batches(t, 2, samples))
-        assert len(list(engine.runner.tasks)) == MAX_SHAPES  # type: ignore[attr-defined]
+        assert len(engine.runner.tasks._captured) == MAX_SHAPES  # type: ignore[attr-defined]
         assert pair.engine == "graph"
 
 
@@ -244,8 +244,8 @@ def test_what_was_made_for_a_shape_is_kept_up_to_a_limit(
         made.append(GraphRound(*arguments))
         return made[-1]
 
-    monkeypatch.setattr("bow.engines.graph_jobs.GraphRound", counted)
-    monkeypatch.setattr("bow.engines.graph_jobs.MAX_JOBS", most)
+    monkeypatch.setattr("bow.engines.graph_round.GraphRound", counted)
+    monkeypatch.setattr("bow.engines.graph_round.MAX_JOBS", most)
     with replicas() as graph:
         for t, samples in enumerate([4, 4, 3, 3] * 3):
             graph.round(batches(t, 2, samples))
@@ -593,7 +593,7 @@ def test_first_come_takes_every_batch_once_and_every_learner_learns(sync: Any, o
 @pytest.mark.parametrize("sync", [bow.SMA(every=4), bow.LocalSGD(every=4)])
 def test_first_come_on_one_core_is_eager_in_turn(sync: Any, optimizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # With one executor the learner that has been free for longest is the next in turn: nothing depends on time.
-    monkeypatch.setattr("bow.engines.graph_jobs.available_cores", lambda: available_cores()[:1])
+    monkeypatch.setattr("bow.engines.graph_round.available_cores", lambda: available_cores()[:1])
     made = {
         "momentum": functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9),
         "adamw": functools.partial(torch.optim.AdamW, eps=1e-4),

@@ -379,7 +379,8 @@ def test_what_is_compiled_may_sum_in_another_order(units: int, unsure: bool) -> 
     replicas = training("graph", loss=cross_entropy)
     live = replicas.loop.runner.live  # type: ignore[attr-defined]
     loss = replicas.round(round_of(0))[0]
-    run = live.results_of(0, loss, {}, gradient=torch.ones_like(replicas.group.learners[0].gradient), units=units)
+    run = live.results_of(0, loss, {}, units=units)
+    run = dataclasses.replace(run, gradient=torch.ones_like(run.gradient))
     other = run.gradient * (1 + 500 * torch.finfo(torch.float32).eps)
     live.run_step(0, round_of(0)[0], contextlib.nullcontext)  # begins the clock
     assert live.compare([dataclasses.replace(run, gradient=other)], Expected(0, run), 1) is None

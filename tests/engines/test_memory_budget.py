@@ -11,7 +11,7 @@ from torch.nn.functional import mse_loss
 import bow
 from bow.devices import memory as device_memory
 from bow.engines import Engine, LearningConfig, own_loss
-from bow.engines.memory_budget import MemoryBudget, out_of_memory_explained
+from bow.engines.memory import MemoryBudget, out_of_memory_explained
 from bow.errors import DeviceMemoryError, SettingError
 from bow.testing import FakeDevice
 from tests.grouped import of_replicas

@@ -23,6 +23,7 @@ from bow.models import LeNet, Transformer
 from bow.replicas import LearnerGroup
 from bow.sync import SMA
 from bow.testing import FakeDevice, RaceError, Wait
+from bow.testing.fake_device import FakeStream
 
 MIN_BYTES = 512
 FLOAT = 4
@@ -204,18 +205,18 @@ def test_an_allocation_that_is_saved_twice_is_copied_once() -> None:
     assert training.device.waits[Wait("offload to the device", "offload: has room")] == 6 - MAX_IN_FLIGHT
 
 
-def test_copies_back_begin_before_they_are_needed() -> None:
+def test_copies_back_begin_before_they_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a wait of the computation for a copy, those that come next have been issued."""
     device, ahead = FakeDevice(), []
     training = Training("deep", device)
-    waits = device._stream_waits
+    waits = FakeStream.wait
 
-    def watched(stream: str, event: Any) -> None:
+    def watched(stream: FakeStream, event: Any) -> None:
         if event.name == "offload: back":
             ahead.append(len(training.offload._prefetched))
         waits(stream, event)
 
-    device._stream_waits = watched  # type: ignore[method-assign]
+    monkeypatch.setattr(FakeStream, "wait", watched)
     training.run()
     assert ahead == [PREFETCH - 1, PREFETCH - 1, 1, 0]
 

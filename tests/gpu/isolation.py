@@ -19,6 +19,7 @@ from benchmarks.trainings import branch
 from bow.runtime.streams import StreamRuntime
 from tests.gpu.case import Case
 from tests.gpu.trainings import batches, exact, few, is_fake, subject, training
+from tests.runtime.stream_captures import capture_step
 
 NO_TIME = "on the fake device, work runs when it is issued"
 
@@ -98,7 +99,7 @@ def _spread(model: str, num_streams: int, way: str, machine: Machine) -> None:
             branch(machine.device, streams)
         runtime = StreamRuntime(graph, branch_schedule(graph, num_streams), device, streams)
         if way == "captured":
-            step = runtime.capture(parameters, buffers, batch)
+            step = capture_step(runtime, device, streams, parameters, buffers, batch)
             for _ in range(few(machine, 5, 2)):
                 outputs = step.replay()
         else:

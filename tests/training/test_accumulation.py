@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 import bow
 from bow.data import open_stream
-from bow.engines.accumulation import parts_of
+from bow.engines.task import parts_of
 from bow.errors import SettingError
 
 Train = Callable[..., bow.Result]

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import bow
 from bow.devices import memory as device_memory
-from bow.engines.memory_budget import MemoryBudget
+from bow.engines.memory import MemoryBudget
 from bow.errors import SettingError
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC
 

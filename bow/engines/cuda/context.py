@@ -8,13 +8,12 @@ import torch
 from bow.devices import Event, Stream, StreamDevice, kernels_for
 from bow.engines.captured import CaptureCache
 from bow.engines.context import RoundContext
-from bow.engines.cuda.feed import Feed
 from bow.engines.cuda.learner import StreamLearner
-from bow.engines.cuda.results import Results
 from bow.engines.cuda.step import RowsStep, SgdStep
+from bow.engines.cuda.transfers import Feed, Results
 from bow.engines.eager import LearningTasks
 from bow.engines.live_check import LiveCheck
-from bow.engines.offload import offloaded_tasks
+from bow.engines.offload import OffloadedTasks
 from bow.engines.outcome import LearningConfig
 from bow.engines.step_state import fits
 from bow.replicas import LearnerGroup
@@ -67,14 +66,7 @@ class StreamOrder:
 
 
 class StreamContext(RoundContext):
-    """The learners of a device with streams, and their state there.
-
-    Args:
-        group: the learners.
-        sync: their synchroniser.
-        settings: settings of their learning tasks.
-        device: the device.
-    """
+    """The learners of a device with streams, and their state there."""
 
     device: StreamDevice
 
@@ -83,7 +75,7 @@ class StreamContext(RoundContext):
         self.order = StreamOrder(device)
         stream = self.order.sync_stream
         super().__init__(group, sync, settings, device, kernels=self.kernels, where=lambda: device.on(stream))
-        self.offloaded = offloaded_tasks(settings.offload, group, device, at_once=True)
+        self.offloaded = OffloadedTasks(group, device, at_once=True) if settings.offload else None
         self.tasks = LearningTasks(group, settings, self.offloaded)
         self.feed = Feed(device)
         self.captures: CaptureCache[Any] = CaptureCache(settings, lambda: group.learners[0].module)
@@ -95,27 +87,22 @@ class StreamContext(RoundContext):
 
     @property
     def has_results(self) -> bool:
-        """Whether the names of the step's metrics are known."""
         return self._results is not None
 
     @property
     def results(self) -> Results:
-        """Memory for the results of learning tasks."""
         assert self._results is not None
         return self._results
 
     @property
     def can_step(self) -> bool:
-        """Whether optimizer and synchroniser can be stepped on the device."""
         return fits(self.group, self.sync, self.settings, rows=self.is_whole)
 
     def make_results(self, metrics: Sequence[str]) -> None:
-        """Allocate results with these metrics."""
         dtype = torch.promote_types(self.group.matrix.z.dtype, torch.float32)
         self._results = Results(self.device, len(self.group), metrics, dtype)
 
     def bind(self) -> None:
-        """Create streams and steps for the current learners, and drop all captures."""
         self.tasks.resized()
         self.live.resized()
         for learner in self.learners:
@@ -138,5 +125,4 @@ class StreamContext(RoundContext):
             self.make_results(self._results.metrics)
 
     def fork(self) -> None:
-        """Have everything wait for the caller's issued work."""
         self.order.fork(self.stepping)

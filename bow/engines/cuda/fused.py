@@ -11,18 +11,16 @@ from bow.engines.batches import FlatBatch
 from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.learner import WARM_UP, gathered, python_values_restored, state_of
 from bow.engines.cuda.whole_round import RoundGraphs, StaticRound, unchanged
+from bow.engines.fused import StackedBuffers, TogetherTask, vectorised, writing_results
 from bow.engines.task import compiled
-from bow.engines.vectorised import StackedBuffers, TogetherTask, vectorised, writing_results
 from bow.errors import BowError, reason
 
 
 class CudaFused(RoundGraphs):
-    """Run the learning tasks of all learners as one that shares its kernels, and one kernel for all the rest after it.
+    """Run the learning tasks of all learners as one that shares its kernels, and one kernel for the rest after it."""
 
-    The only engine whose number of kernels does not grow with the number of learners. The vectorised learning task is
-    compiled; where that is impossible it is captured uncompiled, and what cannot be vectorised runs on the learners'
-    streams.
-    """
+    # The only engine whose number of kernels does not grow with the number of learners. Where the vectorised task
+    # cannot be compiled it is captured uncompiled, and what cannot be vectorised runs on the learners' streams.
 
     name = "fused"
 
@@ -35,12 +33,10 @@ class CudaFused(RoundGraphs):
 
     @property
     def description(self) -> str:
-        """`fused`, `fused (not compiled)`, or `fused (not captured)` if every learner runs by itself."""
         return super().description if self._compiles or self.context.captures.refused else f"{self.name} (not compiled)"
 
     @property
     def state(self) -> dict[str, Any]:
-        """Plain values for checkpoints: whether compiling works, and the algorithms of convolutions."""
         return {"compiles": self._compiles, "ways": dict(self._algorithms)}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -48,7 +44,6 @@ class CudaFused(RoundGraphs):
         self._algorithms = {what: way for what, way in state["ways"].items() if way in ALGORITHMS}
 
     def capture(self, batch: FlatBatch) -> None:
-        """Stack the learners' buffers, and capture the round."""
         # On the caller's stream, to which the memory of the unstacked buffers returns.
         self.device.caller().wait(self.context.learners[0].finished_event)  # `probe` restored the buffers there
         self._buffers.tensors()
@@ -80,13 +75,11 @@ class CudaFused(RoundGraphs):
         return state_of(self.generator) != before
 
     def issue_round(self, static: StaticRound, due: bool) -> None:
-        """Issue the vectorised learning task, and SGD and averaging in one pass after it."""
         finite = self._learn(static)
         if self.context.stepping is not None:
             self.context.stepping.whole(finite, due)
 
     def bind(self) -> None:
-        """Stack the buffers of the current learners; the next round compiles for their number."""
         super().bind()
         self._vectorised = vectorised(self.context.group, self.context.settings)
         run = writing_results(self._vectorised)
@@ -100,7 +93,6 @@ class CudaFused(RoundGraphs):
             self._learn(static)
 
     def _learn(self, static: StaticRound) -> Tensor:
-        """Learn on the current stream; return which learners are finite, as a tensor on the device."""
         matrix = self.context.group.matrix
         batch = gathered(static.batch.batch, self.context.kernels)
         with torch.autograd.set_multithreading_enabled(False), batched_convolutions(self._algorithms):

@@ -1,39 +1,28 @@
 """Every learner's learning task as a CUDA graph on its own stream."""
 
-import functools
 from collections.abc import Callable, Sequence
 
 import torch
 
 from bow.engines.batches import FlatBatch
 from bow.engines.captured import with_autocast
-from bow.engines.cuda.feed import DeviceBatches
-from bow.engines.cuda.first_come import first_through
 from bow.engines.cuda.learner import SpreadTask, StreamLearner
-from bow.engines.cuda.runner import AheadDeviceRunner, issue_in_parallel, learn_one
+from bow.engines.cuda.runner import AheadDeviceRunner, first_through, issue_in_parallel
+from bow.engines.cuda.transfers import DeviceBatches
 from bow.engines.first_come import run_tasks
 from bow.engines.task_scheduler import Learn, TaskScheduler, TaskStart
 from bow.errors import reason
-from bow.graph import StepGraph
 from bow.schedule import Schedule
 
 
 class CudaGraphs(AheadDeviceRunner):
-    """Replay a CUDA graph for each learner, all from one thread.
+    """Replay a CUDA graph for each learner, all from one thread."""
 
-    A learning task of a small model is a chain of tiny kernels: launched as one graph it costs the host a few
-    microseconds, and the chains of several learners fill the device together. Each graph has its own memory pool,
-    inputs and random numbers, so that graphs can run at the same time.
-
-    With a schedule the operators of a learning task are spread over several streams of its learner, as branches of its
-    graph. Where that is impossible, the learning task is captured without a schedule.
-
-    Tasks that cannot be captured, and batches of rare shapes, run operator by operator on the learners' streams.
-
-    References:
-        Budea, TensorBow, 2019, chapter 4 (stream groups, replicated variables, allocators by stream).
-        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.
-    """
+    # A learning task of a small model is a chain of tiny kernels: launched as one graph it costs the host a few
+    # microseconds, and the chains of several learners fill the device together. Each graph has its own memory pool,
+    # inputs and random numbers, so that graphs can run at the same time. With a schedule the operators of a learning
+    # task are spread over several streams, as branches of its graph (Tang et al., 2018, section 4). The design follows
+    # Budea, TensorBow, 2019, chapter 4.
 
     name = "graph"
 
@@ -43,7 +32,6 @@ class CudaGraphs(AheadDeviceRunner):
         return self.context.settings.schedule is None
 
     def capture(self, batch: FlatBatch) -> None:
-        """Capture the learning task of every learner."""
         context = self.context
         context.fork()
         schedule = context.settings.schedule
@@ -55,18 +43,14 @@ class CudaGraphs(AheadDeviceRunner):
             context.log.warn(f"the schedule does not fit this step ({refusal}); operators run one after another")
 
     def issue(self, slot: int, batches: DeviceBatches, due: bool) -> None:
-        context = self.context
-        rows, learn = context.results.rows_of_learners(slot), functools.partial(learn_one, context)
-        issue_in_parallel(context, batches, rows, due, learn)
+        issue_in_parallel(self.context, batches, self.context.results.rows_of_learners[slot], due)
 
     def run_tasks(
         self, scheduler: TaskScheduler, runs: Sequence[TaskStart], issue: Callable[[Learn], StreamLearner]
     ) -> None:
-        """Issue each task when the scheduler starts it, and poll for finished ones."""
         run_tasks(scheduler, runs, lambda run, task: issue(task), first_through)
 
     def bind(self) -> None:
-        """Create streams for the current learners, and drop all captures."""
         super().bind()
         if self.context.settings.schedule is not None:
             for learner in self.context.learners:
@@ -74,21 +58,16 @@ class CudaGraphs(AheadDeviceRunner):
 
     def _capture_spread(self, batch: FlatBatch, schedule: Schedule) -> str | None:
         """Capture every learning task on several streams of its learner; return why if that is impossible."""
+        context, settings = self.context, self.context.settings
         try:
-            graph = self._traced(batch)
-            for learner in self.context.learners:
-                learner.capture(batch, self.context.order.issued, self._spread(learner, graph, schedule))
+            step = with_autocast(settings.task_step, self.device.torch_device, settings.precision)
+            graph = context.learners[0].trace(batch, context.order.issued, step)
+            for learner in context.learners:
+                own = context.group.learners[learner.index]
+                task = SpreadTask(self.device, graph, schedule, learner.streams, own, context.group.layout)
+                learner.capture(batch, context.order.issued, task)
         except (AssertionError, torch.OutOfMemoryError):
             raise
         except Exception as error:
             return reason(error)
         return None
-
-    def _traced(self, batch: FlatBatch) -> StepGraph:
-        settings = self.context.settings
-        step = with_autocast(settings.task_step, self.device.torch_device, settings.precision)
-        return self.context.learners[0].trace(batch, self.context.order.issued, step)
-
-    def _spread(self, learner: StreamLearner, graph: StepGraph, schedule: Schedule) -> SpreadTask:
-        group = self.context.group
-        return SpreadTask(self.device, graph, schedule, learner.streams, group.learners[learner.index], group.layout)

@@ -25,14 +25,10 @@ from bow.schedule import Schedule
 
 
 class SpreadTask:
-    """One learner's learning task on batches of one shape: a step graph on several streams of the learner.
+    """One learner's learning task on batches of one shape: a step graph on several streams, from the first and back."""
 
-    It begins and ends on the first stream. The gradient goes to the learner's row of `G`, buffers are written in place,
-    and random numbers are those of the device's generator, in the order of issue.
-
-    References:
-        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.
-    """
+    # The gradient goes to the learner's row of `G`, buffers are written in place, and random numbers are those of the
+    # device's generator, in the order of issue.
 
     def __init__(
         self,
@@ -67,7 +63,6 @@ class SpreadTask:
         return Learned(made.loss, made.metrics)
 
     def close(self) -> None:
-        """Free the memory of the last run, before or after a capture."""
         self._runtime.close()
 
 
@@ -122,9 +117,6 @@ class StreamLearner:
     def module(self) -> nn.Module:
         return self._group.learners[self.index].module
 
-    def __contains__(self, shape: Hashable) -> bool:
-        return shape in self._captured
-
     def learn(self, batch: FlatBatch, seed: Callable[[], int]) -> IssuedTask:
         """Issue the learning task on the current stream; its gradient goes to the learner's row of `G`."""
         captured = self._captured.get(batch.signature)
@@ -139,12 +131,10 @@ class StreamLearner:
         return captured.task
 
     def open_streams(self, count: int) -> None:
-        """Create streams up to this number."""
         more = range(len(self.streams), count)
         self.streams += [self._device.stream(f"{self.stream.name}, stream {number}") for number in more]
 
     def capture(self, batch: FlatBatch, after_event: Event, spread: SpreadTask | None = None) -> None:
-        """Capture the learning task for batches of this shape."""
         with self._trying(after_event, capturing=True):
             inputs = self.inputs_like(batch)
             with _closing(spread):  # a capture must not wait for work outside of it
@@ -177,7 +167,6 @@ class StreamLearner:
     def expect(
         self, live: LiveCheck, batch: FlatBatch, after_event: Event, seed: int, draws_as_eager: bool
     ) -> Expected:
-        """Run the user's own step on the learner's stream, and undo it."""
         drew: list[bool] = []
 
         @contextlib.contextmanager
@@ -235,7 +224,6 @@ class StreamLearner:
                 self.stream.record(self.finished_event)
 
     def forget(self) -> None:
-        """Free the graphs, none of which is running."""
         for captured in self._captured.values():
             captured.graph.reset()
         self._captured.clear()
@@ -298,7 +286,6 @@ class _CounterStub:
         self.count = 0
 
     def add_(self, count: int) -> None:
-        """Mimic `Tensor.add_`."""
         self.count += count
 
 
@@ -321,15 +308,12 @@ def fused_batch_counters(model: nn.Module) -> Iterator[None]:
 
 
 def _closing(task: SpreadTask | None) -> contextlib.AbstractContextManager[object]:
-    """Close the task afterwards, if there is one."""
     return contextlib.nullcontext() if task is None else contextlib.closing(task)
 
 
 def gathered(batch: Batch, kernels: Kernels) -> Batch:
-    """Gather an indexed batch on the current stream; return other batches as they are."""
     return batch.gather(kernels.gather) if isinstance(batch, Indexed) else batch
 
 
 def state_of(generator: torch.Generator) -> bytes:
-    """Return a generator's state as bytes."""
     return bytes(generator.get_state().numpy())

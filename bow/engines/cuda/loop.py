@@ -1,7 +1,7 @@
 """The round on a device with streams: the host issues, events order, and results come later."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -9,17 +9,16 @@ from torch import Tensor, nn
 
 from bow.devices import StreamDevice, cuda_device
 from bow.engines.batches import Batches, FlatBatch, Stacked
-from bow.engines.cuda.captures import Captures
 from bow.engines.cuda.context import StreamContext
-from bow.engines.cuda.first_come import issue_ahead
 from bow.engines.cuda.pending import IssuedRound, PendingRounds
-from bow.engines.cuda.results import LOSS, METRICS
-from bow.engines.cuda.runner import AheadDeviceRunner, DeviceRunner
+from bow.engines.cuda.runner import AheadDeviceRunner, DeviceRunner, issue_ahead
+from bow.engines.cuda.transfers import LOSS, METRICS
 from bow.engines.cuda.whole_round import UNROLLED, RoundGraphs, unchanged
 from bow.engines.live_check import Expected
 from bow.engines.loop import Loop, rounds_to_synchronise, step_learners
-from bow.engines.memory_budget import out_of_memory_explained
+from bow.engines.memory import out_of_memory_explained
 from bow.engines.outcome import LearningConfig, Outcome
+from bow.errors import BowError, CaptureError, reason
 from bow.interruption import Uninterrupted
 from bow.replicas import LearnerGroup
 from bow.sync import Synchroniser, Timing
@@ -29,17 +28,14 @@ ROUNDS_TOGETHER = 8  # rounds to issue without a barrier between them
 
 @final
 class DeviceRoundLoop(Loop):
-    """Rounds on a device with streams: the host issues them and does not wait.
+    """Rounds on a device with streams: the host issues them and does not wait; events alone order the streams."""
 
-    Events alone order the streams:
-
-    * A call begins after the caller's earlier work, and the caller's later work runs after the call (`StreamOrder`).
-      Rounds within a call have no barrier between them.
-    * Learner j's stream: its batch arrives; learning task; step.
-    * The synchronisation stream has a high priority. It computes what a synchronisation task needs from before the step
-      while the learners learn; after their steps it moves the central model.
-    * The host sees a round's results `SLOTS` rounds later, and then restarts learners that diverged (`PendingRounds`).
-    """
+    # * A call begins after the caller's earlier work, and the caller's later work runs after the call (`StreamOrder`).
+    #   Rounds within a call have no barrier between them.
+    # * Learner j's stream: its batch arrives; learning task; step.
+    # * The synchronisation stream has a high priority. It computes what a synchronisation task needs from before the
+    #   step while the learners learn; after their steps it moves the central model.
+    # * The host sees a round's results `SLOTS` rounds later, and then restarts diverged learners (`PendingRounds`).
 
     brings_batches = True
     context: StreamContext
@@ -70,7 +66,6 @@ class DeviceRoundLoop(Loop):
 
     @property
     def period(self) -> int:
-        """Number of rounds that can be issued at once."""
         if self.settings.dispatch == "fixed":
             return ROUNDS_TOGETHER
         if not isinstance(self.runner, AheadDeviceRunner) or len(self.group) == 1:
@@ -78,12 +73,10 @@ class DeviceRoundLoop(Loop):
         return rounds_to_synchronise(self.context)
 
     def round(self, batches: Batches) -> Outcome:
-        """Issue one round; the host does not wait for it."""
         return self.rounds([batches])[0]
 
     @torch.no_grad()
     def rounds(self, batches: Sequence[Batches]) -> list[Outcome]:
-        """Issue several rounds without a barrier between them; the host does not wait for them."""
         if not batches:
             return []
         context, order = self.context, self.context.order
@@ -136,7 +129,6 @@ class DeviceRoundLoop(Loop):
                 self.context.log.warn(difference, stacklevel=5)
 
     def close(self) -> None:
-        """Wait for the device, free pinned memory, and stop the threads."""
         try:
             self.catch_up()
         finally:
@@ -165,7 +157,6 @@ class DeviceRoundLoop(Loop):
         self.runner.bind()
 
     def _issue_call(self, batches: Sequence[Batches], made: Tensor) -> list[IssuedRound]:
-        """Issue the rounds of a call, some perhaps without an order of learners."""
         issued: list[IssuedRound] = []
         while (done := len(issued)) < len(batches):
             ahead = self._num_ahead(len(batches) - done)
@@ -196,7 +187,6 @@ class DeviceRoundLoop(Loop):
         return not drops and context.live.rounds_before(context.round_index) >= UNROLLED
 
     def _issue_unrolled(self, runner: RoundGraphs, batches: Sequence[Batches], made: Tensor) -> list[IssuedRound]:
-        """Issue rounds that one graph holds."""
         context, order = self.context, self.context.order
         slot = self._pending.make_room(len(batches))
         there = [context.feed.put(slot + index, each, len(self.group)) for index, each in enumerate(batches)]
@@ -250,7 +240,7 @@ class DeviceRoundLoop(Loop):
     def _step(self, slot: int, active: list[bool], due: bool) -> None:
         """Run optimizer and synchroniser in PyTorch, for all learners after all learning tasks."""
         context, results = self.context, self.context.results
-        outcome = results.outcome(results.rows(slot), active)
+        outcome = results.outcome(results.rows[slot], active)
         # Only the device knows who diverged: no step can be skipped, but one with a zero gradient is harmless.
         self.group.matrix.gradients.masked_fill_(~outcome.finite.unsqueeze(1), 0)
         if self.sync.timing is not Timing.BEFORE_STEP:
@@ -264,7 +254,6 @@ class DeviceRoundLoop(Loop):
     # Live check
 
     def _check_is_due(self) -> bool:
-        """Return whether the coming round needs a live check, if it is replayed."""
         return self.runner.replays and self.context.live.is_due(self.context.round_index)
 
     def _expected(self, batches: Batches) -> Expected | None:
@@ -295,7 +284,7 @@ class DeviceRoundLoop(Loop):
     def _difference(self, expected: Expected, slot: int) -> str | None:
         """Return how an issued round differs from the step; waits for its learning tasks."""
         live, results = self.context.live, self.context.results
-        row = results.rows_of_learners(slot)[expected.learner].clone()
+        row = results.rows_of_learners[slot][expected.learner].clone()
         metrics = {name: row[METRICS + index] for index, name in enumerate(results.metrics)}
         made = live.results_of(expected.learner, row[LOSS], metrics)
         return live.compare([made], expected, self.context.round_index)
@@ -308,3 +297,76 @@ class DeviceRoundLoop(Loop):
                     "this training cannot be repeated exactly; use single layers with nn.Dropout between them"
                 )
                 return
+
+
+class Captures:
+    """Capture learning tasks for new batch shapes, and drop stale captures."""
+
+    def __init__(self, context: StreamContext, runner: DeviceRunner, pending: PendingRounds) -> None:
+        self._context = context
+        self._cache = context.captures
+        self._runner = runner
+        self._pending = pending
+
+    def prepare(self, batches: Sequence[Batches]) -> None:
+        self._drop_stale()
+        for index, each in enumerate(batches):
+            for batch in _different(each):
+                self._get_ready(batch, self._context.round_index + index)
+
+    def refuse_all(self, why: str) -> None:
+        self._pending.catch_up()
+        self._cache.refused = why
+        self._runner.bind()
+        self._context.fork()
+        self._context.log.warn(f"{why}; running {self._runner.description}")
+
+    def _get_ready(self, batch: FlatBatch, round_index: int) -> None:
+        context, cache, shape = self._context, self._cache, batch.signature
+        if not context.has_results:
+            context.fork()  # order learning tasks after the caller's changes to the learners
+            context.make_results(context.learners[0].probe(batch, context.order.issued))
+        if shape is None and cache.refused is None:
+            cache.refused = "a batch contains something that is not a dense tensor"
+            self._tell_uncaptured("training")
+        if shape is None or not cache.wants(shape, batch.leaves, round_index):
+            return
+        self._pending.catch_up()
+        context.device.prepare_captures()
+        try:
+            cache.add(shape, lambda _: self._runner.capture(batch))
+        except (AssertionError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            if isinstance(error, BowError) and not isinstance(error, CaptureError):
+                raise
+            cache.refuse(shape, error)
+            if cache.refused is None:  # other shapes are captured, so this shape is the cause
+                context.log.warn(f"batches of another shape cannot be captured ({reason(error)}); they run uncaptured")
+            else:
+                self._tell_uncaptured("model")
+
+    def _tell_uncaptured(self, what: str) -> None:
+        why, runner = self._cache.refused, self._runner
+        self._context.log.warn(f"engine {runner.name} cannot capture this {what} ({why}); running {runner.description}")
+
+    def _drop_stale(self) -> None:
+        """Drop graphs that are stale: the kind of step or a Python value has changed."""
+        context = self._context
+        if (context.stepping is not None) != context.can_step:  # a hook, a flag of the optimizer
+            self._pending.catch_up()
+            self._runner.bind()
+        elif self._cache.drop_if_changed():
+            self._pending.catch_up()
+            self._runner.bind()
+            if self._cache.refused is not None:
+                context.log.warn(f"{self._cache.refused}; running {self._runner.description}")
+
+
+def _different(batches: Batches) -> Iterator[FlatBatch]:
+    if isinstance(batches, Stacked):
+        yield FlatBatch.of(batches.value, stacked=True).of_learner(0)
+        return
+    for batch in batches:
+        if batch is not None:
+            yield FlatBatch.of(batch)

@@ -1,5 +1,6 @@
 """Issued rounds that are pending on the device, and how the host handles those that have ended."""
 
+import functools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from bow.engines.cuda.context import StreamContext
-from bow.engines.cuda.results import FINITE, SLOTS, Results
+from bow.engines.cuda.transfers import FINITE, SLOTS, Results
 from bow.engines.outcome import Outcome
 
 
@@ -37,20 +38,14 @@ class FinishedRound:
     issued: IssuedRound
     round: int
     restarted: bool
-    diverged: set[int]
 
-    @classmethod
-    def of(
-        cls, values: Sequence[Sequence[float]], issued: IssuedRound, round_index: int, restarted: bool
-    ) -> "FinishedRound":
-        """Find the learners that diverged in a round."""
-        pairs = enumerate(zip(issued.active, values, strict=True))
-        bad = [batch for batch, (there, row) in pairs if there and row[FINITE] == 0]
-        taken_by = issued.taken_by or range(len(issued.active))
-        return cls(values, issued, round_index, restarted, {taken_by[batch] for batch in bad})
+    @functools.cached_property
+    def diverged(self) -> set[int]:
+        taken_by = self.issued.taken_by or range(len(self.issued.active))
+        rows = enumerate(zip(self.issued.active, self.values, strict=True))
+        return {taken_by[batch] for batch, (there, row) in rows if there and row[FINITE] == 0}
 
     def outcome(self, results: Results) -> Outcome:
-        """Return the round's outcome."""
         outcome = results.outcome(torch.tensor(self.values), self.issued.active)
         outcome.taken_by = self.issued.taken_by
         pairs = zip(self.issued.active, self.values, strict=True)
@@ -59,11 +54,10 @@ class FinishedRound:
 
 
 class PendingRounds:
-    """The rounds that the host has not seen end, at most `SLOTS`.
+    """The rounds that the host has not seen end, at most `SLOTS`."""
 
-    Diverged learners restart when the host sees it, always the same number of rounds later, so that trainings repeat
-    exactly. With plain SGD and `SMA` the device restores weights at once.
-    """
+    # Diverged learners restart when the host sees it, always the same number of rounds later, so that trainings repeat
+    # exactly. With plain SGD and `SMA` the device restores weights at once.
 
     def __init__(self, context: StreamContext) -> None:
         self._context = context
@@ -83,7 +77,6 @@ class PendingRounds:
         self._rounds.append(PendingRound(self._context.round_index, slot, active, restarted))
 
     def finish_all(self) -> None:
-        """Wait for all rounds, and handle their outcomes."""
         while self._rounds:
             self._finish_oldest()
 
@@ -125,4 +118,4 @@ class PendingRounds:
         over = self._rounds.popleft()
         self._round_ended[over.slot].synchronize()
         values = self._context.results.on_host(over.slot)
-        return FinishedRound.of(values, IssuedRound(over.active), over.round, over.restarted)
+        return FinishedRound(values, IssuedRound(over.active), over.round, over.restarted)

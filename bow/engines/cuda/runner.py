@@ -2,6 +2,7 @@
 
 import abc
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
@@ -9,12 +10,13 @@ import torch
 from torch import Tensor
 
 from bow.devices import Stream
-from bow.engines.batches import FlatBatch
+from bow.engines.batches import Batches, FlatBatch
 from bow.engines.cuda.context import StreamContext
-from bow.engines.cuda.feed import DeviceBatches
 from bow.engines.cuda.learner import IssuedTask, StreamLearner
-from bow.engines.cuda.results import FINITE
+from bow.engines.cuda.pending import FinishedRound, IssuedRound, PendingRounds
 from bow.engines.cuda.step import RowsStep, SgdStep
+from bow.engines.cuda.transfers import FINITE, SLOTS, DeviceBatches
+from bow.engines.first_come import Period
 from bow.engines.loop import step_row
 from bow.engines.task_scheduler import Learn, TaskScheduler, TaskStart
 
@@ -31,7 +33,6 @@ class DeviceRunner(abc.ABC):
 
     @property
     def description(self) -> str:
-        """Name of the engine, and whether learning tasks cannot be captured."""
         return self.name if self.context.captures.refused is None else f"{self.name} (not captured)"
 
     @property
@@ -53,13 +54,10 @@ class DeviceRunner(abc.ABC):
 
     @abc.abstractmethod
     def issue(self, slot: int, batches: DeviceBatches, due: bool) -> None:
-        """Issue the learning tasks of a round, and the rest of it if `context.stepping` steps and averages.
-
-        Afterwards the synchronisation stream waits for all of it, and the results are in their slot.
-        """
+        """Issue the learning tasks of a round, and the rest of it if `context.stepping` steps and averages."""
+        # Afterwards the synchronisation stream waits for all of it, and the results are in their slot.
 
     def streams(self) -> list[Stream]:
-        """Return the streams that the synchronisation stream waits for."""
         return [self.context.feed.stream, *(learner.stream for learner in self.context.learners)]
 
     @property
@@ -73,7 +71,6 @@ class DeviceRunner(abc.ABC):
             self.context.stepping.moved()
 
     def bind(self) -> None:
-        """Bind the current learners, and drop all captures."""
         self.context.bind()
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
@@ -103,16 +100,20 @@ def issue_in_parallel(
     batches: DeviceBatches,
     rows: Sequence[Tensor],
     due: bool,
-    learn: IssueTask,
+    learn: IssueTask | None = None,  # None: of the coming round, replayed if it has been captured
     for_each: ForEach | None = None,
 ) -> None:
     """Issue a round, which ends on the synchronisation stream; results go to `rows`, by learner."""
+
+    def learn_next(learner: StreamLearner, batch: FlatBatch) -> IssuedTask:
+        return learner.learn(batch, lambda: context.task_seed(learner.index))
+
     stepping, sync_stream, learners = context.stepping, context.order.sync_stream, context.learners
     by_row = stepping if isinstance(stepping, SgdStep) else None
     tasks: list[IssuedTask | None] = [None] * len(learners)
 
     def issue(learner: StreamLearner) -> None:
-        tasks[learner.index] = _learn(context, learner, batches, rows, learn)
+        tasks[learner.index] = _learn(context, learner, batches, rows, learn or learn_next)
 
     if for_each is None:
         for learner in learners:
@@ -129,11 +130,6 @@ def issue_in_parallel(
     if isinstance(stepping, RowsStep):
         with context.device.on(sync_stream):
             stepping.whole(torch.stack([row[FINITE] for row in rows]), due)
-
-
-def learn_one(context: StreamContext, learner: StreamLearner, batch: FlatBatch) -> IssuedTask:
-    """Issue a learning task of the coming round on the current stream."""
-    return learner.learn(batch, lambda: context.task_seed(learner.index))
 
 
 def step_on_stream(context: StreamContext, learner: StreamLearner, task: IssuedTask, kept: Tensor) -> None:
@@ -185,3 +181,84 @@ def _step(
             stepping.row(learner.index, task.results, kept, due)
         elif due:
             stepping.correct(learner.index)
+
+
+POLL_S = 20e-6  # seconds between two polls of learners that are all busy
+
+
+def issue_ahead(
+    context: StreamContext,
+    runner: AheadDeviceRunner,
+    pending: PendingRounds,
+    batches: Sequence[Batches],
+    made: Tensor,
+) -> list[IssuedRound]:
+    """Issue rounds before a synchronisation task; the host has seen all tasks end when this returns."""
+    # The host gives the next batch to a learner whose stream has become idle, and steps that learner alone. Results go
+    # to `made`, by round and batch.
+    order = context.order
+    pending.finish_all()
+    if order.start_event is None:
+        order.learners_moved()
+    period = Period(context.group, batches, ahead=len(batches))
+    # Separate memory for every round: a learner that is ahead takes batches while others still read old ones.
+    there = [context.feed.put(SLOTS + i, each, period.learners) for i, each in enumerate(batches)]
+    scheduler, runs = period.start(period.learners, "first_come")
+    runner.run_tasks(scheduler, runs, _issuing(context, period, there, made))
+    for learner in context.learners:
+        order.sync_stream.wait(learner.finished_event)
+    order.start_event = None
+    issued = [IssuedRound(active, period.taken_by(i)) for i, active in enumerate(period.present)]
+    pending.act_on(_finished(context, issued, made))
+    context.log.round_index += len(batches)
+    return issued
+
+
+def first_through(busy: dict[Learn, StreamLearner]) -> Learn:
+    while True:
+        for task, learner in busy.items():
+            if learner.finished_event.query():
+                return task
+        time.sleep(POLL_S)
+
+
+def _issuing(
+    context: StreamContext, period: Period, there: Sequence[DeviceBatches], made: Tensor
+) -> Callable[[Learn], StreamLearner]:
+    not_yet_synchronised = set(range(period.learners))  # learners that have yet to wait for earlier work
+
+    def issue(task: Learn) -> StreamLearner:
+        learner = context.learners[task.learner]
+        index, position = period.locate(task)
+        batch = there[index].by_learner[position]
+        assert batch is not None
+        stream, row = learner.stream, made[index][position]
+        with torch.no_grad(), context.device.issuing(), context.device.on(stream):
+            if task.learner in not_yet_synchronised:
+                assert context.order.start_event is not None
+                stream.wait(context.order.start_event)
+                not_yet_synchronised.discard(task.learner)
+            copied = there[index].copied
+            if copied is not None:
+                stream.wait(copied)
+            issued = learner.learn(batch, lambda: context.task_seed(position, rounds_ahead=index))
+            step_on_stream(context, learner, issued, row)
+        stream.record(learner.finished_event)
+        period.take(task)
+        return learner
+
+    return issue
+
+
+def _finished(context: StreamContext, issued: Sequence[IssuedRound], made: Tensor) -> list[FinishedRound]:
+    pinned = context.device.pinned(made.shape, made.dtype)
+    over = context.device.event("a period is over")
+    with context.device.on(context.order.sync_stream):
+        pinned.copy_(made, non_blocking=True)
+    context.order.sync_stream.record(over)
+    over.synchronize()
+    restarted = context.stepping is not None
+    return [
+        FinishedRound(values, each, context.round_index + index, restarted)
+        for index, (values, each) in enumerate(zip(context.device.read_host(pinned), issued, strict=True))
+    ]

@@ -43,11 +43,7 @@ class SgdStep:
             self._values = values
 
     def center(self, stream: Stream, due: bool) -> bool:
-        """Move the central model by the weights before the step, if `due`.
-
-        Returns whether learners have to wait for `centered` before they step: they read the old z, or restart from the
-        new one.
-        """
+        """Move z by the weights before the step, if `due`; return whether learners have to wait for `centered`."""
         if due:
             matrix = self._group.matrix
             with self._device.on(stream):
@@ -68,13 +64,11 @@ class SgdStep:
         self._kernels.sgd_row(*rows, results, kept, self._numbers, synchronise)
 
     def correct(self, learner: int) -> None:
-        """Correct a learner that has no batch and takes no step."""
         weights, _, _ = self._rows[learner]
         before = self._group.matrix.state["z_prev"]
         weights.sub_((weights - before) * self._numbers[Numbers._fields.index("alpha")])
 
     def whole(self, finite: Tensor, synchronise: bool) -> None:
-        """Step and average all learners in one pass over the rows, after all learning tasks."""
         matrix = self._group.matrix
         self._kernels.sgd_round(
             matrix.weights,
@@ -89,12 +83,11 @@ class SgdStep:
 
 
 class RowsStep:
-    """Step and average all learners after their learning tasks, by a kernel that a round's graph holds.
+    """Step and average all learners after their learning tasks, by a kernel that a round's graph holds."""
 
-    Supports plain SGD, Adam and AdamW, optional clipping, and SMA. The host reads nothing: numbers that may change from
-    round to round are stored on the device, as are Adam's counts of steps. As in `SgdStep`, a learner that is not
-    finite restarts from the central model, with fresh optimizer state.
-    """
+    # The host reads nothing: numbers that may change from round to round are stored on the device, as are Adam's counts
+    # of steps. As in `SgdStep`, a learner that is not finite restarts from the central model, with fresh optimizer
+    # state.
 
     def __init__(
         self, device: StreamDevice, group: LearnerGroup, sync: SMA, kernels: Kernels, clip_norm: float | None

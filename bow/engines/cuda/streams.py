@@ -1,6 +1,5 @@
 """A host thread and a stream for every learner."""
 
-import functools
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -8,25 +7,20 @@ import torch
 
 from bow.engines.batches import FlatBatch
 from bow.engines.cuda.context import StreamContext
-from bow.engines.cuda.feed import DeviceBatches
 from bow.engines.cuda.learner import StreamLearner
-from bow.engines.cuda.runner import AheadDeviceRunner, issue_in_parallel, learn_one
+from bow.engines.cuda.runner import AheadDeviceRunner, issue_in_parallel
+from bow.engines.cuda.transfers import DeviceBatches
 from bow.engines.task_scheduler import Learn, TaskScheduler, TaskStart
 from bow.engines.thread_pool import ThreadPool, num_threads
 
 
 class CudaStreams(AheadDeviceRunner):
-    """Issue every learner's operators from its own thread: for models that cannot be captured.
+    """Issue every learner's operators from its own thread: for models that cannot be captured."""
 
-    A thread has its own library handles (cuDNN's and cuBLAS's are per thread), its allocations belong to its learner's
-    stream, and backward runs on it and not on torch's one thread for the device. Where the learning task draws random
-    numbers, tasks are issued one at a time, so that each draws its own.
-
-    Python issues one operator at a time, whatever the number of threads: use engine `graph` for small models.
-
-    References:
-        Budea, TensorBow, 2019, sections 4.1 to 4.3 and 5.4.
-    """
+    # A thread has its own library handles (cuDNN's and cuBLAS's are per thread), its allocations belong to its
+    # learner's stream, and backward runs on it and not on torch's one thread for the device. Where tasks draw random
+    # numbers they are issued one at a time, so that each draws its own. The design is that of Budea, TensorBow, 2019,
+    # sections 4.1 to 4.3.
 
     name = "streams"
     replays = False
@@ -36,7 +30,6 @@ class CudaStreams(AheadDeviceRunner):
         self._pool: ThreadPool | None = None
 
     def capture(self, batch: FlatBatch) -> None:
-        """Find out whether learning tasks draw random numbers."""
         context = self.context
         context.fork()
         with num_threads(1):  # as on the learners' threads: code is compiled for a number of threads
@@ -46,10 +39,8 @@ class CudaStreams(AheadDeviceRunner):
                 learner.shapes_without_random.add(batch.signature)
 
     def issue(self, slot: int, batches: DeviceBatches, due: bool) -> None:
-        """Issue every learner's part of the round from its own thread."""
         context = self.context
-        rows, learn = context.results.rows_of_learners(slot), functools.partial(learn_one, context)
-        issue_in_parallel(context, batches, rows, due, learn, self._for_each)
+        issue_in_parallel(context, batches, context.results.rows_of_learners[slot], due, for_each=self._for_each)
 
     def run_tasks(
         self, scheduler: TaskScheduler, runs: Sequence[TaskStart], issue: Callable[[Learn], StreamLearner]
@@ -63,7 +54,6 @@ class CudaStreams(AheadDeviceRunner):
         self._threads().run(scheduler, runs, execute)
 
     def bind(self) -> None:
-        """Create streams and threads for the current learners."""
         super().bind()
         if self._pool is not None and len(self._pool) != len(self.context.learners):
             self._pool.close()

@@ -13,10 +13,10 @@ from bow.data import Indexed
 from bow.devices import CapturedGraph, Event, Stream
 from bow.engines.batches import Batches, FlatBatch, Stacked
 from bow.engines.cuda.context import StreamContext
-from bow.engines.cuda.feed import DeviceBatches
-from bow.engines.cuda.learner import IssuedTask, StreamLearner
-from bow.engines.cuda.runner import DeviceRunner, issue_in_parallel, learn_one
+from bow.engines.cuda.learner import StreamLearner
+from bow.engines.cuda.runner import DeviceRunner, issue_in_parallel
 from bow.engines.cuda.step import RowsStep
+from bow.engines.cuda.transfers import DeviceBatches
 
 UNROLLED = 4  # rounds in one graph if samples are stored on the device; two such graphs may be in flight
 
@@ -32,7 +32,6 @@ class StaticRound:
         return DeviceBatches(self.batch, len(self.rows))
 
     def take(self, batches: DeviceBatches) -> None:
-        """Copy a round's batches here, on the current stream."""
         if batches.stacked is not None:
             for static, leaf in zip(self.batch.leaves, batches.stacked.leaves, strict=True):
                 static.copy_(leaf)
@@ -63,10 +62,7 @@ class CapturedRound:
 
 
 class RoundGraphs(DeviceRunner):
-    """Base of runners that replay one graph per round.
-
-    Rounds in which a learner has no batch, or one of a rare shape, run on the learners' streams.
-    """
+    """Base of runners that replay one graph per round; rounds with rare shapes run on the learners' streams."""
 
     def __init__(self, context: StreamContext) -> None:
         super().__init__(context)
@@ -88,7 +84,6 @@ class RoundGraphs(DeviceRunner):
         """Issue a round, from its stream on and back to it: learning, and the rest if there is `stepping`."""
 
     def capture(self, batch: FlatBatch) -> None:
-        """Capture the round for batches of this shape, with and without a synchronisation task."""
         context = self.context
         context.fork()
         stream, learners = self.stream, len(context.group)
@@ -131,7 +126,6 @@ class RoundGraphs(DeviceRunner):
         return graph
 
     def issue(self, slot: int, batches: DeviceBatches, due: bool) -> None:
-        """Replay the round's graph, or issue it on the learners' streams."""
         context, order = self.context, self.context.order
         captured = self._captured_for(batches)
         if (captured is not None) != self._last_replayed and order.start_event is None:
@@ -139,15 +133,15 @@ class RoundGraphs(DeviceRunner):
             order.learners_moved()
         self._last_replayed = captured is not None
         if captured is None:
-            rows = context.results.rows_of_learners(slot)
-            issue_in_parallel(context, batches, rows, due, lambda learner, batch: learn_one(context, learner, batch))
+            rows = context.results.rows_of_learners[slot]
+            issue_in_parallel(context, batches, rows, due)
             return
         with self._on_stream(batches.copied):
             captured.static.take(batches)
             if captured.draws:
                 self.generator.manual_seed(context.round_seed)
             captured.graphs[due and context.stepping is not None].replay()
-            context.results.rows(slot).copy_(captured.static.rows)
+            context.results.rows[slot].copy_(captured.static.rows)
 
     def unrolls(self, batches: Sequence[Batches]) -> bool:
         """Return whether one graph holds these rounds, which are not observed in between."""
@@ -159,7 +153,6 @@ class RoundGraphs(DeviceRunner):
         return captured is not None and captured.unrolled is not None
 
     def issue_unrolled(self, slot: int, batches: Sequence[DeviceBatches]) -> None:
-        """Replay the graph of these rounds, whose slots begin at `slot`."""
         first = batches[0].stacked
         assert first is not None
         unrolled = self._rounds[first.signature].unrolled
@@ -172,7 +165,7 @@ class RoundGraphs(DeviceRunner):
                 torch.stack([each.stacked.leaves[index] for each in batches if each.stacked is not None], out=leaf)
             unrolled.graph.replay()
             for index, static in enumerate(unrolled.static):
-                self.context.results.rows(slot + index).copy_(static.rows)
+                self.context.results.rows[slot + index].copy_(static.rows)
 
     @contextlib.contextmanager
     def _on_stream(self, copied: Event | None) -> Iterator[None]:
@@ -199,7 +192,6 @@ class RoundGraphs(DeviceRunner):
         self.context.order.learners_moved()
 
     def bind(self) -> None:
-        """Free the graphs, and bind the current learners."""
         for captured in self._rounds.values():
             for graph in captured.graphs.values():
                 graph.reset()
@@ -209,7 +201,6 @@ class RoundGraphs(DeviceRunner):
         super().bind()
 
     def _kinds_of_rounds(self) -> list[bool]:
-        """Return the values of `due` that rounds can have."""
         context = self.context
         if context.sync.every > 1 and not context.sync.follows(context.group.num_all):
             return [False, True]
@@ -223,19 +214,15 @@ class RoundGraphs(DeviceRunner):
 
 
 class WholeRound(RoundGraphs):
-    """Replay one CUDA graph per round: the learning tasks as parallel branches, with steps and averaging.
+    """Replay one CUDA graph per round: the learning tasks as parallel branches, with steps and averaging."""
 
-    One launch per round costs the host least, and only the graph's edges order the learners, which therefore keep step.
-    The synchronisation task is a branch parallel to the learning tasks, as in engine `graph`.
-
-    References:
-        Budea, TensorBow, 2019, chapter 4.
-    """
+    # One launch per round costs the host least, and only the graph's edges order the learners, which therefore keep
+    # step. The synchronisation task is a branch parallel to the learning tasks, as in Budea, TensorBow, 2019, chapter
+    # 4.
 
     name = "graph+round"
 
     def warm_up(self, static: StaticRound) -> bool:
-        """Run every learner's task on its own stream, as it will be captured."""
         draws = False
         for learner, batch in zip(self.context.learners, static.by_learner().by_learner, strict=True):
             assert batch is not None
@@ -252,14 +239,10 @@ class WholeRound(RoundGraphs):
         order.start_event = self._forked
         if context.stepping is not None:
             order.sync_stream.wait(self._forked)
-        issue_in_parallel(context, static.by_learner(), list(static.rows), due, _run)
+        issue_in_parallel(context, static.by_learner(), list(static.rows), due, StreamLearner.run)
         order.start_event = None
         order.sync_stream.record(self._joined)
         self.stream.wait(self._joined)
-
-
-def _run(learner: StreamLearner, batch: FlatBatch) -> IssuedTask:
-    return learner.run(batch)
 
 
 def _repeated(leaf: Tensor, learners: int, device: torch.device) -> Tensor:

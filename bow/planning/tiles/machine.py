@@ -13,8 +13,8 @@ import torch
 
 from bow.cluster import WorkerJob, World, join, start
 from bow.devices import available_cores, processor
+from bow.devices.cores import warn_if_busy
 from bow.devices.links import Connection, gpu_uuid, read_gpu_links
-from bow.devices.load import warn_if_busy
 from bow.errors import SettingError
 from bow.planning.problem.device_topology import GIB, Device, DeviceKind, DeviceTopology, Link
 from bow.planning.tiles.link_benchmark import cache_busy_links, measure_busy_links, measured_topology

@@ -16,7 +16,7 @@ from torch import nn
 
 from bow.compiling import cache_folder
 from bow.devices import available_cores, processor
-from bow.devices.load import warn_if_busy
+from bow.devices.cores import warn_if_busy
 from bow.errors import SettingError, disk_reason
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator

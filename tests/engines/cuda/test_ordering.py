@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import bow
-from bow.engines.cuda.results import SLOTS
+from bow.engines.cuda.transfers import SLOTS
 from bow.engines.live_check import LiveCheck
 from bow.schedule import OrderedSchedule, Schedule
 from bow.testing import CaptureRuleError, FakeDevice, RaceError, Wait

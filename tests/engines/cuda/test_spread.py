@@ -17,8 +17,9 @@ import bow
 from benchmarks.gpu.branches import branch_schedule
 from bow.data import open_stream
 from bow.engines import Engine, LearningConfig, Stacked, step_from_loss
-from bow.engines.cuda import CudaGraphs, DeviceRoundLoop
+from bow.engines.cuda.graph import CudaGraphs
 from bow.engines.cuda.learner import SpreadTask
+from bow.engines.cuda.loop import DeviceRoundLoop
 from bow.errors import CaptureError, DataError, DeviceMemoryError, GraphError, SettingError
 from bow.replicas import LearnerGroup, prepare_template
 from bow.runtime.local import dependencies_of, operators_of

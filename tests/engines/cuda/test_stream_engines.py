@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import bow
 from bow.data import Indexed, open_stream
 from bow.engines import Stacked
-from bow.engines.cuda.results import SLOTS
+from bow.engines.cuda.transfers import SLOTS
 from bow.engines.live_check import LiveCheck
 from bow.errors import DivergenceError, LossError
 from bow.testing import FakeDevice

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,7 @@ def test_every_policy_gives_the_numbers_of_the_graph() -> None:
     for policy in device_policies(subject, counted(device, subject)):
         policy.schedule.check(dependencies_of(operators_of(subject.graph)))
         streams = [device.stream(f"{policy.name}, {n}") for n in range(len(policy.schedule.threads))]
-        with StreamRuntime(subject.graph, policy.schedule, device, streams) as runtime:
+        with contextlib.closing(StreamRuntime(subject.graph, policy.schedule, device, streams)) as runtime:
             ready = device.event("ready")
             device.caller().record(ready)
             streams[0].wait(ready)

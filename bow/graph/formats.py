@@ -1,9 +1,11 @@
-"""A step graph as versioned JSON."""
+"""A step graph as text: versioned JSON, and a table."""
 
 import base64
 import dataclasses
 import json
 import math
+from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 from bow.errors import GraphError
 from bow.files import JsonFormat
 from bow.graph.operator import Argument, Operator, Ref, TensorSpec
+from bow.terminal import aligned
 
 if TYPE_CHECKING:
     from bow.graph.step_graph import StepGraph
@@ -119,5 +122,54 @@ def _tensor_from_json(read: dict[str, Any]) -> Tensor:
     spec = _spec_from_json(read["spec"])
     raw = bytearray(base64.b64decode(read["data"]))
     flat = torch.frombuffer(raw, dtype=spec.dtype) if raw else torch.empty(0, dtype=spec.dtype)
-    empty = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device=read["device"])
-    return empty.copy_(flat.view(spec.shape))
+    return spec.empty(read["device"]).copy_(flat.view(spec.shape))
+
+
+_COLUMNS = ("#", "phase", "operator", "results", "reads", "module", "parameters", "flop", "bytes", "")
+
+
+def table(graph: "StepGraph") -> str:
+    rows = [_COLUMNS, *(_row(operator, graph) for operator in graph.operators)]
+    return "\n".join([summary(graph), *aligned(rows)])
+
+
+def summary(graph: "StepGraph") -> str:
+    phases = Counter(operator.phase for operator in graph.operators)
+    views = sum(operator.is_view for operator in graph.operators)
+    numbers = ", ".join(f"{count} {phase}" for phase, count in phases.items())
+    return (
+        f"{len(graph.operators)} operators ({numbers}; {views} views), "
+        f"{quantity(graph.flops)}FLOP, {quantity(graph.bytes_moved)}B"
+    )
+
+
+def quantity(number: int) -> str:
+    """Format a number with three digits and a decimal prefix."""
+    scaled = float(number)
+    for prefix in ("", "k", "M", "G", "T"):
+        if scaled < 1000:
+            return f"{scaled:.3g} {prefix}"
+        scaled /= 1000
+    return f"{scaled:.3g} P"
+
+
+def _row(operator: Operator, graph: "StepGraph") -> tuple[str, ...]:
+    belongs = f"backward of {operator.forward}" if operator.forward is not None else ""
+    remarks = "view" * operator.is_view, "random" * operator.is_random, belongs
+    return (
+        str(operator.index),
+        operator.phase,
+        operator.kind,
+        _listed(f"%{value}:{graph.values[value]}" for value in operator.results if value is not None),
+        _listed(f"%{value}" for value in operator.reads),
+        operator.module,
+        _listed(operator.parameters),
+        quantity(operator.flops),
+        quantity(operator.bytes_moved),
+        _listed(remark for remark in remarks if remark),
+    )
+
+
+def _listed(parts: Iterable[str], most: int = 3) -> str:
+    shown = list(parts)
+    return ", ".join(shown[:most]) + (f", ... ({len(shown)})" if len(shown) > most else "")

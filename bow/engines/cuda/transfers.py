@@ -1,4 +1,4 @@
-"""Copy batches to the learners of a device with streams."""
+"""Batches on their way to a device with streams, and results of learning tasks on their way back."""
 
 import functools
 from collections.abc import Hashable, Sequence
@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from bow.devices import Event, StreamDevice
 from bow.engines.batches import Batches, FlatBatch, Stacked
+from bow.engines.outcome import Outcome
+from bow.errors import LossError
 
 MOST_BUFFERS = 256  # of a slot; with more, after batches of many shapes, they are dropped
 
@@ -45,11 +48,10 @@ class _FeedSlot:
 
 
 class Feed:
-    """Copy batches to a device while it computes.
+    """Copy batches to a device while it computes."""
 
-    Batches of the host go through page-locked memory on a separate stream, batches on the device are used in place.
-    Every round has a slot, which is reused only after the host has seen the earlier round end.
-    """
+    # Batches of the host go through page-locked memory on a separate stream, batches on the device are used in place.
+    # Every round has a slot, which is reused only after the host has seen the earlier round end.
 
     def __init__(self, device: StreamDevice) -> None:
         self.stream = device.stream("host to device")
@@ -98,3 +100,57 @@ class Feed:
         with self._device.on(self.stream):
             on_device.copy_(pinned, non_blocking=True)
         return on_device
+
+
+SLOTS = 8  # rounds in flight: how far the host runs ahead of the device, and how late it sees that a learner diverged
+LOSS, FINITE, METRICS = 0, 1, 2  # columns of a learner's row of results; metrics come last
+
+
+class Results:
+    """Rows `[loss, finite, metrics...]` of every learner, for the last rounds."""
+
+    def __init__(self, device: StreamDevice, learners: int, metrics: Sequence[str], dtype: torch.dtype) -> None:
+        self._device = device
+        self.metrics = list(metrics)
+        shape = (learners, METRICS + len(self.metrics))
+        self._rows = torch.zeros(SLOTS, *shape, dtype=dtype, device=device.torch_device)
+        # Views that the learners of a round write, by slot; and the same by slot and learner.
+        self.rows = [self._rows.data[slot] for slot in range(SLOTS)]
+        self.rows_of_learners = [[rows.data[learner] for learner in range(learners)] for rows in self.rows]
+        self._pinned = [device.pinned(shape, dtype) for _ in range(SLOTS)]
+
+    def empty(self, rounds: int) -> Float[Tensor, "rounds learners values"]:
+        """Allocate the caller's results of several rounds, filled with NaN for missing batches."""
+        shape = (rounds, *self._rows.shape[1:])
+        return torch.full(shape, torch.nan, dtype=self._rows.dtype, device=self._rows.device)
+
+    def check(self, metrics: Sequence[str]) -> None:
+        if metrics != self.metrics:
+            raise LossError(
+                f"the step returns metrics {', '.join(metrics) or 'none'} and returned "
+                f"{', '.join(self.metrics) or 'none'} before; return the same in the same order every time"
+            )
+
+    def collect(self, slot: int, into: Float[Tensor, "learners values"]) -> None:
+        """Copy a round's results to the caller's memory and to the host, on the current stream."""
+        into.copy_(self.rows[slot])
+        self._pinned[slot].copy_(self.rows[slot], non_blocking=True)
+
+    def on_host(self, slot: int) -> list[list[float]]:
+        return self._device.read_host(self._pinned[slot])
+
+    def outcomes(
+        self,
+        made: Float[Tensor, "rounds learners values"],
+        active: Sequence[list[bool]],
+        taken_by: Sequence[Sequence[int] | None],
+    ) -> list[Outcome]:
+        losses, finite = made[..., LOSS].unbind(), (made[..., FINITE] != 0).unbind()
+        metrics = {name: made[..., METRICS + i].to(torch.float32).unbind() for i, name in enumerate(self.metrics)}
+        return [
+            Outcome(losses[t], finite[t], there, {name: metric[t] for name, metric in metrics.items()}, taken_by[t])
+            for t, there in enumerate(active)
+        ]
+
+    def outcome(self, rows: Float[Tensor, "learners values"], active: list[bool]) -> Outcome:
+        return self.outcomes(rows.unsqueeze(0), [active], [None])[0]
