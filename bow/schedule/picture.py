@@ -14,10 +14,7 @@ NARROW = 60  # minimum width in pixels of a span that is labelled with its name
 
 
 def timeline_svg(timeline: Timeline, title: str = "") -> str:
-    """Render a timeline as SVG: a row per place, a box per span, with name and times as its tooltip.
-
-    Spans of one name have one colour. Times are in milliseconds from the first start.
-    """
+    """Render a timeline: a row per place, a box per span, with name and times as its tooltip."""
     places = timeline.places
     start = min((span.start_ns for span in timeline.spans), default=0)
     scale = (WIDTH - LEFT - 10) / max(timeline.makespan * 1e9, 1)
@@ -32,12 +29,7 @@ def timeline_svg(timeline: Timeline, title: str = "") -> str:
 
 
 def co_running(timeline: Timeline) -> list[tuple[int, int]]:
-    """Count the running operators at every start and end; an operator that holds several places counts once.
-
-    References:
-        Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
-        2019, Figure 4.
-    """
+    """Count the running operators at every start and end, each once (Liu et al., 2019, Figure 4)."""
     once = {(span.details.get("operator", number), span.start_ns): span for number, span in enumerate(timeline.spans)}
     start = min((span.start_ns for span in timeline.spans), default=0)
     changes: dict[int, int] = {}

@@ -82,11 +82,7 @@ class Schedule(ABC):
             )
 
     def check_executors(self) -> None:
-        """Validate everything that does not depend on the operators.
-
-        Raises:
-            ScheduleError: the schedule cannot be executed; reports the first problem found.
-        """
+        """Raise `ScheduleError` for the first problem that does not depend on the operators."""
         if not self.threads:
             raise ScheduleError("a schedule needs at least 1 executor, got threads=(); give one number per executor")
         for executor, threads in enumerate(self.threads):
@@ -136,12 +132,8 @@ class OrderedSchedule(Schedule):
     after: tuple[tuple[int, int], ...] = ()
 
     def on_executors(self) -> tuple[list[list[int]], dict[int, list[int]]]:
-        """Assign every operator to a single executor.
-
-        Returns:
-            The operators of each executor, in order; and by operator the operators on other executors that it has to
-            wait for in addition to its dependencies: its predecessors in executors' orders, and those it comes `after`.
-        """
+        """Return the operators of each executor, each once, and by operator those on others that it waits for."""
+        # In addition to its dependencies: its predecessors in executors' orders, and those it comes `after`.
         own: list[list[int]] = []
         home: dict[int, int] = {}
         for executor, listed in enumerate(self.order):
@@ -162,11 +154,6 @@ class OrderedSchedule(Schedule):
         return found
 
     def check_executors(self) -> None:
-        """Validate everything that does not depend on the operators.
-
-        Raises:
-            ScheduleError: the schedule cannot be executed; reports the first problem found.
-        """
         super().check_executors()
         if len(self.order) != len(self.threads):
             raise ScheduleError(
@@ -273,7 +260,6 @@ def _chain(cycle: Sequence[int], most: int = 6) -> str:
 
 
 def _stuck(waits_for: Sequence[Collection[int]]) -> set[int]:
-    """Return the operators that can never start."""
     left = {index: len(before) for index, before in enumerate(waits_for)}
     followers: dict[int, list[int]] = {}
     for index, before in enumerate(waits_for):
@@ -291,14 +277,12 @@ def _stuck(waits_for: Sequence[Collection[int]]) -> set[int]:
 
 
 def _truth(value: Any) -> bool:
-    """Check that a value is a bool."""
     if not isinstance(value, bool):
         raise TypeError(f"{value!r} is neither true nor false")
     return value
 
 
 def _whole(numbers: Iterable[Any]) -> tuple[int, ...]:
-    """Check that all values are integers."""
     read = tuple(numbers)
     for number in read:
         if not isinstance(number, int) or isinstance(number, bool):

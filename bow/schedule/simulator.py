@@ -12,14 +12,7 @@ from bow.schedule.timeline import Span, Timeline
 def simulate_operators(
     scheduler: OperatorScheduler, duration_ns: Callable[[Start], int], names: Sequence[str] | None = None
 ) -> Timeline:
-    """Simulate a scheduler's decisions.
-
-    Operators that finish at the same time are reported in the order of their numbers, so that equal decisions always
-    give the same timeline.
-
-    References:
-        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.3.
-    """
+    """Simulate a scheduler's decisions; of simultaneous ends the lowest operator is first (Tang et al., 2018, 4.3)."""
     ends: list[tuple[int, int, int, int, Start]] = []  # end, operator, serial number, start, how it runs
     serial = itertools.count()
 

@@ -90,7 +90,6 @@ class Calibration:
 
     @property
     def budget_s(self) -> float:
-        """Current estimate of the total budget in seconds."""
         return self._budget.total_s
 
     @property

@@ -109,7 +109,6 @@ class TrialRecord:
             self.failures[setting.engine] = since, f"{setting.engine} failed{with_}: {result.failure}"
 
     def forget_refusals(self, candidate: Candidate) -> None:
-        """Delete the refusals of a candidate."""
         self.refused = {
             setting: why
             for setting, why in self.refused.items()
@@ -158,7 +157,6 @@ class TrialRecord:
         return sorted(setting.learners for setting in self.measured if (setting.engine, setting.threads) == own)
 
     def curve(self, candidate: Candidate) -> ThroughputCurve:
-        """Return the throughput curve of a candidate with at least one measurement."""
         noise = self.noise
         points = tuple((n, estimate(self.rates(candidate.at(n)), noise).value) for n in self.counts(candidate))
         return ThroughputCurve(points)

@@ -100,7 +100,6 @@ class TrialBudget:
         return math.inf if self.training_s is None else self.training_s * (1 - 1 / candidate.expected_gain)
 
     def not_worth_compiling(self, candidate: Candidate, learners: int) -> str | None:
-        """Return why a candidate is not compiled for this many learners; None if it may be."""
         compiling, saved = self.compile_s(candidate, learners), self.saved_s(candidate)
         if not compiling:
             return None

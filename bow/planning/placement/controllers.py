@@ -41,7 +41,6 @@ def train_policy(
     controllers: int = 0,
     watch: Watch | None = None,
 ) -> LearnedPlacement:
-    """Train a policy to place operations on devices from step times alone."""
     # Reproducible by seed in one process; with controllers, results depend on the order of their messages.
     settings, sizes = settings or LearningSettings(), sizes or PolicySettings()
     state = TrainingState(operations, settings, sizes, seed, updates=updates, budget_s=budget_s)

@@ -23,7 +23,6 @@ class SearchBudget:
     workers: int = 0  # processes that sample and evaluate placements for a policy; 0: this process does
 
     def part(self, count: int) -> SearchBudget:
-        """Return one of several equal parts."""
         seconds = None if self.seconds is None else self.seconds / count
         placements = None if self.placements is None else max(1, self.placements // count)
         return replace(self, seconds=seconds, placements=placements)
@@ -58,7 +57,6 @@ class SimulatedEvaluator:
         return [self.evaluation(placement).seconds for placement in placements]
 
     def evaluation(self, placement: Sequence[int]) -> Evaluation:
-        """Return the (cached) outcome of a placement."""
         devices = tuple(map(int, placement))
         if devices not in self._known:
             self._known[devices] = self._simulated(devices)
@@ -78,7 +76,6 @@ class SimulatedEvaluator:
         return tuple(n for n in range(self.num_devices) if n not in self.processors) or self.processors
 
     def all_on(self, device: int) -> Devices:
-        """Return the placement of all groups on one device."""
         return (device,) * len(self.groups)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -158,7 +158,6 @@ def _placed(evaluator: SimulatedEvaluator, devices: Devices) -> PlacementResult:
 
 
 def _without_search(find: Callable[[SimulatedEvaluator, int], Devices]) -> Method:
-    """Wrap a method without search."""
     return lambda evaluator, budget, seed, say: _placed(evaluator, find(evaluator, seed))
 
 

@@ -143,11 +143,9 @@ class PlacementPolicy(nn.Module):
 
     @torch.no_grad()
     def greedy(self) -> tuple[int, ...]:
-        """Return the placement that takes the likeliest device at every step."""
         return tuple(self._decode(1, lambda step, logits: logits.argmax(dim=1))[0].tolist())
 
     def log_probability(self, placements: Tensor) -> Likelihood:
-        """Return the likelihood of placements, differentiable."""
         encoded, state = self._encoded(placements.shape[0])
         start = torch.full_like(placements[:, :1], self.operations.num_devices)
         before = torch.cat([start, placements[:, :-1]], dim=1).T
@@ -205,7 +203,6 @@ class PlacementPolicy(nn.Module):
 
 
 def _lstm_step(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """Run one LSTM step; return output and cell state."""
     into, forget, new, out = gates.chunk(4, dim=1)
     cell = forget.sigmoid() * cell + into.sigmoid() * new.tanh()
     return out.sigmoid() * cell.tanh(), cell

@@ -216,7 +216,6 @@ class Controller:
         return SampledPlacements(tuple(placements), tuple(times), nats / len(self.policy.operations))
 
     def state(self) -> dict[str, Any]:
-        """Return the state to resume from: plain values and tensors."""
         return {
             "generator": self._generator.get_state(),
             "baseline": asdict(self._baseline),
@@ -224,7 +223,6 @@ class Controller:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore the state that `state` returned."""
         generator: Tensor = state["generator"]
         self._generator.set_state(generator)
         self._baseline = Baseline(**state["baseline"])
@@ -303,7 +301,6 @@ class TrainingState:
 
     @property
     def is_over(self) -> bool:
-        """Whether the updates or the time budget are used up."""
         is_late = self._budget_s is not None and time.perf_counter() - self._start >= self._budget_s
         return is_late or self.updater.updates >= self._updates
 
@@ -316,7 +313,6 @@ class TrainingState:
         return max(0.0, min(updates, 1 - (time.perf_counter() - self._start) / self._budget_s))
 
     def learn(self, batch: SampledPlacements) -> PolicyProgress:
-        """Record samples and update the policy with its current gradients."""
         self.history.add(batch)
         self.updater.update()
         return PolicyProgress(self.updater.updates, self.history.samples, self.history.best, batch)

@@ -137,7 +137,6 @@ def stacked(matrices: Shape, output: Shape) -> list[Side]:
 
 
 def channel_last_names(rank: int) -> Sequence[str]:
-    """Return dimension names for tensors whose last dimension is the channel."""
     return [*(f"dimension {number}" for number in range(rank - 1)), "channel"]
 
 

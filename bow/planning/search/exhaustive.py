@@ -31,7 +31,6 @@ def permuted(split: Split, permutation: Permutation) -> Split:
 
 
 def _extended(topology: DeviceTopology, permutation: Permutation, channels: dict[int, int]) -> Iterator[Permutation]:
-    """Yield all permutations that extend a partial one, given the channel mapping it implies."""
     device = len(permutation)
     if device == topology.num_devices:
         yield permutation

@@ -47,7 +47,6 @@ class OperatorExplanation:
     alternatives: tuple[Alternative, ...]  # best alternative for each degrees, fastest first
 
     def split_text(self, split: Split) -> str:
-        """Describe a split, such as `sample (S) 2, channel (P) 4`."""
         pairs = zip(self.dimensions, split.degrees, strict=True)
         return ", ".join(f"{each.name} ({each.kind}) {degree}" for each, degree in pairs if degree > 1) or "whole"
 

@@ -71,7 +71,6 @@ class _LeastStep:
         self._updates = sum(min(model.costs.update_ns(size, device) for device in self._kinds) for size in sizes)
 
     def bound_ns(self) -> float:
-        """Return the bound, after a number of iterations."""
         size = len(self._operators)
         share, weights = 1.0, np.zeros((2, size))  # weights: of the total computing; of each [pass, operator]
         rest = 0.0  # weighted updates after the chains

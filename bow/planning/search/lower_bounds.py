@@ -31,7 +31,6 @@ class RemainingLoads:
 
     @classmethod
     def empty(cls, tables: PlaceTables, num_devices: int) -> RemainingLoads:
-        """Return the state of the empty prefix."""
         ends = np.full(tables.num_places, POS_INF, np.int64)
         ends[:num_devices] = 0  # the last task of a device may be the last of the step
         return cls(np.zeros((0, tables.num_places), np.int64), (), (), ends)
@@ -175,7 +174,6 @@ class StepBounds:
         self._least_after = [sum(least[operator + 1 :]) for operator in range(len(least))]
 
     def empty_prefix(self) -> Prefix:
-        """Return the empty prefix."""
         loads = np.zeros(self._places.num_places, np.int64)
         return Prefix((), (), (), loads, RemainingLoads.empty(self._places, self._num_devices), 0)
 

@@ -93,7 +93,6 @@ class SplitSpace:
         return iter(dict.fromkeys([*self._of[operator].degrees, *(split.degrees for split in self._extra[operator])]))
 
     def splits(self, operator: int) -> Iterator[Split]:
-        """Return all splits of an operator, in a fixed order."""
         return (self.split_at(operator, index) for index in range(self.count(operator)))
 
     def contains(self, operator: int, split: Split) -> bool:
@@ -103,7 +102,6 @@ class SplitSpace:
         return self.split_at(operator, source.randrange(self.count(operator)))
 
     def draw_with_degrees(self, operator: int, degrees: tuple[int, ...], source: random.Random) -> Split | None:
-        """Draw one of an operator's splits with these degrees; None if there is none."""
         return self._of[operator].draw_with_degrees(degrees, source)
 
     def draw_on_devices(self, operator: int, devices: Sequence[int], source: random.Random) -> Split | None:
@@ -115,8 +113,6 @@ class SplitSpace:
 
 
 class _Lists:
-    """Device lists, for indexing and membership tests."""
-
     def __init__(self, lists: Sequence[tuple[int, ...]]) -> None:
         self.ordered = lists
         self.members = frozenset(lists)
@@ -163,7 +159,6 @@ class _Splits:
 
 
 def resolve_device_lists(which: DeviceLists, num_devices: int) -> Literal["every", "distinct", "regular"]:
-    """Resolve `"auto"`, see `SplitSpace`."""
     if which != "auto":
         return which
     return "every" if num_devices <= 2 else "distinct" if num_devices <= MAX_DEVICES_ALL_LISTS else "regular"

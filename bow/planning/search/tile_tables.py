@@ -206,7 +206,6 @@ class TileTables:
         return edge.itemsize * overlaps(made, read), home, away
 
     def splits_by_degrees(self, operator: int) -> list[list[int]]:
-        """Group an operator's splits by their degrees."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for option, split in enumerate(self._options[operator]):
             groups.setdefault(split.degrees, []).append(option)

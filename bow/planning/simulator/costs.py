@@ -42,7 +42,6 @@ Shapes: TypeAlias = tuple[tuple[int, ...] | None, ...]  # None: nothing is read
 
 
 def tile_shapes(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: Box) -> tuple[Shapes, Shapes, Shapes]:
-    """Return the shapes of a tile's inputs, weights and outputs, by its operator's rule."""
     rule = rules.of(operator)
     inputs = rule.input_boxes(operator, graph, box)
     return (
@@ -205,7 +204,6 @@ class TileTimes:
     updates: dict[str, float] = field(default_factory=dict)
 
     def to_plain(self) -> dict[str, Any]:
-        """Convert to a JSON-serialisable form."""
         tiles = {key: [time.forward_ns, time.backward_ns] for key, time in self.tiles.items()}
         return {"tiles": tiles, "updates": self.updates}
 

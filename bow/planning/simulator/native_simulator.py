@@ -102,7 +102,6 @@ MAX_TILES = 2**16  # per operator: tile numbers have 16 bits in the key that ord
 
 
 def create_simulator(library: ctypes.CDLL, model: StepModel, update_ns: Any, algorithm: int) -> Any:
-    """Create the library's simulator of a model; return its handle."""
     topology = model.topology
     devices = range(topology.num_devices)
     channels = topology.channels
@@ -135,7 +134,6 @@ class NativeTilings:
         self._numbers: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def number(self, operator: int, tiling: Tiling) -> int:
-        """Return the simulator's number of a tiling of an operator."""
         key = operator, tiling.degrees
         if key not in self._numbers:
             self._numbers[key] = self._add(operator, tiling)

@@ -99,7 +99,6 @@ def simulate_passing(graph: TaskGraph) -> list[TaskTime]:
 
 
 def successors(graph: TaskGraph) -> list[list[int]]:
-    """By task: the tasks that wait for it."""
     after: list[list[int]] = [[] for _ in graph.tasks]
     for number, before in enumerate(graph.predecessors):
         for earlier in before:
@@ -126,7 +125,6 @@ class Refusal:
 
 
 def memory_peaks(model: StepModel, graph: TaskGraph, times: Sequence[TaskTime]) -> tuple[int, ...]:
-    """Return the peak memory of every device."""
     # * Permanently: weights, their gradients, the optimizer's state, copies for averaging; frozen weights once.
     # * Outputs of a tile: from its forward pass to the end of its backward pass; without one, to the end of the
     #   backward (or else forward) passes that read them on the device, and of the transfers that send them.
@@ -210,7 +208,6 @@ class SimulationResult:
 
     @property
     def communication_bytes(self) -> int:
-        """Bytes sent by all devices in a step."""
         return sum(task.num_bytes for task in self.tasks)
 
     @property
@@ -232,7 +229,6 @@ class SimulationResult:
 
 
 def simulate(model: StepModel, partition: Partition) -> SimulationResult:
-    """Simulate a step under a partition, in Python: the oracle of the compiled simulator."""
     tasks = TaskGraph.of(model, partition)
     times = (simulate_passing if model.topology.passing else simulate_tasks)(tasks)
     return SimulationResult(model, tasks.tasks, tuple(times), memory_peaks(model, tasks, times))

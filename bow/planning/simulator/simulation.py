@@ -114,7 +114,6 @@ class Simulation:
         return np.stack([order >> 32, start, end], axis=1)
 
     def peaks(self) -> tuple[int, ...]:
-        """By device: peak memory in bytes."""
         found = np.zeros(self.model.topology.num_devices, np.int64)
         self._library.peaks(self._handle, found)
         return tuple(found.tolist())

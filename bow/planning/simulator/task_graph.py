@@ -79,7 +79,6 @@ class _TaskGraphBuilder:
             self._add_group(learner, number, placed)
 
     def add_averaging(self) -> None:
-        """Add the averaging over all learners."""
         if self.model.learners == 1:
             return
         for members in zip(*self.model.device_groups, strict=True):

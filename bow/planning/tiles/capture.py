@@ -1,8 +1,4 @@
-"""Captures a model's step as an operator graph at the granularity of layers.
-
-`torch.export` gives the forward pass up to the loss with one node per layer: a convolution, a linear layer, an LSTM.
-Each node is translated to an operator with a rule, or stays whole under its own name.
-"""
+"""Captures a model's step as an operator graph at the granularity of layers, by `torch.export`."""
 
 import contextlib
 import functools
@@ -93,8 +89,6 @@ def _picklable_argument(argument: Any) -> Any:
 
 
 def _computed(name: str, by_place: Sequence[Any], by_name: Mapping[str, Any], buffers: Mapping[str, Tensor]) -> Tensor:
-    """Apply an operator to constants."""
-
     def made(argument: Any) -> Any:
         if isinstance(argument, list):
             return [made(each) for each in argument]
@@ -197,7 +191,6 @@ class CapturedOperators:
     constant_factories: Mapping[int, ConstantFactory]  # of the step-invariant tensors, by number
 
     def constants(self, model: nn.Module, device: torch.device) -> dict[int, Tensor]:
-        """Compute the step-invariant tensors."""
         buffers = dict(model.named_buffers())
         return {number: make(buffers).detach().to(device) for number, make in self.constant_factories.items()}
 
@@ -208,7 +201,6 @@ class CapturedOperators:
         return self.graph == other.graph and all(mine.equal(theirs) for mine, theirs in pairs)
 
     def fits(self, batch: Any) -> bool:
-        """Whether the tensors of a batch have the captured shapes."""
         shapes = [tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in tree_leaves(batch)]
         return shapes == [self.graph.tensors[number].shape for number in self.inputs]
 
@@ -233,7 +225,6 @@ def capture_operators(
     step: Step | None = None,
     rules: Rules = RULES,
 ) -> CapturedOperators:
-    """Capture a training step as an operator graph."""
     # Uses fake tensors and the model's current mode. An LSTM is unrolled into cells.
     if (loss is None) == (step is None):
         raise LossError(f"give either loss or step, got {'neither' if loss is None else 'both'}")
@@ -303,8 +294,6 @@ def _exported(step: LearningStep, batch: Any) -> ExportedProgram:
 
 
 class _Translation:
-    """Translates an exported program into an operator graph."""
-
     def __init__(self, model: nn.Module, program: ExportedProgram, batch: Sequence[Tensor]) -> None:
         self.builder = GraphBuilder(model, batch)
         self._model, self._name = model, type(model).__name__
@@ -324,7 +313,6 @@ class _Translation:
         return self.builder.build(loss), tuple(self.builder.batch)
 
     def _inputs(self) -> dict[fx.Node, Value]:
-        """Return the program's inputs by placeholder."""
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         batch = iter(self.builder.batch)
         values: dict[fx.Node, Value] = {}
@@ -409,7 +397,6 @@ class _Translation:
 
 
 def _depends_on_values(example: Any) -> bool:
-    """Whether a value or a tensor's shape is data-dependent."""
     numbers = example.shape if isinstance(example, Tensor) else [example]
     return any(isinstance(number, torch.SymInt | torch.SymFloat | torch.SymBool) for number in numbers)
 

@@ -68,7 +68,6 @@ class PointToPoint:
             self._arriving[part] = (arriving[place : place + 1] if one_each else arriving), tensor
 
     def wait_for_part(self, part: TensorPart) -> Tensor:
-        """Wait for a part and return its values."""
         works, tensor = self._arriving[part]
         if works:
             with self._recorder.span("transfer", f"tensor {part.tensor}"):
@@ -103,7 +102,6 @@ def gather_rows(
 
 
 def all_reduce_sums(found: dict[Box, Tensor], sums: SumTiles, group: ProcessGroup, recorder: SpanRecorder) -> None:
-    """All-reduce tensors over the devices of each sum, in place."""
     works: list[AsyncWork] = []
     for box in sorted(found):  # in the same order on all devices
         devices = sum_devices(sums[box])

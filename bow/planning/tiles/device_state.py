@@ -86,7 +86,6 @@ class DeviceWeights:
         return self._read[key]
 
     def add_gradient(self, name: str, box: Box, gradient: Tensor) -> None:
-        """Accumulate a tile's gradient of a box that it read."""
         for cell in self._cells_in(name, box):
             self._gradients.add(cell, cell.box, cell.box, region(gradient, cell.box, box))
 
@@ -319,16 +318,13 @@ class Averaging:
 
     @property
     def central(self) -> dict[Cell, Tensor]:
-        """This device's cells of the central model."""
         parts = torch.split(self._row.z, [parameter.numel() for parameter in self._trained.values()])
         return {cell: part.view_as(each) for (cell, each), part in zip(self._trained.items(), parts, strict=True)}
 
     def state(self) -> dict[str, Any]:
-        """Return the state besides the weights."""
         return {"z": self._row.z, "own": dict(self._row.state), "drop": vars(self._drop).copy()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the state returned by `state()`."""
         self._row.z.copy_(state["z"])
         for name, tensor in self._row.state.items():
             tensor.copy_(state["own"][name])

@@ -81,7 +81,6 @@ class GraphBuilder:
         attributes: Mapping[str, Any] | None = None,
         flops: float = 0.0,
     ) -> tuple[TensorRef, ...]:
-        """Add an operator and return its outputs."""
         weights = [value for value in operands if isinstance(value, Weight)]
         for weight in weights:
             self._read(weight)
@@ -119,7 +118,6 @@ class GraphBuilder:
         return self.add(kind, operands, [(tuple(shape), self.dtype(operands[0]))], attributes, flops)[0]
 
     def add_pointwise(self, value: Value, function: str) -> TensorRef:
-        """Add a unary pointwise operator."""
         attributes = {"function": function, "arguments": [{"operand": 0}], "keywords": {}}
         return self.add_single_output("pointwise", [value], self.shape(value), attributes)
 
@@ -149,7 +147,6 @@ class GraphBuilder:
         )
 
     def _flows(self, weights: Sequence[Weight], inputs: Sequence[int]) -> bool:
-        """Whether an operator has a backward pass."""
         trained = any(self._parameters[weight.name].requires_grad for weight in weights)
         return trained or any(self._tensors[number].differentiable for number in inputs)
 

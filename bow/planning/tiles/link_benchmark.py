@@ -52,7 +52,6 @@ def measure_idle_links(group: ProcessGroup) -> LinkModels:
 
 
 def measured_topology(known: DeviceTopology, link_models: LinkModels, sum_us: float = 0.0) -> DeviceTopology:
-    """Return a topology with measured link models."""
     # A link gets the speed of its fastest pair of devices, which is measured without contention: pairs that share a
     # link, such as a PCIe bus, still share it.
     of_channel = [link for link in known.links for _ in range(1 if link.shared else 2)]
@@ -192,7 +191,6 @@ class MessageBenchmark(_LinkBenchmark):
         super().__init__(group, [_message_case(group, samples, width) for samples, width in shapes])
 
     def link_model(self) -> tuple[float, float]:
-        """Return latency (ns) and time per byte (ns)."""
         return fitted_link([case.num_bytes for case in self._cases], self.delays_ns())
 
 
@@ -264,7 +262,6 @@ def _chain(
 
 
 def _messages(graph: OperatorGraph, splits: Sequence[Split]) -> int:
-    """Return the number of messages in a step, forward and backward."""
     program = tile_program(graph, splits, RULES)
     return sum(len(parts) for moved in (program.sends, program.gradient_sends) for parts in moved)
 
@@ -287,7 +284,6 @@ class DeviceInventory:
 
     @classmethod
     def of(cls, group: ProcessGroup) -> "DeviceInventory":
-        """Gather the inventory of a group; collective."""
         if group.device.type == "cuda":
             make, gpu = torch.cuda.get_device_name(group.device), gpu_uuid(group.device)
         else:

@@ -29,7 +29,6 @@ HALF_OUTPUTS = {"cpu": 64, "cuda": 4 * 128}
 
 
 def device_kind(device: torch.device, name: str, memory_gib: float, threads: int | None = None) -> DeviceKind:
-    """Return a device kind with the measured speeds of a device."""
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
@@ -116,7 +115,6 @@ def read_devices(devices: str = "auto", count: int | None = None) -> DeviceTopol
 
 
 def topology_with_assumed_links(devices: Sequence[Device], gpus: Sequence[str] = ()) -> DeviceTopology:
-    """Return a topology of devices with links of assumed speed."""
     if gpus and len({device.node for device in devices}) == 1:
         links = tuple(_gpu_links(devices, gpus))
     else:
@@ -126,7 +124,6 @@ def topology_with_assumed_links(devices: Sequence[Device], gpus: Sequence[str] =
 
 
 def core_kind(threads: int) -> str:
-    """Return the name of the device kind of `threads` cores of this machine."""
     return f"{processor()}, {threads} thread{'s' if threads > 1 else ''}"
 
 

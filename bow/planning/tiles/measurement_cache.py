@@ -22,7 +22,6 @@ class Measurements:
         self._folder, self._key = folder, [*described, torch.__version__, bow_version]
 
     def load(self, make: Callable[[Any], T | None]) -> T | None:
-        """Return the cached value; None if there is none that can be read."""
         with contextlib.suppress(BowError):  # no cache folder
             return JsonCache(cache_folder() / self._folder).find(self._key, make)
         return None

@@ -32,7 +32,6 @@ class TileContext:
     seed: int
 
     def empty(self, part: TensorPart) -> Tensor:
-        """Return a receive buffer for a part."""
         return torch.empty(sizes(part.box), dtype=self.dtypes[part.tensor], device=self.group.device)
 
 
@@ -121,7 +120,6 @@ class ForwardPass:
                         call.update(saved.task.tile, saved.all_moments, buffers)
 
     def _with_inputs(self, task: TileTask) -> SavedTile:
-        """Return a tile with its inputs and weights."""
         leaves: list[Tensor | None] = []
         for fetch in task.inputs:
             if fetch is None:
@@ -144,7 +142,6 @@ class ForwardPass:
         return region(tensor, part.box, box)
 
     def _store(self, saved: SavedTile) -> None:
-        """Store a tile's outputs for their readers."""
         numbers = self._context.graph.operators[saved.task.operator].outputs
         for number, box, output in zip(numbers, saved.task.outputs, saved.outputs, strict=True):
             self._tile_outputs[number, saved.task.number] = box, output.detach()

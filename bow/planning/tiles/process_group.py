@@ -112,7 +112,6 @@ class ProcessGroup:
         return _translate_errors(dist.all_reduce, tensor, group=self._groups[tuple(devices)], async_op=True)  # type: ignore[no-any-return]
 
     def sum_all(self, tensors: Iterable[Tensor]) -> None:
-        """Sum tensors over all devices, in place."""
         if self.size > 1:
             wait_for([self.sum(tensor, self._everyone) for tensor in tensors])
 
@@ -139,7 +138,6 @@ class ProcessGroup:
             _translate_errors(dist.broadcast, tensor, src=0)
 
     def all_gather(self, value: T) -> list[T]:
-        """Gather picklable values of all devices, by rank."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -211,7 +209,6 @@ def deprioritise_gloo_threads() -> None:
 
 
 def wait_for(works: Iterable[AsyncWork]) -> None:
-    """Wait until all operations are done."""
     for work in works:
         _translate_errors(work.wait)
 

@@ -1,8 +1,4 @@
-"""A partition compiled to a program: the tiles of each device, and the tensor parts sent after each operator.
-
-It is computed before the first step, identically in every process: all processes follow one order of operators, and
-therefore of messages.
-"""
+"""A partition compiled to a program: the tiles of each device, and the tensor parts sent after each operator."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,7 +57,6 @@ class TileTask:
 
     @property
     def parts(self) -> Iterator[TensorPart]:
-        """All tensor parts that it reads."""
         return itertools.chain.from_iterable(fetch.parts for fetch in self.inputs if fetch is not None)
 
 
@@ -95,7 +90,7 @@ class TileProgram:
 
 
 def tile_program(graph: OperatorGraph, splits: Sequence[Split], rules: Rules) -> TileProgram:
-    """Compile a partition into a program."""
+    # Identical in every process: all follow one order of operators, and therefore of messages.
     flows, backward = _flows(graph)
     tasks: list[tuple[TileTask, ...]] = []
     made: dict[int, tuple[tuple[Box, TileTask], ...]] = {}
@@ -178,7 +173,6 @@ class LocalProgram:
 
 
 def local_program(graph: OperatorGraph, program: TileProgram, device: int) -> LocalProgram:
-    """Return a device's share of a program."""
     tasks = tuple(tuple(task for task in of if task.device == device) for of in program.tasks)
     pieces: dict[OutputKey, int] = {}
     parts: dict[TensorPart, int] = {}

@@ -85,13 +85,11 @@ class _Trial:
         )
 
     def _flows(self, kind: str, index: int) -> bool:
-        """Whether an operand is differentiable."""
         if kind == "weight":
             return self.graph.weights[self.operator.weights[index]].differentiable
         return self.graph.tensors[self.operator.inputs[index]].differentiable
 
     def _made(self, boxes: Sequence[Box], leaves: Sequence[Tensor]) -> list[Outputs]:
-        """Compute the outputs of each tile."""
         parts = [tile_of(self.graph, self.operator, self.rule, box) for box in boxes]
         given = [[_part(leaf, box) for leaf, box in zip(leaves, tile.operands, strict=True)] for tile in parts]
         if not isinstance(self.call, SummedCall):
@@ -134,7 +132,6 @@ def _part(leaf: Tensor, box: Box | None) -> Tensor | None:
 
 
 def _directions(output: Tensor) -> Tensor:
-    """Return a random direction for the gradient."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output.dtype)
 

@@ -174,7 +174,6 @@ class TileRuntime:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that `state()` returned on the same device under the same partition."""
         context = self._context
         self._steps, self._skipped = state["steps"]
         own = [*context.weights.parameters.values(), *context.buffers.own]

@@ -137,7 +137,6 @@ def _covering_partitions(
 
 
 def _keys(graph: OperatorGraph, rules: Rules, splits: Sequence[Split]) -> list[list[str]]:
-    """Return the cost keys of each operator's tiles."""
     pairs = zip(graph.operators, splits, strict=True)
     return [[tile_key(graph, rules, each, box) for box in tiles_of(graph, each, split)] for each, split in pairs]
 

@@ -47,7 +47,6 @@ class BoundStep:
 
     @property
     def num_operators(self) -> int:
-        """Number of operators to schedule."""
         return len(operators_of(self.graph))
 
     @property
@@ -175,10 +174,7 @@ def measure(
 
 
 def measure_schedule(step: BoundStep, schedule: Schedule, repeats: int = REPEATS) -> tuple[list[int], Timeline]:
-    """Return median times of operators under a schedule (Graphi's second measurement), in nanoseconds.
-
-    Also returns the timeline of the step with the median time.
-    """
+    """Return the operators' median nanoseconds under a schedule, and the timeline of the median step."""
     durations, timeline = _recorded(step, schedule, repeats)
     return [round(statistics.median(own)) for own in durations], timeline
 
@@ -193,11 +189,7 @@ def numbers_of_threads(cores: int) -> list[int]:
 def _climb(
     with_threads: Callable[[int], tuple[OperatorTime, ...]], cores: int, interval: int
 ) -> dict[int, tuple[OperatorTime, ...]]:
-    """Measure with increasing numbers of threads until more make no operator faster; every step runs all of them.
-
-    References:
-        Liu et al., 2019, section III-C.
-    """
+    """Measure more threads until no operator gets faster (Liu et al., 2019, section III-C); all run."""
     counts = [*range(1, cores + 1, interval)]
     times: dict[int, tuple[OperatorTime, ...]] = {}
     last: dict[int, float] = {}  # seconds by operator that still gets faster; an equal time does not end its climb

@@ -40,7 +40,6 @@ class OperatorTime:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> "OperatorTime":
-        """Summarise at least one measurement."""
         low, _, high = statistics.quantiles(seconds, n=4, method="inclusive") if len(seconds) > 1 else (0.0, 0.0, 0.0)
         return cls(statistics.median(seconds), high - low, len(seconds))
 
@@ -119,11 +118,8 @@ class Profile:
 
 
 def hardware(runtime: str) -> str:
-    """Describe what times depend on besides operators: processor, cores, torch and its settings, the runtime.
-
-    Cores are listed by number, because two hardware threads of one core are not two cores. Waiting threads spin or
-    sleep (`OMP_WAIT_POLICY`), and the precision of matrix products is a setting of torch.
-    """
+    """Describe what times depend on besides operators."""
+    # Cores are listed by number, because two hardware threads of one core are not two cores.
     cores = ",".join(map(str, available_cores()))
     waiting = os.environ.get("OMP_WAIT_POLICY", "by default").lower()
     precision = torch.get_float32_matmul_precision()

@@ -14,12 +14,7 @@ Times: TypeAlias = Mapping[int, int]  # nanoseconds of an operator by number of 
 
 
 def candidates(times: Times, count: int = 3) -> tuple[int, ...]:
-    """Return the fastest numbers of threads of an operator, best first; ties by fewer threads.
-
-    References:
-        Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
-        2019, section III-D, strategy 3.
-    """
+    """Return the fastest numbers of threads, best first; ties by fewer threads (Liu et al., 2019, strategy 3)."""
     return tuple(sorted(times, key=lambda threads: (times[threads], threads))[:count])
 
 
@@ -29,11 +24,7 @@ def best_threads(times: Times) -> int:
 
 
 def threads_by_kind(times: Sequence[Times], kinds: Sequence[str]) -> dict[str, int]:
-    """Return one number of threads per operator type: the best one of its most time-consuming instance.
-
-    Instances are compared by their least times; the first of equal ones counts. With one number for all, thread teams
-    do not change.
-    """
+    """Return by type the best number of threads of its most time-consuming operator (Liu et al., 2019, strategy 2)."""
     largest: dict[str, Times] = {}
     for kind, own in zip(kinds, times, strict=True):
         if kind not in largest or min(own.values()) > min(largest[kind].values()):
@@ -42,22 +33,10 @@ def threads_by_kind(times: Sequence[Times], kinds: Sequence[str]) -> dict[str, i
 
 
 class CacheTimes:
-    """Times of operators on a machine where cores share caches.
-
-    With the same number of threads, an operator can be faster on shared caches, where threads reuse each other's data,
-    or on separate ones, where each thread has more room.
-
-    Args:
-        together: by operator: nanoseconds with threads sharing caches as much as possible.
-        separate: the same, with no two threads sharing a cache; a number of threads may be in only one of the two.
-        caches: by core: its (possibly shared) cache.
-
-    References:
-        Liu, Li, Kestor, Vetter: Runtime concurrency control and operation scheduling for high performance neural
-        network training, 2019, section III-C.
-    """
+    """Times of operators with threads on shared caches or on separate ones (Liu et al., 2019, section III-C)."""
 
     def __init__(self, together: Sequence[Times], separate: Sequence[Times], caches: Sequence[int]) -> None:
+        # By operator; a number of threads may be in only one of the two. `caches`: by core.
         if len(together) != len(separate):
             raise ScheduleError(
                 f"{len(separate)} separate times for {len(together)} operators; give every operator both"
@@ -74,7 +53,6 @@ class CacheTimes:
         ]
 
     def check(self, cores: int) -> None:
-        """Raise an error if the number of cores differs."""
         if len(self.caches) != cores:
             raise ScheduleError(f"{len(self.caches)} caches for {cores} cores; name the cache of every core")
 
@@ -140,7 +118,6 @@ class Cores:
         return tuple(sorted(core for _, core in sorted(ranked)[:threads]))
 
     def hold(self, operator: int, cores: tuple[int, ...], ends_ns: int) -> None:
-        """Assign idle cores to an operator."""
         self.holds[operator] = Hold(cores, ends_ns)
         for core in cores:
             self._idle.remove(core)
@@ -173,41 +150,16 @@ class _RunningOperator:
 
 
 class CoRunScheduler:
-    """Chooses each operator's number of threads, and co-runs operators that fit alongside each other.
+    """The four strategies of Liu et al., 2019, section III-D, each of which builds on those before."""
 
-    1. Every operator uses its fastest number of threads. Operators run one at a time, in the order they became ready.
-    2. All operators of a type use the number that is best for the most time-consuming of them, so that thread teams
-       seldom change.
-    3. While cores are idle, ready operators are examined in the order they became ready. The first one that fits
-       starts: with one of its three fastest numbers of threads it finds idle cores and ends no later than the running
-       operators, that is, than the last predicted end among those that hold cores; so it delays nothing that waits for
-       all cores. Of several numbers that fit, the smallest is used, to leave room for others. If that differs by more
-       than 2 from strategy 2's number, strategy 2's number is used if it fits too.
-
-       If nothing fits, or nothing runs, the longest ready operator starts, with strategy 2's number. If too few cores
-       are idle, it uses the fastest of its three numbers that finds cores and differs by at most 2; if there is none,
-       it waits. Meanwhile others may start if they fit. As they end no later than the running operators, they do not
-       prolong its wait.
-    4. While one operator holds all cores, the operators with the shortest single-thread times run on second hardware
-       threads, one per core, as long as they end no later than it.
-
-    With `narrow`, an addition to the paper, the longest operator does not wait but starts on the idle cores, however
-    far its number of threads is from strategy 2's, if it is predicted to end no later than if it waited.
-
-    Remaining times are predicted: an operator that exceeds its prediction has none left, and nothing fits alongside it.
-
-    Operators whose types interfered in an earlier step are kept apart. The scheduler itself observes operators' times;
-    a runtime that replays its decisions may observe them too.
-
-    If caches are known, an operator's threads are placed together or separately, whichever is predicted to be faster,
-    as idle cores allow, and its time on those cores decides whether it fits. The paper counts only idle cores: in its
-    example, 18 threads on separate caches fit on 20 idle cores with 10 caches. Here they share caches, and take the
-    time they take that way.
-
-    References:
-        Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
-        2019, section III-D.
-    """
+    # Of several numbers of threads with which an operator fits, strategy 3 uses the smallest, to leave room for others.
+    # What starts beside running operators ends no later than they do, so nothing prolongs the wait of an operator that
+    # needs more cores. An operator that exceeds its predicted time has none left, and nothing fits alongside it.
+    # The paper does not say with how many threads the longest operator starts if too few cores are idle: here with one
+    # of its three fastest numbers near strategy 2's, or else it waits. With `narrow`, bow's addition, it starts on the
+    # idle cores if it is predicted to end no later than if it waited.
+    # The paper counts idle cores only: in its example, 18 threads on separate caches fit on 20 idle cores with 10
+    # caches. Here they share caches, and take the time they take that way.
 
     def __init__(
         self,
@@ -386,7 +338,6 @@ class CoRunScheduler:
         return fewer if now_ns + self._time_now(operator, fewer) <= until_ns + times[usual] else None
 
     def _interferes(self, operator: int) -> bool:
-        """Return whether an operator's type interferes with that of a running one."""
         kind = self._kinds[operator]
         return bool(self._avoided) and any(pair(kind, self._kinds[other]) in self._avoided for other in self._runs)
 

@@ -8,16 +8,10 @@ from bow.schedule.scheduler.protocol import Start
 
 
 class Interference:
-    """Pairs of operator types of which one took far longer alongside the other than predicted alone.
+    """Pairs of operator types of which one took far longer alongside the other than predicted alone."""
 
-    Cost models describe operators that run alone. Interference is not predicted but observed, and avoided from the next
-    step on. A slow operator blames every operator that ran alongside it, as a single time cannot tell which one it was.
-    This is conservative: harmless pairs are kept apart as well.
-
-    References:
-        Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
-        2019, section III-D, discussion.
-    """
+    # A slow operator blames every operator that ran alongside it, as a single time cannot tell which one it was:
+    # harmless pairs are kept apart as well. Liu et al., 2019, section III-D, discussion.
 
     def __init__(self, kinds: Sequence[str], factor: float = 1.5) -> None:
         if not (math.isfinite(factor) and factor >= 1):
@@ -32,7 +26,6 @@ class Interference:
         return frozenset(self._pairs)
 
     def observe(self, operator: int, predicted_ns: int, actual_ns: int, overlapping: Collection[int]) -> None:
-        """Record the time of an operator."""
         if actual_ns > self.factor * predicted_ns:
             self._pairs.update(pair(self.kinds[operator], self.kinds[other]) for other in overlapping)
 
@@ -48,12 +41,9 @@ def separation(
     kinds: Sequence[str],
     pairs: Collection[tuple[str, str]],
 ) -> tuple[tuple[int, int], ...]:
-    """Return the waits that keep interfering types apart: `after` of a schedule.
-
-    A scheduler that avoids such pairs starts one when the other has finished. When its decisions are replayed, times
-    differ from the predictions and the two may overlap after all. So the later one waits for the earlier one, unless
-    this already follows: by a dependency, a shared core, or another wait.
-    """
+    """Return the waits that keep interfering types apart: `after` of a schedule."""
+    # When decisions are replayed, times differ from the predictions, and two operators may overlap that were decided to
+    # run one after the other. So the later one waits, unless a dependency, a shared core or another wait implies it.
     numbers = {start.operator: number for number, start in enumerate(decisions)}
     over: list[int] = []  # by decision: bit set of itself and the decisions that have finished before it
     last: dict[tuple[int, bool], int] = {}  # by core (or executor): the last decision that held it

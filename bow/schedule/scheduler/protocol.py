@@ -10,11 +10,7 @@ from bow.errors import ScheduleError
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """Critical-path analysis of a step, without a limit on the number of executors.
-
-    References:
-        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.3.
-    """
+    """Critical path of a step on any number of executors (Tang et al., 2018, section 4.3)."""
 
     levels: tuple[float, ...]  # by operator: longest time from its start to the end of the step
     path: tuple[int, ...]  # operators on the critical path, in execution order
@@ -31,7 +27,6 @@ class CriticalPath:
 
 
 def critical_path(dependencies: Sequence[Collection[int]], costs: Sequence[float]) -> CriticalPath:
-    """Compute levels and critical path of a step."""
     if len(costs) != len(dependencies):
         raise ScheduleError(f"{len(costs)} costs for {len(dependencies)} operators; give every operator one")
     wrong = next((index for index, cost in enumerate(costs) if not cost >= 0), None)
@@ -59,7 +54,6 @@ def followers(dependencies: Sequence[Collection[int]]) -> list[list[int]]:
 
 
 def topological(dependencies: Sequence[Collection[int]]) -> list[int]:
-    """Return the operators in topological order."""
     following = followers(dependencies)
     waiting = [len(set(before)) for before in dependencies]
     order = [index for index, count in enumerate(waiting) if not count]
@@ -122,11 +116,7 @@ class Start:
 
 
 class OperatorScheduler(Protocol):
-    """Decides which operators start when others finish.
-
-    A step begins with `start` and ends when `done`. Runtime, simulator and tests drive the same object. Schedulers
-    that do not plan with times ignore the clock.
-    """
+    """Decides which operators start when others finish; runtime, simulator and tests drive the same object."""
 
     @property
     def done(self) -> bool:
@@ -167,12 +157,9 @@ class DecisionRecorder:
 
 
 def held_by_core(decisions: Iterable[Start], cores: int) -> tuple[tuple[int, ...], ...]:
-    """Return the operators that hold each core, in order: the `order` of a schedule.
-
-    An operator that holds several cores is listed for each. It can start once it is next on all of them and its
-    dependencies have finished. Executed this way with the times the decisions were based on, no operator starts later
-    than decided. For operators without cores, the lists are by executor.
-    """
+    """Return the operators that hold each core (or executor), in order: the `order` of a schedule."""
+    # With the times the decisions were based on, no operator starts later than decided if it starts once it is next on
+    # all of its cores and its dependencies have finished.
     decisions = tuple(decisions)
     held: list[list[int]] = [[] for _ in range(2 * cores if any(start.sibling for start in decisions) else cores)]
     for start in decisions:

@@ -33,12 +33,10 @@ class Tile:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether the operator is not split."""
         return self.box == whole(self.shapes.output)
 
 
 def tile_of(graph: OperatorGraph, operator: PlanOperator, rule: Rule, box: Box) -> Tile:
-    """Return the tile that computes a box of an operator's first output."""
     boxes = {
         "input": rule.input_boxes(operator, graph, box),
         "weight": rule.weight_boxes(operator, graph, box),
@@ -72,8 +70,6 @@ CALLS: dict[str, Call] = {}  # by kind; operators of other kinds are not split, 
 
 
 def tile_function(*kinds: str) -> Callable[[C], C]:
-    """Register a function in `CALLS`."""
-
     def register(call: C) -> C:
         CALLS.update(dict.fromkeys(kinds, call))
         return call

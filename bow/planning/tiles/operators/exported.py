@@ -33,12 +33,10 @@ class Exported:
 
     @property
     def shape(self) -> Shape:
-        """Shape of the first output."""
         return self.outputs[0][0]
 
     @property
     def size(self) -> int:
-        """Number of elements of the first output."""
         return math.prod(self.shape)
 
     @property
@@ -84,8 +82,6 @@ TRANSLATIONS: dict[str, Translate] = {}  # by the operator's name without overlo
 
 
 def translation(*names: str) -> Callable[[Translate], Translate]:
-    """Register a function in `TRANSLATIONS`."""
-
     def register(translate: Translate) -> Translate:
         TRANSLATIONS.update(dict.fromkeys(names, translate))
         return translate
@@ -94,7 +90,6 @@ def translation(*names: str) -> Callable[[Translate], Translate]:
 
 
 def not_none(*values: Value | None) -> list[Value]:
-    """Return the values that are not None."""
     return [value for value in values if value is not None]
 
 
@@ -105,7 +100,6 @@ def repeated(value: Any, count: int) -> list[int]:
 
 
 def axis(dim: int, rank: int) -> int:
-    """Return the non-negative index of a dimension."""
     return dim % max(rank, 1)
 
 
@@ -148,6 +142,5 @@ def decoded(argument: Any, operands: Sequence[Tensor | None], device: torch.devi
 
 
 def function(name: str) -> Any:
-    """Return the torch operator of a name such as `aten.relu.default`."""
     namespace, operator, overload = name.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), operator), overload)

@@ -68,7 +68,6 @@ def _dropout(builder: GraphBuilder, exported: Exported) -> Result:
 
 
 def dropped(builder: GraphBuilder, samples: Value, p: float, of_channels: bool = False) -> TensorRef:
-    """Add a dropout operator."""
     shape, attributes = builder.shape(samples), {"p": p, "of_channels": of_channels}
     return builder.add_single_output("dropout", [samples], shape, attributes, 2 * math.prod(shape))
 

@@ -19,7 +19,6 @@ _SUFFIX = {_MEAN: "mean", _SUM: "sum"}
     "where", "masked_fill", "rsub", "hardswish", "log_sigmoid", "to", "_to_copy", "clone", "contiguous", "alias"
 )
 def pointwise(builder: GraphBuilder, exported: Exported) -> Result:
-    """Translate an elementwise operator."""
     operands = exported.operands
     if len(exported.outputs) != 1 or not operands:
         return None
@@ -120,6 +119,5 @@ def cross_entropy(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 @tile_function("counted_mean")
 def counted_mean(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """Compute the mean of the losses whose class is not the ignored one."""
     losses, classes = required(operands)
     return (losses.sum() / (classes != tile.attributes["ignore_index"]).sum(),)

@@ -67,7 +67,6 @@ def _lstm(builder: GraphBuilder, exported: Exported) -> Result:
 
 
 def _add_cell(builder: GraphBuilder, inputs: Value, state: _State, weights: Sequence[Value]) -> _State:
-    """Add a cell and return the next state."""
     shape = samples, units = builder.shape(state[1])
     views = [_by_gate(builder, weight) for weight in weights]
     outputs = [(shape, builder.dtype(state[1]))] * 2
