@@ -9,7 +9,7 @@ from typing import Any
 
 from bow.disk_cache import PIN, JsonCache
 from bow.errors import SettingError, disk_reason
-from bow.tuner.trial import EngineSetting
+from bow.tuner.record import EngineSetting
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from bow.planning.tiles.graph_builder import (
 )
 from bow.planning.tiles.inlining import inline_regions
 from bow.planning.tiles.operators import TRANSLATIONS
-from bow.planning.tiles.operators.exported import Exported, Result, exported_call, function
+from bow.planning.tiles.operators.calls import Exported, Result, exported_call, function
 from bow.planning.tiles.operators.losses import pointwise
 
 _INSTEAD = "train without a partition"

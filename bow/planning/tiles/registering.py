@@ -16,8 +16,17 @@ from bow.planning.rules import RULES
 from bow.planning.rules.mapped import places
 from bow.planning.rules.rule import Rule, Rules
 from bow.planning.tiles.graph_builder import GraphBuilder, TensorRef, Value, Weight
-from bow.planning.tiles.operators.calls import CALLS, Call, LocalCall, Outputs, SummedCall, call_by_name, tile_of
-from bow.planning.tiles.operators.exported import exported_call, function
+from bow.planning.tiles.operators.calls import (
+    CALLS,
+    Call,
+    LocalCall,
+    Outputs,
+    SummedCall,
+    call_by_name,
+    exported_call,
+    function,
+    tile_of,
+)
 from bow.planning.tiles.regions import region
 
 MOST_PARTS = 4  # of a dimension in a trial

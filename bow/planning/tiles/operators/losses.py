@@ -7,8 +7,17 @@ import torch
 import torch.nn.functional as F
 
 from bow.planning.tiles.graph_builder import Constant, GraphBuilder, TensorRef, Value
-from bow.planning.tiles.operators.calls import Operands, Outputs, Tile, required, tile_function
-from bow.planning.tiles.operators.exported import Exported, Result, axis, translation
+from bow.planning.tiles.operators.calls import (
+    Exported,
+    Operands,
+    Outputs,
+    Result,
+    Tile,
+    axis,
+    required,
+    tile_function,
+    translation,
+)
 from bow.planning.tiles.operators.layers import SOFTMAX_FLOPS
 
 _MEAN, _SUM = 1, 2  # PyTorch's codes of loss reductions; 0 is none

@@ -12,16 +12,19 @@ from bow.planning.rules.views import Segment, segments
 from bow.planning.tiles.graph_builder import GraphBuilder, TensorRef, Value, Weight
 from bow.planning.tiles.operators.calls import (
     CALLS,
+    Exported,
     LocalCall,
     Operands,
     Outputs,
+    Result,
     Tile,
+    axis,
     padded,
     plain,
     required,
     tile_function,
+    translation,
 )
-from bow.planning.tiles.operators.exported import Exported, Result, axis, translation
 
 
 @translation(

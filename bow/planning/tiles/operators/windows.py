@@ -13,8 +13,19 @@ from bow.planning.problem.box import Box
 from bow.planning.rules.layers import windows
 from bow.planning.rules.mapped import SlidingWindow
 from bow.planning.tiles.graph_builder import GraphBuilder
-from bow.planning.tiles.operators.calls import Operands, Outputs, Tile, padded, required, tile_function
-from bow.planning.tiles.operators.exported import Exported, Result, not_none, repeated, translation
+from bow.planning.tiles.operators.calls import (
+    Exported,
+    Operands,
+    Outputs,
+    Result,
+    Tile,
+    not_none,
+    padded,
+    repeated,
+    required,
+    tile_function,
+    translation,
+)
 
 
 @translation("conv1d", "conv2d", "conv3d")
