@@ -7,7 +7,16 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypeVar
 
-from bow.tuner.record import Candidate, Efficiency, EngineSetting, Trial, TrialRecord, TrialResult, full_efficiency
+from bow.tuner.record import (
+    Candidate,
+    Efficiency,
+    EngineSetting,
+    Trial,
+    TrialRecord,
+    TrialResult,
+    full_efficiency,
+    log_efficiency,
+)
 
 TRIAL_SHARE = 1 / 60  # measuring time of a trial as a part of the budget, within the two limits below
 SHORTEST_TRIAL_S = 0.1
@@ -212,8 +221,9 @@ class Search:
             return False
         length = self._budget.trial_s if seconds is None else seconds
         most_s = self._budget.most_s(candidate, length)
-        best = self._record.best()
-        rate = 0.0 if best is None else self._record.rate_for(self._record.score(best).log, learners)
+        best, rate = self._record.best(), 0.0
+        if best is not None:  # with which it would be as good
+            rate = math.exp(self._record.score(best).log - log_efficiency(self._record.efficiency, learners))
         result = yield Trial(setting, length, REPEATS, why, HOPELESS * rate, most_s)
         return result.failure is None
 

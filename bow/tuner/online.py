@@ -111,29 +111,17 @@ class ProbeScores:
         self._noise = noise_from(self._steps)
         probe.rates.append(rate)
 
-    def remember(self, probe: Probe) -> None:
-        self.best = max(self.best, self.score(probe).log)
-
-    def forget(self) -> None:
-        self.best = -math.inf
-
-    def shift(self, newest: Probe, before: Probe) -> None:
-        """Scale the best score by the drift between two probes of the same number of learners."""
-        self.best += self.gain(newest, before).log
-
     def score(self, probe: Probe) -> LogEstimate:
         found = estimate(probe.rates, self._noise)
-        return LogEstimate(found.log + self.log_efficiency(probe.learners), found.error)
+        return LogEstimate(found.log + log_efficiency(self._efficiency, probe.learners), found.error)
 
     def gain(self, probe: Probe, over: Probe) -> LogEstimate:
         return self.score(probe).over(self.score(over))
 
     def most_gain(self, more: int, over: int) -> float:
         """Return the logarithm of the largest possible gain of more learners, with linear scaling."""
-        return math.log(more / over) + self.log_efficiency(more) - self.log_efficiency(over)
-
-    def log_efficiency(self, learners: int) -> float:
-        return log_efficiency(self._efficiency, learners)
+        gain = log_efficiency(self._efficiency, more) - log_efficiency(self._efficiency, over)
+        return math.log(more / over) + gain
 
 
 WARM_UP = 1  # windows ignored after a change: allocation, capture, caches
@@ -211,7 +199,7 @@ class OnlineTuner:
         """Discard measurements and attempts, as after an external change; `memory_limit` stays."""
         self._back_offs: dict[Step, BackOff] = {UP: BackOff(), DOWN: BackOff()}
         self._drift_back_off = BackOff()
-        self._scores.forget()
+        self._scores.best = -math.inf
         self._watching = False
         self._rule = self._tune()
         next(self._rule)
@@ -285,7 +273,7 @@ class OnlineTuner:
         self._watching = False
         if drifted:
             return newest.last(RECENT)
-        self._scores.shift(newest, here)
+        self._scores.best += self._scores.gain(newest, here).log
         return newest
 
     def _probe(self, fewest: int, over: Probe | None = None, bar: float = 0.0) -> _Rule[Probe]:
@@ -293,7 +281,7 @@ class OnlineTuner:
         probe = Probe(self.learners)
         while len(probe.rates) < fewest or (over is not None and self._is_open(probe, over, bar)):
             yield from self._collect(probe)
-        self._scores.remember(probe)
+        self._scores.best = max(self._scores.best, self._scores.score(probe).log)
         return probe
 
     def _is_open(self, probe: Probe, over: Probe, bar: float) -> bool:
@@ -324,7 +312,7 @@ class OnlineTuner:
         self.drifts += 1
         for back_off in self._back_offs.values():
             back_off.reset()
-        self._scores.forget()
+        self._scores.best = -math.inf
         return True
 
     def _may_attempt(self, direction: Step) -> bool:

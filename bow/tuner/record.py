@@ -109,7 +109,8 @@ class ThroughputCurve:
             return rate
         exponent = 1.0
         if len(self.points) > 1 and (before := self.points[-2])[0] > 1:  # averaging starts with the second, at a cost
-            exponent = min(max(_log_slope(before, (last, rate)), 0.0), 1.0)
+            slope = math.log(rate / before[1]) / math.log(last / before[0])
+            exponent = min(max(slope, 0.0), 1.0)
         return rate * math.exp(exponent * math.log(learners / last))
 
     def between(self, learners: int) -> float:
@@ -119,10 +120,6 @@ class ThroughputCurve:
         secants = [pair for pair in (below[-2:], above[1::-1]) if len(pair) == 2]
         bounds = [_extended(first, second, learners) for first, second in secants]
         return min(bounds, default=math.inf)
-
-
-def _log_slope(first: tuple[int, float], second: tuple[int, float]) -> float:
-    return math.log(second[1] / first[1]) / math.log(second[0] / first[0])
 
 
 def _extended(first: tuple[int, float], second: tuple[int, float], learners: int) -> float:
@@ -167,18 +164,13 @@ def estimate(rates: Sequence[float], noise: float) -> LogEstimate:
     return LogEstimate(math.log(statistics.median(rates)), _MEDIAN_ERROR * noise / math.sqrt(len(rates)))
 
 
-def noise_of(groups: Iterable[Sequence[float]]) -> float:
-    """Return the standard deviation of the logarithm of one result, robust to outliers and slow drifts."""
-    return noise_from([step for group in groups for step in steps_of(group)])
-
-
 def steps_of(rates: Sequence[float]) -> list[float]:
     """Return the absolute differences of the logarithms of neighbouring rates."""
     return [abs(math.log(later / earlier)) for earlier, later in itertools.pairwise(rates)]
 
 
 def noise_from(steps: Collection[float]) -> float:
-    """Return the noise from such differences; the floor if there are none."""
+    """Return the noise of one result from such differences, robust to outliers and slow drifts."""
     return max(MIN_NOISE, _DIFFERENCE * statistics.median(steps)) if steps else MIN_NOISE
 
 
@@ -243,12 +235,18 @@ class TrialRecord:
     @functools.cached_property
     def noise(self) -> float:
         """The standard deviation of the logarithm of one repeat, from all settings together."""
-        return noise_of(self.rates(setting) for setting in self.trials)
+        return noise_from([step for setting in self.trials for step in steps_of(self.rates(setting))])
 
     @property
     def measured(self) -> list[EngineSetting]:
         """Settings that ran and may be chosen, in the order of their first trials."""
-        return [setting for setting, trials in self.trials.items() if self._is_sound(setting, trials)]
+        limits = self.memory_limits
+        return [
+            setting
+            for setting, trials in self.trials.items()
+            if setting.engine not in limits or setting.learners < limits[setting.engine][0]
+            if all(trial.failure is None for trial in trials)
+        ]
 
     def rates(self, setting: EngineSetting) -> list[float]:
         return [rate for result in self.trials.get(setting, ()) for rate in result.rates]
@@ -257,12 +255,8 @@ class TrialRecord:
         if setting not in self._scores:
             found = estimate(self.rates(setting), self.noise)
             error = math.hypot(found.error, BETWEEN_TRIALS / math.sqrt(len(self.trials[setting])))
-            self._scores[setting] = LogEstimate(found.log + self._log_efficiency(setting.learners), error)
+            self._scores[setting] = LogEstimate(found.log + log_efficiency(self.efficiency, setting.learners), error)
         return self._scores[setting]
-
-    def rate_for(self, log_score: float, learners: int) -> float:
-        """Return the samples per second that this many learners need for a score, given by its logarithm."""
-        return math.exp(log_score - self._log_efficiency(learners))
 
     def gain(self, setting: EngineSetting, over: EngineSetting) -> LogEstimate:
         return self.score(setting).over(self.score(over))
@@ -294,14 +288,7 @@ class TrialRecord:
         return self._log_score(curve.between(learners) if inside else curve.beyond(learners), learners)
 
     def _log_score(self, rate: float, learners: int) -> float:
-        return (math.log(rate) if rate > 0 else -math.inf) + self._log_efficiency(learners)
-
-    def _log_efficiency(self, learners: int) -> float:
-        return log_efficiency(self.efficiency, learners)
-
-    def _is_sound(self, setting: EngineSetting, trials: Iterable[TrialResult]) -> bool:
-        limit, _ = self.memory_limits.get(setting.engine, (math.inf, ""))
-        return setting.learners < limit and all(trial.failure is None for trial in trials)
+        return (math.log(rate) if rate > 0 else -math.inf) + log_efficiency(self.efficiency, learners)
 
 
 def log_efficiency(efficiency: Efficiency, learners: int) -> float:

@@ -1,7 +1,6 @@
 """Co-run scheduling: which operators of a step run together, with how many threads, and on which cores."""
 
 import bisect
-import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,8 @@ from typing import Literal, TypeAlias
 from bow.errors import ScheduleError
 from bow.schedule.scheduler.protocol import ReadyOperators, Start
 
+INTERFERENCE = 1.5  # an operator interferes that makes another one take this many times as long as predicted
+
 
 class Interference:
     """Pairs of operator types of which one took far longer alongside the other than predicted alone."""
@@ -17,11 +18,8 @@ class Interference:
     # A slow operator blames every operator that ran alongside it, as a single time cannot tell which one it was:
     # harmless pairs are kept apart as well. Liu et al., 2019, section III-D, discussion.
 
-    def __init__(self, kinds: Sequence[str], factor: float = 1.5) -> None:
-        if not (math.isfinite(factor) and factor >= 1):
-            raise ScheduleError(f"factor must be at least 1, got {factor}; 1.5 allows half as much again")
+    def __init__(self, kinds: Sequence[str]) -> None:
         self.kinds = tuple(kinds)
-        self.factor = factor
         self._pairs: set[tuple[str, str]] = set()
 
     @property
@@ -30,7 +28,7 @@ class Interference:
         return frozenset(self._pairs)
 
     def observe(self, operator: int, predicted_ns: int, actual_ns: int, overlapping: Collection[int]) -> None:
-        if actual_ns > self.factor * predicted_ns:
+        if actual_ns > INTERFERENCE * predicted_ns:
             self._pairs.update(pair(self.kinds[operator], self.kinds[other]) for other in overlapping)
 
 
@@ -115,10 +113,6 @@ class CacheTimes:
             {threads: min(own[threads] for own in both if threads in own) for threads in sorted({*both[0], *both[1]})}
             for both in zip(self._together, self._separate, strict=True)
         ]
-
-    def check(self, cores: int) -> None:
-        if len(self.caches) != cores:
-            raise ScheduleError(f"{len(self.caches)} caches for {cores} cores; name the cache of every core")
 
     def is_better_separate(self, operator: int, threads: int) -> bool:
         """Return whether an operator is faster (or only known) with no two threads sharing a cache."""
@@ -239,9 +233,20 @@ class CoRunScheduler:
         self._narrow = narrow
         self._by_cache = times if isinstance(times, CacheTimes) else None
         if isinstance(times, CacheTimes):
-            times.check(cores)
+            if len(times.caches) != cores:
+                raise ScheduleError(f"{len(times.caches)} caches for {cores} cores; name the cache of every core")
             times = times.least
-        _check(len(dependencies), times, kinds, cores, strategy, interference)
+        if cores < 1:
+            raise ScheduleError(f"a schedule needs at least 1 core, got {cores}")
+        if strategy not in (1, 2, 3, 4):
+            raise ScheduleError(f"strategy must be 1, 2, 3 or 4, got {strategy}")
+        for what, given in (("times", times), ("kinds", kinds)):
+            if len(given) != len(dependencies):
+                raise ScheduleError(f"{len(given)} {what} for {len(dependencies)} operators; give every operator one")
+        if interference is not None and interference.kinds != tuple(kinds):
+            raise ScheduleError(
+                "the interference was observed for operators of other types; create a new Interference for this graph"
+            )
         self._strategy = strategy
         self._kinds = tuple(kinds)
         self._num_cores = cores
@@ -339,14 +344,10 @@ class CoRunScheduler:
             self._interference.observe(operator, run.predicted_ns, took_ns, run.overlapping - begun)
 
     def _next(self, now_ns: int) -> _Choice | None:
-        if self._strategy <= 2:
-            return self._in_turn()
+        if self._strategy <= 2:  # the operator that has been ready for longest, once nothing runs
+            operator = next(iter(self._ready))
+            return None if self._runs else (operator, self._usual[operator])
         return self._fitting(now_ns) or self._longest(now_ns) if self._cores.num_idle else None
-
-    def _in_turn(self) -> _Choice | None:
-        """Strategies 1 and 2: the operator that has been ready for longest, once nothing runs."""
-        operator = next(iter(self._ready))
-        return None if self._runs else (operator, self._usual[operator])
 
     def _fitting(self, now_ns: int) -> _Choice | None:
         """Strategy 3: the first operator that fits alongside the running ones."""
@@ -416,24 +417,3 @@ def _usable(operator: int, times: Times, cores: int) -> dict[int, int]:
             f"predicted times must be at least 0, got {min(usable.values())} ns for operator {operator}"
         )
     return usable
-
-
-def _check(
-    num_operators: int,
-    times: Sequence[Times],
-    kinds: Sequence[str],
-    cores: int,
-    strategy: int,
-    interference: Interference | None,
-) -> None:
-    if cores < 1:
-        raise ScheduleError(f"a schedule needs at least 1 core, got {cores}")
-    if strategy not in (1, 2, 3, 4):
-        raise ScheduleError(f"strategy must be 1, 2, 3 or 4, got {strategy}")
-    for what, given in (("times", times), ("kinds", kinds)):
-        if len(given) != num_operators:
-            raise ScheduleError(f"{len(given)} {what} for {num_operators} operators; give every operator one")
-    if interference is not None and interference.kinds != tuple(kinds):
-        raise ScheduleError(
-            "the interference was observed for operators of other types; create a new Interference for this graph"
-        )

@@ -24,7 +24,14 @@ class ListScheduler:
         *,
         small: Collection[int] = (),  # run on the executor that made them ready, before anything else (section 5.2)
     ) -> None:
-        _check(len(dependencies), executors, priority, small)
+        count = len(dependencies)
+        if executors < 1:
+            raise ScheduleError(f"a schedule needs at least 1 executor, got {executors}")
+        if priority is not None and len(priority) != count:
+            raise ScheduleError(f"{len(priority)} priorities for {count} operators; give every operator one")
+        wrong = next((index for index in sorted(small) if not 0 <= index < count), None)
+        if wrong is not None:
+            raise ScheduleError(f"operator {wrong} is listed in small, but there are only {count} operators")
         self.executors = executors
         self._progress = ReadyOperators(dependencies)
         self._priority = priority
@@ -93,13 +100,3 @@ class ListScheduler:
     def _run(self, operator: int, executor: int) -> Start:
         self._running[operator] = executor
         return Start(operator, executor)
-
-
-def _check(num_operators: int, executors: int, priority: Sequence[float] | None, small: Collection[int]) -> None:
-    if executors < 1:
-        raise ScheduleError(f"a schedule needs at least 1 executor, got {executors}")
-    if priority is not None and len(priority) != num_operators:
-        raise ScheduleError(f"{len(priority)} priorities for {num_operators} operators; give every operator one")
-    wrong = next((index for index in sorted(small) if not 0 <= index < num_operators), None)
-    if wrong is not None:
-        raise ScheduleError(f"operator {wrong} is listed in small, but there are only {num_operators} operators")

@@ -1,6 +1,7 @@
 """The operator-scheduler protocol, recorded decisions, and dependency analysis."""
 
 import dataclasses
+import graphlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -54,18 +55,12 @@ def followers(dependencies: Sequence[Collection[int]]) -> list[list[int]]:
 
 
 def topological(dependencies: Sequence[Collection[int]]) -> list[int]:
-    following = followers(dependencies)
-    waiting = [len(set(before)) for before in dependencies]
-    order = [index for index, count in enumerate(waiting) if not count]
-    for index in order:
-        for later in following[index]:
-            waiting[later] -= 1
-            if not waiting[later]:
-                order.append(later)
-    if len(order) < len(dependencies):
-        stuck = next(index for index, count in enumerate(waiting) if count)
-        raise ScheduleError(f"operator {stuck} is on a dependency cycle; correct the dependencies")
-    return order
+    try:
+        return list(graphlib.TopologicalSorter(dict(enumerate(dependencies))).static_order())
+    except graphlib.CycleError as error:
+        raise ScheduleError(
+            f"operator {min(error.args[1])} is on a dependency cycle; correct the dependencies"
+        ) from error
 
 
 class ReadyOperators:

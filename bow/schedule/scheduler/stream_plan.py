@@ -56,7 +56,9 @@ class StreamPlan:
         released: list[list[int]] = [[] for _ in self.tasks]
         for allocation, uses in enumerate(allocations):
             stream = known.stream_of(uses[0])
-            first = bisect.bisect_left(clocks[stream], True, key=lambda clock: known.all_over(uses, clock))
+            first = bisect.bisect_left(
+                clocks[stream], True, key=lambda clock: all(known.is_over(task, clock) for task in uses)
+            )
             if first < len(clocks[stream]):
                 released[positions[stream][first]].append(allocation)
         return released
@@ -84,21 +86,18 @@ class _VectorClocks:
         """Return the minimal subset of tasks to wait for so that all of them have finished."""
         last: dict[int, int] = {}  # by stream
         for task in tasks:
-            if not self._is_over(task, self._clocks[stream]):
+            if not self.is_over(task, self._clocks[stream]):
                 other = self.stream_of(task)
                 last[other] = max(task, last.get(other, task), key=self._ends.__getitem__)
         return tuple(
             task
             for _, task in sorted(last.items())
-            if not any(self._is_over(task, self._clock_after[other]) for other in last.values() if other != task)
+            if not any(self.is_over(task, self._clock_after[other]) for other in last.values() if other != task)
         )
-
-    def all_over(self, tasks: Iterable[int], clock: Sequence[int]) -> bool:
-        return all(self._is_over(task, clock) for task in tasks)
 
     def stream_of(self, task: int) -> int:
         return self._ends[task][0]
 
-    def _is_over(self, task: int, clock: Sequence[int]) -> bool:
+    def is_over(self, task: int, clock: Sequence[int]) -> bool:
         stream, count = self._ends[task]
         return clock[stream] >= count
