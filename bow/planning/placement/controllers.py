@@ -17,8 +17,6 @@ from bow.planning.placement.training import (
     LearningSettings,
     TrainingState,
     Watch,
-    flat_gradients,
-    set_gradients,
 )
 from bow.planning.search.processes import Inbox, SearchProcess, Send
 
@@ -78,7 +76,8 @@ def _serve(state: TrainingState, processes: list[_ControllerProcess], watch: Wat
             continue
         gradients, batch, process.controller = message
         process.deaths = 0
-        set_gradients(state.policy, gradients)
+        for parameter, gradient in zip(state.policy.parameters(), gradients, strict=True):
+            parameter.grad = gradient
         progress = state.learn(batch)
         if (watch is not None and watch(progress) is False) or state.is_over:
             return
@@ -138,4 +137,4 @@ def run_controller(
         updates, left, parameters = inbox.get()
         vector_to_parameters(parameters, policy.parameters())
         batch = controller.step(updates, left)
-        send((flat_gradients(policy), batch, controller.state()))
+        send(([parameter.grad for parameter in policy.parameters()], batch, controller.state()))

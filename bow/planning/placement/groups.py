@@ -35,12 +35,7 @@ class Flow:
 
     maker: int  # number of the producing group
     reader: int  # number of the consuming group
-    forward_bytes: int  # of all tensors, each counted once
-    backward_bytes: int  # of their gradients
-
-    @property
-    def num_bytes(self) -> int:
-        return self.forward_bytes + self.backward_bytes
+    num_bytes: int  # of all tensors, each counted once, and of their gradients
 
 
 @dataclass(frozen=True)
@@ -84,10 +79,7 @@ class Groups:
                 if maker != self.of[number]:
                     crossing[maker, self.of[number]].add(tensor)
         flows = ((pair, [self.graph.tensors[each] for each in crossing[pair]]) for pair in sorted(crossing))
-        return tuple(
-            Flow(*pair, sum(each.num_bytes for each in of), sum(each.num_bytes for each in of if each.differentiable))
-            for pair, of in flows
-        )
+        return tuple(Flow(*pair, sum((1 + each.differentiable) * each.num_bytes for each in of)) for pair, of in flows)
 
     @cached_property
     def order(self) -> tuple[int, ...]:

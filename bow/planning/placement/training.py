@@ -148,19 +148,6 @@ class Updater:
         return True
 
 
-def flat_gradients(policy: nn.Module) -> Tensor:
-    """Concatenate all gradients; 0 for parameters without one."""
-    pairs = ((each, each.grad) for each in policy.parameters())
-    return torch.cat([(each.new_zeros(each.numel()) if grad is None else grad.flatten()) for each, grad in pairs])
-
-
-def set_gradients(policy: nn.Module, gradients: Tensor) -> None:
-    parameters = list(policy.parameters())
-    parts = torch.split(gradients, [each.numel() for each in parameters])
-    for each, part in zip(parameters, parts, strict=True):
-        each.grad = part.view_as(each).clone()
-
-
 Placement: TypeAlias = tuple[int, ...]  # device by operation
 
 Evaluate: TypeAlias = Callable[[list[Placement]], Sequence[float | None]]

@@ -76,8 +76,8 @@ Report: TypeAlias = Callable[[int, int, float], bool]
 class ProgressAggregator:
     """Aggregates the progress of all walks."""
 
-    def __init__(self, progress: SearchProgress | None, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._progress, self._clock, self._begun = progress, clock, clock()
+    def __init__(self, progress: SearchProgress | None) -> None:
+        self._progress, self._begun = progress, time.perf_counter()
         self._proposals: dict[int, int] = {}
         self._best_ns = math.inf
 
@@ -87,7 +87,7 @@ class ProgressAggregator:
         self._best_ns = min(self._best_ns, batch_ns)
         if self._progress is None:
             return True
-        answer = self._progress(self._clock() - self._begun, sum(self._proposals.values()), self._best_ns)
+        answer = self._progress(time.perf_counter() - self._begun, sum(self._proposals.values()), self._best_ns)
         return answer is None or bool(answer)
 
 

@@ -29,12 +29,6 @@ class RemainingLoads:
     loads: tuple[Array, ...]
     ends: Array  # by place: least time from the end of such tasks to the end of the step
 
-    @classmethod
-    def empty(cls, tables: PlaceTables, num_devices: int) -> RemainingLoads:
-        ends = np.full(tables.num_places, POS_INF, np.int64)
-        ends[:num_devices] = 0  # the last task of a device may be the last of the step
-        return cls(np.zeros((0, tables.num_places), np.int64), (), (), ends)
-
     def tails(self, tables: PlaceTables, operator: int, makers: Mapping[int, tuple[int, int]]) -> Array:
         """By split and tile of the next operator: least time from its backward pass's end to the step's end."""
         own = np.einsum("stk,skp->stp", tables.leads[operator], tables.weights[operator])
@@ -165,7 +159,13 @@ class StepBounds:
     def __init__(
         self, model: StepModel, options: Sequence[Sequence[Split]], check: Callable[[], None] = lambda: None
     ) -> None:
-        _check_size(model, options)
+        sizes = [len(splits) * max(split.num_tiles for split in splits) for splits in options]
+        num_bytes = 2 * 8 * sum(sizes[edge.maker] * sizes[edge.reader] for edge in edges_of(model.graph))
+        if num_bytes > MAX_TABLE_BYTES:
+            raise SettingError(
+                f"a proof over {max(map(len, options))} splits of an operator would need {num_bytes / 2**30:.1f} GiB "
+                "of tables; use fewer devices, or even=True"
+            )
         self._num_devices = model.topology.num_devices
         self._tables = TileTables(model, options, check)
         self._remaining = RemainingTimes(self._tables, model.has_backward, check)
@@ -174,8 +174,11 @@ class StepBounds:
         self._least_after = [sum(least[operator + 1 :]) for operator in range(len(least))]
 
     def empty_prefix(self) -> Prefix:
-        loads = np.zeros(self._places.num_places, np.int64)
-        return Prefix((), (), (), loads, RemainingLoads.empty(self._places, self._num_devices), 0)
+        num_places = self._places.num_places
+        ends = np.full(num_places, POS_INF, np.int64)
+        ends[: self._num_devices] = 0  # the last task of a device may be the last of the step
+        remaining = RemainingLoads(np.zeros((0, num_places), np.int64), (), (), ends)
+        return Prefix((), (), (), np.zeros(num_places, np.int64), remaining, 0)
 
     def extensions(self, prefix: Prefix) -> Extensions:
         """Bound a prefix extended by each split of the next operator."""
@@ -221,13 +224,3 @@ class StepBounds:
         """By edge of the next operator: the maker of its input, and that one's split."""
         edges = self._tables.edges[operator]
         return {number: (edge.maker, prefix.options[edge.maker]) for number, edge in enumerate(edges)}
-
-
-def _check_size(model: StepModel, options: Sequence[Sequence[Split]]) -> None:
-    sizes = [len(splits) * max(split.num_tiles for split in splits) for splits in options]
-    num_bytes = 2 * 8 * sum(sizes[edge.maker] * sizes[edge.reader] for edge in edges_of(model.graph))
-    if num_bytes > MAX_TABLE_BYTES:
-        raise SettingError(
-            f"a proof over {max(map(len, options))} splits of an operator would need {num_bytes / 2**30:.1f} GiB of "
-            "tables; use fewer devices, or even=True"
-        )

@@ -235,7 +235,8 @@ class PlaceTables:
         self.loads = [self._load_table(operator) for operator in operators]
         # by operator and edge: [split of the maker, split of the reader, tile], bit set of the maker's tiles whose
         # backward pass waits for the tile's
-        self.sources = [[_bits(back > NEG_INF // 2) for back in of] for of in tables.gradient_ns]
+        reads = [[back > NEG_INF // 2 for back in of] for of in tables.gradient_ns]
+        self.sources = [[np.tensordot(each, 1 << np.arange(each.shape[-2]), (-2, 0)) for each in of] for of in reads]
         self._seen: set[tuple[int, int]] = set()
         # by operator and edge: [split of the maker, split of the reader, place], transfers and gradients
         self.edge_loads = [[self._edge_table(edge) for edge in edges] for edges in tables.edges]
@@ -316,9 +317,3 @@ class _WeightTask:
     waits_for: tuple[int, ...]  # devices whose backward passes it waits for
     duration_ns: int
     end_ns: int  # least time after it
-
-
-def _bits(reads: NDArray[np.bool_]) -> Array:
-    """Convert [..., tile of the maker, tile of the reader] to a bit set of makers by reader tile."""
-    bits: Array = np.tensordot(reads, 1 << np.arange(reads.shape[-2]), axes=(-2, 0)).astype(np.int64)
-    return bits

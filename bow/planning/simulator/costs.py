@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -160,7 +161,6 @@ class TaskCosts:
         return self._tiles[key]
 
 
-NS_PER_S = 1e9
 UPDATE_PASSES = 5
 """Passes of an update over its weights' bytes: SGD with momentum reads three tensors and writes two."""
 
@@ -192,7 +192,7 @@ def _time_ns(part: PassWork, outputs: int, kind: DeviceKind) -> int:
         return 0
     arithmetic_s = part.flops * (1 + kind.half_outputs / max(outputs, 1)) / (kind.tflops * 1e12)
     memory_s = part.num_bytes / (kind.gb_per_s * 1e9)
-    return round(part.kernels * kind.overhead_us * 1e3 + max(arithmetic_s, memory_s) * NS_PER_S)
+    return round(part.kernels * kind.overhead_us * 1e3 + max(arithmetic_s, memory_s) * 1e9)
 
 
 @dataclass
@@ -253,7 +253,7 @@ class MeasuredCosts:
         if kind not in self._factors:
             self._factors[kind] = dict(self._ratios(device, kind))
         factors = self._factors[kind]
-        factor = factors.get(operator) or _geometric_mean(factors.values())
+        factor = factors.get(operator) or (statistics.geometric_mean(factors.values()) if factors else 1.0)
         return self._roofline.tile_time(operator, box, device).scaled(factor)
 
     def _ratios(self, device: int, kind: str) -> Iterator[tuple[int, float]]:
@@ -263,7 +263,3 @@ class MeasuredCosts:
             measured, predicted = self._measured(number, box, kind), self._roofline.tile_time(number, box, device)
             if measured is not None and predicted.total_ns and measured.total_ns:
                 yield number, measured.total_ns / predicted.total_ns
-
-
-def _geometric_mean(values: Collection[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else 1.0

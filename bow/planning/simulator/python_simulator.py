@@ -140,12 +140,11 @@ def memory_peaks(model: StepModel, graph: TaskGraph, times: Sequence[TaskTime]) 
     for task, (start, end) in zip(graph.tasks, _lifetimes(graph, times), strict=True):
         if task.memory_bytes and end > start:
             changes[task.memory_device] += [(start, task.memory_bytes), (end, -task.memory_bytes)]
-    return tuple(_peak(num_bytes, changes[device]) for device, num_bytes in enumerate(always))
-
-
-def _peak(always: int, changes: list[tuple[int, int]]) -> int:
-    """Memory freed at a time is available to allocations at the same time."""
-    return max(itertools.accumulate((change for _, change in sorted(changes)), initial=always))
+    # Sorted: memory freed at a time is available to allocations at the same time.
+    return tuple(
+        max(itertools.accumulate((change for _, change in sorted(changes[device])), initial=num_bytes))
+        for device, num_bytes in enumerate(always)
+    )
 
 
 def _lifetimes(graph: TaskGraph, times: Sequence[TaskTime]) -> Iterator[tuple[int, int]]:

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,10 +63,6 @@ def constant_of(node: fx.Node, exported: Exported) -> Constant | None:
     return Constant((node.name,), example, functools.partial(_computed, exported.function, by_place, by_name))
 
 
-def buffer(name: str, buffers: Mapping[str, Tensor]) -> Tensor:
-    return buffers[name]
-
-
 def constant_tensor(tensor: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:
     """Return a tensor held by the model's code."""
     return tensor
@@ -92,7 +89,7 @@ def _computed(name: str, by_place: Sequence[Any], by_name: Mapping[str, Any], bu
     def made(argument: Any) -> Any:
         if isinstance(argument, list):
             return [made(each) for each in argument]
-        return argument(buffers) if isinstance(argument, functools.partial) else argument
+        return argument(buffers) if callable(argument) else argument
 
     keywords = {key: made(value) for key, value in by_name.items()}
     tensor: Tensor = function(name)(*(made(value) for value in by_place), **keywords)
@@ -322,7 +319,7 @@ class _Translation:
             if spec.kind is InputKind.PARAMETER:
                 values[node] = Weight(names[id(self._model.get_parameter(target))])  # tied parameters share a name
             elif spec.kind is InputKind.BUFFER:
-                values[node] = Constant(target, node.meta["val"], functools.partial(buffer, target))
+                values[node] = Constant(target, node.meta["val"], operator.itemgetter(target))
             elif spec.kind is InputKind.USER_INPUT:
                 values[node] = TensorRef(next(batch))
             else:

@@ -59,9 +59,11 @@ class DeviceWeights:
     """The weight cells of one device."""
 
     def __init__(self, cells: Sequence[Cell], values: Mapping[str, Tensor], group: ProcessGroup) -> None:
-        self.parameters = {
-            cell: _cell_parameter(cell, values[cell.name]) for cell in cells if group.rank in cell.devices
-        }
+        self.parameters: dict[Cell, nn.Parameter] = {}
+        for cell in (cell for cell in cells if group.rank in cell.devices):
+            value = values[cell.name].detach()
+            own = region(value, cell.box, whole(value.shape)).clone(memory_format=torch.contiguous_format)
+            self.parameters[cell] = nn.Parameter(own, requires_grad=cell.is_trained)
         self._group = group
         self._all = cells
         self._shapes = {name: tuple(value.shape) for name, value in values.items()}
@@ -149,11 +151,6 @@ class DeviceWeights:
     def _zeros(self, key: object, shape: tuple[int, ...]) -> Tensor:
         assert isinstance(key, Cell)
         return torch.zeros(shape, dtype=self._dtypes[key.name], device=self._group.device)
-
-
-def _cell_parameter(cell: Cell, value: Tensor) -> nn.Parameter:
-    own = region(value.detach(), cell.box, whole(tuple(value.shape))).clone(memory_format=torch.contiguous_format)
-    return nn.Parameter(own, requires_grad=cell.is_trained)
 
 
 def _add_to_bucket(groups: list[list[Cell]], cell: Cell, dtypes: Mapping[str, torch.dtype]) -> None:

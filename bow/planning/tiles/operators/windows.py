@@ -1,5 +1,6 @@
 """Convolution and pooling: tiles receive their halo, padding outside of the image is added here."""
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -127,8 +128,9 @@ def avg_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
     counts = [_counts(tile, side, attributes["count_padding"]) for side in sides]
     if all(count == side.kernel for of, side in zip(counts, sides, strict=True) for count in of):
         return (means,)
-    wanted = _outer([torch.tensor(of, dtype=means.dtype, device=means.device) for of in counts])
-    return (means * (elements / wanted),)
+    wanted = [torch.tensor(of, dtype=means.dtype, device=means.device) for of in counts]
+    outer = functools.reduce(lambda product, side: product.unsqueeze(-1) * side, wanted)
+    return (means * (elements / outer),)
 
 
 @tile_function(*(f"adaptive_max_pool{n}d" for n in (1, 2, 3)))
@@ -211,11 +213,3 @@ def _adaptive_cuts(tile: Tile, dim: int) -> list[tuple[int, int]]:
     assert fetched is not None
     origin = fetched[dim][0]
     return [(i * size // output - origin, -(-(i + 1) * size // output) - origin) for i in range(*tile.box[dim])]
-
-
-def _outer(sides: Sequence[Tensor]) -> Tensor:
-    """Return the outer product of one vector per dimension."""
-    product = sides[0]
-    for side in sides[1:]:
-        product = product.unsqueeze(-1) * side
-    return product
