@@ -20,7 +20,7 @@ from bow.planning.problem.partition import Partition
 from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime, capture_operators
 from bow.planning.tiles.agreement import check_agreement
 from bow.planning.tiles.capture import refusal
-from bow.planning.tiles.process_group import wait_for
+from bow.planning.tiles.communication import wait_for
 from bow.replicas import in_mode
 from bow.schedule import Timeline
 from bow.seeds import derive_seed

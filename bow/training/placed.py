@@ -22,8 +22,8 @@ from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
 from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime
 from bow.planning.tiles.device_state import check_timing
-from bow.planning.tiles.predicting import predicted_timeline, save_timelines
 from bow.planning.tiles.runtime import tile_optimizer
+from bow.planning.tiles.tile_costs import predicted_timeline, save_timelines
 from bow.schedule import Timeline
 from bow.training.config import TrainConfig
 from bow.training.data_source import DataSource

@@ -14,7 +14,7 @@ from bow.errors import RuntimeUnavailableError, ScheduleError, SettingError
 from bow.planning.placement import methods
 from bow.planning.placement.evaluation import Evaluation, SearchBudget
 from bow.planning.placement.groups import module_groups
-from bow.planning.simulator.native_simulator import library
+from bow.planning.simulator.simulation import library
 from tests.planning.placement.placed_steps import evaluator, unrolled
 
 BUDGET = SearchBudget(placements=48)

@@ -8,10 +8,9 @@ from typing import TypeAlias
 
 from bow.errors import ScheduleError, SettingError
 from bow.planning.placement.baselines import expert, metis, scotch
-from bow.planning.placement.controllers import train_policy
 from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
 from bow.planning.placement.groups import Devices
-from bow.planning.placement.training import LearningSettings, PolicyProgress
+from bow.planning.placement.training import LearningSettings, PolicyProgress, train_policy
 from bow.planning.problem.partition import Split
 from bow.planning.search.metropolis import Limits, metropolis
 from bow.planning.search.proposals import P_SINGLE_OF_FAMILY, Changes

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bow.errors import SettingError
 from bow.planning.problem.box import Box, common_refinement, contains, whole
 from bow.planning.problem.operator_graph import OperatorGraph, TensorShape
-from bow.planning.tiles.process_group import AsyncWork, ProcessGroup, wait_for
+from bow.planning.tiles.communication import AsyncWork, ProcessGroup, wait_for
 from bow.planning.tiles.program import TileProgram, TileTask
 from bow.planning.tiles.regions import Sums, put_together, region
 from bow.sync import DropRule, Synchroniser, Timing, TwoLevel

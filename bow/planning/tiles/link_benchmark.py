@@ -24,8 +24,8 @@ from bow.planning.problem.partition import Partition, Split
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
 from bow.planning.tiles.capture import CapturedOperators, capture_operators
+from bow.planning.tiles.communication import Message, ProcessGroup, wait_for
 from bow.planning.tiles.measurement_cache import Measurements
-from bow.planning.tiles.process_group import Message, ProcessGroup, wait_for
 from bow.planning.tiles.program import tile_program
 from bow.planning.tiles.runtime import TileRuntime
 

@@ -17,8 +17,8 @@ from bow.devices.links import Connection, gpu_uuid, read_gpu_links
 from bow.devices.load import warn_if_busy
 from bow.errors import SettingError
 from bow.planning.problem.device_topology import GIB, Device, DeviceKind, DeviceTopology, Link
+from bow.planning.tiles.communication import ProcessGroup
 from bow.planning.tiles.link_benchmark import cache_busy_links, measure_busy_links, measured_topology
-from bow.planning.tiles.process_group import ProcessGroup
 
 SIDE = {"cpu": 512, "cuda": 4096}  # of the square matrices whose product is timed
 COPIED = {"cpu": 2**24, "cuda": 2**28}  # float32 elements of the timed copy: far larger than caches

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from bow.planning.problem.box import Box, sizes, whole
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.tiles.communication import PointToPoint, SpanRecorder, all_reduce_sums, gather_rows
+from bow.planning.tiles.communication import PointToPoint, ProcessGroup, SpanRecorder, all_reduce_sums, gather_rows
 from bow.planning.tiles.device_state import DeviceBuffers, DeviceWeights
 from bow.planning.tiles.operators.calls import SummedCall, call_of
-from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.program import Fetch, LocalProgram, TensorPart, TileProgram, TileTask
 from bow.planning.tiles.regions import Sums, put_together, region
 from bow.seeds import derive_seed

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from bow.errors import ClusterError
-from bow.planning.placement import controllers
-from bow.planning.placement.controllers import train_policy
-from bow.planning.placement.training import LearnedPlacement, LearningSettings, Placement, PolicyProgress
+from bow.planning.placement import training
+from bow.planning.placement.training import LearnedPlacement, LearningSettings, Placement, PolicyProgress, train_policy
 from bow.planning.search.processes import SearchProcess
 from tests.forked import FORKED
 from tests.planning.placement.policies import SMALL, chain, sums
@@ -46,7 +45,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             super().__init__(messages)
             pids.append(self.pid)
 
-    monkeypatch.setattr(controllers, "SearchProcess", Noted)
+    monkeypatch.setattr(training, "SearchProcess", Noted)
     return pids
 
 
@@ -106,7 +105,7 @@ def test_controllers_that_never_send_anything_end_the_training() -> None:
 
 STARTER = """
 import os, sys, time
-from bow.planning.placement.controllers import train_policy
+from bow.planning.placement.training import train_policy
 from tests.forked import FORKED
 from tests.planning.placement.policies import SMALL, chain
 

@@ -10,13 +10,13 @@ import torch
 
 from bow.errors import ScheduleError, SettingError
 from bow.planning.placement import training
-from bow.planning.placement.controllers import train_policy
 from bow.planning.placement.training import (
     Controller,
     LearnedPlacement,
     LearningSettings,
     Placement,
     PolicyProgress,
+    train_policy,
 )
 from tests.planning.placement.policies import SMALL, chain, small_policy, sums
 

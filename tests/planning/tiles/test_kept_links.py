@@ -13,8 +13,8 @@ import torch
 
 from bow.errors import RuntimeUnavailableError
 from bow.planning.tiles import link_benchmark, measurement_cache
+from bow.planning.tiles.communication import ProcessGroup
 from bow.planning.tiles.link_benchmark import DeviceInventory, LinkModels, cache_busy_links, cached_busy_links
-from bow.planning.tiles.process_group import ProcessGroup
 from tests.planning.tiles.thread_group import thread_group, together
 
 LINES: LinkModels = {(0, 1): (120_000.0, 0.5)}
