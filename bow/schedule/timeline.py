@@ -167,7 +167,4 @@ def _spans(trace: Any) -> list[Span]:
 
 def _natural(name: str) -> tuple[tuple[str, int], ...]:
     """Sort key under which `executor 10` follows `executor 9`."""
-    parts: list[tuple[str, int]] = []
-    for word in name.split():
-        parts.append(("", int(word)) if word.isdecimal() else (word, 0))
-    return tuple(parts)
+    return tuple(("", int(word)) if word.isdecimal() else (word, 0) for word in name.split())

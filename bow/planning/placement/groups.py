@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from bow.errors import GraphError, ScheduleError
 from bow.planning.placement.policy import Operations
-from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
+from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Split, whole_on
 from bow.planning.search.proposals import DisjointSets
 
@@ -138,8 +138,6 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "softmax": ("output",),
 }  # by role: name patterns of operators of which each call forms a group: a step of attention, a prediction
 
-_CALL = re.compile(r"(.*?)(?:@(\d+))?")
-
 Anchored: TypeAlias = Callable[[Group], bool]  # whether a group is kept separate from other such groups
 
 
@@ -209,7 +207,8 @@ def _branches(graph: OperatorGraph) -> dict[int, tuple[str, str]]:
 def _calls(graph: OperatorGraph) -> dict[int, tuple[str, str]]:
     """By operator with a role: the role and its call; an operator that runs once for all calls gets its own group."""
     found: dict[int, tuple[str, str]] = {}
-    base = [_base(operator) for operator in graph.operators]
+    split = [(*operator.name.rpartition("@"), operator.name) for operator in graph.operators]
+    base = [(name, int(call)) if at and call.isdecimal() else (full, 0) for name, at, call, full in split]
     for role, patterns in ROLES.items():
         own = {n: name for n, (name, _) in enumerate(base) if any(fnmatchcase(name, pattern) for pattern in patterns)}
         counts = Counter(own.values())
@@ -219,13 +218,6 @@ def _calls(graph: OperatorGraph) -> dict[int, tuple[str, str]]:
             call = name if rest else f"{role}@{base[number][1] // each}"
             found[number] = role, call
     return found
-
-
-def _base(operator: PlanOperator) -> tuple[str, int]:
-    """Split an operator's name into its base name and call number."""
-    match = _CALL.fullmatch(operator.name)
-    assert match is not None
-    return match[1], int(match[2] or 0)
 
 
 def _has_weights(graph: OperatorGraph) -> Anchored:

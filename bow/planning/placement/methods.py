@@ -166,10 +166,6 @@ def _processor(evaluator: SimulatedEvaluator, seed: int) -> Devices:
     return evaluator.all_on(evaluator.processors[0])
 
 
-def _walked(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Report) -> PlacementResult:
-    return _placed(evaluator, _fastest(evaluator, multi_start_metropolis(evaluator, budget, seed, say)))
-
-
 METHODS: Mapping[str, Method] = {
     "cpu": _without_search(_processor),
     "gpu": _without_search(lambda evaluator, seed: evaluator.all_on(evaluator.accelerators[0])),
@@ -178,6 +174,8 @@ METHODS: Mapping[str, Method] = {
     "metis": _without_search(metis),
     "expert": _without_search(lambda evaluator, seed: expert(evaluator)),
     "learned": _learned,
-    "mcmc": _walked,
+    "mcmc": lambda evaluator, budget, seed, say: _placed(
+        evaluator, _fastest(evaluator, multi_start_metropolis(evaluator, budget, seed, say))
+    ),
 }
 """`mincut` is Scotch without processors; `mcmc` is the Metropolis search over placements."""

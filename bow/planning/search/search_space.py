@@ -175,7 +175,10 @@ def device_lists(
     if kind == "distinct":
         return tuple(itertools.permutations(range(num_devices), tiles))
     spread = (each for devices in _spaced(tiles, num_devices) for each in device_assignments(devices, degrees))
-    return tuple(dict.fromkeys(itertools.chain(spread, _drawn(tiles, num_devices))))
+    turns = range(NUM_RANDOM if 1 < tiles <= num_devices else 0)
+    sources = (random.Random(f"{tiles}/{num_devices}/{turn}") for turn in turns)  # the same in every call
+    drawn = (tuple(source.sample(range(num_devices), tiles)) for source in sources)
+    return tuple(dict.fromkeys(itertools.chain(spread, drawn)))
 
 
 def _spaced(tiles: int, num_devices: int) -> Iterator[range]:
@@ -192,13 +195,6 @@ def _spaced(tiles: int, num_devices: int) -> Iterator[range]:
         yield from (range(start, start + span, stride) for start in starts)
 
 
-def _drawn(tiles: int, num_devices: int) -> Iterator[tuple[int, ...]]:
-    """Yield random lists; the same on every call."""
-    if 1 < tiles <= num_devices:
-        for turn in range(NUM_RANDOM):
-            yield tuple(random.Random(f"{tiles}/{num_devices}/{turn}").sample(range(num_devices), tiles))
-
-
 def device_assignments(devices: Sequence[int], degrees: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Assign devices to tiles along the dimensions, in each order of these."""
     for order in itertools.permutations(range(len(degrees))):
@@ -212,18 +208,12 @@ def degrees_of(
 ) -> list[tuple[int, ...]]:
     """Return all degrees with at most this many tiles."""
     many = num_devices > MAX_DEVICES_ALL_DEGREES
+    candidates = [*range(1, max_tiles + 1)]
+    if many:  # only 1 or 3 times a power of two, and the number of tiles itself
+        candidates = [each for each in candidates if each == max_tiles or each // (each & -each) in (1, 3)]
     found: list[tuple[int, ...]] = [()]
     for size, may_be_split in dimensions:
-        ahead = [
-            degree for degree in _candidate_degrees(max_tiles, many) if degree <= size and not (even and size % degree)
-        ]
+        ahead = [degree for degree in candidates if degree <= size and not (even and size % degree)]
         choices = ahead if may_be_split and ahead else [1]
         found = [(*before, degree) for before in found for degree in choices if math.prod(before) * degree <= max_tiles]
     return [each for each in found if not many or sum(degree > 1 for degree in each) <= MAX_SPLIT_DIMENSIONS]
-
-
-def _candidate_degrees(most: int, many: bool) -> list[int]:
-    """Return degrees up to a number; if `many`, only 1 or 3 times a power of two, and the number itself."""
-    return [
-        degree for degree in range(1, most + 1) if not many or degree == most or degree // (degree & -degree) in (1, 3)
-    ]

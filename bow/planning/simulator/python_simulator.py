@@ -16,6 +16,7 @@ from bow.planning.problem.device_topology import GIB, DeviceTopology
 from bow.planning.problem.partition import Partition, Split, Tiling
 from bow.planning.simulator.step_model import Identity, StepModel, Task, TaskKind, WeightPart, code_of, replica_bytes
 from bow.schedule import Span, Timeline
+from bow.schedule.scheduler.protocol import followers
 
 
 @dataclass(frozen=True)
@@ -249,7 +250,7 @@ def simulate_tasks(graph: TaskGraph) -> list[TaskTime]:
     # Tasks leave one queue by (ready time, identity): predecessors leave before their successors, and this is also the
     # order in which every place runs its tasks.
     missing = [len(before) for before in graph.predecessors]
-    after = successors(graph)
+    after = followers(graph.predecessors)
     ready_ns = [0] * len(graph.tasks)
     free_ns: dict[int, int] = {}
     times: list[TaskTime | None] = [None] * len(graph.tasks)
@@ -277,7 +278,7 @@ def simulate_tasks(graph: TaskGraph) -> list[TaskTime]:
 def simulate_passing(graph: TaskGraph) -> list[TaskTime]:
     """Simulate all tasks; a task that can start passes earlier ones that wait for another place."""
     # Whenever tasks end, ready tasks are examined by (ready time, identity), and start if their places are free.
-    missing, after = [len(before) for before in graph.predecessors], successors(graph)
+    missing, after = [len(before) for before in graph.predecessors], followers(graph.predecessors)
     times: dict[int, TaskTime] = {}
     waiting: list[tuple[int, Identity, int]] = []
     ends: list[tuple[int, int]] = []
@@ -316,14 +317,6 @@ def simulate_passing(graph: TaskGraph) -> list[TaskTime]:
         while ends and ends[0][0] == now:
             end(heapq.heappop(ends)[1], now)
     return [times[number] for number in range(len(graph.tasks))]
-
-
-def successors(graph: TaskGraph) -> list[list[int]]:
-    after: list[list[int]] = [[] for _ in graph.tasks]
-    for number, before in enumerate(graph.predecessors):
-        for earlier in before:
-            after[earlier].append(number)
-    return after
 
 
 @dataclass(frozen=True)
@@ -369,7 +362,7 @@ def memory_peaks(model: StepModel, graph: TaskGraph, times: Sequence[TaskTime]) 
 
 def _lifetimes(graph: TaskGraph, times: Sequence[TaskTime]) -> Iterator[tuple[int, int]]:
     """By task: lifetime of its result."""
-    after = successors(graph)
+    after = followers(graph.predecessors)
     backward = {
         (task.owner, task.tile): number for number, task in enumerate(graph.tasks) if task.kind is TaskKind.BACKWARD
     }

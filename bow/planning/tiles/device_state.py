@@ -72,10 +72,12 @@ class DeviceWeights:
         self._read: dict[tuple[str, Box], Tensor] = {}
         self._gradients = Sums(self._zeros)
         self._sums: list[tuple[AsyncWork, Tensor, list[Cell]]] = []
-        self._summed: dict[int, list[list[Cell]]] = {}
+        # By operator: cells with the same devices and dtype, which are summed in one message
+        self._summed: dict[int, dict[tuple[tuple[int, ...], torch.dtype], list[Cell]]] = {}
         for cell in self.parameters:
             if cell.operator is not None and cell.is_trained and len(cell.devices) > 1:
-                _add_to_bucket(self._summed.setdefault(cell.operator, []), cell, self._dtypes)
+                buckets = self._summed.setdefault(cell.operator, {})
+                buckets.setdefault((cell.devices, self._dtypes[cell.name]), []).append(cell)
         group.prepare(cell.devices for cell in cells)
 
     def read(self, name: str, box: Box) -> Tensor:
@@ -93,7 +95,7 @@ class DeviceWeights:
 
     def begin_sums(self, operator: int) -> None:
         """Start the all-reduces of gradients that are complete after an operator's backward pass."""
-        for cells in self._summed.get(operator, ()):
+        for cells in self._summed.get(operator, {}).values():
             flat = torch.cat([self._gradients.take(cell, cell.box).reshape(-1) for cell in cells])
             self._sums.append((self._group.sum(flat, cells[0].devices), flat, cells))
 
@@ -151,15 +153,6 @@ class DeviceWeights:
     def _zeros(self, key: object, shape: tuple[int, ...]) -> Tensor:
         assert isinstance(key, Cell)
         return torch.zeros(shape, dtype=self._dtypes[key.name], device=self._group.device)
-
-
-def _add_to_bucket(groups: list[list[Cell]], cell: Cell, dtypes: Mapping[str, torch.dtype]) -> None:
-    """Add a cell to the group with the same devices and dtype, which is summed in one message."""
-    for group in groups:
-        if group[0].devices == cell.devices and dtypes[group[0].name] == dtypes[cell.name]:
-            group.append(cell)
-            return
-    groups.append([cell])
 
 
 class DeviceBuffers:

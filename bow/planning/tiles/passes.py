@@ -70,7 +70,11 @@ class ForwardPass:
                 self._compute(operator, tasks)
                 self._context.group.yield_core()
             self._exchange(operator)
-            self._release(operator)
+            # Free tensors after their last reader; autograd keeps those that the backward pass needs.
+            for piece in self._context.local.last_pieces.get(operator, ()):
+                self._tile_outputs.pop(piece, None)
+            for part in self._context.local.last_parts.get(operator, ()):
+                self.messages.discard(part)
 
     def _compute(self, operator: int, tasks: Sequence[TileTask]) -> None:
         context, name = self._context, self._context.graph.operators[operator].name
@@ -158,13 +162,6 @@ class ForwardPass:
         if sends or receives:
             self.messages.exchange(sends, receives)
             self._context.group.yield_core()
-
-    def _release(self, operator: int) -> None:
-        """Free tensors after their last reader; autograd keeps those that the backward pass needs."""
-        for piece in self._context.local.last_pieces.get(operator, ()):
-            self._tile_outputs.pop(piece, None)
-        for part in self._context.local.last_parts.get(operator, ()):
-            self.messages.discard(part)
 
 
 class BackwardPass:

@@ -84,7 +84,10 @@ def measure_tiles(
                     found[key].append(took)
                     wholes[-1] += took.total_ns
         # Medians of tiles exclude occasional interruptions, whole steps include them: scale tiles to match the steps.
-        medians = {key: _median(of) for key, of in found.items()}
+        medians = {}
+        for key, of in found.items():
+            forward, backward = zip(*((each.forward_ns, each.backward_ns) for each in of), strict=True)
+            medians[key] = TileTime(round(statistics.median(forward)), round(statistics.median(backward)))
         parts = sum(medians[key].total_ns for of in keys for key in of)
         factor = statistics.median(wholes) / max(parts, 1)
         times.tiles = {key: time.scaled(factor) for key, time in medians.items()} | times.tiles
@@ -167,13 +170,6 @@ def _times_of(operator: PlanOperator, count: int, spans: _Spans) -> list[TileTim
     backward = [span.duration_ns for span in spans["backward", operator.name]]
     together, own = sum(forward[:-count]), forward[-count:]
     return [TileTime(own[tile] + together // count, sum(backward[tile::count])) for tile in range(count)]
-
-
-def _median(times: Sequence[TileTime]) -> TileTime:
-    return TileTime(
-        round(statistics.median(each.forward_ns for each in times)),
-        round(statistics.median(each.backward_ns for each in times)),
-    )
 
 
 OPTIMIZER: OptimizerFactory = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)  # default of measurements

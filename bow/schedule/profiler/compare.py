@@ -132,14 +132,13 @@ def symmetric(
     turns: int = TURNS,
     window_s: float = WINDOW_S,
     repeats: int = REPEATS,
-    progress: Callable[[str], None] | None = None,
 ) -> Symmetric:
     """Time the step with every number of executors that fills the cores (Tang et al., 2018, section 4.2)."""
     native()  # without it, every configuration would run sequentially
     schedules = {pair: _schedule(step, profile, *pair) for pair in configurations(cores)}
     named = {f"{executors} x {threads}": (executors, threads) for executors, threads in schedules}
     cases = {name: ScheduledStep(step, schedules[pair]) for name, pair in named.items()}
-    found = time_in_turns(cases, turns=turns, window_s=window_s, progress=progress)
+    found = time_in_turns(cases, turns=turns, window_s=window_s)
     seconds = {named[name]: own for name, own in found.items()}
     best = min(seconds, key=lambda pair: statistics.median(seconds[pair]))
     took_ns, _ = measure_schedule(step, schedules[best], repeats)
