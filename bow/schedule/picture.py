@@ -72,7 +72,6 @@ def side_by_side(**timelines: Timeline) -> Timeline:
 
 
 def svg(parts: Iterable[str], height: float, title: str) -> str:
-    """Assemble an SVG picture with a white background and a title."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
         'font-family="sans-serif" font-size="11">',

@@ -83,7 +83,6 @@ class TrialBudget:
         return min(max(each - most_setup_s, self.trial_s), LONGEST_TRIAL_S)
 
     def refusal(self, candidate: Candidate, learners: int, reserve: float, seconds: float | None = None) -> str | None:
-        """Return why a trial must not begin, if it is expected to exceed the budget."""
         left = self.total_s - self._record.spent_s
         longer_s = 0.0 if seconds is None else seconds - self.trial_s
         cost = self.cost_s(candidate, learners) + longer_s

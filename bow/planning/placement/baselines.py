@@ -59,7 +59,6 @@ LAYERS = frozenset({"conv1d", "conv2d", "conv3d", "linear"})
 
 
 def expert(evaluator: SimulatedEvaluator) -> Devices:
-    """Return the expert placement for this type of network: `layer_per_device` or `contiguous_parts`."""
     is_recurrent = any(evaluator.groups.with_kinds(RECURRENT))
     return (layer_per_device if is_recurrent else contiguous_parts)(evaluator)
 

@@ -109,7 +109,6 @@ class Groups:
         return tuple(self.graph.tensors[tensor].shape for tensor in leaving)
 
     def operations(self, num_devices: int) -> Operations:
-        """Return the groups in the form that a policy reads."""
         return Operations(
             tuple(group.kind for group in self.groups),
             tuple(map(self.shapes, range(len(self)))),

@@ -140,7 +140,6 @@ class _Exhaustive:
         self._threshold_ns: float = 0.0
 
     def run(self) -> bool:
-        """Search; return whether the search completed."""
         try:
             self._prepare()
             for threshold in self._thresholds():

@@ -181,7 +181,6 @@ class StepBounds:
         return Prefix((), (), (), np.zeros(num_places, np.int64), remaining, 0)
 
     def extensions(self, prefix: Prefix) -> Extensions:
-        """Bound a prefix extended by each split of the next operator."""
         tables, operator = self._tables, len(prefix.options)
         forward, backward, sums = tables.forward[operator], tables.backward[operator], tables.sums[operator]
         ready, after = np.zeros_like(forward), np.full_like(forward, NEG_INF)

@@ -89,7 +89,6 @@ class SplitSpace:
         return self._of[operator][index] if index < regular else self._extra[operator][index - regular]
 
     def degrees(self, operator: int) -> Iterator[tuple[int, ...]]:
-        """Return the distinct degrees of an operator's splits."""
         return iter(dict.fromkeys([*self._of[operator].degrees, *(split.degrees for split in self._extra[operator])]))
 
     def splits(self, operator: int) -> Iterator[Split]:

@@ -61,7 +61,6 @@ def tile_key(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: Bo
 
 
 def tile_work(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: Box) -> TileWork:
-    """Return the arithmetic and memory traffic of a tile."""
     # The backward pass reads the output's gradient once for the inputs and once for the weights; each is half its work.
     rule = rules.of(operator)
     input_shapes, weight_shapes, output_shapes = tile_shapes(graph, rules, operator, box)

@@ -154,7 +154,6 @@ class _TaskGraphBuilder:
     def _add_move(
         self, maker: int, source: int, made: _OperatorTasks, device: int, code: int, num_bytes: int, flows: bool
     ) -> tuple[int, int | None]:
-        """Add the transfer of a part of a tensor to a device, and of its gradient back."""
         home = made.devices[source]
         there = self._add_transfer(TaskKind.TRANSFER, maker, source, home, device, code, num_bytes)
         self.predecessors[there].append(made.output_ready[source])
@@ -165,7 +164,6 @@ class _TaskGraphBuilder:
         return there, back
 
     def _add_group(self, learner: int, number: int, placed: list[_OperatorTasks]) -> None:
-        """Add the tasks of a weight group: gathers, reductions, updates."""
         group = self.model.weight_groups[number]
         holdings: dict[WeightPart, set[int]] = defaultdict(set)
         backward: dict[int, list[int]] = defaultdict(list)
@@ -361,7 +359,6 @@ def memory_peaks(model: StepModel, graph: TaskGraph, times: Sequence[TaskTime]) 
 
 
 def _lifetimes(graph: TaskGraph, times: Sequence[TaskTime]) -> Iterator[tuple[int, int]]:
-    """By task: lifetime of its result."""
     after = followers(graph.predecessors)
     backward = {
         (task.owner, task.tile): number for number, task in enumerate(graph.tasks) if task.kind is TaskKind.BACKWARD
@@ -413,7 +410,6 @@ class SimulationResult:
 
     @cached_property
     def refusal(self) -> Refusal | None:
-        """Why the partition does not fit into the devices' memory; None: it fits."""
         topology = self.model.topology
         found = (Refusal.of(topology, device, num_bytes) for device, num_bytes in enumerate(self.peaks))
         return next((each for each in found if each.needed_bytes > each.available_bytes), None)

@@ -128,7 +128,6 @@ class Collective:
         )
 
     def time_ns(self, num_bytes: int) -> int:
-        """Return the time of a sum of this many bytes, without contention."""
         steps = 2 * (self.members - 1)
         ring = steps * self.latency_ns + math.ceil(steps / self.members * num_bytes * self.ns_per_byte)
         hops = 2 * math.ceil(math.log2(self.members))

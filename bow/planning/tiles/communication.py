@@ -218,7 +218,6 @@ def wait_for(works: Iterable[AsyncWork]) -> None:
 
 
 def _translate_errors(function: Callable[..., T], *args: Any, **options: Any) -> T:
-    """Call a communication function; turn its errors into `ClusterError`."""
     try:
         return function(*args, **options)
     except ClusterError:  # from a nested call
@@ -329,5 +328,4 @@ def all_reduce_sums(found: dict[Box, Tensor], sums: SumTiles, group: ProcessGrou
 
 
 def sum_devices(tasks: Sequence[TileTask]) -> tuple[int, ...]:
-    """Return the devices with tiles of a sum, in ascending order."""
     return tuple(sorted({task.device for task in tasks}))

@@ -249,7 +249,6 @@ def _sharing(graph: OperatorGraph, names: Mapping[int, Mapping[str, str]]) -> di
 
 
 def check_timing(sync: Synchroniser) -> None:
-    """Raise `SettingError` unless a synchroniser does all of its averaging together with the step."""
     if sync.timing is not Timing.WITH_STEP or isinstance(sync, TwoLevel):
         raise SettingError(
             f"training by a partition supports only synchronisers that average with every step, got {sync!r}; "

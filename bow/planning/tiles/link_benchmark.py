@@ -85,7 +85,6 @@ def _pair_model(group: ProcessGroup, first: int, second: int) -> tuple[float, fl
 
 
 def _one_way_ns(group: ProcessGroup, first: int, second: int, num_bytes: int) -> float:
-    """Return half of the median round-trip time."""
     other = second if group.rank == first else first
     source = torch.zeros(num_bytes, dtype=torch.uint8, device=group.device)
     times = []

@@ -62,7 +62,6 @@ def _measured_kind(device: torch.device, name: str, memory_gib: float) -> Device
 
 
 def _time_s(device: torch.device, run: Callable[[], object]) -> float:
-    """Return the median time of `REPEATS` runs after one warm-up run."""
     times = []
     for _ in range(1 + REPEATS):
         _finish(device)

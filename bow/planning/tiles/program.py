@@ -138,7 +138,6 @@ def _tasks(
 
 
 def _parts(tensor: int, needed: Box, made: Sequence[tuple[Box, TileTask]], device: int) -> Iterator[TensorPart]:
-    """Yield the parts that a box of a tensor is assembled from."""
     for box, task in made:
         common = intersection(box, needed)
         if common is not None:

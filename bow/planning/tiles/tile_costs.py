@@ -85,8 +85,8 @@ def measure_tiles(
                     wholes[-1] += took.total_ns
         # Medians of tiles exclude occasional interruptions, whole steps include them: scale tiles to match the steps.
         medians = {}
-        for key, of in found.items():
-            forward, backward = zip(*((each.forward_ns, each.backward_ns) for each in of), strict=True)
+        for key, taken in found.items():
+            forward, backward = zip(*((each.forward_ns, each.backward_ns) for each in taken), strict=True)
             medians[key] = TileTime(round(statistics.median(forward)), round(statistics.median(backward)))
         parts = sum(medians[key].total_ns for of in keys for key in of)
         factor = statistics.median(wholes) / max(parts, 1)

@@ -314,7 +314,6 @@ class CoRunScheduler:
         return Start(operator, held[0], threads, held)
 
     def _note(self, operator: int, now_ns: int, predicted_ns: int) -> None:
-        """Record the start of an operator alongside the running ones."""
         del self._ready[operator]
         others = set(self._runs)
         self._runs[operator] = _RunningOperator(now_ns, predicted_ns, others)
@@ -322,7 +321,6 @@ class CoRunScheduler:
             self._runs[other].overlapping.add(operator)
 
     def _cores_for(self, operator: int, threads: int) -> tuple[int, ...]:
-        """Choose the idle cores that suit an operator."""
         return self._cores.choose(
             threads, self._by_cache is not None and self._by_cache.is_better_separate(operator, threads)
         )

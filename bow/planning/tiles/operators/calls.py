@@ -239,7 +239,6 @@ def plain(function: Callable[..., Tensor], *names: str) -> LocalCall:
 
 
 def required(operands: Operands) -> list[Tensor]:
-    """Return the operands, asserting that none is None."""
     found = [operand for operand in operands if operand is not None]
     assert len(found) == len(operands)
     return found
