@@ -6,17 +6,20 @@ import itertools
 import math
 import platform
 import statistics
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
 
+from bow.compiling import cache_folder
 from bow.devices import available_cores, processor
 from bow.devices.links import gpu_uuid
+from bow.disk_cache import JsonCache
 from bow.errors import BowError
 from bow.planning.problem.device_topology import TYPICAL_BYTES, DeviceTopology, Link
 from bow.planning.problem.operator_graph import OperatorGraph
@@ -25,9 +28,28 @@ from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
 from bow.planning.tiles.capture import CapturedOperators, capture_operators
 from bow.planning.tiles.communication import Message, ProcessGroup, wait_for
-from bow.planning.tiles.measurement_cache import Measurements
 from bow.planning.tiles.program import tile_program
 from bow.planning.tiles.runtime import TileRuntime
+
+T = TypeVar("T")
+
+
+class Measurements:
+    """The cached measurements for a description, in a folder of the cache."""
+
+    def __init__(self, folder: str, *described: object) -> None:
+        bow_version = sys.modules["bow"].__version__  # importing bow here would invert the layers
+        self._folder, self._key = folder, [*described, torch.__version__, bow_version]
+
+    def load(self, make: Callable[[Any], T | None]) -> T | None:
+        with contextlib.suppress(BowError):  # no cache folder
+            return JsonCache(cache_folder() / self._folder).find(self._key, make)
+        return None
+
+    def keep(self, value: Any) -> None:
+        """Store a value; raise `OSError` or `BowError` if the cache cannot be written."""
+        JsonCache(cache_folder() / self._folder).store(self._key, value)
+
 
 # Bytes of the transfers that latency and bandwidth are fitted to: 256 bytes to 1 MiB, as of typical tensor parts.
 SIZES = tuple(2**exponent for exponent in range(8, 21, 2))

@@ -30,9 +30,8 @@ from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.costs import MeasuredCosts, TileTime, TileTimes, tile_key
 from bow.planning.tiles.capture import CapturedOperators
 from bow.planning.tiles.communication import ProcessGroup
-from bow.planning.tiles.link_benchmark import DeviceInventory, cached_busy_links, measured_topology
+from bow.planning.tiles.link_benchmark import DeviceInventory, Measurements, cached_busy_links, measured_topology
 from bow.planning.tiles.machine import core_kind, device_kind, pinned_to, topology_with_assumed_links
-from bow.planning.tiles.measurement_cache import Measurements
 from bow.planning.tiles.runtime import TileRuntime
 from bow.replicas import OptimizerFactory
 from bow.runtime.loading import machine

@@ -19,7 +19,7 @@ from bow.schedule.profiler.measuring import BoundStep
 from bow.schedule.profiler.operator_times import OperatorTime, Profile, ProfileCache, signature
 from bow.schedule.profiler.policies import Policy
 from bow.schedule.scheduler import DecisionRecorder, ListScheduler, critical_path, held_by_core
-from bow.schedule.simulator import simulate_operators
+from bow.schedule.scheduler.protocol import simulate_operators
 from bow.values import whole
 
 WARM_UP, REPEATS = 3, 10

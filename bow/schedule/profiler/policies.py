@@ -21,7 +21,7 @@ from bow.schedule.scheduler import (
     separation,
 )
 from bow.schedule.scheduler.corun import Strategy
-from bow.schedule.simulator import simulate_operators
+from bow.schedule.scheduler.protocol import simulate_operators
 
 # At most the cost of passing an operator to another executor; interference of shorter operators is noise
 SMALL_NS = 2_000
