@@ -19,8 +19,7 @@ from bow.devices import available_cores
 from bow.models import NETWORKS
 from bow.models.networks import Size
 from bow.planning.placement import methods
-from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
-from bow.planning.placement.groups import Devices, module_groups
+from bow.planning.placement.groups import Devices, SearchBudget, SimulatedEvaluator, module_groups
 from bow.planning.placement.training import LearningSettings, train_policy
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.topology_files import topology_to_dict

@@ -12,8 +12,7 @@ from benchmarks.placement_comparison import METHODS, compare, table
 from benchmarks.placement_machine import k80_machine
 from bow.errors import RuntimeUnavailableError, ScheduleError, SettingError
 from bow.planning.placement import methods
-from bow.planning.placement.evaluation import Evaluation, SearchBudget
-from bow.planning.placement.groups import module_groups
+from bow.planning.placement.groups import Evaluation, SearchBudget, module_groups
 from bow.planning.simulator.simulation import library
 from tests.planning.placement.placed_steps import evaluator, unrolled
 

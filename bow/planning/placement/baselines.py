@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bow.errors import MissingDependencyError, RuntimeUnavailableError
-from bow.planning.placement.evaluation import SimulatedEvaluator
-from bow.planning.placement.groups import Devices
+from bow.planning.placement.groups import Devices, SimulatedEvaluator
 from bow.planning.problem.box import whole
 from bow.planning.problem.device_topology import TYPICAL_BYTES, DeviceTopology
 from bow.planning.search.baselines import RECURRENT

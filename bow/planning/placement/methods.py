@@ -8,8 +8,7 @@ from typing import TypeAlias
 
 from bow.errors import ScheduleError, SettingError
 from bow.planning.placement.baselines import expert, metis, scotch
-from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
-from bow.planning.placement.groups import Devices
+from bow.planning.placement.groups import Devices, SearchBudget, SimulatedEvaluator
 from bow.planning.placement.training import LearningSettings, PolicyProgress, train_policy
 from bow.planning.problem.partition import Split
 from bow.planning.search.metropolis import Limits, metropolis

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any, Literal, TypeAlias
 
 from bow.errors import SettingError
-from bow.planning.placement.evaluation import SimulatedEvaluator
+from bow.planning.placement.groups import SimulatedEvaluator
 from bow.planning.simulator.step_model import TaskKind
 
 Towers: TypeAlias = Literal["synchronous", "asynchronous"]

@@ -5,7 +5,7 @@ from typing import Any
 
 from bow.planning.problem.box import Box
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
-from bow.planning.rules.mapped import (
+from bow.planning.rules.rule import (
     Adaptive,
     Along,
     Grouped,

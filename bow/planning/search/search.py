@@ -25,7 +25,7 @@ from bow.planning.search.chains import (
     space_of,
 )
 from bow.planning.search.explain import Explanation, explain
-from bow.planning.search.least_step import least_batch_ns
+from bow.planning.search.lower_bounds import least_batch_ns
 from bow.planning.search.metropolis import Improvement, SearchSettings
 from bow.planning.search.problem import Problem
 from bow.schedule import Timeline

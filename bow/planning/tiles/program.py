@@ -9,8 +9,7 @@ from typing import TypeAlias, TypeVar
 from bow.planning.problem.box import Box, intersection
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Split, tiles_of
-from bow.planning.rules.mapped import places
-from bow.planning.rules.rule import Rules
+from bow.planning.rules.rule import Rules, places
 from bow.planning.tiles.operators.calls import Tile, tile_of
 
 K = TypeVar("K")

@@ -13,8 +13,7 @@ from bow.errors import GraphError, reason
 from bow.planning.problem.box import Box, sizes, tiles, whole
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 from bow.planning.rules import RULES
-from bow.planning.rules.mapped import places
-from bow.planning.rules.rule import Rule, Rules
+from bow.planning.rules.rule import Rule, Rules, places
 from bow.planning.tiles.graph_builder import GraphBuilder, TensorRef, Value, Weight
 from bow.planning.tiles.operators.calls import (
     CALLS,

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from bow.planning.problem.box import whole
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.rules.mapped import places
+from bow.planning.rules.rule import places
 from bow.planning.tiles.graph_builder import GraphBuilder, TensorRef, Weight
 from bow.planning.tiles.operators.calls import TRANSLATIONS, Operands, Outputs, Tile, exported_call
 from bow.planning.tiles.operators.losses import pointwise

@@ -13,8 +13,7 @@ from torch import Tensor
 from bow.errors import CaptureError
 from bow.planning.problem.box import Box, sizes, whole
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
-from bow.planning.rules.mapped import Shapes, places, shapes_of
-from bow.planning.rules.rule import Rule
+from bow.planning.rules.rule import Rule, Shapes, places, shapes_of
 from bow.planning.tiles.graph_builder import GraphBuilder, Shape, Value
 
 Result: TypeAlias = Value | tuple[Value, ...] | None  # translation of an operator's results; None: not translatable

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from bow.planning.problem.box import Box, volume
-from bow.planning.rules.mapped import Shape
+from bow.planning.rules.rule import Shape
 from bow.planning.rules.views import Segment, segments
 from bow.planning.tiles.graph_builder import GraphBuilder, TensorRef, Value, Weight
 from bow.planning.tiles.operators.calls import (

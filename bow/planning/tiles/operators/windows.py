@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bow.planning.problem.box import Box
 from bow.planning.rules.layers import windows
-from bow.planning.rules.mapped import SlidingWindow
+from bow.planning.rules.rule import SlidingWindow
 from bow.planning.tiles.graph_builder import GraphBuilder
 from bow.planning.tiles.operators.calls import (
     Exported,
