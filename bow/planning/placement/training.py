@@ -110,22 +110,14 @@ def policy_loss(advantages: Tensor, log_probabilities: Tensor, entropies: Tensor
     return loss - elites.mean() if len(elites) else loss
 
 
-@dataclass
-class Elites:
-    """The best distinct placements so far, fastest first."""
+Placement: TypeAlias = tuple[int, ...]  # device by operation
+Ranked: TypeAlias = tuple[tuple[float, Placement], ...]  # distinct placements with their times, fastest first
 
-    count: int
-    found: tuple[tuple[float, tuple[int, ...]], ...] = ()
 
-    @property
-    def placements(self) -> list[tuple[int, ...]]:
-        return [placement for _, placement in self.found]
-
-    def add(self, placements: Sequence[tuple[int, ...]], times: Sequence[float | None]) -> None:
-        if self.count:
-            pairs = zip(times, placements, strict=True)
-            fits = {(time, placement) for time, placement in pairs if time is not None}
-            self.found = tuple(sorted({*self.found, *fits})[: self.count])
+def elites(found: Ranked, placements: Sequence[Placement], times: Sequence[float | None], count: int) -> Ranked:
+    """Return the best distinct placements of those found before and the new ones that fit."""
+    fits = {(time, placement) for time, placement in zip(times, placements, strict=True) if time is not None}
+    return tuple(sorted({*found, *fits})[:count])
 
 
 class Updater:
@@ -151,8 +143,6 @@ class Updater:
         return True
 
 
-Placement: TypeAlias = tuple[int, ...]  # device by operation
-
 Evaluate: TypeAlias = Callable[[list[Placement]], Sequence[float | None]]
 """Returns the step time in seconds of each placement; None: does not fit, or fails."""
 
@@ -176,7 +166,7 @@ class Controller:
         self._evaluate, self._settings = evaluate, settings
         self._generator = torch.Generator().manual_seed(derive_seed(seed, number))
         self._baseline = Baseline(settings.baseline_decay)
-        self._elites = Elites(settings.elites)
+        self._elites: Ranked = ()
 
     def step(self, update: int, left: float = 1.0) -> SampledPlacements:
         """Sample and evaluate placements, and set the policy's gradients; `left` is the fraction of the training."""
@@ -195,9 +185,9 @@ class Controller:
             )
         own = settings.samples - settings.explorers
         advantages = self._baseline.advantages(times[:own], mask_failures=update >= settings.mask_failures_after)
-        self._elites.add(placements, times)
-        elites = self._elites.placements[: max(1, round(unsettled * settings.elites))]
-        learnt = torch.cat([drawn[:own], drawn.new_tensor(elites).view(-1, drawn.shape[1])])
+        self._elites = elites(self._elites, placements, times, settings.elites)
+        best = [placement for _, placement in self._elites[: max(1, round(unsettled * settings.elites))]]
+        learnt = torch.cat([drawn[:own], drawn.new_tensor(best).view(-1, drawn.shape[1])])
         likelihood = self.policy.log_probability(learnt)
         self.policy.zero_grad()
         nats = likelihood.entropies[:own].mean().item()
@@ -209,14 +199,14 @@ class Controller:
         return {
             "generator": self._generator.get_state(),
             "baseline": asdict(self._baseline),
-            "elites": self._elites.found,
+            "elites": self._elites,
         }
 
     def load(self, state: dict[str, Any]) -> None:
         generator: Tensor = state["generator"]
         self._generator.set_state(generator)
         self._baseline = Baseline(**state["baseline"])
-        self._elites = Elites(self._settings.elites, state["elites"])
+        self._elites = state["elites"]
 
 
 @dataclass(frozen=True)
@@ -241,24 +231,6 @@ class PolicyProgress:
 Watch: TypeAlias = Callable[[PolicyProgress], bool | None]  # called after each update; False ends the training
 
 
-@dataclass
-class PlacementHistory:
-    """Number of samples, and the successive best ones."""
-
-    samples: int = 0  # placements sampled
-    bests: tuple[BestPlacement, ...] = ()  # each placement better than all before, in order
-
-    @property
-    def best(self) -> BestPlacement | None:
-        return self.bests[-1] if self.bests else None
-
-    def add(self, batch: SampledPlacements) -> None:
-        for placement, time_s in zip(batch.placements, batch.times, strict=True):
-            self.samples += 1
-            if time_s is not None and (self.best is None or time_s < self.best.time_s):
-                self.bests = (*self.bests, BestPlacement(placement, time_s, self.samples))
-
-
 @dataclass(frozen=True)
 class LearnedPlacement:
     """Result of a policy training."""
@@ -266,12 +238,12 @@ class LearnedPlacement:
     best: BestPlacement  # the best sample
     greedy: Placement  # decoded greedily by the trained policy
     policy: PlacementPolicy  # trained
-    history: PlacementHistory
+    samples: int  # placements sampled
     updates: int
 
 
 class TrainingState:
-    """State of a running training, in one process or several: policy, optimizer, history."""
+    """State of a running training, in one process or several: policy, optimizer, best sample."""
 
     def __init__(
         self,
@@ -285,7 +257,8 @@ class TrainingState:
     ) -> None:
         self.policy = PlacementPolicy(operations, sizes, seed=seed)
         self.updater = Updater(self.policy, settings)
-        self.history = PlacementHistory()
+        self.samples = 0  # placements sampled
+        self.best: BestPlacement | None = None
         self._updates, self._budget_s = updates, budget_s
         self._start = time.perf_counter()
 
@@ -303,9 +276,12 @@ class TrainingState:
         return max(0.0, min(updates, 1 - (time.perf_counter() - self._start) / self._budget_s))
 
     def learn(self, batch: SampledPlacements) -> PolicyProgress:
-        self.history.add(batch)
+        for placement, time_s in zip(batch.placements, batch.times, strict=True):
+            self.samples += 1
+            if time_s is not None and (self.best is None or time_s < self.best.time_s):
+                self.best = BestPlacement(placement, time_s, self.samples)
         self.updater.update()
-        return PolicyProgress(self.updater.updates, self.history.samples, self.history.best, batch)
+        return PolicyProgress(self.updater.updates, self.samples, self.best, batch)
 
     @contextlib.contextmanager
     def reporting_best(self) -> Iterator[None]:
@@ -315,17 +291,17 @@ class TrainingState:
         except KeyboardInterrupt:
             pass
         except Exception as error:
-            if (best := self.history.best) is not None:
-                error.add_note(f"the best placement found before the error takes {best.time_s:.6g} s: {best.placement}")
+            if self.best is not None:
+                found = f"{self.best.time_s:.6g} s: {self.best.placement}"
+                error.add_note(f"the best placement found before the error takes {found}")
             raise
 
     def result(self) -> LearnedPlacement:
-        best = self.history.best
-        if best is None:
+        if self.best is None:
             raise ScheduleError(
-                f"none of {self.history.samples} sampled placements fits into memory; train longer, or use more devices"
+                f"none of {self.samples} sampled placements fits into memory; train longer, or use more devices"
             )
-        return LearnedPlacement(best, self.policy.greedy(), self.policy, self.history, self.updater.updates)
+        return LearnedPlacement(self.best, self.policy.greedy(), self.policy, self.samples, self.updater.updates)
 
 
 Messages: TypeAlias = "queue.Queue[tuple[SearchProcess, Any]]"

@@ -72,7 +72,7 @@ def test_a_killed_controller_is_replaced_and_does_not_end_the_training(started: 
     assert killer.killed is not None
     assert len(started) == 2
     assert [each.updates for each in killer.told] == [*range(1, 10)]
-    assert found.history.samples == 27
+    assert found.samples == 27
     assert found.best.time_s <= killer.best_before
     assert found.best.time_s == sums([found.best.placement])[0]
     assert all(each.isfinite().all() for each in found.policy.parameters())
@@ -81,7 +81,7 @@ def test_a_killed_controller_is_replaced_and_does_not_end_the_training(started: 
 
 def test_controllers_share_parameters_and_leave_no_process(started: list[int]) -> None:
     found = trained(6, 2)
-    assert (found.updates, found.history.samples) == (6, 18)
+    assert (found.updates, found.samples) == (6, 18)
     assert len(started) == 2
     assert not any(map(is_alive, started))
 
