@@ -8,8 +8,7 @@ from bow.devices import available_cores
 from bow.errors import SettingError
 from bow.runtime.loading import native
 from bow.schedule import OrderedSchedule, PrioritySchedule, Schedule
-from bow.schedule.profiler.measuring import REPEATS, BoundStep, ScheduledStep, measure, measure_schedule
-from bow.schedule.profiler.operator_times import Profile
+from bow.schedule.profiler.measuring import REPEATS, BoundStep, Profile, ScheduledStep, measure, measure_schedule
 from bow.schedule.profiler.policies import Policy, configurations, policies_here
 from bow.schedule.scheduler import CriticalPath, critical_path
 from bow.timing import ratio_in_turns, time_in_turns

@@ -15,8 +15,7 @@ from bow.graph.execution import inputs_of, run_operator
 from bow.graph.learning_step import Step
 from bow.runtime.local import operators_of
 from bow.schedule import OrderedSchedule
-from bow.schedule.profiler.measuring import BoundStep
-from bow.schedule.profiler.operator_times import OperatorTime, Profile, ProfileCache, signature
+from bow.schedule.profiler.measuring import BoundStep, OperatorTime, Profile, ProfileCache, signature
 from bow.schedule.profiler.policies import Policy
 from bow.schedule.scheduler import DecisionRecorder, ListScheduler, critical_path, held_by_core
 from bow.schedule.scheduler.protocol import simulate_operators

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from bow.devices import available_cores, physical_first
 from bow.devices.cores import cores_with_two_threads, hardware_threads
 from bow.schedule import FirstComeSchedule, OrderedSchedule, PrioritySchedule, Schedule, Timeline
-from bow.schedule.profiler.measuring import REPEATS, BoundStep, measure_schedule
-from bow.schedule.profiler.operator_times import Profile
+from bow.schedule.profiler.measuring import REPEATS, BoundStep, Profile, measure_schedule
 from bow.schedule.scheduler import (
     CacheTimes,
     CoRunScheduler,

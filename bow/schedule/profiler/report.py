@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from bow.schedule.profiler.compare import Comparison, Symmetric
-from bow.schedule.profiler.operator_times import Profile
+from bow.schedule.profiler.measuring import Profile
 from bow.schedule.profiler.policies import Policy
 from bow.schedule.scheduler import CriticalPath
 from bow.schedule.scheduler.corun import best_threads
