@@ -87,7 +87,7 @@ def test_searches_look_at_no_more_placements_than_they_may(evaluate, monkeypatch
 
     monkeypatch.setattr(methods, "train_policy", trained)
     place("learned", evaluate, SearchBudget(placements=7))
-    assert found[0].history.samples == 7
+    assert found[0].samples == 7
     asked = []
 
     def told(problem, settings):
