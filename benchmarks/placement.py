@@ -21,7 +21,7 @@ from benchmarks.harness import setting
 from benchmarks.placement_cells import DATA_SHEET, SLOW, Cell, place_cell
 from benchmarks.placement_comparison import METHODS
 from benchmarks.placement_networks import PLACED
-from bow.planning.placement.evaluation import SearchBudget
+from bow.planning.placement.groups import SearchBudget
 
 PARTS = ("simulated", "real")
 STEMS = ("placement", "placement_real")  # of the parts

@@ -13,8 +13,7 @@ from benchmarks.placement_comparison import Row, compare
 from benchmarks.placement_machine import PROCESSOR, device_loads, imbalance, k80_machine
 from benchmarks.placement_networks import PLACED
 from benchmarks.placement_picture import placement_svg
-from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
-from bow.planning.placement.groups import Groups, module_groups
+from bow.planning.placement.groups import Groups, SearchBudget, SimulatedEvaluator, module_groups
 from bow.planning.placement.towers import towers
 from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem

@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bow.errors import BowError, SettingError
-from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
-from bow.planning.placement.groups import Devices
+from bow.planning.placement.groups import Devices, SearchBudget, SimulatedEvaluator
 from bow.planning.placement.methods import METHODS as PLACING
 from bow.planning.placement.methods import Method, PlacementResult, Report
 from bow.planning.problem.partition import Split

@@ -19,19 +19,17 @@ from bow.devices import available_cores
 from bow.models import NETWORKS
 from bow.models.networks import Size
 from bow.planning.placement import methods
-from bow.planning.placement.controllers import train_policy
-from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
-from bow.planning.placement.groups import Devices, module_groups
-from bow.planning.placement.training import LearningSettings
+from bow.planning.placement.groups import Devices, SearchBudget, SimulatedEvaluator, module_groups
+from bow.planning.placement.training import LearningSettings, train_policy
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.topology_files import topology_to_dict
 from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.costs import MeasuredCosts
 from bow.planning.tiles import CapturedOperators, capture_operators
+from bow.planning.tiles.communication import ProcessGroup
 from bow.planning.tiles.link_benchmark import measure_busy_links, measured_topology
 from bow.planning.tiles.machine import pinned_to, read_devices
-from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.tile_costs import measure_tiles
 
 CPU = torch.device("cpu")

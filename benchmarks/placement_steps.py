@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from bow.errors import SettingError
-from bow.planning.placement.evaluation import SimulatedEvaluator
-from bow.planning.placement.groups import Devices
+from bow.planning.placement.groups import Devices, SimulatedEvaluator
 from bow.planning.problem.partition import Partition
 from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime
 from bow.replicas import OptimizerFactory

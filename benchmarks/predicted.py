@@ -30,6 +30,7 @@ from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.costs import MeasuredCosts, TileTimes
 from bow.planning.simulator.python_simulator import SimulationResult
+from bow.planning.tiles.communication import ProcessGroup
 from bow.planning.tiles.link_benchmark import (
     SHAPES,
     MessageBenchmark,
@@ -38,7 +39,6 @@ from bow.planning.tiles.link_benchmark import (
     measured_topology,
 )
 from bow.planning.tiles.machine import pinned_to, read_devices
-from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.tile_costs import measure_tiles
 
 CPU = torch.device("cpu")

@@ -24,7 +24,7 @@ for name in [name for name in sys.modules if name.partition(".")[0] == "bow"]:
     del sys.modules[name]  # a forked process has imported it
 seen = []
 sys.addaudithook(refuse)
-import bow, bow.cli, bow.cluster, bow.planning.tiles.machine, bow.planning.tiles.process_group
+import bow, bow.cli, bow.cluster, bow.planning.tiles.machine, bow.planning.tiles.communication
 from bow.data import digits
 from bow.models import LogisticRegression
 data = digits()

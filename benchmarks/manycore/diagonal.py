@@ -12,7 +12,7 @@ from benchmarks.manycore.machines import durations, team
 from benchmarks.manycore.steps import Step
 from bow.schedule import Span, Timeline
 from bow.schedule.scheduler import OperatorScheduler, Start
-from bow.schedule.simulator import simulate_operators
+from bow.schedule.scheduler.protocol import simulate_operators
 
 Cell: TypeAlias = tuple[int, int]  # layer and time step
 

@@ -10,7 +10,7 @@ from benchmarks.manycore.schedulers import TeamScheduler
 from benchmarks.manycore.steps import Step
 from bow.schedule.scheduler import ListScheduler, Start, critical_path
 from bow.schedule.scheduler.corun import Times
-from bow.schedule.simulator import simulate_operators
+from bow.schedule.scheduler.protocol import simulate_operators
 
 # Executors of three sizes, as in the paper's example, which use all cores
 TEAMS = ((32, 16, 8, 8), (16, 16, 8, 8, 4, 4, 4, 4))

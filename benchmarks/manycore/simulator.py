@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from bow.errors import SettingError
-from bow.schedule.scheduler.protocol import OperatorScheduler, Start
-from bow.schedule.simulator import places_of
+from bow.schedule.scheduler.protocol import OperatorScheduler, Start, places_of
 from bow.schedule.timeline import Span, Timeline
 
 

@@ -18,8 +18,8 @@ from benchmarks.planner.searches import (
 from benchmarks.planner.simulators import compare_simulators
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Split
-from bow.planning.search.least_step import least_batch_ns
-from bow.planning.simulator.native_simulator import Algorithm
+from bow.planning.search.lower_bounds import least_batch_ns
+from bow.planning.simulator.simulation import Algorithm
 
 if TYPE_CHECKING:
     from benchmarks.planner import Config

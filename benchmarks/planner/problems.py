@@ -14,7 +14,7 @@ from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.costs import RooflineCosts
-from bow.planning.simulator.native_simulator import Algorithm
+from bow.planning.simulator.simulation import Algorithm
 from bow.planning.tiles import capture_operators
 
 # The paper's networks (Table 3), in the order of its Table 4

@@ -18,9 +18,8 @@ from bow.planning.search.problem import Problem
 from bow.planning.search.proposals import SymmetricProposals
 from bow.planning.search.search import search
 from bow.planning.search.search_space import SplitSpace
-from bow.planning.simulator.native_simulator import Algorithm
 from bow.planning.simulator.python_simulator import SimulationResult
-from bow.planning.simulator.simulation import IncrementalEvaluator
+from bow.planning.simulator.simulation import Algorithm, IncrementalEvaluator
 from bow.planning.simulator.step_model import TaskKind
 from bow.seeds import derive_seed
 

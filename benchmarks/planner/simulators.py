@@ -16,8 +16,7 @@ from bow.planning.search.baselines import baseline
 from bow.planning.search.metropolis import Limits, metropolis
 from bow.planning.search.proposals import SymmetricProposals
 from bow.planning.search.search_space import SplitSpace
-from bow.planning.simulator.native_simulator import ALGORITHMS, Algorithm
-from bow.planning.simulator.simulation import Simulation
+from bow.planning.simulator.simulation import ALGORITHMS, Algorithm, Simulation
 from bow.seeds import derive_seed
 
 LEAST = 3  # So many proposals are replayed however long they take

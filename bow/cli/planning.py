@@ -35,7 +35,7 @@ from bow.planning.problem.topology_files import save_topology, shipped_topologie
 from bow.planning.search.baselines import baseline
 from bow.planning.search.chains import space_of
 from bow.planning.search.explain import COLUMNS, Explanation, explain, shortened
-from bow.planning.search.least_step import least_batch_ns
+from bow.planning.search.lower_bounds import least_batch_ns
 from bow.planning.search.metropolis import MOVES, STARTS, SearchSettings
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import FILE, Found

@@ -124,8 +124,7 @@ def _proven(problem: Problem, settings: SearchSettings, console: Console) -> Pla
 
 
 def _placed(problem: Problem, method: str, settings: SearchSettings, console: Console, workers: int) -> Planned:
-    from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
-    from bow.planning.placement.groups import module_groups
+    from bow.planning.placement.groups import SearchBudget, SimulatedEvaluator, module_groups
     from bow.planning.placement.methods import METHODS
 
     groups = module_groups(problem.graph)
@@ -140,8 +139,7 @@ def _placed(problem: Problem, method: str, settings: SearchSettings, console: Co
 
 def tower_sentences(problem: Problem) -> Iterator[str]:
     """Yield times of towers: data parallelism with weights on a host processor and a batch for each accelerator."""
-    from bow.planning.placement.evaluation import SimulatedEvaluator
-    from bow.planning.placement.groups import module_groups
+    from bow.planning.placement.groups import SimulatedEvaluator, module_groups
     from bow.planning.placement.towers import Towers, towers
 
     homes = processors(problem.topology)

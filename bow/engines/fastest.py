@@ -11,7 +11,7 @@ import torch
 from bow.compiling import cache_folder
 from bow.errors import RuntimeUnavailableError
 from bow.files import JsonCache
-from bow.schedule.profiler.operator_times import hardware
+from bow.schedule.profiler.measuring import hardware
 
 Case: TypeAlias = Callable[[str], Callable[[], object]]  # returns the function to time for an implementation's name
 GAIN = 0.4  # largest time relative to the first one: a smaller gain may be lost in combination with others

@@ -16,9 +16,8 @@ from bow.graph.learning_step import StepOutputs
 from bow.runtime.local import Dependencies, dependencies_of, in_turn, operators_of
 from bow.schedule import DynamicSchedule, OrderedSchedule, PrioritySchedule, Schedule
 from bow.schedule.scheduler import DecisionRecorder, ListScheduler, Start
-from bow.schedule.scheduler.protocol import followers
+from bow.schedule.scheduler.protocol import followers, simulate_operators
 from bow.schedule.scheduler.stream_plan import START, StreamPlan
-from bow.schedule.simulator import simulate_operators
 from bow.seeds import derive_seed
 
 

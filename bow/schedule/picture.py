@@ -2,7 +2,9 @@
 
 import itertools
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from html import escape
 
 from bow.schedule.timeline import Span, Timeline
@@ -14,10 +16,7 @@ NARROW = 60  # minimum width in pixels of a span that is labelled with its name
 
 
 def timeline_svg(timeline: Timeline, title: str = "") -> str:
-    """Render a timeline as SVG: a row per place, a box per span, with name and times as its tooltip.
-
-    Spans of one name have one colour. Times are in milliseconds from the first start.
-    """
+    """Render a timeline: a row per place, a box per span, with name and times as its tooltip."""
     places = timeline.places
     start = min((span.start_ns for span in timeline.spans), default=0)
     scale = (WIDTH - LEFT - 10) / max(timeline.makespan * 1e9, 1)
@@ -32,23 +31,13 @@ def timeline_svg(timeline: Timeline, title: str = "") -> str:
 
 
 def co_running(timeline: Timeline) -> list[tuple[int, int]]:
-    """Count the running operators at every start and end; an operator that holds several places counts once.
-
-    References:
-        Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
-        2019, Figure 4.
-    """
+    """Count the running operators at every start and end, each once (Liu et al., 2019, Figure 4)."""
     once = {(span.details.get("operator", number), span.start_ns): span for number, span in enumerate(timeline.spans)}
     start = min((span.start_ns for span in timeline.spans), default=0)
-    changes: dict[int, int] = {}
-    for span in once.values():
-        for moment, change in ((span.start_ns, 1), (span.end_ns, -1)):
-            changes[moment - start] = changes.get(moment - start, 0) + change
-    running, found = 0, []
-    for moment in sorted(changes):
-        running += changes[moment]
-        found.append((moment, running))
-    return found
+    changes = Counter(span.start_ns - start for span in once.values())
+    changes.subtract(span.end_ns - start for span in once.values())
+    moments = sorted(changes)
+    return list(zip(moments, itertools.accumulate(changes[moment] for moment in moments), strict=True))
 
 
 def mean_co_running(timeline: Timeline) -> float:
@@ -76,22 +65,13 @@ def side_by_side(**timelines: Timeline) -> Timeline:
     spans: list[Span] = []
     for name, timeline in timelines.items():
         start = min((span.start_ns for span in timeline.spans), default=0)
-        spans += [
-            Span(
-                span.name,
-                f"{name} {span.place}",
-                span.start_ns - start,
-                span.end_ns - start,
-                span.category,
-                span.details,
-            )
-            for span in timeline.spans
-        ]
+        for span in timeline.spans:
+            began, ended = span.start_ns - start, span.end_ns - start
+            spans.append(replace(span, place=f"{name} {span.place}", start_ns=began, end_ns=ended))
     return Timeline(spans)
 
 
 def svg(parts: Iterable[str], height: float, title: str) -> str:
-    """Assemble an SVG picture with a white background and a title."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
         'font-family="sans-serif" font-size="11">',
@@ -105,8 +85,9 @@ def _box(span: Span, y: int, start: int, scale: float) -> str:
     x, width = LEFT + (span.start_ns - start) * scale, max(span.duration_ns * scale, 0.5)
     told = f"{span.name}, {(span.start_ns - start) / 1e6:.3f} ms to {(span.end_ns - start) / 1e6:.3f} ms"
     told += f", {span.details['module']}" if "module" in span.details else ""
+    hue = zlib.crc32(span.name.encode()) % 360  # depends on the name only
     box = (
-        f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{ROW}" fill="{_colour(span.name)}" '
+        f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{ROW}" fill="hsl({hue}, 60%, 72%)" '
         f'stroke="white" stroke-width="0.4"><title>{escape(told)}</title></rect>'
     )
     if width < NARROW:
@@ -115,12 +96,8 @@ def _box(span: Span, y: int, start: int, scale: float) -> str:
     return f'{box}<text x="{x + 3:.1f}" y="{y + 15}" pointer-events="none">{escape(shown)}</text>'
 
 
-def _colour(name: str) -> str:
-    """Return a colour that depends on the name only."""
-    return f"hsl({zlib.crc32(name.encode()) % 360}, 60%, 72%)"
-
-
-def _axis(seconds: float, height: int, scale: float, ticks: int = 6) -> Sequence[str]:
+def _axis(seconds: float, height: int, scale: float) -> Sequence[str]:
+    ticks = 6
     marks = [seconds * 1e9 * tick / (ticks - 1) for tick in range(ticks)]
     anchors = ["start", *["middle"] * (ticks - 2), "end"]  # the last label ends at the picture's edge
     return [

@@ -1,6 +1,7 @@
 """Schedules: the assignment of operators to executors, by fixed order, by priority, or first come, first served."""
 
 import dataclasses
+import graphlib
 import itertools
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -82,11 +83,7 @@ class Schedule(ABC):
             )
 
     def check_executors(self) -> None:
-        """Validate everything that does not depend on the operators.
-
-        Raises:
-            ScheduleError: the schedule cannot be executed; reports the first problem found.
-        """
+        """Raise `ScheduleError` for the first problem that does not depend on the operators."""
         if not self.threads:
             raise ScheduleError("a schedule needs at least 1 executor, got threads=(); give one number per executor")
         for executor, threads in enumerate(self.threads):
@@ -136,12 +133,8 @@ class OrderedSchedule(Schedule):
     after: tuple[tuple[int, int], ...] = ()
 
     def on_executors(self) -> tuple[list[list[int]], dict[int, list[int]]]:
-        """Assign every operator to a single executor.
-
-        Returns:
-            The operators of each executor, in order; and by operator the operators on other executors that it has to
-            wait for in addition to its dependencies: its predecessors in executors' orders, and those it comes `after`.
-        """
+        """Return the operators of each executor, each once, and by operator those on others that it waits for."""
+        # In addition to its dependencies: its predecessors in executors' orders, and those it comes `after`.
         own: list[list[int]] = []
         home: dict[int, int] = {}
         for executor, listed in enumerate(self.order):
@@ -162,11 +155,6 @@ class OrderedSchedule(Schedule):
         return found
 
     def check_executors(self) -> None:
-        """Validate everything that does not depend on the operators.
-
-        Raises:
-            ScheduleError: the schedule cannot be executed; reports the first problem found.
-        """
         super().check_executors()
         if len(self.order) != len(self.threads):
             raise ScheduleError(
@@ -248,7 +236,9 @@ def _read(fields: dict[str, Any]) -> Schedule:
     if kind is OrderedSchedule:
         after = tuple((operator, other) for operator, other in map(_whole, fields["after"]))
         return OrderedSchedule(threads, tuple(map(_whole, fields["order"])), after)
-    stay, small = _truth(fields["stay"]), _whole(fields["small"])
+    stay, small = fields["stay"], _whole(fields["small"])
+    if not isinstance(stay, bool):
+        raise TypeError(f"{stay!r} is neither true nor false")
     if kind is PrioritySchedule:
         return PrioritySchedule(threads, _whole(fields["priority"]), stay=stay, small=small)
     return FirstComeSchedule(threads, stay=stay, small=small)
@@ -256,9 +246,16 @@ def _read(fields: dict[str, Any]) -> Schedule:
 
 def _find_cycle(waits_for: Sequence[set[int]]) -> list[int]:
     """Return a dependency cycle, first operator repeated at the end; empty if there is none."""
-    stuck = _stuck(waits_for)
-    if not stuck:
+    sorter = graphlib.TopologicalSorter(dict(enumerate(waits_for)))
+    try:
+        sorter.prepare()
+    except graphlib.CycleError:  # names one of the cycles, which may be any
+        stuck = set(range(len(waits_for)))
+    else:
         return []
+    while ready := sorter.get_ready():
+        sorter.done(*ready)
+        stuck.difference_update(ready)
     path = [min(stuck)]
     while path.count(path[-1]) == 1:
         path.append(min(waits_for[path[-1]] & stuck))
@@ -272,33 +269,7 @@ def _chain(cycle: Sequence[int], most: int = 6) -> str:
     return " waits for ".join(shown)
 
 
-def _stuck(waits_for: Sequence[Collection[int]]) -> set[int]:
-    """Return the operators that can never start."""
-    left = {index: len(before) for index, before in enumerate(waits_for)}
-    followers: dict[int, list[int]] = {}
-    for index, before in enumerate(waits_for):
-        for earlier in before:
-            followers.setdefault(earlier, []).append(index)
-    ready = [index for index, count in left.items() if not count]
-    while ready:
-        index = ready.pop()
-        del left[index]
-        for follower in followers.get(index, ()):
-            left[follower] -= 1
-            if not left[follower]:
-                ready.append(follower)
-    return set(left)
-
-
-def _truth(value: Any) -> bool:
-    """Check that a value is a bool."""
-    if not isinstance(value, bool):
-        raise TypeError(f"{value!r} is neither true nor false")
-    return value
-
-
 def _whole(numbers: Iterable[Any]) -> tuple[int, ...]:
-    """Check that all values are integers."""
     read = tuple(numbers)
     for number in read:
         if not isinstance(number, int) or isinstance(number, bool):

@@ -157,17 +157,14 @@ def _spans(trace: Any) -> list[Span]:
     start = trace["otherData"]["start_ns"]
     events = trace["traceEvents"]
     places = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
-    return [_span(event, places[event["tid"]], start) for event in events if event["ph"] == "X"]
-
-
-def _span(event: dict[str, Any], place: str, start: int) -> Span:
-    began = start + round(1000 * event["ts"])
-    return Span(event["name"], place, began, began + round(1000 * event["dur"]), event["cat"], event["args"])
+    spans = []
+    for event in (event for event in events if event["ph"] == "X"):
+        began = start + round(1000 * event["ts"])
+        end = began + round(1000 * event["dur"])
+        spans.append(Span(event["name"], places[event["tid"]], began, end, event["cat"], event["args"]))
+    return spans
 
 
 def _natural(name: str) -> tuple[tuple[str, int], ...]:
     """Sort key under which `executor 10` follows `executor 9`."""
-    parts: list[tuple[str, int]] = []
-    for word in name.split():
-        parts.append(("", int(word)) if word.isdecimal() else (word, 0))
-    return tuple(parts)
+    return tuple(("", int(word)) if word.isdecimal() else (word, 0) for word in name.split())

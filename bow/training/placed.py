@@ -28,10 +28,10 @@ from bow.planning.search.baselines import data_parallel
 from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime, capture_operators
 from bow.planning.tiles.agreement import check_agreement
 from bow.planning.tiles.capture import refusal
+from bow.planning.tiles.communication import wait_for
 from bow.planning.tiles.device_state import check_timing
-from bow.planning.tiles.predicting import predicted_timeline, save_timelines
-from bow.planning.tiles.process_group import wait_for
 from bow.planning.tiles.runtime import tile_optimizer
+from bow.planning.tiles.tile_costs import predicted_timeline, save_timelines
 from bow.replicas import in_mode
 from bow.schedule import Timeline
 from bow.seeds import derive_seed

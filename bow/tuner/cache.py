@@ -9,7 +9,7 @@ from typing import Any
 
 from bow.errors import SettingError, disk_reason
 from bow.files import PIN, JsonCache
-from bow.tuner.trial import EngineSetting
+from bow.tuner.record import EngineSetting
 
 
 @dataclass(frozen=True)

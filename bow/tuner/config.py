@@ -4,7 +4,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Literal, TypeAlias, get_args
 
 from bow.errors import SettingError
-from bow.tuner.trial import EngineSetting
+from bow.tuner.record import EngineSetting
 from bow.values import number, whole
 
 # What to maximise: samples per second, or samples per second times statistical efficiency

@@ -1,8 +1,8 @@
-"""Online tuning: adjust a device's number of learners while it trains, one at a time."""
+"""Online tuning: adjust the number of learners of each device while it trains, one at a time."""
 
 import math
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypeVar
 
@@ -111,29 +111,17 @@ class ProbeScores:
         self._noise = noise_from(self._steps)
         probe.rates.append(rate)
 
-    def remember(self, probe: Probe) -> None:
-        self.best = max(self.best, self.score(probe).log)
-
-    def forget(self) -> None:
-        self.best = -math.inf
-
-    def shift(self, newest: Probe, before: Probe) -> None:
-        """Scale the best score by the drift between two probes of the same number of learners."""
-        self.best += self.gain(newest, before).log
-
     def score(self, probe: Probe) -> LogEstimate:
         found = estimate(probe.rates, self._noise)
-        return LogEstimate(found.log + self.log_efficiency(probe.learners), found.error)
+        return LogEstimate(found.log + log_efficiency(self._efficiency, probe.learners), found.error)
 
     def gain(self, probe: Probe, over: Probe) -> LogEstimate:
         return self.score(probe).over(self.score(over))
 
     def most_gain(self, more: int, over: int) -> float:
         """Return the logarithm of the largest possible gain of more learners, with linear scaling."""
-        return math.log(more / over) + self.log_efficiency(more) - self.log_efficiency(over)
-
-    def log_efficiency(self, learners: int) -> float:
-        return log_efficiency(self._efficiency, learners)
+        gain = log_efficiency(self._efficiency, more) - log_efficiency(self._efficiency, over)
+        return math.log(more / over) + gain
 
 
 WARM_UP = 1  # windows ignored after a change: allocation, capture, caches
@@ -211,7 +199,7 @@ class OnlineTuner:
         """Discard measurements and attempts, as after an external change; `memory_limit` stays."""
         self._back_offs: dict[Step, BackOff] = {UP: BackOff(), DOWN: BackOff()}
         self._drift_back_off = BackOff()
-        self._scores.forget()
+        self._scores.best = -math.inf
         self._watching = False
         self._rule = self._tune()
         next(self._rule)
@@ -285,7 +273,7 @@ class OnlineTuner:
         self._watching = False
         if drifted:
             return newest.last(RECENT)
-        self._scores.shift(newest, here)
+        self._scores.best += self._scores.gain(newest, here).log
         return newest
 
     def _probe(self, fewest: int, over: Probe | None = None, bar: float = 0.0) -> _Rule[Probe]:
@@ -293,7 +281,7 @@ class OnlineTuner:
         probe = Probe(self.learners)
         while len(probe.rates) < fewest or (over is not None and self._is_open(probe, over, bar)):
             yield from self._collect(probe)
-        self._scores.remember(probe)
+        self._scores.best = max(self._scores.best, self._scores.score(probe).log)
         return probe
 
     def _is_open(self, probe: Probe, over: Probe, bar: float) -> bool:
@@ -324,7 +312,7 @@ class OnlineTuner:
         self.drifts += 1
         for back_off in self._back_offs.values():
             back_off.reset()
-        self._scores.forget()
+        self._scores.best = -math.inf
         return True
 
     def _may_attempt(self, direction: Step) -> bool:
@@ -353,3 +341,72 @@ class OnlineTuner:
     def _note(self, learners: int, why: str) -> None:
         self.learners = learners
         self.changes.append(LearnerChange(self.num_windows, learners, why))
+
+
+def balance(round_s: Sequence[Mapping[int, float]]) -> tuple[int, ...]:
+    """Return the learners by device with the most samples per second, given that the slowest device sets the pace."""
+    best: tuple[int, ...] = ()  # for each round time, every device has as many as finish by then
+    most = -1.0
+    for limit in sorted({seconds for device in round_s for seconds in device.values()}):
+        within = [[count for count, seconds in device.items() if seconds <= limit] for device in round_s]
+        if not all(within):
+            continue
+        learners = tuple(map(max, within))
+        rate = sum(learners) / limit
+        if rate > most:
+            best, most = learners, rate
+    return best
+
+
+class DeviceTuners:
+    """One `OnlineTuner` per device; they tune in turn, by the samples of all devices, until each has settled."""
+
+    def __init__(self, tuners: Sequence[OnlineTuner]) -> None:
+        # A device that waits for the others should add learners even if its own tasks get no faster, so that each
+        # tuner gets the samples of all; as that number depends on all devices, one tunes at a time.
+        self.tuners = tuple(tuners)
+        self.turn = 0  # the device that is tuning
+        self._others = set(range(1, len(self.tuners)))
+        self._known = self._state()
+
+    @property
+    def settled(self) -> bool:
+        """Whether every device has settled, given the others."""
+        return not self._others and self.tuners[self.turn].settled
+
+    def update(self, samples: float, seconds: float, learners: Sequence[int] | None = None) -> list[TunerDecision]:
+        """Process a window in which devices had `learners`; None: as many as their tuners decided."""
+        tuner = self.tuners[self.turn]
+        count = tuner.learners if learners is None else learners[self.turn]
+        decision = tuner.update(MeasurementWindow(samples, seconds, count))
+        decisions = [decision if device == self.turn else NO_CHANGE for device in range(len(self.tuners))]
+        if tuner.settled:
+            self._pass_on()
+        return decisions
+
+    def failed(self, device: int, learners: int) -> None:
+        """Record that this many learners of a device ran out of memory, and that it now has one fewer."""
+        self.tuners[device].failed(learners)
+        if device != self.turn:
+            self.tuners[self.turn].restart()
+
+    def _pass_on(self) -> None:
+        """Pass the turn to the next device that needs one; if none does, keep it until something was tried."""
+        state = self._state()
+        if state[:2] != self._known[:2]:
+            self._others = set(range(len(self.tuners))) - {self.turn}
+        tried = state != self._known
+        self._known = state
+        if len(self.tuners) == 1 or (not self._others and not tried):
+            return
+        following = [(self.turn + ahead) % len(self.tuners) for ahead in range(1, len(self.tuners) + 1)]
+        self.turn = next((device for device in following if device in self._others), following[0])
+        if self.turn in self._others:  # its measurements were with other learners on the others
+            self.tuners[self.turn].restart()
+        self._others.discard(self.turn)
+        self._known = self._state()
+
+    def _state(self) -> tuple[int, int, int]:
+        """Return learners, drifts and number of changes of the device whose turn it is."""
+        tuner = self.tuners[self.turn]
+        return tuner.learners, tuner.drifts, len(tuner.changes)

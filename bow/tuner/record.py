@@ -1,4 +1,4 @@
-"""Results of a calibration: measurements and their uncertainty, failures, and refused settings."""
+"""Settings, candidates and trials of the tuner, and the record of their results."""
 
 import functools
 import itertools
@@ -9,7 +9,124 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from bow.observe.text import learners_text
-from bow.tuner.trial import Candidate, EngineSetting, ThroughputCurve, TrialResult
+from bow.values import whole
+
+MIN_REPEATS = 2  # repeats before a trial is given up as hopeless
+
+
+@dataclass(frozen=True)
+class EngineSetting:
+    """One way of running a training on a device."""
+
+    engine: str  # as named by the caller, such as `graph` or `graph+compiled`
+    learners: int = 1  # on the device
+    threads: int = 1  # of each learning task
+
+    def __post_init__(self) -> None:
+        whole("learners", self.learners)
+        whole("threads", self.threads)
+
+    def __str__(self) -> str:
+        words = [self.engine, learners_text(self.learners)]
+        return ", ".join(words + ([f"{self.threads} threads"] if self.threads > 1 else []))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A setting to measure, and for how long."""
+
+    setting: EngineSetting  # measured after a warm-up
+    # total measuring time, without warm-up and setup; a repeat takes at least one round
+    seconds: float
+    repeats: int  # number of measurements that the seconds are divided into
+    why: str
+    # samples per second with which the setting cannot win: a trial whose first repeats stay below ends
+    hopeless: float = 0.0
+    # upper limit of the total time, without compilation: an over-long trial ends with the repeats it has
+    most_s: float = math.inf
+
+    def is_over(self, rates: Sequence[float], seconds: float = 0.0) -> bool:
+        """Return whether no further repeat is needed, given these rates and the seconds elapsed."""
+        no_hope = len(rates) == MIN_REPEATS and max(rates) < self.hopeless
+        is_late = bool(rates) and seconds >= self.most_s
+        return no_hope or is_late or len(rates) >= self.repeats
+
+    def measured_s(self, rates: Sequence[float]) -> float:
+        return self.seconds * len(rates) / self.repeats
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """The result of a trial: rates, or why there are none."""
+
+    setting: EngineSetting
+    rates: Sequence[float] = ()  # samples per second in each repeat
+    # total time, including construction and warm-up of the engine, without compilation
+    seconds: float = 0.0
+    compile_s: float = 0.0  # time of compilation
+    failure: str | None = None  # short reason why nothing was measured; None if something was
+    out_of_memory: bool = False  # whether that is the reason: it limits only the number of learners
+    no_room: bool = False  # whether it was rejected before it ran, for lack of memory: such a limit too
+
+
+def doubling(most: int) -> tuple[int, ...]:
+    """Return 1, 2, 4, ... below `most`, and `most` itself."""
+    powers = itertools.takewhile(lambda count: count < most, (2**exponent for exponent in itertools.count()))
+    return (*powers, most)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An engine with a number of threads, and the numbers of learners to try."""
+
+    engine: str
+    threads: int = 1
+    # numbers of learners, ascending; the calibration may try others in between
+    counts: tuple[int, ...] = doubling(64)
+    setup_s: float = 0.0  # expected overhead of a trial, until trials have measured it
+    # expected time of compilation; 0 if there is none or its result is cached
+    compile_s: float = 0.0
+    compiles_each: bool = False  # whether each number of learners is compiled separately, as in engine `fused`
+    # number of learners to compile for while nothing is measured, or the closest of `counts`; None: the fewest
+    start: int | None = None
+    # expected speed-up over the best candidate without compilation, until measured; decides whether to compile
+    expected_gain: float = 1.2
+
+    def at(self, learners: int) -> EngineSetting:
+        return EngineSetting(self.engine, learners, self.threads)
+
+
+@dataclass(frozen=True)
+class ThroughputCurve:
+    """Measured throughput of a candidate by learners, and bounds for unmeasured numbers by diminishing returns."""
+
+    points: tuple[tuple[int, float], ...]  # (learners, throughput), ascending, at least one
+
+    def beyond(self, learners: int) -> float:
+        """Return an upper bound for up to this many learners, more than were measured."""
+        last, rate = self.points[-1]
+        if learners <= last:
+            return rate
+        exponent = 1.0
+        if len(self.points) > 1 and (before := self.points[-2])[0] > 1:  # averaging starts with the second, at a cost
+            slope = math.log(rate / before[1]) / math.log(last / before[0])
+            exponent = min(max(slope, 0.0), 1.0)
+        return rate * math.exp(exponent * math.log(learners / last))
+
+    def between(self, learners: int) -> float:
+        """Return an upper bound for a number of learners between two that were measured."""
+        below = [point for point in self.points if point[0] < learners]
+        above = [point for point in self.points if point[0] > learners]
+        secants = [pair for pair in (below[-2:], above[1::-1]) if len(pair) == 2]
+        bounds = [_extended(first, second, learners) for first, second in secants]
+        return min(bounds, default=math.inf)
+
+
+def _extended(first: tuple[int, float], second: tuple[int, float], learners: int) -> float:
+    """Extrapolate a secant beyond its second point."""
+    slope = (second[1] - first[1]) / (second[0] - first[0])
+    return second[1] + slope * (learners - second[0])
+
 
 # Lower limit of the noise of one result: a handful of measurements can agree by chance
 MIN_NOISE = 0.005
@@ -47,18 +164,13 @@ def estimate(rates: Sequence[float], noise: float) -> LogEstimate:
     return LogEstimate(math.log(statistics.median(rates)), _MEDIAN_ERROR * noise / math.sqrt(len(rates)))
 
 
-def noise_of(groups: Iterable[Sequence[float]]) -> float:
-    """Return the standard deviation of the logarithm of one result, robust to outliers and slow drifts."""
-    return noise_from([step for group in groups for step in steps_of(group)])
-
-
 def steps_of(rates: Sequence[float]) -> list[float]:
     """Return the absolute differences of the logarithms of neighbouring rates."""
     return [abs(math.log(later / earlier)) for earlier, later in itertools.pairwise(rates)]
 
 
 def noise_from(steps: Collection[float]) -> float:
-    """Return the noise from such differences; the floor if there are none."""
+    """Return the noise of one result from such differences, robust to outliers and slow drifts."""
     return max(MIN_NOISE, _DIFFERENCE * statistics.median(steps)) if steps else MIN_NOISE
 
 
@@ -109,7 +221,6 @@ class TrialRecord:
             self.failures[setting.engine] = since, f"{setting.engine} failed{with_}: {result.failure}"
 
     def forget_refusals(self, candidate: Candidate) -> None:
-        """Delete the refusals of a candidate."""
         self.refused = {
             setting: why
             for setting, why in self.refused.items()
@@ -124,12 +235,18 @@ class TrialRecord:
     @functools.cached_property
     def noise(self) -> float:
         """The standard deviation of the logarithm of one repeat, from all settings together."""
-        return noise_of(self.rates(setting) for setting in self.trials)
+        return noise_from([step for setting in self.trials for step in steps_of(self.rates(setting))])
 
     @property
     def measured(self) -> list[EngineSetting]:
         """Settings that ran and may be chosen, in the order of their first trials."""
-        return [setting for setting, trials in self.trials.items() if self._is_sound(setting, trials)]
+        limits = self.memory_limits
+        return [
+            setting
+            for setting, trials in self.trials.items()
+            if setting.engine not in limits or setting.learners < limits[setting.engine][0]
+            if all(trial.failure is None for trial in trials)
+        ]
 
     def rates(self, setting: EngineSetting) -> list[float]:
         return [rate for result in self.trials.get(setting, ()) for rate in result.rates]
@@ -138,12 +255,8 @@ class TrialRecord:
         if setting not in self._scores:
             found = estimate(self.rates(setting), self.noise)
             error = math.hypot(found.error, BETWEEN_TRIALS / math.sqrt(len(self.trials[setting])))
-            self._scores[setting] = LogEstimate(found.log + self._log_efficiency(setting.learners), error)
+            self._scores[setting] = LogEstimate(found.log + log_efficiency(self.efficiency, setting.learners), error)
         return self._scores[setting]
-
-    def rate_for(self, log_score: float, learners: int) -> float:
-        """Return the samples per second that this many learners need for a score, given by its logarithm."""
-        return math.exp(log_score - self._log_efficiency(learners))
 
     def gain(self, setting: EngineSetting, over: EngineSetting) -> LogEstimate:
         return self.score(setting).over(self.score(over))
@@ -158,7 +271,6 @@ class TrialRecord:
         return sorted(setting.learners for setting in self.measured if (setting.engine, setting.threads) == own)
 
     def curve(self, candidate: Candidate) -> ThroughputCurve:
-        """Return the throughput curve of a candidate with at least one measurement."""
         noise = self.noise
         points = tuple((n, estimate(self.rates(candidate.at(n)), noise).value) for n in self.counts(candidate))
         return ThroughputCurve(points)
@@ -176,14 +288,7 @@ class TrialRecord:
         return self._log_score(curve.between(learners) if inside else curve.beyond(learners), learners)
 
     def _log_score(self, rate: float, learners: int) -> float:
-        return (math.log(rate) if rate > 0 else -math.inf) + self._log_efficiency(learners)
-
-    def _log_efficiency(self, learners: int) -> float:
-        return log_efficiency(self.efficiency, learners)
-
-    def _is_sound(self, setting: EngineSetting, trials: Iterable[TrialResult]) -> bool:
-        limit, _ = self.memory_limits.get(setting.engine, (math.inf, ""))
-        return setting.learners < limit and all(trial.failure is None for trial in trials)
+        return (math.log(rate) if rate > 0 else -math.inf) + log_efficiency(self.efficiency, learners)
 
 
 def log_efficiency(efficiency: Efficiency, learners: int) -> float:

@@ -1,4 +1,4 @@
-// The task graph of a partition, edited incrementally; bow/planning/simulator/task_graph.py documents its structure.
+// The task graph of a partition, edited incrementally; bow/planning/simulator/python_simulator.py documents its structure.
 #pragma once
 
 #include <algorithm>

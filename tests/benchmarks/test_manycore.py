@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.manycore.simulator import simulate_operators
 from bow.errors import SettingError
 from bow.schedule.scheduler import CoRunScheduler, ListScheduler, Start
-from bow.schedule.simulator import simulate_operators as plain
+from bow.schedule.scheduler.protocol import simulate_operators as plain
 from tests.schedule.replay import OrderScheduler
 from tests.schedule.scheduler.graphs import Dependencies, dependencies, listed, times
 from tests.schedule.scheduler.watching import Moment, check_carried_out

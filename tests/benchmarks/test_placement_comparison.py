@@ -12,9 +12,8 @@ from benchmarks.placement_comparison import METHODS, compare, table
 from benchmarks.placement_machine import k80_machine
 from bow.errors import RuntimeUnavailableError, ScheduleError, SettingError
 from bow.planning.placement import methods
-from bow.planning.placement.evaluation import Evaluation, SearchBudget
-from bow.planning.placement.groups import module_groups
-from bow.planning.simulator.native_simulator import library
+from bow.planning.placement.groups import Evaluation, SearchBudget, module_groups
+from bow.planning.simulator.simulation import library
 from tests.planning.placement.placed_steps import evaluator, unrolled
 
 BUDGET = SearchBudget(placements=48)
@@ -88,7 +87,7 @@ def test_searches_look_at_no_more_placements_than_they_may(evaluate, monkeypatch
 
     monkeypatch.setattr(methods, "train_policy", trained)
     place("learned", evaluate, SearchBudget(placements=7))
-    assert found[0].history.samples == 7
+    assert found[0].samples == 7
     asked = []
 
     def told(problem, settings):

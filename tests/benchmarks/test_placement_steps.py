@@ -11,7 +11,7 @@ from torch import nn
 
 from benchmarks.placement_steps import RealSteps
 from bow.errors import SettingError
-from bow.planning.placement.evaluation import SimulatedEvaluator
+from bow.planning.placement.groups import SimulatedEvaluator
 from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
 from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem

@@ -25,7 +25,7 @@ SHARED = pytest.mark.skipif(len(available_cores()) < 2, reason="operators side b
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where commands run; what they measure is kept there, too."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bow.schedule.profiler.operator_times.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("bow.schedule.profiler.measuring.cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setattr(scheduling, "REPEATS", 2)
     measure = functools.partial(scheduling.measure, repeats=2)
     monkeypatch.setattr(scheduling, "measure", measure)

@@ -12,11 +12,9 @@ import pytest
 
 from bow.errors import ScheduleError
 from bow.planning.problem.partition import Partition, Split
-from bow.planning.simulator.native_simulator import Algorithm
-from bow.planning.simulator.python_simulator import SimulationResult, TaskTime, simulate
-from bow.planning.simulator.simulation import Simulation
+from bow.planning.simulator.python_simulator import SimulationResult, TaskGraph, TaskTime, simulate
+from bow.planning.simulator.simulation import Algorithm, Simulation
 from bow.planning.simulator.step_model import Identity, StepModel
-from bow.planning.simulator.task_graph import TaskGraph
 from tests.planning.random_steps import RULES, Step, random_split, random_step, random_strategy
 
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)

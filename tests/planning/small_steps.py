@@ -11,8 +11,8 @@ from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, Ten
 from bow.planning.problem.partition import Partition, Split
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.costs import TileTime
+from bow.planning.simulator.python_simulator import TaskGraph
 from bow.planning.simulator.step_model import StepModel, Task, TaskKind
-from bow.planning.simulator.task_graph import TaskGraph
 from tests.planning.random_steps import RULES
 
 SAMPLES, INSIDE, HIDDEN, OUTSIDE = 4, 3, 6, 2

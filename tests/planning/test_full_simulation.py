@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bow.planning.simulator.python_simulator import simulate_passing, simulate_tasks
+from bow.planning.simulator.python_simulator import TaskGraph, simulate_passing, simulate_tasks
 from bow.planning.simulator.step_model import Task, TaskKind
-from bow.planning.simulator.task_graph import TaskGraph
 from tests.planning.small_steps import ALONE, DATA, problem
 
 

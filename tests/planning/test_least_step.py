@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from bow.planning.problem.partition import everything_on
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
-from bow.planning.search import least_step
-from bow.planning.search.least_step import least_batch_ns
+from bow.planning.search import lower_bounds
+from bow.planning.search.lower_bounds import least_batch_ns
 from bow.planning.search.metropolis import SearchSettings
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import search
@@ -80,6 +80,6 @@ def test_the_bound_counts_operators_that_wait_for_each_other() -> None:
 def test_without_time_the_bound_is_an_equal_share_of_all_computing(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = perceptron()
     problem = problem_of(graph, NODE)
-    monkeypatch.setattr(least_step, "SECONDS", -1.0)
+    monkeypatch.setattr(lower_bounds, "SECONDS", -1.0)
     assert isinstance(problem.costs, RooflineCosts)
     assert least_batch_ns(problem) == problem.simulate(everything_on(graph)).makespan_ns / 4

@@ -8,14 +8,14 @@ import pytest
 
 from bow.compiling import CACHE
 from bow.errors import RuntimeUnavailableError
-from bow.planning.simulator import native_simulator
+from bow.planning.simulator import simulation
 from tests.planning.small_steps import DATA, problem
 
 
 @pytest.fixture
 def _nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE, str(tmp_path))
-    monkeypatch.setattr(native_simulator, "_load_once", native_simulator._load_once.__wrapped__)
+    monkeypatch.setattr(simulation, "_load_once", simulation._load_once.__wrapped__)
 
 
 @pytest.mark.usefixtures("_nothing_built")
@@ -34,5 +34,5 @@ def test_without_a_compiler_only_python_simulates(
 def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("CXX", "false")
     with pytest.raises(RuntimeUnavailableError, match="false cannot compile the planner's simulator: exit status 1"):
-        native_simulator.library()
+        simulation.library()
     assert "building the planner's simulator" in capfd.readouterr().err

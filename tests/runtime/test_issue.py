@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from bow.runtime.streams import MemoryUse, costs_behind, issue_order
 from bow.schedule import FirstComeSchedule, OrderedSchedule, PrioritySchedule
 from bow.schedule.scheduler import ListScheduler, critical_path
-from bow.schedule.simulator import simulate_operators
+from bow.schedule.scheduler.protocol import simulate_operators
 from tests.graph.cases import PAPER_MODELS, captured
 from tests.schedule.scheduler.graphs import Dependencies, listed
 from tests.schedule.scheduler.graphs import dependencies as graphs

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bow.errors import SettingError
 from bow.schedule import Span, Timeline
 from bow.schedule.scheduler import ListScheduler, critical_path
-from bow.schedule.simulator import simulate_operators
+from bow.schedule.scheduler.protocol import simulate_operators
 from tests.schedule.replay import OrderScheduler
 from tests.schedule.scheduler.graphs import Dependencies, dependencies, listed
 from tests.schedule.scheduler.watching import check_carried_out

@@ -26,7 +26,7 @@ from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopol
 from bow.planning.problem.partition import Partition, Split, everything_on
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
-from bow.planning.tiles import capture_operators, link_benchmark, measurement_cache, predicting
+from bow.planning.tiles import capture_operators, link_benchmark, tile_costs
 from bow.planning.tiles.link_benchmark import SHAPES
 from bow.schedule import Timeline
 from bow.training import placed as placed_module
@@ -140,8 +140,8 @@ def trainings(world: World, folder: Path) -> dict[str, Any]:
         found[f"{name} resumed"] = Outcome.of(train(f"{name} cut", placed, resume="auto", **drops))
     found["other"] = refused(lambda: train("other", strategy(2, 1), resume=folder / "two cut", **drops))
     placed_module.MARGIN, margin = math.inf, placed_module.MARGIN
-    measurement_cache.cache_folder = lambda: folder
-    predicting.cached_busy_links = functools.partial(link_benchmark.cached_busy_links, shapes=SHAPES[:2], turns=1)
+    link_benchmark.cache_folder = lambda: folder
+    tile_costs.cached_busy_links = functools.partial(link_benchmark.cached_busy_links, shapes=SHAPES[:2], turns=1)
     train("checked", one, check=True)
     placed_module.MARGIN, placed_module._take_turns = margin, lambda *_: (0.03, 0.02, 0.04)
     found["slow"] = refused(lambda: train("slow", one, check=True))
@@ -166,8 +166,8 @@ def found(folder: Path) -> dict[str, Any]:
         patch.setattr("bow.observe.report.write_report", lambda run_dir: None)
         for module, name in (
             (placed_module, "_take_turns"),
-            (measurement_cache, "cache_folder"),
-            (predicting, "cached_busy_links"),
+            (link_benchmark, "cache_folder"),
+            (tile_costs, "cached_busy_links"),
         ):
             patch.setattr(module, name, getattr(module, name))  # put back behind the trainings
         return in_world(2, functools.partial(trainings, folder=folder))[0]

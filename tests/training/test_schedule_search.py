@@ -70,7 +70,7 @@ def on_fake(**settings: Any) -> tuple[FakeDevice, ReplicasConfig]:
 def _short_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module, "TURNS", 1)
     monkeypatch.setattr(module, "WINDOW_S", 0.0)
-    monkeypatch.setattr("bow.schedule.profiler.operator_times.cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr("bow.schedule.profiler.measuring.cache_folder", lambda: tmp_path / "cache")
 
 
 def made_up(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[str], float]) -> list[list[str]]:

@@ -7,7 +7,7 @@ import statistics
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bow.tuner.record import MIN_NOISE, LogEstimate, estimate, noise_of
+from bow.tuner.record import MIN_NOISE, LogEstimate, estimate, noise_from, steps_of
 
 RATES = st.lists(st.floats(1.0, 1e6), min_size=1, max_size=9)
 
@@ -16,12 +16,12 @@ def test_noise_is_found_whatever_outliers_and_drift_there_are() -> None:
     noise = random.Random(0)
     drifting = [100 * math.exp(0.002 * i + noise.gauss(0, 0.04)) for i in range(200)]
     drifting[::11] = [rate / 3 for rate in drifting[::11]]
-    assert 0.03 < noise_of([drifting[:100], drifting[100:]]) < 0.06
+    assert 0.03 < noise_from(steps_of(drifting[:100]) + steps_of(drifting[100:])) < 0.06
 
 
 def test_noise_of_measurements_that_agree_by_chance_is_not_zero() -> None:
-    assert noise_of([[7.0, 7.0, 7.0]]) == MIN_NOISE
-    assert noise_of([[7.0], []]) == MIN_NOISE
+    assert noise_from(steps_of([7.0, 7.0, 7.0])) == MIN_NOISE
+    assert noise_from([*steps_of([7.0]), *steps_of([])]) == MIN_NOISE
 
 
 def test_the_stated_error_is_that_of_medians() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bow.errors import SettingError
 from bow.tuner import EngineSetting, doubling
-from bow.tuner.trial import ThroughputCurve
+from bow.tuner.record import ThroughputCurve
 from tests.tuner.simulated import dipping, kneed, peaked, saturating
 
 

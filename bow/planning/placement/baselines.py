@@ -5,12 +5,11 @@ import random
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from bow.errors import MissingDependencyError, RuntimeUnavailableError
-from bow.planning.placement.evaluation import SimulatedEvaluator
-from bow.planning.placement.groups import Devices, Groups
+from bow.planning.placement.groups import Devices, SimulatedEvaluator
 from bow.planning.problem.box import whole
 from bow.planning.problem.device_topology import TYPICAL_BYTES, DeviceTopology
 from bow.planning.search.baselines import RECURRENT
@@ -59,7 +58,6 @@ LAYERS = frozenset({"conv1d", "conv2d", "conv3d", "linear"})
 
 
 def expert(evaluator: SimulatedEvaluator) -> Devices:
-    """Return the expert placement for this type of network: `layer_per_device` or `contiguous_parts`."""
     is_recurrent = any(evaluator.groups.with_kinds(RECURRENT))
     return (layer_per_device if is_recurrent else contiguous_parts)(evaluator)
 
@@ -89,17 +87,14 @@ def layer_per_device(evaluator: SimulatedEvaluator) -> Devices:
 def contiguous_parts(evaluator: SimulatedEvaluator) -> Devices:
     """Cut the execution order into one part per accelerator, with about equally many layers each."""
     groups, devices = evaluator.groups, evaluator.accelerators
-    layers = [_layers(groups, group.operators) for group in groups.groups]
+    kinds = [operator.kind for operator in groups.graph.operators]
+    layers = [sum(kinds[number] in LAYERS for number in group.operators) for group in groups.groups]
     total, passed, placed = max(1, sum(layers)), 0, [0] * len(groups)
     for number in groups.order:
         middle = 2 * passed + layers[number]
         placed[number] = devices[min(len(devices) - 1, len(devices) * middle // (2 * total))]
         passed += layers[number]
     return tuple(placed)
-
-
-def _layers(groups: Groups, operators: Iterable[int]) -> int:
-    return sum(groups.graph.operators[number].kind in LAYERS for number in operators)
 
 
 MAX_WEIGHT = 10_000  # largest load and edge weight: METIS adds them up in 32-bit integers

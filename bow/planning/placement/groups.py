@@ -1,4 +1,6 @@
-"""Groups of operators that are placed together: modules of a network, and operators merged into their sole reader."""
+"""Groups of operators that are placed together, and the step times of their placements."""
+
+from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
@@ -8,13 +10,16 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from heapq import heappop, heappush
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from bow.errors import GraphError, ScheduleError
 from bow.planning.placement.policy import Operations
-from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
+from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Split, whole_on
+from bow.planning.search.problem import Problem
 from bow.planning.search.proposals import DisjointSets
+from bow.planning.simulator.python_simulator import Refusal, SimulationResult
+from bow.planning.simulator.simulation import IncrementalEvaluator
 
 Devices: TypeAlias = tuple[int, ...]  # device by group
 
@@ -35,12 +40,7 @@ class Flow:
 
     maker: int  # number of the producing group
     reader: int  # number of the consuming group
-    forward_bytes: int  # of all tensors, each counted once
-    backward_bytes: int  # of their gradients
-
-    @property
-    def num_bytes(self) -> int:
-        return self.forward_bytes + self.backward_bytes
+    num_bytes: int  # of all tensors, each counted once, and of their gradients
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,7 @@ class Groups:
                 if maker != self.of[number]:
                     crossing[maker, self.of[number]].add(tensor)
         flows = ((pair, [self.graph.tensors[each] for each in crossing[pair]]) for pair in sorted(crossing))
-        return tuple(
-            Flow(*pair, sum(each.num_bytes for each in of), sum(each.num_bytes for each in of if each.differentiable))
-            for pair, of in flows
-        )
+        return tuple(Flow(*pair, sum((1 + each.differentiable) * each.num_bytes for each in of)) for pair, of in flows)
 
     @cached_property
     def order(self) -> tuple[int, ...]:
@@ -117,7 +114,6 @@ class Groups:
         return tuple(self.graph.tensors[tensor].shape for tensor in leaving)
 
     def operations(self, num_devices: int) -> Operations:
-        """Return the groups in the form that a policy reads."""
         return Operations(
             tuple(group.kind for group in self.groups),
             tuple(map(self.shapes, range(len(self)))),
@@ -145,8 +141,6 @@ ROLES: Mapping[str, tuple[str, ...]] = {
     "attention": ("attention", "attention.*", "mix"),
     "softmax": ("output",),
 }  # by role: name patterns of operators of which each call forms a group: a step of attention, a prediction
-
-_CALL = re.compile(r"(.*?)(?:@(\d+))?")
 
 Anchored: TypeAlias = Callable[[Group], bool]  # whether a group is kept separate from other such groups
 
@@ -217,7 +211,8 @@ def _branches(graph: OperatorGraph) -> dict[int, tuple[str, str]]:
 def _calls(graph: OperatorGraph) -> dict[int, tuple[str, str]]:
     """By operator with a role: the role and its call; an operator that runs once for all calls gets its own group."""
     found: dict[int, tuple[str, str]] = {}
-    base = [_base(operator) for operator in graph.operators]
+    split = [(*operator.name.rpartition("@"), operator.name) for operator in graph.operators]
+    base = [(name, int(call)) if at and call.isdecimal() else (full, 0) for name, at, call, full in split]
     for role, patterns in ROLES.items():
         own = {n: name for n, (name, _) in enumerate(base) if any(fnmatchcase(name, pattern) for pattern in patterns)}
         counts = Counter(own.values())
@@ -227,13 +222,6 @@ def _calls(graph: OperatorGraph) -> dict[int, tuple[str, str]]:
             call = name if rest else f"{role}@{base[number][1] // each}"
             found[number] = role, call
     return found
-
-
-def _base(operator: PlanOperator) -> tuple[str, int]:
-    """Split an operator's name into its base name and call number."""
-    match = _CALL.fullmatch(operator.name)
-    assert match is not None
-    return match[1], int(match[2] or 0)
 
 
 def _has_weights(graph: OperatorGraph) -> Anchored:
@@ -261,3 +249,89 @@ def _united(graph: OperatorGraph, groups: Sequence[Group], is_anchored: Anchored
     flops = [sum(graph.operators[number].flops for number in group.operators) for group in groups]
     main = groups[max(range(len(groups)), key=lambda at: (is_anchored(groups[at]), flops[at], -at))]
     return replace(main, operators=tuple(sorted(number for group in groups for number in group.operators)))
+
+
+@dataclass(frozen=True)
+class SearchBudget:
+    """Limits of a placement method; the first one reached ends it."""
+
+    seconds: float | None = None  # None: unlimited
+    placements: int | None = None  # number of placements evaluated; None: unlimited
+    workers: int = 0  # processes that sample and evaluate placements for a policy; 0: this process does
+
+    def part(self, count: int) -> SearchBudget:
+        seconds = None if self.seconds is None else self.seconds / count
+        placements = None if self.placements is None else max(1, self.placements // count)
+        return replace(self, seconds=seconds, placements=placements)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Outcome of a placement."""
+
+    seconds: float | None  # step time; None: does not fit
+    refusal: Refusal | None = None  # the device whose memory is too small
+
+
+class SimulatedEvaluator:
+    """Evaluates placements with the planner's simulator; a placement that does not fit into memory has no time."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        groups: Groups,
+        *,
+        processors: Collection[int] = (),
+    ) -> None:
+        self.problem, self.groups = problem, groups
+        self.processors = tuple(sorted(processors))
+        self.num_simulated = 0  # distinct placements only
+        self._known: dict[Devices, Evaluation] = {}
+        self._evaluate: IncrementalEvaluator | None = None
+
+    def __call__(self, placements: Sequence[Devices]) -> list[float | None]:
+        """Return the step time in seconds of each placement; None: does not fit."""
+        return [self.evaluation(placement).seconds for placement in placements]
+
+    def evaluation(self, placement: Sequence[int]) -> Evaluation:
+        devices = tuple(map(int, placement))
+        if devices not in self._known:
+            self._known[devices] = self._simulated(devices)
+        return self._known[devices]
+
+    def result(self, placement: Sequence[int]) -> SimulationResult:
+        """Return all tasks, times and memory of a step, whether the placement fits or not."""
+        return self.problem.simulate(self.groups.splits(tuple(placement)))
+
+    @property
+    def num_devices(self) -> int:
+        return self.problem.topology.num_devices
+
+    @property
+    def accelerators(self) -> tuple[int, ...]:
+        """The devices that are not processors; the processors if there are no others."""
+        return tuple(n for n in range(self.num_devices) if n not in self.processors) or self.processors
+
+    def all_on(self, device: int) -> Devices:
+        return (device,) * len(self.groups)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle everything except the native simulation, which another process creates itself."""
+        kept = {name: value for name, value in vars(self).items() if name != "_simulation"}
+        return {**kept, "_evaluate": None}
+
+    @cached_property
+    def whole_on(self) -> tuple[tuple[Split, ...], ...]:
+        """By device and operator: the split that places the operator whole on the device."""
+        return tuple(map(self.groups.splits, map(self.all_on, range(self.num_devices))))
+
+    def _simulated(self, devices: Devices) -> Evaluation:
+        self.num_simulated += 1
+        splits = [self.whole_on[devices[group]][number] for number, group in enumerate(self.groups.of)]
+        if self._evaluate is None:
+            self._simulation = self.problem.simulation(splits, must_fit=False)
+            self._evaluate = IncrementalEvaluator(self._simulation, splits)
+        makespan_ns, refusal = self._evaluate(splits), self._simulation.refusal
+        return (
+            Evaluation(None, refusal) if refusal is not None or makespan_ns is None else Evaluation(makespan_ns / 1e9)
+        )

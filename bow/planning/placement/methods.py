@@ -8,10 +8,8 @@ from typing import TypeAlias
 
 from bow.errors import ScheduleError, SettingError
 from bow.planning.placement.baselines import expert, metis, scotch
-from bow.planning.placement.controllers import train_policy
-from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
-from bow.planning.placement.groups import Devices
-from bow.planning.placement.training import LearningSettings, PolicyProgress
+from bow.planning.placement.groups import Devices, SearchBudget, SimulatedEvaluator
+from bow.planning.placement.training import LearningSettings, PolicyProgress, train_policy
 from bow.planning.problem.partition import Split
 from bow.planning.search.metropolis import Limits, metropolis
 from bow.planning.search.proposals import P_SINGLE_OF_FAMILY, Changes
@@ -158,7 +156,6 @@ def _placed(evaluator: SimulatedEvaluator, devices: Devices) -> PlacementResult:
 
 
 def _without_search(find: Callable[[SimulatedEvaluator, int], Devices]) -> Method:
-    """Wrap a method without search."""
     return lambda evaluator, budget, seed, say: _placed(evaluator, find(evaluator, seed))
 
 
@@ -166,10 +163,6 @@ def _processor(evaluator: SimulatedEvaluator, seed: int) -> Devices:
     if not evaluator.processors:
         raise SettingError("the topology has no CPU device; leave out the method cpu")
     return evaluator.all_on(evaluator.processors[0])
-
-
-def _walked(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say: Report) -> PlacementResult:
-    return _placed(evaluator, _fastest(evaluator, multi_start_metropolis(evaluator, budget, seed, say)))
 
 
 METHODS: Mapping[str, Method] = {
@@ -180,6 +173,8 @@ METHODS: Mapping[str, Method] = {
     "metis": _without_search(metis),
     "expert": _without_search(lambda evaluator, seed: expert(evaluator)),
     "learned": _learned,
-    "mcmc": _walked,
+    "mcmc": lambda evaluator, budget, seed, say: _placed(
+        evaluator, _fastest(evaluator, multi_start_metropolis(evaluator, budget, seed, say))
+    ),
 }
 """`mincut` is Scotch without processors; `mcmc` is the Metropolis search over placements."""

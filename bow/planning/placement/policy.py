@@ -106,19 +106,16 @@ class PlacementPolicy(nn.Module):
         super().__init__()
         self.operations = operations
         self.settings = settings = settings or PolicySettings()
+        hidden, devices = settings.hidden, operations.num_devices
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self._create(operations, settings)
-
-    def _create(self, operations: Operations, settings: PolicySettings) -> None:
-        hidden, devices = settings.hidden, operations.num_devices
-        self.embedding = OperationEmbedding(operations, settings.kind_size)
-        self.encoder = nn.LSTM(self.embedding.size, hidden // 2, bidirectional=True)
-        self.devices = nn.Embedding(devices + 1, hidden)  # the last one: no previous choice
-        self.decoder = nn.LSTM(2 * hidden, hidden)
-        self.of_encoder = nn.Linear(hidden, settings.attention, bias=False)
-        self.of_decoder = nn.Linear(hidden, settings.attention, bias=False)
-        self.choice = nn.Linear(2 * hidden, devices)
+            self.embedding = OperationEmbedding(operations, settings.kind_size)
+            self.encoder = nn.LSTM(self.embedding.size, hidden // 2, bidirectional=True)
+            self.devices = nn.Embedding(devices + 1, hidden)  # the last one: no previous choice
+            self.decoder = nn.LSTM(2 * hidden, hidden)
+            self.of_encoder = nn.Linear(hidden, settings.attention, bias=False)
+            self.of_decoder = nn.Linear(hidden, settings.attention, bias=False)
+            self.choice = nn.Linear(2 * hidden, devices)
         # Added to the logits, by previous device (the last one: none).
         self.habit = nn.Embedding(devices + 1, devices, _weight=SAME_DEVICE_LOGIT * torch.eye(devices + 1, devices))
 
@@ -143,11 +140,9 @@ class PlacementPolicy(nn.Module):
 
     @torch.no_grad()
     def greedy(self) -> tuple[int, ...]:
-        """Return the placement that takes the likeliest device at every step."""
         return tuple(self._decode(1, lambda step, logits: logits.argmax(dim=1))[0].tolist())
 
     def log_probability(self, placements: Tensor) -> Likelihood:
-        """Return the likelihood of placements, differentiable."""
         encoded, state = self._encoded(placements.shape[0])
         start = torch.full_like(placements[:, :1], self.operations.num_devices)
         before = torch.cat([start, placements[:, :-1]], dim=1).T
@@ -166,7 +161,9 @@ class PlacementPolicy(nn.Module):
         chosen = []
         for step in range(len(self.operations)):
             gates = of_device[device] + of_operation[step] + hidden @ recurrent
-            hidden, cell = _lstm_step(gates, cell)
+            into, forget, new, out = gates.chunk(4, dim=1)
+            cell = forget.sigmoid() * cell + into.sigmoid() * new.tanh()
+            hidden = out.sigmoid() * cell.tanh()
             device = choose(step, self._logits(hidden[None], device[None], encoded, keys)[0])
             chosen.append(device)
         return torch.stack(chosen, dim=1)
@@ -202,10 +199,3 @@ class PlacementPolicy(nn.Module):
         logits: Tensor = self.choice(torch.cat([hidden, scores.softmax(dim=2) @ encoded], dim=2))
         habit: Tensor = self.habit(before)
         return logits + habit
-
-
-def _lstm_step(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """Run one LSTM step; return output and cell state."""
-    into, forget, new, out = gates.chunk(4, dim=1)
-    cell = forget.sigmoid() * cell + into.sigmoid() * new.tanh()
-    return out.sigmoid() * cell.tanh(), cell

@@ -8,7 +8,7 @@ from itertools import count
 from typing import Any, Literal, TypeAlias
 
 from bow.errors import SettingError
-from bow.planning.placement.evaluation import SimulatedEvaluator
+from bow.planning.placement.groups import SimulatedEvaluator
 from bow.planning.simulator.step_model import TaskKind
 
 Towers: TypeAlias = Literal["synchronous", "asynchronous"]
@@ -43,8 +43,6 @@ def towers(evaluator: SimulatedEvaluator, kind: Towers = "synchronous") -> Tower
 
 
 class _TowerSimulation:
-    """Discrete-event simulation."""
-
     def __init__(self, evaluator: SimulatedEvaluator, is_synchronous: bool) -> None:
         self._topology, self._home = evaluator.problem.topology, evaluator.processors[0]
         self._towers = evaluator.accelerators
@@ -106,7 +104,6 @@ class _TowerSimulation:
         return self._occupy([("channel", number) for number in self._topology.route(source, target)], now, duration)
 
     def _occupy(self, places: Sequence[object], now: int, duration: int) -> int:
-        """Occupy exclusive places; return the end."""
         end = max([now, *(self._free_ns[place] for place in places)]) + duration
         self._free_ns.update(dict.fromkeys(places, end))
         return end

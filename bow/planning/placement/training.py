@@ -1,9 +1,10 @@
-"""REINFORCE training of a placement policy: sample placements, evaluate them, update."""
+"""REINFORCE training of a placement policy, in this process or by controller processes that send gradients."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -11,9 +12,11 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from bow.errors import ScheduleError, SettingError
+from bow.errors import ClusterError, ScheduleError, SettingError
 from bow.planning.placement.policy import Operations, PlacementPolicy, PolicySettings
+from bow.planning.search.processes import Inbox, SearchProcess, Send
 from bow.seeds import derive_seed
 
 MIN_ENTROPY = 1e-3  # lower bound of the entropy in `worth_of_entropy`
@@ -107,22 +110,14 @@ def policy_loss(advantages: Tensor, log_probabilities: Tensor, entropies: Tensor
     return loss - elites.mean() if len(elites) else loss
 
 
-@dataclass
-class Elites:
-    """The best distinct placements so far, fastest first."""
+Placement: TypeAlias = tuple[int, ...]  # device by operation
+Ranked: TypeAlias = tuple[tuple[float, Placement], ...]  # distinct placements with their times, fastest first
 
-    count: int
-    found: tuple[tuple[float, tuple[int, ...]], ...] = ()
 
-    @property
-    def placements(self) -> list[tuple[int, ...]]:
-        return [placement for _, placement in self.found]
-
-    def add(self, placements: Sequence[tuple[int, ...]], times: Sequence[float | None]) -> None:
-        if self.count:
-            pairs = zip(times, placements, strict=True)
-            fits = {(time, placement) for time, placement in pairs if time is not None}
-            self.found = tuple(sorted({*self.found, *fits})[: self.count])
+def elites(found: Ranked, placements: Sequence[Placement], times: Sequence[float | None], count: int) -> Ranked:
+    """Return the best distinct placements of those found before and the new ones that fit."""
+    fits = {(time, placement) for time, placement in zip(times, placements, strict=True) if time is not None}
+    return tuple(sorted({*found, *fits})[:count])
 
 
 class Updater:
@@ -148,21 +143,6 @@ class Updater:
         return True
 
 
-def flat_gradients(policy: nn.Module) -> Tensor:
-    """Concatenate all gradients; 0 for parameters without one."""
-    pairs = ((each, each.grad) for each in policy.parameters())
-    return torch.cat([(each.new_zeros(each.numel()) if grad is None else grad.flatten()) for each, grad in pairs])
-
-
-def set_gradients(policy: nn.Module, gradients: Tensor) -> None:
-    parameters = list(policy.parameters())
-    parts = torch.split(gradients, [each.numel() for each in parameters])
-    for each, part in zip(parameters, parts, strict=True):
-        each.grad = part.view_as(each).clone()
-
-
-Placement: TypeAlias = tuple[int, ...]  # device by operation
-
 Evaluate: TypeAlias = Callable[[list[Placement]], Sequence[float | None]]
 """Returns the step time in seconds of each placement; None: does not fit, or fails."""
 
@@ -186,7 +166,7 @@ class Controller:
         self._evaluate, self._settings = evaluate, settings
         self._generator = torch.Generator().manual_seed(derive_seed(seed, number))
         self._baseline = Baseline(settings.baseline_decay)
-        self._elites = Elites(settings.elites)
+        self._elites: Ranked = ()
 
     def step(self, update: int, left: float = 1.0) -> SampledPlacements:
         """Sample and evaluate placements, and set the policy's gradients; `left` is the fraction of the training."""
@@ -205,9 +185,9 @@ class Controller:
             )
         own = settings.samples - settings.explorers
         advantages = self._baseline.advantages(times[:own], mask_failures=update >= settings.mask_failures_after)
-        self._elites.add(placements, times)
-        elites = self._elites.placements[: max(1, round(unsettled * settings.elites))]
-        learnt = torch.cat([drawn[:own], drawn.new_tensor(elites).view(-1, drawn.shape[1])])
+        self._elites = elites(self._elites, placements, times, settings.elites)
+        best = [placement for _, placement in self._elites[: max(1, round(unsettled * settings.elites))]]
+        learnt = torch.cat([drawn[:own], drawn.new_tensor(best).view(-1, drawn.shape[1])])
         likelihood = self.policy.log_probability(learnt)
         self.policy.zero_grad()
         nats = likelihood.entropies[:own].mean().item()
@@ -216,19 +196,17 @@ class Controller:
         return SampledPlacements(tuple(placements), tuple(times), nats / len(self.policy.operations))
 
     def state(self) -> dict[str, Any]:
-        """Return the state to resume from: plain values and tensors."""
         return {
             "generator": self._generator.get_state(),
             "baseline": asdict(self._baseline),
-            "elites": self._elites.found,
+            "elites": self._elites,
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Restore the state that `state` returned."""
         generator: Tensor = state["generator"]
         self._generator.set_state(generator)
         self._baseline = Baseline(**state["baseline"])
-        self._elites = Elites(self._settings.elites, state["elites"])
+        self._elites = state["elites"]
 
 
 @dataclass(frozen=True)
@@ -253,24 +231,6 @@ class PolicyProgress:
 Watch: TypeAlias = Callable[[PolicyProgress], bool | None]  # called after each update; False ends the training
 
 
-@dataclass
-class PlacementHistory:
-    """Number of samples, and the successive best ones."""
-
-    samples: int = 0  # placements sampled
-    bests: tuple[BestPlacement, ...] = ()  # each placement better than all before, in order
-
-    @property
-    def best(self) -> BestPlacement | None:
-        return self.bests[-1] if self.bests else None
-
-    def add(self, batch: SampledPlacements) -> None:
-        for placement, time_s in zip(batch.placements, batch.times, strict=True):
-            self.samples += 1
-            if time_s is not None and (self.best is None or time_s < self.best.time_s):
-                self.bests = (*self.bests, BestPlacement(placement, time_s, self.samples))
-
-
 @dataclass(frozen=True)
 class LearnedPlacement:
     """Result of a policy training."""
@@ -278,12 +238,12 @@ class LearnedPlacement:
     best: BestPlacement  # the best sample
     greedy: Placement  # decoded greedily by the trained policy
     policy: PlacementPolicy  # trained
-    history: PlacementHistory
+    samples: int  # placements sampled
     updates: int
 
 
 class TrainingState:
-    """State of a running training, in one process or several: policy, optimizer, history."""
+    """State of a running training, in one process or several: policy, optimizer, best sample."""
 
     def __init__(
         self,
@@ -297,13 +257,13 @@ class TrainingState:
     ) -> None:
         self.policy = PlacementPolicy(operations, sizes, seed=seed)
         self.updater = Updater(self.policy, settings)
-        self.history = PlacementHistory()
+        self.samples = 0  # placements sampled
+        self.best: BestPlacement | None = None
         self._updates, self._budget_s = updates, budget_s
         self._start = time.perf_counter()
 
     @property
     def is_over(self) -> bool:
-        """Whether the updates or the time budget are used up."""
         is_late = self._budget_s is not None and time.perf_counter() - self._start >= self._budget_s
         return is_late or self.updater.updates >= self._updates
 
@@ -316,10 +276,12 @@ class TrainingState:
         return max(0.0, min(updates, 1 - (time.perf_counter() - self._start) / self._budget_s))
 
     def learn(self, batch: SampledPlacements) -> PolicyProgress:
-        """Record samples and update the policy with its current gradients."""
-        self.history.add(batch)
+        for placement, time_s in zip(batch.placements, batch.times, strict=True):
+            self.samples += 1
+            if time_s is not None and (self.best is None or time_s < self.best.time_s):
+                self.best = BestPlacement(placement, time_s, self.samples)
         self.updater.update()
-        return PolicyProgress(self.updater.updates, self.history.samples, self.history.best, batch)
+        return PolicyProgress(self.updater.updates, self.samples, self.best, batch)
 
     @contextlib.contextmanager
     def reporting_best(self) -> Iterator[None]:
@@ -329,16 +291,136 @@ class TrainingState:
         except KeyboardInterrupt:
             pass
         except Exception as error:
-            if (best := self.history.best) is not None:
-                error.add_note(f"the best placement found before the error takes {best.time_s:.6g} s: {best.placement}")
+            if self.best is not None:
+                found = f"{self.best.time_s:.6g} s: {self.best.placement}"
+                error.add_note(f"the best placement found before the error takes {found}")
             raise
 
     def result(self) -> LearnedPlacement:
-        best = self.history.best
-        if best is None:
-            if not self.history.samples:
+        if self.best is None:
+            if not self.samples:
                 raise ScheduleError("no placement was sampled before the search ended; use a longer budget_s")
             raise ScheduleError(
-                f"none of {self.history.samples} sampled placements fits into memory; train longer, or use more devices"
+                f"none of {self.samples} sampled placements fits into memory; train longer, or use more devices"
             )
-        return LearnedPlacement(best, self.policy.greedy(), self.policy, self.history, self.updater.updates)
+        return LearnedPlacement(self.best, self.policy.greedy(), self.policy, self.samples, self.updater.updates)
+
+
+Messages: TypeAlias = "queue.Queue[tuple[SearchProcess, Any]]"
+
+POLL_S = 0.1  # interval of budget checks while no controller sends anything
+CLOSING_S = 5.0  # time that a controller whose connection has closed gets to exit
+MOST_DEATHS = 3  # consecutive deaths without a message after which a controller is not restarted
+
+
+def train_policy(
+    operations: Operations,
+    evaluate: Evaluate,
+    *,
+    updates: int,
+    settings: LearningSettings | None = None,
+    sizes: PolicySettings | None = None,
+    seed: int = 0,
+    budget_s: float | None = None,
+    controllers: int = 0,
+    watch: Watch | None = None,
+) -> LearnedPlacement:
+    # Reproducible by seed in one process; with controllers, results depend on the order of their messages.
+    settings, sizes = settings or LearningSettings(), sizes or PolicySettings()
+    state = TrainingState(operations, settings, sizes, seed, updates=updates, budget_s=budget_s)
+    shared = (operations, sizes, settings, seed, evaluate)
+    processes = [_ControllerProcess(number, shared) for number in range(controllers)]
+    with state.reporting_best():
+        try:
+            if processes:
+                _serve(state, processes, watch)
+            else:
+                controller, goes_on = Controller(state.policy, evaluate, settings, seed=seed), True
+                while goes_on and not state.is_over:
+                    progress = state.learn(controller.step(state.updater.updates, state.left))
+                    goes_on = watch is None or watch(progress) is not False
+        finally:
+            for process in processes:
+                process.end()
+    return state.result()
+
+
+def _serve(state: TrainingState, processes: list[_ControllerProcess], watch: Watch | None) -> None:
+    messages: Messages = queue.Queue()
+    for process in processes:
+        process.begin(state, messages)
+    while not state.is_over:
+        if all(process.deaths == MOST_DEATHS for process in processes):
+            raise ClusterError(f"{processes[0].failure}; check its output")
+        try:
+            sender, message = messages.get(timeout=POLL_S)
+        except queue.Empty:
+            continue
+        process = next(each for each in processes if each.process is sender)
+        if message is None:
+            process.replace(state, messages)
+            continue
+        gradients, batch, process.controller = message
+        process.deaths = 0
+        for parameter, gradient in zip(state.policy.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        progress = state.learn(batch)
+        if (watch is not None and watch(progress) is False) or state.is_over:
+            return
+        process.send_parameters(state)
+
+
+class _ControllerProcess:
+    """A controller's number, state, and current process."""
+
+    def __init__(self, number: int, shared: tuple[Any, ...]) -> None:
+        self.deaths = 0  # consecutive, without a message
+        self.controller: dict[str, Any] | None = None  # state after its last message
+        self.process: SearchProcess | None = None
+        self._number, self._shared = number, shared
+
+    def begin(self, state: TrainingState, messages: Messages) -> None:
+        self.process = SearchProcess(messages)
+        self.process.begin(run_controller, self._number, self.controller, *self._shared)
+        self.send_parameters(state)
+
+    def send_parameters(self, state: TrainingState) -> None:
+        assert self.process is not None
+        self.process.send((state.updater.updates, state.left, parameters_to_vector(state.policy.parameters()).detach()))
+
+    def replace(self, state: TrainingState, messages: Messages) -> None:
+        assert self.process is not None
+        self.deaths += 1
+        status = self.process.end(CLOSING_S)
+        times = f"died {self.deaths} times before its first message"
+        self.failure = f"controller {self._number} {times} (last exit status {status})"
+        if self.deaths < MOST_DEATHS:
+            self.begin(state, messages)
+
+    def end(self) -> None:
+        if self.process is not None:
+            self.process.end()
+
+
+def run_controller(
+    send: Send,
+    inbox: Inbox,
+    number: int,
+    own: dict[str, Any] | None,
+    operations: Operations,
+    sizes: PolicySettings,
+    settings: LearningSettings,
+    seed: int,
+    evaluate: Evaluate,
+) -> None:
+    """Entry point of a controller process: sample, evaluate and send gradients."""
+    torch.set_num_threads(1)  # processes share the cores
+    policy = PlacementPolicy(operations, sizes, seed=seed)
+    controller = Controller(policy, evaluate, settings, seed=seed, number=number)
+    if own is not None:
+        controller.load(own)
+    while True:
+        updates, left, parameters = inbox.get()
+        vector_to_parameters(parameters, policy.parameters())
+        batch = controller.step(updates, left)
+        send(([parameter.grad for parameter in policy.parameters()], batch, controller.state()))

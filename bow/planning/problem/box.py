@@ -29,7 +29,6 @@ def intersection(one: Box, other: Box) -> Box | None:
 
 
 def bounds(boxes: Sequence[Box]) -> Box:
-    """Return the bounding box."""
     return tuple((min(a for a, _ in sides), max(b for _, b in sides)) for sides in zip(*boxes, strict=True))
 
 

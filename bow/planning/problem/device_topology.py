@@ -163,7 +163,6 @@ class DeviceTopology:
 
     @property
     def nodes(self) -> tuple[tuple[int, ...], ...]:
-        """Device numbers by machine."""
         members: dict[int, list[int]] = {}
         for number, device in enumerate(self.devices):
             members.setdefault(device.node, []).append(number)
@@ -184,7 +183,6 @@ class DeviceTopology:
         return groups
 
     def restricted(self, devices: Sequence[int]) -> "DeviceTopology":
-        """Return the topology restricted to some devices, with the links between them and the switches."""
         kept = tuple(self.devices[number] for number in devices)
         places = {device.name for device in kept} | set(self.switches)
         ends = [tuple(end for end in link.ends if end in places) for link in self.links]

@@ -85,7 +85,6 @@ class OperatorGraph:
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
-        """Serialise the graph as JSON, with a format version."""
         data = {
             "operators": [{**asdict(operator), "attributes": dict(operator.attributes)} for operator in self.operators],
             "tensors": {str(number): asdict(tensor) for number, tensor in self.tensors.items()},

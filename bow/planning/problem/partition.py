@@ -35,14 +35,12 @@ def whole_on(graph: OperatorGraph, operator: PlanOperator, device: int) -> Split
 
 
 def everything_on(graph: OperatorGraph, device: int = 0) -> tuple[Split, ...]:
-    """Return the splits that leave every operator whole on one device."""
     return tuple(whole_on(graph, operator, device) for operator in graph.operators)
 
 
 def why_invalid(
     graph: OperatorGraph, operator: PlanOperator, split: Split, num_devices: int, rules: Rules
 ) -> str | None:
-    """Return why a split is invalid for an operator; None if it is valid."""
     dimensions = rules.dimensions(operator, graph)
     name = f"operator {operator.name!r}"
     if len(split.degrees) != len(dimensions):
@@ -76,32 +74,16 @@ FORMAT = JsonFormat(
 
 @dataclass(frozen=True)
 class Partition:
-    """A split of every operator, and the number of learners.
+    """A split of every operator, and the number of learners."""
 
-    With k learners, the devices form k groups of equal size with consecutive numbers. The splits refer to the first
-    group; every other group repeats them on its own devices, with its own learner and batch. The learners are averaged
-    once per step.
+    # With k learners, the devices form k groups of equal size with consecutive numbers. The splits refer to the first
+    # group; every other group repeats them on its own devices, with its own learner and batch.
 
-    Attributes:
-        graph_hash: `OperatorGraph.hash` of its graph.
-        splits: one for each operator.
-        learners: the number of device groups.
-
-    Example:
-        >>> partition = Partition("0123456789abcdef", (Split((2, 1), (0, 1)), Split((), (0,))), learners=2)
-        >>> Partition.from_json(partition.to_json()) == partition
-        True
-
-    References:
-        Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 4.
-    """
-
-    graph_hash: str
-    splits: tuple[Split, ...]
+    graph_hash: str  # `OperatorGraph.hash` of its graph
+    splits: tuple[Split, ...]  # by operator
     learners: int = 1
 
     def check(self, graph: OperatorGraph, num_devices: int, rules: Rules) -> None:
-        """Raise `ScheduleError` if the partition is invalid for a graph and a number of devices."""
         if self.graph_hash != graph.hash:
             raise ScheduleError(
                 f"the partition is for graph {self.graph_hash}, this model's is {graph.hash}; "

@@ -5,7 +5,6 @@ from bow.planning.rules.rule import Rule, Rules
 
 
 def shipped_rules() -> list[Rule]:
-    """Return one rule for each kind of operator that bow can split."""
     return [
         *(layers.ConvolutionRule(f"conv{n}d") for n in (1, 2, 3)),
         *(layers.PoolingRule(f"{what}_pool{n}d") for what in ("max", "avg") for n in (1, 2, 3)),

@@ -5,7 +5,7 @@ from typing import Any
 
 from bow.planning.problem.box import Box
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
-from bow.planning.rules.mapped import (
+from bow.planning.rules.rule import (
     Adaptive,
     Along,
     Grouped,
@@ -137,7 +137,6 @@ def stacked(matrices: Shape, output: Shape) -> list[Side]:
 
 
 def channel_last_names(rank: int) -> Sequence[str]:
-    """Return dimension names for tensors whose last dimension is the channel."""
     return [*(f"dimension {number}" for number in range(rank - 1)), "channel"]
 
 

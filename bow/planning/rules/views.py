@@ -8,8 +8,19 @@ from typing import Any
 
 from bow.planning.problem.box import Box, Interval
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
-from bow.planning.rules.mapped import Along, Fixed, MappedRule, Shapes, Shifted, Side, Strided, Whole, broadcast
-from bow.planning.rules.rule import Dimension, Rule
+from bow.planning.rules.rule import (
+    Along,
+    Dimension,
+    Fixed,
+    MappedRule,
+    Rule,
+    Shapes,
+    Shifted,
+    Side,
+    Strided,
+    Whole,
+    broadcast,
+)
 
 
 class PointwiseRule(MappedRule):

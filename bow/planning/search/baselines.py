@@ -74,7 +74,6 @@ RECURRENT = frozenset({"lstm_cell", "lstm"})  # kinds that make a network recurr
 
 
 def expert(graph: OperatorGraph, rules: Rules, topology: DeviceTopology) -> tuple[Split, ...]:
-    """Return the expert design for this type of network."""
     if any(operator.kind in RECURRENT for operator in graph.operators):
         return layer_per_device(graph, rules, topology)
     return one_weird_trick(graph, rules, topology.num_devices)
@@ -119,7 +118,6 @@ def layer_per_device(graph: OperatorGraph, rules: Rules, topology: DeviceTopolog
 
 
 def _depths(graph: OperatorGraph) -> list[int]:
-    """Return the layer number by operator."""
     numbers: dict[str, int] = {}
     for operator in graph.operators:
         if operator.weights:

@@ -76,8 +76,8 @@ Report: TypeAlias = Callable[[int, int, float], bool]
 class ProgressAggregator:
     """Aggregates the progress of all walks."""
 
-    def __init__(self, progress: SearchProgress | None, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._progress, self._clock, self._begun = progress, clock, clock()
+    def __init__(self, progress: SearchProgress | None) -> None:
+        self._progress, self._begun = progress, time.perf_counter()
         self._proposals: dict[int, int] = {}
         self._best_ns = math.inf
 
@@ -87,12 +87,11 @@ class ProgressAggregator:
         self._best_ns = min(self._best_ns, batch_ns)
         if self._progress is None:
             return True
-        answer = self._progress(self._clock() - self._begun, sum(self._proposals.values()), self._best_ns)
+        answer = self._progress(time.perf_counter() - self._begun, sum(self._proposals.values()), self._best_ns)
         return answer is None or bool(answer)
 
 
 def space_of(problem: Problem, starts: Sequence[WalkStart], settings: SearchSettings, learners: int) -> SplitSpace:
-    """Return the search space for this many learners, including the starts' splits."""
     return SplitSpace(
         problem.graph,
         problem.rules,
@@ -116,8 +115,6 @@ def run_chains(problem: Problem, starts: Sequence[WalkStart], settings: SearchSe
 
 
 class _Walks:
-    """The walks of one process, and their time shares."""
-
     def __init__(self, problem: Problem, starts: Sequence[WalkStart], settings: SearchSettings, report: Report) -> None:
         self._begun = time.perf_counter()
         self._problem, self._starts, self._settings, self._report = problem, starts, settings, report
@@ -194,7 +191,6 @@ def run_chain(
     watch: ProgressCallback,
     rung: int = 0,
 ) -> Chain:
-    """Walk from a start, then descend from the best partition."""
     begun = time.perf_counter()
     source = random.Random(derive_seed(settings.seed, start.number, 2 * rung))
     try:
@@ -236,7 +232,6 @@ def _proposals(simulation: Simulation, space: SplitSpace, settings: SearchSettin
 def run_in_processes(
     problem: Problem, shares: Sequence[Sequence[WalkStart]], settings: SearchSettings, tally: ProgressAggregator
 ) -> list[Chain]:
-    """Run walks in several processes, each with its share of the starts."""
     # Ctrl-C, or progress returning False, ends the walks, which still send their results; a second Ctrl-C aborts.
     messages: queue.Queue[tuple[SearchProcess, Any]] = queue.Queue()
     workers = [SearchProcess(messages) for _ in shares]

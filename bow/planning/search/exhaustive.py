@@ -31,7 +31,6 @@ def permuted(split: Split, permutation: Permutation) -> Split:
 
 
 def _extended(topology: DeviceTopology, permutation: Permutation, channels: dict[int, int]) -> Iterator[Permutation]:
-    """Yield all permutations that extend a partial one, given the channel mapping it implies."""
     device = len(permutation)
     if device == topology.num_devices:
         yield permutation
@@ -141,7 +140,6 @@ class _Exhaustive:
         self._threshold_ns: float = 0.0
 
     def run(self) -> bool:
-        """Search; return whether the search completed."""
         try:
             self._prepare()
             for threshold in self._thresholds():
@@ -209,15 +207,14 @@ class _Exhaustive:
                 continue
             longer = self._bounds.extended(extensions, option)
             if operator + 1 == len(self._options):
-                self._evaluate_leaf(longer)
+                if not self._prune or longer.bound_ns >= self._proven_bound_ns:  # else examined below a threshold
+                    self._evaluate_partition(longer.options)
             else:
                 same = [number for number, image in zip(permutations, images, strict=True) if image == option]
                 self._search_below(longer, same)
 
-    def _evaluate_leaf(self, prefix: Prefix) -> None:
-        if self._prune and prefix.bound_ns < self._proven_bound_ns:
-            return  # already examined below an earlier threshold
-        splits = tuple(options[option] for options, option in zip(self._options, prefix.options, strict=True))
+    def _evaluate_partition(self, chosen: Sequence[int]) -> None:
+        splits = tuple(options[option] for options, option in zip(self._options, chosen, strict=True))
         self._evaluated += 1
         makespan = self._evaluate(splits, None if math.isinf(self._makespan) else int(self._makespan))
         if makespan is not None and makespan < self._makespan:

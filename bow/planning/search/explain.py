@@ -47,12 +47,10 @@ class OperatorExplanation:
     alternatives: tuple[Alternative, ...]  # best alternative for each degrees, fastest first
 
     def split_text(self, split: Split) -> str:
-        """Describe a split, such as `sample (S) 2, channel (P) 4`."""
         pairs = zip(self.dimensions, split.degrees, strict=True)
         return ", ".join(f"{each.name} ({each.kind}) {degree}" for each, degree in pairs if degree > 1) or "whole"
 
     def cells(self) -> tuple[str, ...]:
-        """Return the cells of `COLUMNS`; times in milliseconds."""
         times = (self.forward_ns, self.backward_ns, self.moving_ns, self.summing_ns, self.updating_ns)
         what = self.name, self.kind, self.split_text(self.split), shortened(self.devices)
         return (*what, *(f"{time / 1e6:.3f}" if time else "" for time in times))

@@ -51,7 +51,6 @@ class Limits:
             number("patience", self.patience, above=0, most=1, remedy="the paper uses 0.5")
 
     def ending(self, seconds: float, proposals: int, best: Improvement, operators: int) -> Ending | None:
-        """Return the reason to stop now, or None to continue."""
         if self.budget_s is not None and seconds >= self.budget_s:
             return "budget"
         if self.proposals is not None and proposals >= self.proposals:
@@ -100,8 +99,6 @@ class Walk:
 
 
 class _WalkState:
-    """State of a running walk or descent."""
-
     def __init__(self, simulation: Simulation, splits: Sequence[Split], clock: Callable[[], float]) -> None:
         self.splits = list(splits)
         self.makespan = simulation.makespan_ns
@@ -143,7 +140,6 @@ def metropolis(
     watch: ProgressCallback | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Walk:
-    """Run Metropolis-Hastings sampling over partitions and keep the best one."""
     state = _WalkState(simulation, splits, clock)
     scale = temperature * state.makespan
     reported = -math.inf
@@ -300,11 +296,9 @@ class SearchSettings:
         object.__setattr__(self, "seed", whole_seed(self.seed))
 
     def worth(self, batch_size: int, learners: int) -> float:
-        """Return the progress of one step of all learners, in samples processed one by one.
-
-        With noise scale `phi`, a batch of `B` samples of all learners together is worth `B / (1 + B / phi)`
-        (McCandlish et al., An Empirical Model of Large-Batch Training, 2018, equation 2.7).
-        """
+        """Return the progress of one step of all learners, in samples processed one by one."""
+        # With noise scale `phi`, a batch of `B` samples is worth `B / (1 + B / phi)`: McCandlish et al., An Empirical
+        # Model of Large-Batch Training, 2018, equation 2.7.
         together = batch_size * learners
         return together if self.noise_scale is None else together / (1 + together / self.noise_scale)
 

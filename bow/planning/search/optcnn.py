@@ -40,7 +40,6 @@ class Minimum:
 
 
 def minimise(counts: Sequence[int], terms: Iterable[Term], most_entries: int = 2**24) -> Minimum:
-    """Find the options with the least sum of all terms."""
     return _Elimination(counts, terms, most_entries).minimum()
 
 

@@ -8,9 +8,8 @@ from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Partition, Split
 from bow.planning.rules.rule import Rules
 from bow.planning.simulator.costs import Costs
-from bow.planning.simulator.native_simulator import Algorithm
 from bow.planning.simulator.python_simulator import SimulationResult, simulate
-from bow.planning.simulator.simulation import Simulation
+from bow.planning.simulator.simulation import Algorithm, Simulation
 from bow.planning.simulator.step_model import StepModel
 
 

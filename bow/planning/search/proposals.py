@@ -155,8 +155,7 @@ P_SINGLE_OF_FAMILY = 0.5  # probability of changing a single operator instead of
 class Proposals(Protocol):
     """A proposal distribution over changes of a partition."""
 
-    def draw(self, splits: Sequence[Split]) -> Changes:
-        """Draw a change."""
+    def draw(self, splits: Sequence[Split]) -> Changes: ...
 
 
 class SymmetricProposals:

@@ -25,7 +25,7 @@ from bow.planning.search.chains import (
     space_of,
 )
 from bow.planning.search.explain import Explanation, explain
-from bow.planning.search.least_step import least_batch_ns
+from bow.planning.search.lower_bounds import least_batch_ns
 from bow.planning.search.metropolis import Improvement, SearchSettings
 from bow.planning.search.problem import Problem
 from bow.schedule import Timeline
@@ -239,7 +239,6 @@ def read_partition(path: str | Path) -> tuple[Path, Partition, Mapping[str, Any]
 
 
 def damaged_origin(file: Path, error: Exception) -> SettingError:
-    """Return the error for a file with a valid partition and invalid metadata."""
     return SettingError(f"{file} has invalid metadata ({type(error).__name__}: {error}); run bow plan again")
 
 
@@ -249,7 +248,6 @@ def best_chain(chains: Sequence[Chain]) -> Chain:
 
 
 def search(problem: Problem, settings: SearchSettings, progress: SearchProgress | None = None) -> Found:
-    """Search for a fast partition."""
     begun = time.perf_counter()
     starts = list(_starts(problem, settings))
     shares = [starts[number :: settings.processes] for number in range(settings.processes)]

@@ -89,11 +89,9 @@ class SplitSpace:
         return self._of[operator][index] if index < regular else self._extra[operator][index - regular]
 
     def degrees(self, operator: int) -> Iterator[tuple[int, ...]]:
-        """Return the distinct degrees of an operator's splits."""
         return iter(dict.fromkeys([*self._of[operator].degrees, *(split.degrees for split in self._extra[operator])]))
 
     def splits(self, operator: int) -> Iterator[Split]:
-        """Return all splits of an operator, in a fixed order."""
         return (self.split_at(operator, index) for index in range(self.count(operator)))
 
     def contains(self, operator: int, split: Split) -> bool:
@@ -103,7 +101,6 @@ class SplitSpace:
         return self.split_at(operator, source.randrange(self.count(operator)))
 
     def draw_with_degrees(self, operator: int, degrees: tuple[int, ...], source: random.Random) -> Split | None:
-        """Draw one of an operator's splits with these degrees; None if there is none."""
         return self._of[operator].draw_with_degrees(degrees, source)
 
     def draw_on_devices(self, operator: int, devices: Sequence[int], source: random.Random) -> Split | None:
@@ -115,8 +112,6 @@ class SplitSpace:
 
 
 class _Lists:
-    """Device lists, for indexing and membership tests."""
-
     def __init__(self, lists: Sequence[tuple[int, ...]]) -> None:
         self.ordered = lists
         self.members = frozenset(lists)
@@ -163,7 +158,6 @@ class _Splits:
 
 
 def resolve_device_lists(which: DeviceLists, num_devices: int) -> Literal["every", "distinct", "regular"]:
-    """Resolve `"auto"`, see `SplitSpace`."""
     if which != "auto":
         return which
     return "every" if num_devices <= 2 else "distinct" if num_devices <= MAX_DEVICES_ALL_LISTS else "regular"
@@ -180,7 +174,10 @@ def device_lists(
     if kind == "distinct":
         return tuple(itertools.permutations(range(num_devices), tiles))
     spread = (each for devices in _spaced(tiles, num_devices) for each in device_assignments(devices, degrees))
-    return tuple(dict.fromkeys(itertools.chain(spread, _drawn(tiles, num_devices))))
+    turns = range(NUM_RANDOM if 1 < tiles <= num_devices else 0)
+    sources = (random.Random(f"{tiles}/{num_devices}/{turn}") for turn in turns)  # the same in every call
+    drawn = (tuple(source.sample(range(num_devices), tiles)) for source in sources)
+    return tuple(dict.fromkeys(itertools.chain(spread, drawn)))
 
 
 def _spaced(tiles: int, num_devices: int) -> Iterator[range]:
@@ -197,13 +194,6 @@ def _spaced(tiles: int, num_devices: int) -> Iterator[range]:
         yield from (range(start, start + span, stride) for start in starts)
 
 
-def _drawn(tiles: int, num_devices: int) -> Iterator[tuple[int, ...]]:
-    """Yield random lists; the same on every call."""
-    if 1 < tiles <= num_devices:
-        for turn in range(NUM_RANDOM):
-            yield tuple(random.Random(f"{tiles}/{num_devices}/{turn}").sample(range(num_devices), tiles))
-
-
 def device_assignments(devices: Sequence[int], degrees: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """Assign devices to tiles along the dimensions, in each order of these."""
     for order in itertools.permutations(range(len(degrees))):
@@ -217,18 +207,12 @@ def degrees_of(
 ) -> list[tuple[int, ...]]:
     """Return all degrees with at most this many tiles."""
     many = num_devices > MAX_DEVICES_ALL_DEGREES
+    candidates = [*range(1, max_tiles + 1)]
+    if many:  # only 1 or 3 times a power of two, and the number of tiles itself
+        candidates = [each for each in candidates if each == max_tiles or each // (each & -each) in (1, 3)]
     found: list[tuple[int, ...]] = [()]
     for size, may_be_split in dimensions:
-        ahead = [
-            degree for degree in _candidate_degrees(max_tiles, many) if degree <= size and not (even and size % degree)
-        ]
+        ahead = [degree for degree in candidates if degree <= size and not (even and size % degree)]
         choices = ahead if may_be_split and ahead else [1]
         found = [(*before, degree) for before in found for degree in choices if math.prod(before) * degree <= max_tiles]
     return [each for each in found if not many or sum(degree > 1 for degree in each) <= MAX_SPLIT_DIMENSIONS]
-
-
-def _candidate_degrees(most: int, many: bool) -> list[int]:
-    """Return degrees up to a number; if `many`, only 1 or 3 times a power of two, and the number itself."""
-    return [
-        degree for degree in range(1, most + 1) if not many or degree == most or degree // (degree & -degree) in (1, 3)
-    ]

@@ -206,7 +206,6 @@ class TileTables:
         return edge.itemsize * overlaps(made, read), home, away
 
     def splits_by_degrees(self, operator: int) -> list[list[int]]:
-        """Group an operator's splits by their degrees."""
         groups: dict[tuple[int, ...], list[int]] = {}
         for option, split in enumerate(self._options[operator]):
             groups.setdefault(split.degrees, []).append(option)
@@ -227,30 +226,23 @@ class PlaceTables:
         self.num_places = model.topology.num_devices + len(model.topology.channels)
         operators = range(len(options))
         # by operator: [split, tile, place], the backward pass
-        self.passes = [self._pass_table(operator) for operator in operators]
+        there = [devices[:, :, None] == np.arange(self.num_places) for devices in tables.devices]
+        self.passes = [np.where(of, each[:, :, None], 0) for of, each in zip(there, tables.backward, strict=True)]
         groups = [self._group_tables(operator) for operator in operators]
         # by operator: [split, task, place], its reductions and updates; [split, tile, task], whether a reduction or
         # update waits for the tile's backward pass; [split], least time after a reduction
         self.weights, self.leads, self.ends = map(list, zip(*groups, strict=True))
         # by operator: [split, place], forward and backward passes, updates, reductions
-        self.loads = [self._load_table(operator) for operator in operators]
+        forward = [np.where(of, each[:, :, None], 0) for of, each in zip(there, tables.forward, strict=True)]
+        tasks = zip(forward, self.passes, self.weights, strict=True)
+        self.loads = [(first + back).sum(axis=1) + weights.sum(axis=1) for first, back, weights in tasks]
         # by operator and edge: [split of the maker, split of the reader, tile], bit set of the maker's tiles whose
         # backward pass waits for the tile's
-        self.sources = [[_bits(back > NEG_INF // 2) for back in of] for of in tables.gradient_ns]
+        reads = [[back > NEG_INF // 2 for back in of] for of in tables.gradient_ns]
+        self.sources = [[np.tensordot(each, 1 << np.arange(each.shape[-2]), (-2, 0)) for each in of] for of in reads]
         self._seen: set[tuple[int, int]] = set()
         # by operator and edge: [split of the maker, split of the reader, place], transfers and gradients
         self.edge_loads = [[self._edge_table(edge) for edge in edges] for edges in tables.edges]
-
-    def _pass_table(self, operator: int) -> Array:
-        devices = self._tables.devices[operator]
-        places = np.arange(self.num_places)
-        return np.where(devices[:, :, None] == places, self._tables.backward[operator][:, :, None], 0)
-
-    def _load_table(self, operator: int) -> Array:
-        there = self._tables.devices[operator][:, :, None] == np.arange(self.num_places)
-        forward = np.where(there, self._tables.forward[operator][:, :, None], 0)
-        loads: Array = (forward + self.passes[operator]).sum(axis=1) + self.weights[operator].sum(axis=1)
-        return loads
 
     def _group_tables(self, operator: int) -> tuple[Array, NDArray[np.bool_], Array]:
         """Reductions and updates of weights read by this operator only."""
@@ -317,9 +309,3 @@ class _WeightTask:
     waits_for: tuple[int, ...]  # devices whose backward passes it waits for
     duration_ns: int
     end_ns: int  # least time after it
-
-
-def _bits(reads: NDArray[np.bool_]) -> Array:
-    """Convert [..., tile of the maker, tile of the reader] to a bit set of makers by reader tile."""
-    bits: Array = np.tensordot(reads, 1 << np.arange(reads.shape[-2]), axes=(-2, 0)).astype(np.int64)
-    return bits

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -42,7 +43,6 @@ Shapes: TypeAlias = tuple[tuple[int, ...] | None, ...]  # None: nothing is read
 
 
 def tile_shapes(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: Box) -> tuple[Shapes, Shapes, Shapes]:
-    """Return the shapes of a tile's inputs, weights and outputs, by its operator's rule."""
     rule = rules.of(operator)
     inputs = rule.input_boxes(operator, graph, box)
     return (
@@ -61,7 +61,6 @@ def tile_key(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: Bo
 
 
 def tile_work(graph: OperatorGraph, rules: Rules, operator: PlanOperator, box: Box) -> TileWork:
-    """Return the arithmetic and memory traffic of a tile."""
     # The backward pass reads the output's gradient once for the inputs and once for the weights; each is half its work.
     rule = rules.of(operator)
     input_shapes, weight_shapes, output_shapes = tile_shapes(graph, rules, operator, box)
@@ -161,7 +160,6 @@ class TaskCosts:
         return self._tiles[key]
 
 
-NS_PER_S = 1e9
 UPDATE_PASSES = 5
 """Passes of an update over its weights' bytes: SGD with momentum reads three tensors and writes two."""
 
@@ -193,7 +191,7 @@ def _time_ns(part: PassWork, outputs: int, kind: DeviceKind) -> int:
         return 0
     arithmetic_s = part.flops * (1 + kind.half_outputs / max(outputs, 1)) / (kind.tflops * 1e12)
     memory_s = part.num_bytes / (kind.gb_per_s * 1e9)
-    return round(part.kernels * kind.overhead_us * 1e3 + max(arithmetic_s, memory_s) * NS_PER_S)
+    return round(part.kernels * kind.overhead_us * 1e3 + max(arithmetic_s, memory_s) * 1e9)
 
 
 @dataclass
@@ -205,7 +203,6 @@ class TileTimes:
     updates: dict[str, float] = field(default_factory=dict)
 
     def to_plain(self) -> dict[str, Any]:
-        """Convert to a JSON-serialisable form."""
         tiles = {key: [time.forward_ns, time.backward_ns] for key, time in self.tiles.items()}
         return {"tiles": tiles, "updates": self.updates}
 
@@ -255,7 +252,7 @@ class MeasuredCosts:
         if kind not in self._factors:
             self._factors[kind] = dict(self._ratios(device, kind))
         factors = self._factors[kind]
-        factor = factors.get(operator) or _geometric_mean(factors.values())
+        factor = factors.get(operator) or (statistics.geometric_mean(factors.values()) if factors else 1.0)
         return self._roofline.tile_time(operator, box, device).scaled(factor)
 
     def _ratios(self, device: int, kind: str) -> Iterator[tuple[int, float]]:
@@ -265,7 +262,3 @@ class MeasuredCosts:
             measured, predicted = self._measured(number, box, kind), self._roofline.tile_time(number, box, device)
             if measured is not None and predicted.total_ns and measured.total_ns:
                 yield number, measured.total_ns / predicted.total_ns
-
-
-def _geometric_mean(values: Collection[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else 1.0

@@ -1,18 +1,237 @@
-"""Reference simulator in Python: always from scratch, slow, needs no compiler; the oracle of the compiled one."""
+"""Reference simulator in Python: the task graph of a partition, from scratch; the oracle of the compiled one."""
+
+from __future__ import annotations
 
 import bisect
 import heapq
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
+from bow.planning.problem.box import Box, intersection, volume
 from bow.planning.problem.device_topology import GIB, DeviceTopology
-from bow.planning.problem.partition import Partition
-from bow.planning.simulator.step_model import Identity, StepModel, Task, TaskKind
-from bow.planning.simulator.task_graph import TaskGraph
+from bow.planning.problem.partition import Partition, Split, Tiling
+from bow.planning.simulator.step_model import Identity, StepModel, Task, TaskKind, WeightPart, code_of, replica_bytes
 from bow.schedule import Span, Timeline
+from bow.schedule.scheduler.protocol import followers
+
+
+@dataclass(frozen=True)
+class TaskGraph:
+    """Tasks and their dependencies."""
+
+    # * Per tile: a forward and, if gradients flow, a backward task; tasks without duration occupy no place.
+    # * Per part of a tensor read on another device: a transfer over the route's channels and, if gradients flow, one
+    #   back; tiles on the same device share both. The batch is on all devices; accumulating gradients costs nothing.
+    # * Per sum inside an operator: a forward and a backward task; the tiles' outputs leave after it.
+    # * Per weight group: a reduction for each set of devices that hold the same part, an update for each device.
+    # * With several learners: per device an averaging of its weights, which starts with the step and overlaps it.
+
+    tasks: tuple[Task, ...]
+    predecessors: tuple[tuple[int, ...], ...]  # by task: positions of the tasks it waits for
+    weight_bytes: tuple[int, ...]  # by device: trainable weights
+    frozen_bytes: tuple[int, ...]  # by device: frozen weights
+
+    @classmethod
+    def of(cls, model: StepModel, partition: Partition) -> TaskGraph:
+        builder = _TaskGraphBuilder(model)
+        for learner, devices in enumerate(model.device_groups):
+            builder.add_learner(learner, devices, partition.splits)
+        builder.add_averaging()
+        return cls(
+            tuple(builder.tasks),
+            tuple(tuple(dict.fromkeys(before)) for before in builder.predecessors),
+            tuple(builder.weight_bytes),
+            tuple(builder.frozen_bytes),
+        )
+
+
+@dataclass
+class _OperatorTasks:
+    """Tasks of an operator. Without an internal sum, outputs leave with the tiles' own tasks."""
+
+    tiling: Tiling
+    devices: tuple[int, ...]
+    forward: list[int] = field(default_factory=list)
+    backward: list[int] = field(default_factory=list)
+    output_ready: list[int] = field(default_factory=list)  # by tile: task after which its outputs can leave
+    input_gradient_ready: list[int] = field(default_factory=list)  # the same for the gradients of its inputs
+
+
+class _TaskGraphBuilder:
+    def __init__(self, model: StepModel) -> None:
+        self.model, self.graph = model, model.graph
+        self.tasks: list[Task] = []
+        self.predecessors: list[list[int]] = []
+        self.weight_bytes = [0] * model.topology.num_devices
+        self.frozen_bytes = [0] * model.topology.num_devices
+
+    def add_learner(self, learner: int, devices: Sequence[int], splits: Sequence[Split]) -> None:
+        first = learner * len(splits)
+        placed: list[_OperatorTasks] = []
+        for index, split in enumerate(splits):
+            tiling = self.model.tilings.of(index, split.degrees)
+            placed.append(_OperatorTasks(tiling, tuple(devices[device] for device in split.devices)))
+            self._add_tiles(first, index, placed[-1])
+        readers = defaultdict[int, list[tuple[_OperatorTasks, Sequence[Box | None]]]](list)
+        for operator, of in zip(self.graph.operators, placed, strict=True):
+            for slot, tensor in enumerate(operator.inputs):
+                readers[tensor].append((of, of.tiling.inputs[slot]))
+        for tensor, (maker, slot) in self.graph.makers.items():
+            self._add_moves(tensor, first + maker, slot, placed[maker], readers[tensor])
+        for number in range(len(self.model.weight_groups)):
+            self._add_group(learner, number, placed)
+
+    def add_averaging(self) -> None:
+        if self.model.learners == 1:
+            return
+        for members in zip(*self.model.device_groups, strict=True):
+            num_bytes = self.weight_bytes[members[0]]
+            if num_bytes:
+                self._add_sum(TaskKind.AVERAGING, 0, members[0], members, num_bytes, [])
+
+    def _add_tiles(self, first: int, index: int, placed: _OperatorTasks) -> None:
+        tiling, owner = placed.tiling, first + index
+        forward_ns, backward_ns = self.model.costs.of_tiles(index, tiling, placed.devices)
+        gradient_bytes = tiling.gradient_bytes if self.model.has_backward[index] else [0] * tiling.num_tiles
+        for tile, device in enumerate(placed.devices):
+            placed.forward.append(
+                self._add_tile(TaskKind.FORWARD, owner, tile, device, int(forward_ns[tile]), tiling.output_bytes[tile])
+            )
+        placed.output_ready = self._add_sums(TaskKind.FORWARD_SUM, owner, placed, placed.forward)
+        if not self.model.has_backward[index]:
+            return
+        for tile, device in enumerate(placed.devices):
+            task = self._add_tile(TaskKind.BACKWARD, owner, tile, device, int(backward_ns[tile]), gradient_bytes[tile])
+            self.predecessors[task].append(placed.forward[tile])
+            placed.backward.append(task)
+        placed.input_gradient_ready = self._add_sums(TaskKind.BACKWARD_SUM, owner, placed, placed.backward)
+
+    def _add_sums(self, kind: TaskKind, owner: int, placed: _OperatorTasks, tiles: list[int]) -> list[int]:
+        """Add an operator's internal sums; return by tile its sum, or the tile's own task if there is none."""
+        made = list(tiles)
+        for number, num_bytes, members, devices in placed.tiling.sums_over(placed.devices):
+            task = self._add_sum(kind, owner, number, devices, num_bytes, [tiles[tile] for tile in members])
+            for tile in members:
+                made[tile] = task
+        return made
+
+    def _add_moves(
+        self,
+        tensor: int,
+        maker: int,
+        slot: int,
+        made: _OperatorTasks,
+        readers: list[tuple[_OperatorTasks, Sequence[Box | None]]],
+    ) -> None:
+        """Add the dependencies and transfers of a tensor from its maker to its readers, and of its gradient back."""
+        moves: dict[tuple[int, Box, int], tuple[int, int | None]] = {}
+        flows, itemsize = self.model.has_gradient(tensor), self.graph.tensors[tensor].itemsize
+        for reader, boxes in readers:
+            for tile, (box, device) in enumerate(zip(boxes, reader.devices, strict=True)):
+                for source, output in enumerate(made.tiling.outputs[slot]):
+                    part = None if box is None else intersection(box, output)
+                    if part is None:
+                        continue
+                    if made.devices[source] == device:
+                        self.predecessors[reader.forward[tile]].append(made.output_ready[source])
+                        if flows:
+                            self.predecessors[made.backward[source]].append(reader.input_gradient_ready[tile])
+                        continue
+                    key = source, part, device
+                    if key not in moves:
+                        code = code_of((slot, *(end for side in part for end in side)))
+                        num_bytes = volume(part) * itemsize
+                        moves[key] = self._add_move(maker, source, made, device, code, num_bytes, flows)
+                    there, back = moves[key]
+                    self.predecessors[reader.forward[tile]].append(there)
+                    if back is not None:
+                        self.predecessors[back].append(reader.input_gradient_ready[tile])
+
+    def _add_move(
+        self, maker: int, source: int, made: _OperatorTasks, device: int, code: int, num_bytes: int, flows: bool
+    ) -> tuple[int, int | None]:
+        home = made.devices[source]
+        there = self._add_transfer(TaskKind.TRANSFER, maker, source, home, device, code, num_bytes)
+        self.predecessors[there].append(made.output_ready[source])
+        if not flows:
+            return there, None
+        back = self._add_transfer(TaskKind.GRADIENT, maker, source, device, home, code, num_bytes)
+        self.predecessors[made.backward[source]].append(back)
+        return there, back
+
+    def _add_group(self, learner: int, number: int, placed: list[_OperatorTasks]) -> None:
+        group = self.model.weight_groups[number]
+        holdings: dict[WeightPart, set[int]] = defaultdict(set)
+        backward: dict[int, list[int]] = defaultdict(list)
+        for index in group.readers:
+            names, of = self.graph.operators[index].weights, placed[index]
+            for tile, device in enumerate(of.devices):
+                holdings[tuple(of.tiling.weights[tile][names.index(name)] for name in group.weights)].add(device)
+                if group.trainable:
+                    backward[device].append(of.backward[tile])
+        shared = replica_bytes(self.graph, group, holdings)
+        of_device = {
+            device: sum(num_bytes for members, num_bytes in shared.items() if device in members)
+            for device in sorted({device for members in shared for device in members})
+        }
+        for device, num_bytes in of_device.items():
+            (self.weight_bytes if group.trainable else self.frozen_bytes)[device] += num_bytes
+        if group.trainable:
+            owner = learner * len(self.model.weight_groups) + number
+            self._add_reductions(owner, shared, of_device, backward)
+
+    def _add_reductions(
+        self,
+        owner: int,
+        shared: dict[tuple[int, ...], int],
+        of_device: dict[int, int],
+        backward: dict[int, list[int]],
+    ) -> None:
+        gathers = {device: self._add_tile(TaskKind.GATHER, owner, 0, device, 0) for device in of_device}
+        updates: dict[int, int] = {}
+        for device, num_bytes in of_device.items():
+            self.predecessors[gathers[device]] += backward[device]
+            duration_ns = self.model.costs.update_ns(num_bytes, device)
+            updates[device] = self._add_tile(TaskKind.UPDATE, owner, 0, device, duration_ns)
+            self.predecessors[updates[device]].append(gathers[device])
+        for members, num_bytes in shared.items():
+            if len(members) > 1:
+                before = [gathers[device] for device in members]
+                reduction = self._add_sum(TaskKind.REDUCTION, owner, 0, members, num_bytes, before)
+                for device in members:
+                    self.predecessors[updates[device]].append(reduction)
+
+    def _add_tile(
+        self, kind: TaskKind, owner: int, tile: int, device: int, duration_ns: int, memory_bytes: int = 0
+    ) -> int:
+        places = (device,) if duration_ns else ()
+        return self._add([], kind, owner, tile, device, 0, places, duration_ns, 0, device, memory_bytes)
+
+    def _add_transfer(
+        self, kind: TaskKind, owner: int, tile: int, source: int, target: int, code: int, num_bytes: int
+    ) -> int:
+        away = target if kind is TaskKind.TRANSFER else source
+        places = self.model.transfer_places(source, target)
+        duration_ns = self.model.topology.transfer_ns(num_bytes, source, target)
+        return self._add([], kind, owner, tile, away, code, places, duration_ns, num_bytes, away, num_bytes)
+
+    def _add_sum(
+        self, kind: TaskKind, owner: int, number: int, devices: tuple[int, ...], num_bytes: int, before: list[int]
+    ) -> int:
+        """Add a sum over devices, identified by its number within the operator, or else by its members."""
+        collective, places = self.model.collective(devices), self.model.collective_places(devices)
+        time_ns, moved_bytes = collective.time_ns(num_bytes), collective.moved_bytes(num_bytes)
+        return self._add(before, kind, owner, number, 0, code_of(devices), places, time_ns, moved_bytes)
+
+    def _add(self, before: list[int], kind: TaskKind, owner: int, *others: Any) -> int:
+        """Add a task; `others` are the fields after `rank`."""
+        self.tasks.append(Task(kind, owner, self.model.ranks.of(kind, owner), *others))
+        self.predecessors.append(before)
+        return len(self.tasks) - 1
 
 
 @dataclass(frozen=True)
@@ -29,7 +248,7 @@ def simulate_tasks(graph: TaskGraph) -> list[TaskTime]:
     # Tasks leave one queue by (ready time, identity): predecessors leave before their successors, and this is also the
     # order in which every place runs its tasks.
     missing = [len(before) for before in graph.predecessors]
-    after = successors(graph)
+    after = followers(graph.predecessors)
     ready_ns = [0] * len(graph.tasks)
     free_ns: dict[int, int] = {}
     times: list[TaskTime | None] = [None] * len(graph.tasks)
@@ -57,7 +276,7 @@ def simulate_tasks(graph: TaskGraph) -> list[TaskTime]:
 def simulate_passing(graph: TaskGraph) -> list[TaskTime]:
     """Simulate all tasks; a task that can start passes earlier ones that wait for another place."""
     # Whenever tasks end, ready tasks are examined by (ready time, identity), and start if their places are free.
-    missing, after = [len(before) for before in graph.predecessors], successors(graph)
+    missing, after = [len(before) for before in graph.predecessors], followers(graph.predecessors)
     times: dict[int, TaskTime] = {}
     waiting: list[tuple[int, Identity, int]] = []
     ends: list[tuple[int, int]] = []
@@ -98,15 +317,6 @@ def simulate_passing(graph: TaskGraph) -> list[TaskTime]:
     return [times[number] for number in range(len(graph.tasks))]
 
 
-def successors(graph: TaskGraph) -> list[list[int]]:
-    """By task: the tasks that wait for it."""
-    after: list[list[int]] = [[] for _ in graph.tasks]
-    for number, before in enumerate(graph.predecessors):
-        for earlier in before:
-            after[earlier].append(number)
-    return after
-
-
 @dataclass(frozen=True)
 class Refusal:
     """Why a partition does not fit: the first device whose memory is too small."""
@@ -117,7 +327,7 @@ class Refusal:
     available_bytes: int
 
     @classmethod
-    def of(cls, topology: DeviceTopology, device: int, needed_bytes: int) -> "Refusal":
+    def of(cls, topology: DeviceTopology, device: int, needed_bytes: int) -> Refusal:
         return cls(device, topology.devices[device].name, needed_bytes, topology.memory_bytes(device))
 
     def __str__(self) -> str:
@@ -126,7 +336,6 @@ class Refusal:
 
 
 def memory_peaks(model: StepModel, graph: TaskGraph, times: Sequence[TaskTime]) -> tuple[int, ...]:
-    """Return the peak memory of every device."""
     # * Permanently: weights, their gradients, the optimizer's state, copies for averaging; frozen weights once.
     # * Outputs of a tile: from its forward pass to the end of its backward pass; without one, to the end of the
     #   backward (or else forward) passes that read them on the device, and of the transfers that send them.
@@ -142,17 +351,15 @@ def memory_peaks(model: StepModel, graph: TaskGraph, times: Sequence[TaskTime]) 
     for task, (start, end) in zip(graph.tasks, _lifetimes(graph, times), strict=True):
         if task.memory_bytes and end > start:
             changes[task.memory_device] += [(start, task.memory_bytes), (end, -task.memory_bytes)]
-    return tuple(_peak(num_bytes, changes[device]) for device, num_bytes in enumerate(always))
-
-
-def _peak(always: int, changes: list[tuple[int, int]]) -> int:
-    """Memory freed at a time is available to allocations at the same time."""
-    return max(itertools.accumulate((change for _, change in sorted(changes)), initial=always))
+    # Sorted: memory freed at a time is available to allocations at the same time.
+    return tuple(
+        max(itertools.accumulate((change for _, change in sorted(changes[device])), initial=num_bytes))
+        for device, num_bytes in enumerate(always)
+    )
 
 
 def _lifetimes(graph: TaskGraph, times: Sequence[TaskTime]) -> Iterator[tuple[int, int]]:
-    """By task: lifetime of its result."""
-    after = successors(graph)
+    after = followers(graph.predecessors)
     backward = {
         (task.owner, task.tile): number for number, task in enumerate(graph.tasks) if task.kind is TaskKind.BACKWARD
     }
@@ -203,14 +410,12 @@ class SimulationResult:
 
     @cached_property
     def refusal(self) -> Refusal | None:
-        """Why the partition does not fit into the devices' memory; None: it fits."""
         topology = self.model.topology
         found = (Refusal.of(topology, device, num_bytes) for device, num_bytes in enumerate(self.peaks))
         return next((each for each in found if each.needed_bytes > each.available_bytes), None)
 
     @property
     def communication_bytes(self) -> int:
-        """Bytes sent by all devices in a step."""
         return sum(task.num_bytes for task in self.tasks)
 
     @property
@@ -232,7 +437,6 @@ class SimulationResult:
 
 
 def simulate(model: StepModel, partition: Partition) -> SimulationResult:
-    """Simulate a step under a partition, in Python: the oracle of the compiled simulator."""
     tasks = TaskGraph.of(model, partition)
     times = (simulate_passing if model.topology.passing else simulate_tasks)(tasks)
     return SimulationResult(model, tasks.tasks, tuple(times), memory_peaks(model, tasks, times))

@@ -60,7 +60,6 @@ class Task:
 
     @property
     def identity(self) -> Identity:
-        """Sort key of tasks that become ready at the same time."""
         return self.rank, self.tile, self.device, self.code
 
 
@@ -129,7 +128,6 @@ class Collective:
         )
 
     def time_ns(self, num_bytes: int) -> int:
-        """Return the time of a sum of this many bytes, without contention."""
         steps = 2 * (self.members - 1)
         ring = steps * self.latency_ns + math.ceil(steps / self.members * num_bytes * self.ns_per_byte)
         hops = 2 * math.ceil(math.log2(self.members))
@@ -239,7 +237,6 @@ class StepModel:
         return self.graph.tensors[tensor].differentiable and self.has_backward[self.graph.makers[tensor][0]]
 
     def transfer_places(self, source: int, target: int) -> tuple[int, ...]:
-        """Return the places occupied by a transfer between two devices."""
         ends = () if self.topology.overlap else tuple(sorted((source, target)))
         return (*ends, *self.places(self.topology.route(source, target)))
 
@@ -250,7 +247,6 @@ class StepModel:
         return self._collectives[devices]
 
     def collective_places(self, devices: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the places occupied by a sum over some devices."""
         return (*(() if self.topology.overlap else devices), *self.places(self.collective(devices).channels))
 
     def places(self, channels: tuple[int, ...]) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from bow.graph.tracing import custom_functions
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 from bow.planning.problem.partition import Partition, everything_on
 from bow.planning.tiles.capture import CapturedOperators, refusal
-from bow.planning.tiles.process_group import ProcessGroup
+from bow.planning.tiles.communication import ProcessGroup
 from bow.planning.tiles.runtime import TileRuntime
 
 COPIES = 3  # peak memory of the comparison, in multiples of the bytes of all operator outputs

@@ -1,12 +1,9 @@
-"""Captures a model's step as an operator graph at the granularity of layers.
-
-`torch.export` gives the forward pass up to the loss with one node per layer: a convolution, a linear layer, an LSTM.
-Each node is translated to an operator with a rule, or stays whole under its own name.
-"""
+"""Captures a model's step as an operator graph at the granularity of layers, by `torch.export`."""
 
 import contextlib
 import functools
 import itertools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,7 +34,7 @@ from bow.planning.tiles.graph_builder import (
 )
 from bow.planning.tiles.inlining import inline_regions
 from bow.planning.tiles.operators import TRANSLATIONS
-from bow.planning.tiles.operators.exported import Exported, Result, exported_call, function
+from bow.planning.tiles.operators.calls import Exported, Result, exported_call, function
 from bow.planning.tiles.operators.losses import pointwise
 
 _INSTEAD = "train without a partition"
@@ -66,10 +63,6 @@ def constant_of(node: fx.Node, exported: Exported) -> Constant | None:
     return Constant((node.name,), example, functools.partial(_computed, exported.function, by_place, by_name))
 
 
-def buffer(name: str, buffers: Mapping[str, Tensor]) -> Tensor:
-    return buffers[name]
-
-
 def constant_tensor(tensor: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:
     """Return a tensor held by the model's code."""
     return tensor
@@ -93,12 +86,10 @@ def _picklable_argument(argument: Any) -> Any:
 
 
 def _computed(name: str, by_place: Sequence[Any], by_name: Mapping[str, Any], buffers: Mapping[str, Tensor]) -> Tensor:
-    """Apply an operator to constants."""
-
     def made(argument: Any) -> Any:
         if isinstance(argument, list):
             return [made(each) for each in argument]
-        return argument(buffers) if isinstance(argument, functools.partial) else argument
+        return argument(buffers) if callable(argument) else argument
 
     keywords = {key: made(value) for key, value in by_name.items()}
     tensor: Tensor = function(name)(*(made(value) for value in by_place), **keywords)
@@ -197,7 +188,6 @@ class CapturedOperators:
     constant_factories: Mapping[int, ConstantFactory]  # of the step-invariant tensors, by number
 
     def constants(self, model: nn.Module, device: torch.device) -> dict[int, Tensor]:
-        """Compute the step-invariant tensors."""
         buffers = dict(model.named_buffers())
         return {number: make(buffers).detach().to(device) for number, make in self.constant_factories.items()}
 
@@ -208,7 +198,6 @@ class CapturedOperators:
         return self.graph == other.graph and all(mine.equal(theirs) for mine, theirs in pairs)
 
     def fits(self, batch: Any) -> bool:
-        """Whether the tensors of a batch have the captured shapes."""
         shapes = [tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in tree_leaves(batch)]
         return shapes == [self.graph.tensors[number].shape for number in self.inputs]
 
@@ -233,7 +222,6 @@ def capture_operators(
     step: Step | None = None,
     rules: Rules = RULES,
 ) -> CapturedOperators:
-    """Capture a training step as an operator graph."""
     # Uses fake tensors and the model's current mode. An LSTM is unrolled into cells.
     if (loss is None) == (step is None):
         raise LossError(f"give either loss or step, got {'neither' if loss is None else 'both'}")
@@ -303,8 +291,6 @@ def _exported(step: LearningStep, batch: Any) -> ExportedProgram:
 
 
 class _Translation:
-    """Translates an exported program into an operator graph."""
-
     def __init__(self, model: nn.Module, program: ExportedProgram, batch: Sequence[Tensor]) -> None:
         self.builder = GraphBuilder(model, batch)
         self._model, self._name = model, type(model).__name__
@@ -324,7 +310,6 @@ class _Translation:
         return self.builder.build(loss), tuple(self.builder.batch)
 
     def _inputs(self) -> dict[fx.Node, Value]:
-        """Return the program's inputs by placeholder."""
         names = {id(parameter): name for name, parameter in self._model.named_parameters()}
         batch = iter(self.builder.batch)
         values: dict[fx.Node, Value] = {}
@@ -334,7 +319,7 @@ class _Translation:
             if spec.kind is InputKind.PARAMETER:
                 values[node] = Weight(names[id(self._model.get_parameter(target))])  # tied parameters share a name
             elif spec.kind is InputKind.BUFFER:
-                values[node] = Constant(target, node.meta["val"], functools.partial(buffer, target))
+                values[node] = Constant(target, node.meta["val"], operator.itemgetter(target))
             elif spec.kind is InputKind.USER_INPUT:
                 values[node] = TensorRef(next(batch))
             else:
@@ -409,7 +394,6 @@ class _Translation:
 
 
 def _depends_on_values(example: Any) -> bool:
-    """Whether a value or a tensor's shape is data-dependent."""
     numbers = example.shape if isinstance(example, Tensor) else [example]
     return any(isinstance(number, torch.SymInt | torch.SymFloat | torch.SymBool) for number in numbers)
 

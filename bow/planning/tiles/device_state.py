@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from bow.errors import SettingError
 from bow.planning.problem.box import Box, common_refinement, contains, whole
 from bow.planning.problem.operator_graph import OperatorGraph, TensorShape
-from bow.planning.tiles.process_group import AsyncWork, ProcessGroup, wait_for
+from bow.planning.tiles.communication import AsyncWork, ProcessGroup, wait_for
 from bow.planning.tiles.program import TileProgram, TileTask
 from bow.planning.tiles.regions import Sums, put_together, region
 from bow.sync import DropRule, Synchroniser, Timing, TwoLevel
@@ -59,9 +59,11 @@ class DeviceWeights:
     """The weight cells of one device."""
 
     def __init__(self, cells: Sequence[Cell], values: Mapping[str, Tensor], group: ProcessGroup) -> None:
-        self.parameters = {
-            cell: _cell_parameter(cell, values[cell.name]) for cell in cells if group.rank in cell.devices
-        }
+        self.parameters: dict[Cell, nn.Parameter] = {}
+        for cell in (cell for cell in cells if group.rank in cell.devices):
+            value = values[cell.name].detach()
+            own = region(value, cell.box, whole(value.shape)).clone(memory_format=torch.contiguous_format)
+            self.parameters[cell] = nn.Parameter(own, requires_grad=cell.is_trained)
         self._group = group
         self._all = cells
         self._shapes = {name: tuple(value.shape) for name, value in values.items()}
@@ -70,10 +72,12 @@ class DeviceWeights:
         self._read: dict[tuple[str, Box], Tensor] = {}
         self._gradients = Sums(self._zeros)
         self._sums: list[tuple[AsyncWork, Tensor, list[Cell]]] = []
-        self._summed: dict[int, list[list[Cell]]] = {}
+        # By operator: cells with the same devices and dtype, which are summed in one message
+        self._summed: dict[int, dict[tuple[tuple[int, ...], torch.dtype], list[Cell]]] = {}
         for cell in self.parameters:
             if cell.operator is not None and cell.is_trained and len(cell.devices) > 1:
-                _add_to_bucket(self._summed.setdefault(cell.operator, []), cell, self._dtypes)
+                buckets = self._summed.setdefault(cell.operator, {})
+                buckets.setdefault((cell.devices, self._dtypes[cell.name]), []).append(cell)
         group.prepare(cell.devices for cell in cells)
 
     def read(self, name: str, box: Box) -> Tensor:
@@ -86,13 +90,12 @@ class DeviceWeights:
         return self._read[key]
 
     def add_gradient(self, name: str, box: Box, gradient: Tensor) -> None:
-        """Accumulate a tile's gradient of a box that it read."""
         for cell in self._cells_in(name, box):
             self._gradients.add(cell, cell.box, cell.box, region(gradient, cell.box, box))
 
     def begin_sums(self, operator: int) -> None:
         """Start the all-reduces of gradients that are complete after an operator's backward pass."""
-        for cells in self._summed.get(operator, ()):
+        for cells in self._summed.get(operator, {}).values():
             flat = torch.cat([self._gradients.take(cell, cell.box).reshape(-1) for cell in cells])
             self._sums.append((self._group.sum(flat, cells[0].devices), flat, cells))
 
@@ -150,20 +153,6 @@ class DeviceWeights:
     def _zeros(self, key: object, shape: tuple[int, ...]) -> Tensor:
         assert isinstance(key, Cell)
         return torch.zeros(shape, dtype=self._dtypes[key.name], device=self._group.device)
-
-
-def _cell_parameter(cell: Cell, value: Tensor) -> nn.Parameter:
-    own = region(value.detach(), cell.box, whole(tuple(value.shape))).clone(memory_format=torch.contiguous_format)
-    return nn.Parameter(own, requires_grad=cell.is_trained)
-
-
-def _add_to_bucket(groups: list[list[Cell]], cell: Cell, dtypes: Mapping[str, torch.dtype]) -> None:
-    """Add a cell to the group with the same devices and dtype, which is summed in one message."""
-    for group in groups:
-        if group[0].devices == cell.devices and dtypes[group[0].name] == dtypes[cell.name]:
-            group.append(cell)
-            return
-    groups.append([cell])
 
 
 class DeviceBuffers:
@@ -260,7 +249,6 @@ def _sharing(graph: OperatorGraph, names: Mapping[int, Mapping[str, str]]) -> di
 
 
 def check_timing(sync: Synchroniser) -> None:
-    """Raise `SettingError` unless a synchroniser does all of its averaging together with the step."""
     if sync.timing is not Timing.WITH_STEP or isinstance(sync, TwoLevel):
         raise SettingError(
             f"training by a partition supports only synchronisers that average with every step, got {sync!r}; "
@@ -319,16 +307,13 @@ class Averaging:
 
     @property
     def central(self) -> dict[Cell, Tensor]:
-        """This device's cells of the central model."""
         parts = torch.split(self._row.z, [parameter.numel() for parameter in self._trained.values()])
         return {cell: part.view_as(each) for (cell, each), part in zip(self._trained.items(), parts, strict=True)}
 
     def state(self) -> dict[str, Any]:
-        """Return the state besides the weights."""
         return {"z": self._row.z, "own": dict(self._row.state), "drop": vars(self._drop).copy()}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the state returned by `state()`."""
         self._row.z.copy_(state["z"])
         for name, tensor in self._row.state.items():
             tensor.copy_(state["own"][name])

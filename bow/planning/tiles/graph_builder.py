@@ -81,18 +81,20 @@ class GraphBuilder:
         attributes: Mapping[str, Any] | None = None,
         flops: float = 0.0,
     ) -> tuple[TensorRef, ...]:
-        """Add an operator and return its outputs."""
         weights = [value for value in operands if isinstance(value, Weight)]
         for weight in weights:
             self._read(weight)
         inputs = [self._number(value) for value in operands if not isinstance(value, Weight)]
-        flows = self._flows(weights, inputs)
+        trains = any(self._parameters[weight.name].requires_grad for weight in weights)
+        flows = trains or any(self._tensors[number].differentiable for number in inputs)
         made = [
             self._tensor(shape, dtype, flows and (dtype.is_floating_point or dtype.is_complex))
             for shape, dtype in outputs
         ]
         order = ["weight" if isinstance(value, Weight) else "input" for value in operands]
-        name = self._unused(self.name or kind)
+        name = self.name or kind
+        count = self._named[name] = self._named.get(name, -1) + 1
+        name = f"{name}@{count}" if count else name
         self._operators.append(
             PlanOperator(
                 name,
@@ -119,7 +121,6 @@ class GraphBuilder:
         return self.add(kind, operands, [(tuple(shape), self.dtype(operands[0]))], attributes, flops)[0]
 
     def add_pointwise(self, value: Value, function: str) -> TensorRef:
-        """Add a unary pointwise operator."""
         attributes = {"function": function, "arguments": [{"operand": 0}], "keywords": {}}
         return self.add_single_output("pointwise", [value], self.shape(value), attributes)
 
@@ -148,11 +149,6 @@ class GraphBuilder:
             loss.number,
         )
 
-    def _flows(self, weights: Sequence[Weight], inputs: Sequence[int]) -> bool:
-        """Whether an operator has a backward pass."""
-        trained = any(self._parameters[weight.name].requires_grad for weight in weights)
-        return trained or any(self._tensors[number].differentiable for number in inputs)
-
     def _tensor(self, shape: Shape, dtype: torch.dtype, is_differentiable: bool) -> int:
         number = len(self._tensors)
         self._tensors[number] = TensorShape(shape, dtype.itemsize, is_differentiable)
@@ -178,11 +174,6 @@ class GraphBuilder:
                 f"parameter {weight.name!r} is read by LSTM cells and by something else, which needs another shape; "
                 "give each a parameter of its own"
             )
-
-    def _unused(self, name: str) -> str:
-        count = self._named.get(name, 0)
-        self._named[name] = count + 1
-        return f"{name}@{count}" if count else name
 
 
 NO_SAMPLE_DIM = -1  # no sample dimension

@@ -6,28 +6,50 @@ import itertools
 import math
 import platform
 import statistics
+import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
 
+from bow.compiling import cache_folder
 from bow.devices import available_cores, processor
 from bow.devices.links import gpu_uuid
 from bow.errors import BowError
+from bow.files import JsonCache
 from bow.planning.problem.device_topology import TYPICAL_BYTES, DeviceTopology, Link
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Partition, Split
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
 from bow.planning.tiles.capture import CapturedOperators, capture_operators
-from bow.planning.tiles.measurement_cache import Measurements
-from bow.planning.tiles.process_group import Message, ProcessGroup, wait_for
+from bow.planning.tiles.communication import Message, ProcessGroup, wait_for
 from bow.planning.tiles.program import tile_program
 from bow.planning.tiles.runtime import TileRuntime
+
+T = TypeVar("T")
+
+
+class Measurements:
+    """The cached measurements for a description, in a folder of the cache."""
+
+    def __init__(self, folder: str, *described: object) -> None:
+        bow_version = sys.modules["bow"].__version__  # importing bow here would invert the layers
+        self._folder, self._key = folder, [*described, torch.__version__, bow_version]
+
+    def load(self, make: Callable[[Any], T | None]) -> T | None:
+        with contextlib.suppress(BowError):  # no cache folder
+            return JsonCache(cache_folder() / self._folder).find(self._key, make)
+        return None
+
+    def keep(self, value: Any) -> None:
+        """Store a value; raise `OSError` or `BowError` if the cache cannot be written."""
+        JsonCache(cache_folder() / self._folder).store(self._key, value)
+
 
 # Bytes of the transfers that latency and bandwidth are fitted to: 256 bytes to 1 MiB, as of typical tensor parts.
 SIZES = tuple(2**exponent for exponent in range(8, 21, 2))
@@ -52,7 +74,6 @@ def measure_idle_links(group: ProcessGroup) -> LinkModels:
 
 
 def measured_topology(known: DeviceTopology, link_models: LinkModels, sum_us: float = 0.0) -> DeviceTopology:
-    """Return a topology with measured link models."""
     # A link gets the speed of its fastest pair of devices, which is measured without contention: pairs that share a
     # link, such as a PCIe bus, still share it.
     of_channel = [link for link in known.links for _ in range(1 if link.shared else 2)]
@@ -86,7 +107,6 @@ def _pair_model(group: ProcessGroup, first: int, second: int) -> tuple[float, fl
 
 
 def _one_way_ns(group: ProcessGroup, first: int, second: int, num_bytes: int) -> float:
-    """Return half of the median round-trip time."""
     other = second if group.rank == first else first
     source = torch.zeros(num_bytes, dtype=torch.uint8, device=group.device)
     times = []
@@ -192,7 +212,6 @@ class MessageBenchmark(_LinkBenchmark):
         super().__init__(group, [_message_case(group, samples, width) for samples, width in shapes])
 
     def link_model(self) -> tuple[float, float]:
-        """Return latency (ns) and time per byte (ns)."""
         return fitted_link([case.num_bytes for case in self._cases], self.delays_ns())
 
 
@@ -264,7 +283,6 @@ def _chain(
 
 
 def _messages(graph: OperatorGraph, splits: Sequence[Split]) -> int:
-    """Return the number of messages in a step, forward and backward."""
     program = tile_program(graph, splits, RULES)
     return sum(len(parts) for moved in (program.sends, program.gradient_sends) for parts in moved)
 
@@ -287,7 +305,6 @@ class DeviceInventory:
 
     @classmethod
     def of(cls, group: ProcessGroup) -> "DeviceInventory":
-        """Gather the inventory of a group; collective."""
         if group.device.type == "cuda":
             make, gpu = torch.cuda.get_device_name(group.device), gpu_uuid(group.device)
         else:

@@ -17,8 +17,8 @@ from bow.devices.cores import warn_if_busy
 from bow.devices.links import Connection, gpu_uuid, read_gpu_links
 from bow.errors import SettingError
 from bow.planning.problem.device_topology import GIB, Device, DeviceKind, DeviceTopology, Link
+from bow.planning.tiles.communication import ProcessGroup
 from bow.planning.tiles.link_benchmark import cache_busy_links, measure_busy_links, measured_topology
-from bow.planning.tiles.process_group import ProcessGroup
 
 SIDE = {"cpu": 512, "cuda": 4096}  # of the square matrices whose product is timed
 COPIED = {"cpu": 2**24, "cuda": 2**28}  # float32 elements of the timed copy: far larger than caches
@@ -29,7 +29,6 @@ HALF_OUTPUTS = {"cpu": 64, "cuda": 4 * 128}
 
 
 def device_kind(device: torch.device, name: str, memory_gib: float, threads: int | None = None) -> DeviceKind:
-    """Return a device kind with the measured speeds of a device."""
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
@@ -63,7 +62,6 @@ def _measured_kind(device: torch.device, name: str, memory_gib: float) -> Device
 
 
 def _time_s(device: torch.device, run: Callable[[], object]) -> float:
-    """Return the median time of `REPEATS` runs after one warm-up run."""
     times = []
     for _ in range(1 + REPEATS):
         _finish(device)
@@ -116,7 +114,6 @@ def read_devices(devices: str = "auto", count: int | None = None) -> DeviceTopol
 
 
 def topology_with_assumed_links(devices: Sequence[Device], gpus: Sequence[str] = ()) -> DeviceTopology:
-    """Return a topology of devices with links of assumed speed."""
     if gpus and len({device.node for device in devices}) == 1:
         links = tuple(_gpu_links(devices, gpus))
     else:
@@ -126,7 +123,6 @@ def topology_with_assumed_links(devices: Sequence[Device], gpus: Sequence[str] =
 
 
 def core_kind(threads: int) -> str:
-    """Return the name of the device kind of `threads` cores of this machine."""
     return f"{processor()}, {threads} thread{'s' if threads > 1 else ''}"
 
 

@@ -8,10 +8,9 @@ from torch import Tensor
 
 from bow.planning.problem.box import Box, sizes, whole
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.tiles.communication import PointToPoint, SpanRecorder, all_reduce_sums, gather_rows
+from bow.planning.tiles.communication import PointToPoint, ProcessGroup, SpanRecorder, all_reduce_sums, gather_rows
 from bow.planning.tiles.device_state import DeviceBuffers, DeviceWeights
 from bow.planning.tiles.operators.calls import SummedCall, call_of
-from bow.planning.tiles.process_group import ProcessGroup
 from bow.planning.tiles.program import Fetch, LocalProgram, TensorPart, TileProgram, TileTask
 from bow.planning.tiles.regions import Sums, put_together, region
 from bow.seeds import derive_seed
@@ -32,7 +31,6 @@ class TileContext:
     seed: int
 
     def empty(self, part: TensorPart) -> Tensor:
-        """Return a receive buffer for a part."""
         return torch.empty(sizes(part.box), dtype=self.dtypes[part.tensor], device=self.group.device)
 
 
@@ -72,7 +70,11 @@ class ForwardPass:
                 self._compute(operator, tasks)
                 self._context.group.yield_core()
             self._exchange(operator)
-            self._release(operator)
+            # Free tensors after their last reader; autograd keeps those that the backward pass needs.
+            for piece in self._context.local.last_pieces.get(operator, ()):
+                self._tile_outputs.pop(piece, None)
+            for part in self._context.local.last_parts.get(operator, ()):
+                self.messages.discard(part)
 
     def _compute(self, operator: int, tasks: Sequence[TileTask]) -> None:
         context, name = self._context, self._context.graph.operators[operator].name
@@ -121,7 +123,6 @@ class ForwardPass:
                         call.update(saved.task.tile, saved.all_moments, buffers)
 
     def _with_inputs(self, task: TileTask) -> SavedTile:
-        """Return a tile with its inputs and weights."""
         leaves: list[Tensor | None] = []
         for fetch in task.inputs:
             if fetch is None:
@@ -144,7 +145,6 @@ class ForwardPass:
         return region(tensor, part.box, box)
 
     def _store(self, saved: SavedTile) -> None:
-        """Store a tile's outputs for their readers."""
         numbers = self._context.graph.operators[saved.task.operator].outputs
         for number, box, output in zip(numbers, saved.task.outputs, saved.outputs, strict=True):
             self._tile_outputs[number, saved.task.number] = box, output.detach()
@@ -162,13 +162,6 @@ class ForwardPass:
         if sends or receives:
             self.messages.exchange(sends, receives)
             self._context.group.yield_core()
-
-    def _release(self, operator: int) -> None:
-        """Free tensors after their last reader; autograd keeps those that the backward pass needs."""
-        for piece in self._context.local.last_pieces.get(operator, ()):
-            self._tile_outputs.pop(piece, None)
-        for part in self._context.local.last_parts.get(operator, ()):
-            self.messages.discard(part)
 
 
 class BackwardPass:

@@ -206,7 +206,6 @@ def plan_batch_sizes(
 
 
 def share_budget(settings: SearchSettings, searches: int) -> SearchSettings:
-    """Return settings with an equal share of the time budget for each of several searches."""
     if settings.budget_s is None:
         return settings
     return dataclasses.replace(settings, budget_s=settings.budget_s / searches)
@@ -223,7 +222,6 @@ def _settings(settings: SearchSettings | None, changes: Mapping[str, Any]) -> Se
 
 
 def topology_of(topology: DeviceTopology | str | Path, count: int | None = None) -> DeviceTopology:
-    """Return the topology given as an object, a name or a file."""
     if isinstance(topology, DeviceTopology):
         return topology
     if not isinstance(topology, str | os.PathLike):
@@ -242,7 +240,6 @@ def problem_of(
     optimizer: OptimizerFactory = OPTIMIZER,
     batch_size: int = 1,
 ) -> Problem:
-    """Build the planning problem."""
     devices = topology_of(topology)
     return Problem(
         graph,

@@ -1,8 +1,4 @@
-"""A partition compiled to a program: the tiles of each device, and the tensor parts sent after each operator.
-
-It is computed before the first step, identically in every process: all processes follow one order of operators, and
-therefore of messages.
-"""
+"""A partition compiled to a program: the tiles of each device, and the tensor parts sent after each operator."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +9,7 @@ from typing import TypeAlias, TypeVar
 from bow.planning.problem.box import Box, intersection
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Split, tiles_of
-from bow.planning.rules.mapped import places
-from bow.planning.rules.rule import Rules
+from bow.planning.rules.rule import Rules, places
 from bow.planning.tiles.operators.calls import Tile, tile_of
 
 K = TypeVar("K")
@@ -61,7 +56,6 @@ class TileTask:
 
     @property
     def parts(self) -> Iterator[TensorPart]:
-        """All tensor parts that it reads."""
         return itertools.chain.from_iterable(fetch.parts for fetch in self.inputs if fetch is not None)
 
 
@@ -95,7 +89,7 @@ class TileProgram:
 
 
 def tile_program(graph: OperatorGraph, splits: Sequence[Split], rules: Rules) -> TileProgram:
-    """Compile a partition into a program."""
+    # Identical in every process: all follow one order of operators, and therefore of messages.
     flows, backward = _flows(graph)
     tasks: list[tuple[TileTask, ...]] = []
     made: dict[int, tuple[tuple[Box, TileTask], ...]] = {}
@@ -143,7 +137,6 @@ def _tasks(
 
 
 def _parts(tensor: int, needed: Box, made: Sequence[tuple[Box, TileTask]], device: int) -> Iterator[TensorPart]:
-    """Yield the parts that a box of a tensor is assembled from."""
     for box, task in made:
         common = intersection(box, needed)
         if common is not None:
@@ -178,7 +171,6 @@ class LocalProgram:
 
 
 def local_program(graph: OperatorGraph, program: TileProgram, device: int) -> LocalProgram:
-    """Return a device's share of a program."""
     tasks = tuple(tuple(task for task in of if task.device == device) for of in program.tasks)
     pieces: dict[OutputKey, int] = {}
     parts: dict[TensorPart, int] = {}

@@ -38,7 +38,6 @@ class Sums:
         self._sums: dict[Hashable, tuple[Tensor, bool]] = {}  # with whether the tensor is owned, not an addend
 
     def add(self, key: Hashable, origin: Box, box: Box, tensor: Tensor) -> None:
-        """Add a tensor to a box of a sum."""
         if key not in self._sums:
             if box == origin:
                 self._sums[key] = tensor, False

@@ -13,11 +13,19 @@ from bow.errors import GraphError, reason
 from bow.planning.problem.box import Box, sizes, tiles, whole
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 from bow.planning.rules import RULES
-from bow.planning.rules.mapped import places
-from bow.planning.rules.rule import Rule, Rules
+from bow.planning.rules.rule import Rule, Rules, places
 from bow.planning.tiles.graph_builder import GraphBuilder, TensorRef, Value, Weight
-from bow.planning.tiles.operators.calls import CALLS, Call, LocalCall, Outputs, SummedCall, call_by_name, tile_of
-from bow.planning.tiles.operators.exported import exported_call, function
+from bow.planning.tiles.operators.calls import (
+    CALLS,
+    Call,
+    LocalCall,
+    Outputs,
+    SummedCall,
+    call_by_name,
+    exported_call,
+    function,
+    tile_of,
+)
 from bow.planning.tiles.regions import region
 
 MOST_PARTS = 4  # of a dimension in a trial
@@ -85,13 +93,11 @@ class _Trial:
         )
 
     def _flows(self, kind: str, index: int) -> bool:
-        """Whether an operand is differentiable."""
         if kind == "weight":
             return self.graph.weights[self.operator.weights[index]].differentiable
         return self.graph.tensors[self.operator.inputs[index]].differentiable
 
     def _made(self, boxes: Sequence[Box], leaves: Sequence[Tensor]) -> list[Outputs]:
-        """Compute the outputs of each tile."""
         parts = [tile_of(self.graph, self.operator, self.rule, box) for box in boxes]
         given = [[_part(leaf, box) for leaf, box in zip(leaves, tile.operands, strict=True)] for tile in parts]
         if not isinstance(self.call, SummedCall):
@@ -134,7 +140,6 @@ def _part(leaf: Tensor, box: Box | None) -> Tensor | None:
 
 
 def _directions(output: Tensor) -> Tensor:
-    """Return a random direction for the gradient."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(output.shape, generator=generator, dtype=torch.float64).to(output.dtype)
 

@@ -14,10 +14,9 @@ from bow.planning.problem.partition import Partition
 from bow.planning.rules import RULES
 from bow.planning.rules.rule import Rules
 from bow.planning.tiles.capture import CapturedOperators
-from bow.planning.tiles.communication import SpanRecorder, sum_devices
+from bow.planning.tiles.communication import ProcessGroup, SpanRecorder, sum_devices, wait_for
 from bow.planning.tiles.device_state import Averaging, Cell, DeviceBuffers, DeviceWeights, cells_of
 from bow.planning.tiles.passes import BackwardPass, ForwardPass, TileContext
-from bow.planning.tiles.process_group import ProcessGroup, wait_for
 from bow.planning.tiles.program import local_program, tile_program
 from bow.planning.tiles.regions import region
 from bow.replicas.optimizer import OptimizerFactory, is_elementwise, make_optimizer
@@ -174,7 +173,6 @@ class TileRuntime:
 
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that `state()` returned on the same device under the same partition."""
         context = self._context
         self._steps, self._skipped = state["steps"]
         own = [*context.weights.parameters.values(), *context.buffers.own]

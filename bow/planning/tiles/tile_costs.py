@@ -1,14 +1,16 @@
-"""Tile costs: times of tiles on this machine's devices, measured in whole steps and cached on disk."""
+"""Times of tiles on this machine, measured in whole steps and cached on disk, and the step that they predict."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -18,21 +20,22 @@ from bow.compiling import cache_folder
 from bow.devices import available_cores, processor
 from bow.devices.cores import warn_if_busy
 from bow.errors import SettingError, disk_reason
-from bow.planning.problem.device_topology import DeviceTopology
+from bow.planning.problem.device_topology import Device, DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 from bow.planning.problem.partition import Partition, Split, tiles_of
 from bow.planning.rules import RULES
 from bow.planning.rules.rule import Rules
+from bow.planning.search.problem import Problem
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.costs import MeasuredCosts, TileTime, TileTimes, tile_key
 from bow.planning.tiles.capture import CapturedOperators
-from bow.planning.tiles.machine import core_kind, pinned_to
-from bow.planning.tiles.measurement_cache import Measurements
-from bow.planning.tiles.process_group import ProcessGroup
+from bow.planning.tiles.communication import ProcessGroup
+from bow.planning.tiles.link_benchmark import DeviceInventory, Measurements, cached_busy_links, measured_topology
+from bow.planning.tiles.machine import core_kind, device_kind, pinned_to, topology_with_assumed_links
 from bow.planning.tiles.runtime import TileRuntime
 from bow.replicas import OptimizerFactory
 from bow.runtime.loading import machine
-from bow.schedule import Span
+from bow.schedule import Span, Timeline
 
 _Spans: TypeAlias = dict[tuple[str, str], list[Span]]
 
@@ -80,7 +83,10 @@ def measure_tiles(
                     found[key].append(took)
                     wholes[-1] += took.total_ns
         # Medians of tiles exclude occasional interruptions, whole steps include them: scale tiles to match the steps.
-        medians = {key: _median(of) for key, of in found.items()}
+        medians = {}
+        for key, taken in found.items():
+            forward, backward = zip(*((each.forward_ns, each.backward_ns) for each in taken), strict=True)
+            medians[key] = TileTime(round(statistics.median(forward)), round(statistics.median(backward)))
         parts = sum(medians[key].total_ns for of in keys for key in of)
         factor = statistics.median(wholes) / max(parts, 1)
         times.tiles = {key: time.scaled(factor) for key, time in medians.items()} | times.tiles
@@ -137,7 +143,6 @@ def _covering_partitions(
 
 
 def _keys(graph: OperatorGraph, rules: Rules, splits: Sequence[Split]) -> list[list[str]]:
-    """Return the cost keys of each operator's tiles."""
     pairs = zip(graph.operators, splits, strict=True)
     return [[tile_key(graph, rules, each, box) for box in tiles_of(graph, each, split)] for each, split in pairs]
 
@@ -164,13 +169,6 @@ def _times_of(operator: PlanOperator, count: int, spans: _Spans) -> list[TileTim
     backward = [span.duration_ns for span in spans["backward", operator.name]]
     together, own = sum(forward[:-count]), forward[-count:]
     return [TileTime(own[tile] + together // count, sum(backward[tile::count])) for tile in range(count)]
-
-
-def _median(times: Sequence[TileTime]) -> TileTime:
-    return TileTime(
-        round(statistics.median(each.forward_ns for each in times)),
-        round(statistics.median(each.backward_ns for each in times)),
-    )
 
 
 OPTIMIZER: OptimizerFactory = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)  # default of measurements
@@ -214,3 +212,34 @@ def _local_device_kinds(topology: DeviceTopology) -> Iterator[tuple[str, torch.d
             if kind == torch.cuda.get_device_name(number):
                 yield kind, torch.device("cuda", number), []
                 break
+
+
+MEMORY_GIB = 1e6  # of each device: effectively unlimited, since memory is not checked here
+
+
+def predicted_timeline(graph: OperatorGraph, partition: Partition, group: ProcessGroup, optimizer: str) -> Timeline:
+    """Return the simulated timeline of a step on rank 0, an empty one on other ranks; collective."""
+    # Tile costs are those measured earlier on this machine (`bow plan costs=measured`), otherwise from a roofline with
+    # the device's current speed. Costs of messages and sums during training are those cached by a plan
+    # (`topology=machine`) or an earlier training, otherwise measured now and cached.
+    kind = device_kind(group.device, "measured", MEMORY_GIB, torch.get_num_threads())
+    inventory = DeviceInventory.of(group)
+    link_models, sum_us = cached_busy_links(group, inventory)
+    if group.rank:
+        return Timeline()
+    devices = [Device(f"device {number}", kind, node) for number, node in enumerate(inventory.nodes)]
+    topology = measured_topology(topology_with_assumed_links(devices, inventory.gpus), link_models, sum_us)
+    times = times_cache(group.device, optimizer).load(TileTimes.from_plain) or TileTimes()
+    costs = MeasuredCosts(graph, RULES, topology, {kind.name: times})
+    problem = Problem(graph, RULES, topology, costs)
+    return problem.simulate(partition.splits, partition.learners).timeline
+
+
+def save_timelines(path: Path, timelines: Mapping[str, Timeline]) -> None:
+    """Write timelines as trace events for `chrome://tracing` or https://ui.perfetto.dev, each as a process."""
+    events = []
+    for number, (name, timeline) in enumerate(timelines.items(), 1):
+        events.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}})
+        events.append({"ph": "M", "name": "process_sort_index", "pid": number, "args": {"sort_index": number}})
+        events += [{**event, "pid": number} for event in timeline.to_chrome()["traceEvents"]]
+    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns"}), encoding="utf-8")

@@ -8,8 +8,7 @@ from bow.devices import available_cores
 from bow.errors import SettingError
 from bow.runtime.loading import native
 from bow.schedule import OrderedSchedule, PrioritySchedule, Schedule
-from bow.schedule.profiler.measuring import REPEATS, BoundStep, ScheduledStep, measure, measure_schedule
-from bow.schedule.profiler.operator_times import Profile
+from bow.schedule.profiler.measuring import REPEATS, BoundStep, Profile, ScheduledStep, measure, measure_schedule
 from bow.schedule.profiler.policies import Policy, configurations, policies_here
 from bow.schedule.scheduler import CriticalPath, critical_path
 from bow.timing import ratio_in_turns, time_in_turns
@@ -46,7 +45,6 @@ class Comparison:
         return best if self.ratio(best, plain) < 1 - MIN_GAIN else plain
 
     def median_s(self, policy: Policy) -> float:
-        """Return a policy's median step time."""
         return statistics.median(self.finalist_seconds.get(policy.name) or self.seconds[policy.name])
 
     def ratio(self, policy: Policy, over: Policy) -> float:
@@ -61,7 +59,6 @@ class Comparison:
 
     @property
     def summary(self) -> str:
-        """The choice, in a sentence."""
         best, plain = self.best, self.best_sequential
         gain = 1 / self.ratio(best, plain)
         if self.choice is plain and best is not plain:
@@ -110,7 +107,6 @@ def timed_in_turns(
     window_s: float,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, tuple[float, ...]]:
-    """Return step times by policy and turn."""
     cases = {policy.name: ScheduledStep(step, policy.schedule) for policy in policies}
     return time_in_turns(cases, turns=turns, window_s=window_s, progress=progress)
 
@@ -124,7 +120,6 @@ class Symmetric:
     nanoseconds: tuple[int, ...]  # by operator: its time in the best configuration, alongside others
 
     def median_s(self, pair: tuple[int, int]) -> float:
-        """Return a configuration's median step time."""
         return statistics.median(self.seconds[pair])
 
 
@@ -136,20 +131,13 @@ def symmetric(
     turns: int = TURNS,
     window_s: float = WINDOW_S,
     repeats: int = REPEATS,
-    progress: Callable[[str], None] | None = None,
 ) -> Symmetric:
-    """Time the step with every number of executors that fills the cores, and the operators in the best configuration.
-
-    Executors take operators by critical path; a single executor runs them in capture order.
-
-    References:
-        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.2.
-    """
+    """Time the step with every number of executors that fills the cores (Tang et al., 2018, section 4.2)."""
     native()  # without it, every configuration would run sequentially
     schedules = {pair: _schedule(step, profile, *pair) for pair in configurations(cores)}
     named = {f"{executors} x {threads}": (executors, threads) for executors, threads in schedules}
     cases = {name: ScheduledStep(step, schedules[pair]) for name, pair in named.items()}
-    found = time_in_turns(cases, turns=turns, window_s=window_s, progress=progress)
+    found = time_in_turns(cases, turns=turns, window_s=window_s)
     seconds = {named[name]: own for name, own in found.items()}
     best = min(seconds, key=lambda pair: statistics.median(seconds[pair]))
     took_ns, _ = measure_schedule(step, schedules[best], repeats)

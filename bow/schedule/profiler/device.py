@@ -15,11 +15,10 @@ from bow.graph.execution import inputs_of, run_operator
 from bow.graph.learning_step import Step
 from bow.runtime.local import operators_of
 from bow.schedule import OrderedSchedule
-from bow.schedule.profiler.measuring import BoundStep
-from bow.schedule.profiler.operator_times import OperatorTime, Profile, ProfileCache, signature
+from bow.schedule.profiler.measuring import BoundStep, OperatorTime, Profile, ProfileCache, signature
 from bow.schedule.profiler.policies import Policy
 from bow.schedule.scheduler import DecisionRecorder, ListScheduler, critical_path, held_by_core
-from bow.schedule.simulator import simulate_operators
+from bow.schedule.scheduler.protocol import simulate_operators
 from bow.values import whole
 
 WARM_UP, REPEATS = 3, 10
@@ -59,7 +58,6 @@ class CudaStopwatch:
     """GPU clock, by timing events in the stream: independent of what the host does meanwhile."""
 
     def mark(self) -> Any:
-        """Record a timing event."""
         event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
@@ -70,7 +68,6 @@ class CudaStopwatch:
 
 
 def stopwatch_of(device: StreamDevice) -> Stopwatch:
-    """Return the most accurate stopwatch for a device."""
     return CudaStopwatch() if device.torch_device.type == "cuda" else HostStopwatch(device)
 
 
@@ -93,15 +90,9 @@ def measure_on(
     watch: Stopwatch | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Profile:
-    """Measure every operator on one stream of a device, captured as in training.
-
-    An operator is captured several times in a row, since kernels in a graph cost the time from one to the next, and the
-    graph is replayed right after another replay, so that the host's latency is hidden. Operators with equal signatures
-    are measured once; views cost nothing.
-
-    References:
-        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.2.
-    """
+    """Measure every operator on one stream of a device, captured as in training (Tang et al., 2018, section 4.2)."""
+    # An operator is captured several times in a row, since kernels in a graph cost the time from one to the next, and
+    # the graph is replayed right after another replay, so that the host's latency is hidden.
     whole("repeats", repeats)
     operators = operators_of(step.graph)
     names = [signature(operator, step.graph) for operator in operators]
@@ -131,14 +122,7 @@ def hardware_of(device: StreamDevice) -> str:
 
 
 def device_policies(step: BoundStep, profile: Profile, streams: Sequence[int] = STREAMS) -> list[Policy]:
-    """Return policies for one stream, and critical path first on several, with the simulated order fixed.
-
-    An operator prefers a stream that produced one of its inputs, if it is free: a successor on the same stream needs no
-    event. Numbers of streams that do not shorten the simulated step are omitted.
-
-    References:
-        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, sections 4.3 and 6.
-    """
+    """Return policies for one stream and for several that shorten the simulated step (Tang et al., 2018)."""
     policies = [_critical_path(step, profile, 1)]
     for count in streams:
         policy = _critical_path(step, profile, count)
@@ -168,7 +152,6 @@ class _Measuring:
         self._generator = device.generator()
 
     def by_signature(self, names: Sequence[str]) -> dict[str, OperatorTime]:
-        """Return the times of operators by signature."""
         step, graph, device = self._step, self._step.graph, self._device
         made = device.event("the caller has made what is profiled")
         device.caller().record(made)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from bow.devices import available_cores, physical_first
 from bow.devices.cores import cores_with_two_threads, hardware_threads
 from bow.schedule import FirstComeSchedule, OrderedSchedule, PrioritySchedule, Schedule, Timeline
-from bow.schedule.profiler.measuring import REPEATS, BoundStep, measure_schedule
-from bow.schedule.profiler.operator_times import Profile
+from bow.schedule.profiler.measuring import REPEATS, BoundStep, Profile, measure_schedule
 from bow.schedule.scheduler import (
     CacheTimes,
     CoRunScheduler,
@@ -21,9 +20,10 @@ from bow.schedule.scheduler import (
     separation,
 )
 from bow.schedule.scheduler.corun import Strategy
-from bow.schedule.simulator import simulate_operators
+from bow.schedule.scheduler.protocol import simulate_operators
 
-SMALL_NS = 2_000  # at most the cost of passing an operator to another executor
+# At most the cost of passing an operator to another executor; interference of shorter operators is noise
+SMALL_NS = 2_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,16 +40,7 @@ class Policy:
 
 
 def make_policies(step: BoundStep, profile: Profile, cores: int) -> list[Policy]:
-    """Return bow's policies for a step on this many cores.
-
-    * sequential: one executor, with each number of threads;
-    * first come: one queue for all executors, as in TensorFlow and MXNet, with each uniform number of executors and
-      threads;
-    * critical path: Graphi's, likewise; and its simulated order as a fixed schedule;
-    * strategies 1 to 3 of Liu et al., with decisions reused from step to step; strategy 3 with bow's addition `narrow`
-      (the longest operator starts on fewer cores instead of waiting); strategy 4 if the cores are both hardware
-      threads of all physical cores.
-    """
+    """Return bow's policies for a step on this many cores, as docs/scheduling.md lists them."""
     physical = cores_with_two_threads()
     return [
         *_sequential(step, profile),
@@ -132,17 +123,11 @@ def _on_core(times: Mapping[int, int], start: Start) -> int:
 
 
 def policies_here(step: BoundStep, profile: Profile, cores: int, repeats: int = REPEATS) -> list[Policy]:
-    """Return `make_policies` and, if types interfere on this machine, strategy 3 with those types kept apart.
-
-    Cost models describe operators that run alone. So strategy 3 is run with its usual decisions, and an operator that
-    takes far longer than predicted blames those that ran alongside it. Operators no longer than `SMALL_NS` count on
-    neither side: their times are noise. A training's "auto" omits the additional policy: it was slower than strategy 3
-    in all measurements, since a pair of types that was slow once never runs side by side again.
-
-    References:
-        Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
-        2019, section III-D, discussion.
-    """
+    """Return `make_policies` and, if types interfere on this machine, strategy 3 with those types kept apart."""
+    # Cost models describe operators that run alone. So strategy 3 is run with its usual decisions, and an operator that
+    # takes far longer than predicted blames those that ran alongside it. A training's "auto" omits this policy: it was
+    # slower than strategy 3 in all measurements, since a pair of types that was slow once never runs side by side
+    # again. Liu et al., 2019, section III-D, discussion.
     made = make_policies(step, profile, cores)
     usual = next(policy.schedule for policy in made if policy.name == "strategy 3")
     assert isinstance(usual, OrderedSchedule)
@@ -157,7 +142,6 @@ def policies_here(step: BoundStep, profile: Profile, cores: int, repeats: int = 
 def observed(
     kinds: Sequence[str], predicted_ns: Sequence[int], took_ns: Sequence[int], timeline: Timeline
 ) -> Interference:
-    """Find the operator types that interfered."""
     found = Interference(kinds)
     large = {operator for operator, time in enumerate(predicted_ns) if time > SMALL_NS}
     for operator, others in _beside(timeline).items():
@@ -167,10 +151,8 @@ def observed(
 
 
 def shared_by_neighbours(cores: int) -> tuple[int, ...] | None:
-    """Return by executor the cache of its core if every two neighbours share one, else None.
-
-    Times are measured on neighbouring cores, so threads of an operator should share caches when it runs, too.
-    """
+    """Return by executor the cache of its core if every two neighbours share one, else None."""
+    # Times are measured on neighbouring cores, so threads of an operator should share caches when it runs, too.
     places = physical_first(available_cores())[:cores]
     threads = {thread.number: thread for thread in hardware_threads()}
     caches = tuple(threads[place].cache for place in places)

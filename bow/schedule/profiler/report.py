@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from bow.schedule.profiler.compare import Comparison, Symmetric
-from bow.schedule.profiler.operator_times import Profile
+from bow.schedule.profiler.measuring import Profile
 from bow.schedule.profiler.policies import Policy
 from bow.schedule.scheduler import CriticalPath
 from bow.schedule.scheduler.corun import best_threads
@@ -15,7 +15,6 @@ LONGEST = 10
 
 
 def step_table(profile: Profile) -> Table:
-    """Table of the whole step by number of threads, operators one after another."""
     table = terminal_table("The step, operators one after another", "threads", "ms", "fastest operators")
     curves = profile.curves()
     best = [best_threads(curve) for curve in curves]
@@ -26,7 +25,6 @@ def step_table(profile: Profile) -> Table:
 
 
 def symmetric_table(found: Symmetric) -> Table:
-    """Table of the step by number of executors with equally many threads; the best in bold."""
     table = terminal_table(
         "The step on executors of equally many threads, critical path first", "executors x threads", "ms"
     )
@@ -38,7 +36,6 @@ def symmetric_table(found: Symmetric) -> Table:
 
 
 def longest_table(profile: Profile, found: Symmetric | None = None, count: int = LONGEST) -> Table:
-    """Table of the longest operators by number of threads and, if given, in the best symmetric configuration."""
     columns = [f"{threads} thr., ms" for threads in profile.threads]
     uniform = [] if found is None else [f"in {found.best[0]} x {found.best[1]}, ms"]
     table = terminal_table(
@@ -55,7 +52,6 @@ def longest_table(profile: Profile, found: Symmetric | None = None, count: int =
 
 
 def path_table(path: CriticalPath, profile: Profile, count: int = LONGEST) -> Table:
-    """Table of the critical path: its length, and its longest operators in order."""
     title = (
         f"The critical path: {len(path.path)} of {len(profile.names)} operators, {_ms(path.length)} of "
         f"{_ms(path.total)} ms, parallelism {path.parallelism:.2f}"
@@ -69,7 +65,6 @@ def path_table(path: CriticalPath, profile: Profile, count: int = LONGEST) -> Ta
 
 
 def policy_table(policies: Sequence[Policy], comparison: Comparison | None = None) -> Table:
-    """Table of all policies: simulated times and, if given, measured ones."""
     measured = ("measured ms", "over the best sequential") if comparison is not None else ()
     table = terminal_table("A step by policy", "policy", "simulated ms", *measured)
     for policy in policies:

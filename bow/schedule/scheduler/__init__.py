@@ -2,8 +2,8 @@
 
 from bow.schedule.scheduler.corun import CacheTimes as CacheTimes
 from bow.schedule.scheduler.corun import CoRunScheduler as CoRunScheduler
-from bow.schedule.scheduler.interference import Interference as Interference
-from bow.schedule.scheduler.interference import separation as separation
+from bow.schedule.scheduler.corun import Interference as Interference
+from bow.schedule.scheduler.corun import separation as separation
 from bow.schedule.scheduler.list_scheduler import ListScheduler as ListScheduler
 from bow.schedule.scheduler.protocol import CriticalPath as CriticalPath
 from bow.schedule.scheduler.protocol import DecisionRecorder as DecisionRecorder

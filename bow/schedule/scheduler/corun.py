@@ -7,19 +7,76 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from bow.errors import ScheduleError
-from bow.schedule.scheduler.interference import Interference, pair
 from bow.schedule.scheduler.protocol import ReadyOperators, Start
+
+INTERFERENCE = 1.5  # an operator interferes that makes another one take this many times as long as predicted
+
+
+class Interference:
+    """Pairs of operator types of which one took far longer alongside the other than predicted alone."""
+
+    # A slow operator blames every operator that ran alongside it, as a single time cannot tell which one it was:
+    # harmless pairs are kept apart as well. Liu et al., 2019, section III-D, discussion.
+
+    def __init__(self, kinds: Sequence[str]) -> None:
+        self.kinds = tuple(kinds)
+        self._pairs: set[tuple[str, str]] = set()
+
+    @property
+    def pairs(self) -> frozenset[tuple[str, str]]:
+        """The pairs of interfering types, each in alphabetical order."""
+        return frozenset(self._pairs)
+
+    def observe(self, operator: int, predicted_ns: int, actual_ns: int, overlapping: Collection[int]) -> None:
+        if actual_ns > INTERFERENCE * predicted_ns:
+            self._pairs.update(pair(self.kinds[operator], self.kinds[other]) for other in overlapping)
+
+
+def pair(one: str, other: str) -> tuple[str, str]:
+    """Return two types in alphabetical order."""
+    return (one, other) if one <= other else (other, one)
+
+
+def separation(
+    decisions: Sequence[Start],
+    dependencies: Sequence[Collection[int]],
+    kinds: Sequence[str],
+    pairs: Collection[tuple[str, str]],
+) -> tuple[tuple[int, int], ...]:
+    """Return the waits that keep interfering types apart: `after` of a schedule."""
+    # When decisions are replayed, times differ from the predictions, and two operators may overlap that were decided to
+    # run one after the other. So the later one waits, unless a dependency, a shared core or another wait implies it.
+    numbers = {start.operator: number for number, start in enumerate(decisions)}
+    over: list[int] = []  # by decision: bit set of itself and the decisions that have finished before it
+    last: dict[tuple[int, bool], int] = {}  # by core (or executor): the last decision that held it
+    of_kind: dict[str, int] = {}
+    found: list[tuple[int, int]] = []
+    for number, start in enumerate(decisions):
+        places = [(core, start.sibling) for core in start.cores or (start.executor,)]
+        behind = {last[place] for place in places if place in last}
+        behind |= {numbers[earlier] for earlier in dependencies[start.operator]}
+        known = 1 << number
+        for earlier in behind:
+            known |= over[earlier]
+        kind = kinds[start.operator]
+        blamed = 0
+        for other, started in of_kind.items():
+            blamed |= started if pair(kind, other) in pairs else 0
+        while left := blamed & ~known:
+            latest = left.bit_length() - 1
+            found.append((start.operator, decisions[latest].operator))
+            known |= over[latest]
+        over.append(known)
+        of_kind[kind] = of_kind.get(kind, 0) | 1 << number
+        last.update(dict.fromkeys(places, number))
+    return tuple(found)
+
 
 Times: TypeAlias = Mapping[int, int]  # nanoseconds of an operator by number of threads
 
 
 def candidates(times: Times, count: int = 3) -> tuple[int, ...]:
-    """Return the fastest numbers of threads of an operator, best first; ties by fewer threads.
-
-    References:
-        Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
-        2019, section III-D, strategy 3.
-    """
+    """Return the fastest numbers of threads, best first; ties by fewer threads (Liu et al., 2019, strategy 3)."""
     return tuple(sorted(times, key=lambda threads: (times[threads], threads))[:count])
 
 
@@ -29,11 +86,7 @@ def best_threads(times: Times) -> int:
 
 
 def threads_by_kind(times: Sequence[Times], kinds: Sequence[str]) -> dict[str, int]:
-    """Return one number of threads per operator type: the best one of its most time-consuming instance.
-
-    Instances are compared by their least times; the first of equal ones counts. With one number for all, thread teams
-    do not change.
-    """
+    """Return by type the best number of threads of its most time-consuming operator (Liu et al., 2019, strategy 2)."""
     largest: dict[str, Times] = {}
     for kind, own in zip(kinds, times, strict=True):
         if kind not in largest or min(own.values()) > min(largest[kind].values()):
@@ -42,22 +95,10 @@ def threads_by_kind(times: Sequence[Times], kinds: Sequence[str]) -> dict[str, i
 
 
 class CacheTimes:
-    """Times of operators on a machine where cores share caches.
-
-    With the same number of threads, an operator can be faster on shared caches, where threads reuse each other's data,
-    or on separate ones, where each thread has more room.
-
-    Args:
-        together: by operator: nanoseconds with threads sharing caches as much as possible.
-        separate: the same, with no two threads sharing a cache; a number of threads may be in only one of the two.
-        caches: by core: its (possibly shared) cache.
-
-    References:
-        Liu, Li, Kestor, Vetter: Runtime concurrency control and operation scheduling for high performance neural
-        network training, 2019, section III-C.
-    """
+    """Times of operators with threads on shared caches or on separate ones (Liu et al., 2019, section III-C)."""
 
     def __init__(self, together: Sequence[Times], separate: Sequence[Times], caches: Sequence[int]) -> None:
+        # By operator; a number of threads may be in only one of the two. `caches`: by core.
         if len(together) != len(separate):
             raise ScheduleError(
                 f"{len(separate)} separate times for {len(together)} operators; give every operator both"
@@ -72,11 +113,6 @@ class CacheTimes:
             {threads: min(own[threads] for own in both if threads in own) for threads in sorted({*both[0], *both[1]})}
             for both in zip(self._together, self._separate, strict=True)
         ]
-
-    def check(self, cores: int) -> None:
-        """Raise an error if the number of cores differs."""
-        if len(self.caches) != cores:
-            raise ScheduleError(f"{len(self.caches)} caches for {cores} cores; name the cache of every core")
 
     def is_better_separate(self, operator: int, threads: int) -> bool:
         """Return whether an operator is faster (or only known) with no two threads sharing a cache."""
@@ -140,7 +176,6 @@ class Cores:
         return tuple(sorted(core for _, core in sorted(ranked)[:threads]))
 
     def hold(self, operator: int, cores: tuple[int, ...], ends_ns: int) -> None:
-        """Assign idle cores to an operator."""
         self.holds[operator] = Hold(cores, ends_ns)
         for core in cores:
             self._idle.remove(core)
@@ -173,41 +208,16 @@ class _RunningOperator:
 
 
 class CoRunScheduler:
-    """Chooses each operator's number of threads, and co-runs operators that fit alongside each other.
+    """The four strategies of Liu et al., 2019, section III-D, each of which builds on those before."""
 
-    1. Every operator uses its fastest number of threads. Operators run one at a time, in the order they became ready.
-    2. All operators of a type use the number that is best for the most time-consuming of them, so that thread teams
-       seldom change.
-    3. While cores are idle, ready operators are examined in the order they became ready. The first one that fits
-       starts: with one of its three fastest numbers of threads it finds idle cores and ends no later than the running
-       operators, that is, than the last predicted end among those that hold cores; so it delays nothing that waits for
-       all cores. Of several numbers that fit, the smallest is used, to leave room for others. If that differs by more
-       than 2 from strategy 2's number, strategy 2's number is used if it fits too.
-
-       If nothing fits, or nothing runs, the longest ready operator starts, with strategy 2's number. If too few cores
-       are idle, it uses the fastest of its three numbers that finds cores and differs by at most 2; if there is none,
-       it waits. Meanwhile others may start if they fit. As they end no later than the running operators, they do not
-       prolong its wait.
-    4. While one operator holds all cores, the operators with the shortest single-thread times run on second hardware
-       threads, one per core, as long as they end no later than it.
-
-    With `narrow`, an addition to the paper, the longest operator does not wait but starts on the idle cores, however
-    far its number of threads is from strategy 2's, if it is predicted to end no later than if it waited.
-
-    Remaining times are predicted: an operator that exceeds its prediction has none left, and nothing fits alongside it.
-
-    Operators whose types interfered in an earlier step are kept apart. The scheduler itself observes operators' times;
-    a runtime that replays its decisions may observe them too.
-
-    If caches are known, an operator's threads are placed together or separately, whichever is predicted to be faster,
-    as idle cores allow, and its time on those cores decides whether it fits. The paper counts only idle cores: in its
-    example, 18 threads on separate caches fit on 20 idle cores with 10 caches. Here they share caches, and take the
-    time they take that way.
-
-    References:
-        Liu et al.: Runtime concurrency control and operation scheduling for high performance neural network training,
-        2019, section III-D.
-    """
+    # Of several numbers of threads with which an operator fits, strategy 3 uses the smallest, to leave room for others.
+    # What starts beside running operators ends no later than they do, so nothing prolongs the wait of an operator that
+    # needs more cores. An operator that exceeds its predicted time has none left, and nothing fits alongside it.
+    # The paper does not say with how many threads the longest operator starts if too few cores are idle: here with one
+    # of its three fastest numbers near strategy 2's, or else it waits. With `narrow`, bow's addition, it starts on the
+    # idle cores if it is predicted to end no later than if it waited.
+    # The paper counts idle cores only: in its example, 18 threads on separate caches fit on 20 idle cores with 10
+    # caches. Here they share caches, and take the time they take that way.
 
     def __init__(
         self,
@@ -223,9 +233,20 @@ class CoRunScheduler:
         self._narrow = narrow
         self._by_cache = times if isinstance(times, CacheTimes) else None
         if isinstance(times, CacheTimes):
-            times.check(cores)
+            if len(times.caches) != cores:
+                raise ScheduleError(f"{len(times.caches)} caches for {cores} cores; name the cache of every core")
             times = times.least
-        _check(len(dependencies), times, kinds, cores, strategy, interference)
+        if cores < 1:
+            raise ScheduleError(f"a schedule needs at least 1 core, got {cores}")
+        if strategy not in (1, 2, 3, 4):
+            raise ScheduleError(f"strategy must be 1, 2, 3 or 4, got {strategy}")
+        for what, given in (("times", times), ("kinds", kinds)):
+            if len(given) != len(dependencies):
+                raise ScheduleError(f"{len(given)} {what} for {len(dependencies)} operators; give every operator one")
+        if interference is not None and interference.kinds != tuple(kinds):
+            raise ScheduleError(
+                "the interference was observed for operators of other types; create a new Interference for this graph"
+            )
         self._strategy = strategy
         self._kinds = tuple(kinds)
         self._num_cores = cores
@@ -293,7 +314,6 @@ class CoRunScheduler:
         return Start(operator, held[0], threads, held)
 
     def _note(self, operator: int, now_ns: int, predicted_ns: int) -> None:
-        """Record the start of an operator alongside the running ones."""
         del self._ready[operator]
         others = set(self._runs)
         self._runs[operator] = _RunningOperator(now_ns, predicted_ns, others)
@@ -301,7 +321,6 @@ class CoRunScheduler:
             self._runs[other].overlapping.add(operator)
 
     def _cores_for(self, operator: int, threads: int) -> tuple[int, ...]:
-        """Choose the idle cores that suit an operator."""
         return self._cores.choose(
             threads, self._by_cache is not None and self._by_cache.is_better_separate(operator, threads)
         )
@@ -323,14 +342,10 @@ class CoRunScheduler:
             self._interference.observe(operator, run.predicted_ns, took_ns, run.overlapping - begun)
 
     def _next(self, now_ns: int) -> _Choice | None:
-        if self._strategy <= 2:
-            return self._in_turn()
+        if self._strategy <= 2:  # the operator that has been ready for longest, once nothing runs
+            operator = next(iter(self._ready))
+            return None if self._runs else (operator, self._usual[operator])
         return self._fitting(now_ns) or self._longest(now_ns) if self._cores.num_idle else None
-
-    def _in_turn(self) -> _Choice | None:
-        """Strategies 1 and 2: the operator that has been ready for longest, once nothing runs."""
-        operator = next(iter(self._ready))
-        return None if self._runs else (operator, self._usual[operator])
 
     def _fitting(self, now_ns: int) -> _Choice | None:
         """Strategy 3: the first operator that fits alongside the running ones."""
@@ -386,7 +401,6 @@ class CoRunScheduler:
         return fewer if now_ns + self._time_now(operator, fewer) <= until_ns + times[usual] else None
 
     def _interferes(self, operator: int) -> bool:
-        """Return whether an operator's type interferes with that of a running one."""
         kind = self._kinds[operator]
         return bool(self._avoided) and any(pair(kind, self._kinds[other]) in self._avoided for other in self._runs)
 
@@ -401,24 +415,3 @@ def _usable(operator: int, times: Times, cores: int) -> dict[int, int]:
             f"predicted times must be at least 0, got {min(usable.values())} ns for operator {operator}"
         )
     return usable
-
-
-def _check(
-    num_operators: int,
-    times: Sequence[Times],
-    kinds: Sequence[str],
-    cores: int,
-    strategy: int,
-    interference: Interference | None,
-) -> None:
-    if cores < 1:
-        raise ScheduleError(f"a schedule needs at least 1 core, got {cores}")
-    if strategy not in (1, 2, 3, 4):
-        raise ScheduleError(f"strategy must be 1, 2, 3 or 4, got {strategy}")
-    for what, given in (("times", times), ("kinds", kinds)):
-        if len(given) != num_operators:
-            raise ScheduleError(f"{len(given)} {what} for {num_operators} operators; give every operator one")
-    if interference is not None and interference.kinds != tuple(kinds):
-        raise ScheduleError(
-            "the interference was observed for operators of other types; create a new Interference for this graph"
-        )

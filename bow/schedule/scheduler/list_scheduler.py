@@ -9,39 +9,29 @@ from bow.schedule.scheduler.protocol import ReadyOperators, Start
 
 
 class ListScheduler:
-    """Assigns ready operators to free executors, by highest priority or first come, first served.
+    """Assigns ready operators to free executors: Graphi's scheduler (Tang et al., 2018, algorithm 1)."""
 
-    With the levels of `critical_path` as priorities it is Graphi's scheduler, critical path first. Without
-    priorities it is one queue shared by all executors, the baseline of the papers.
-
-    No operator starts before its dependencies have finished, and none twice. No executor idles while an operator is
-    ready, except small ones. A finished operator costs O(log n) for each operator that it makes ready.
-
-    Args:
-        dependencies: by operator: those that must have run before it.
-        executors: number of executors.
-        priority: by operator: higher first, ties by number; None: in the order in which they became ready.
-        stay: prefer the executor that ran the operator's last-finished dependency, if it is free: its cache may hold
-            the inputs (section 6, preferred executor).
-        small: operators not worth a queue: each runs on the executor that made it ready, before anything else;
-            several in the order in which they became ready (section 5.2). Those that are ready at the start of the
-            step are queued like any other.
-
-    References:
-        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, algorithm 1 and
-        sections 4.3, 5.2 and 6.
-    """
+    # With the levels of `critical_path` as priorities the critical path is first; without priorities the executors
+    # share one queue, the baseline of the papers. A finished operator costs O(log n) for each operator that it makes
+    # ready.
 
     def __init__(
         self,
         dependencies: Sequence[Collection[int]],
         executors: int,
-        priority: Sequence[float] | None = None,
-        stay: bool = False,
+        priority: Sequence[float] | None = None,  # by operator: higher first, ties by number; None: first come
+        stay: bool = False,  # prefer the executor that finished the last dependency: its cache may hold the inputs
         *,
-        small: Collection[int] = (),
+        small: Collection[int] = (),  # run on the executor that made them ready, before anything else (section 5.2)
     ) -> None:
-        _check(len(dependencies), executors, priority, small)
+        count = len(dependencies)
+        if executors < 1:
+            raise ScheduleError(f"a schedule needs at least 1 executor, got {executors}")
+        if priority is not None and len(priority) != count:
+            raise ScheduleError(f"{len(priority)} priorities for {count} operators; give every operator one")
+        wrong = next((index for index in sorted(small) if not 0 <= index < count), None)
+        if wrong is not None:
+            raise ScheduleError(f"operator {wrong} is listed in small, but there are only {count} operators")
         self.executors = executors
         self._progress = ReadyOperators(dependencies)
         self._priority = priority
@@ -110,13 +100,3 @@ class ListScheduler:
     def _run(self, operator: int, executor: int) -> Start:
         self._running[operator] = executor
         return Start(operator, executor)
-
-
-def _check(num_operators: int, executors: int, priority: Sequence[float] | None, small: Collection[int]) -> None:
-    if executors < 1:
-        raise ScheduleError(f"a schedule needs at least 1 executor, got {executors}")
-    if priority is not None and len(priority) != num_operators:
-        raise ScheduleError(f"{len(priority)} priorities for {num_operators} operators; give every operator one")
-    wrong = next((index for index in sorted(small) if not 0 <= index < num_operators), None)
-    if wrong is not None:
-        raise ScheduleError(f"operator {wrong} is listed in small, but there are only {num_operators} operators")

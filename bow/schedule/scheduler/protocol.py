@@ -1,20 +1,20 @@
-"""The operator-scheduler protocol, recorded decisions, and dependency analysis."""
+"""The operator-scheduler protocol, recorded decisions, dependency analysis, and simulation of a scheduler."""
 
 import dataclasses
-from collections.abc import Collection, Iterable, Sequence
+import graphlib
+import heapq
+import itertools
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from bow.errors import ScheduleError
+from bow.errors import ScheduleError, SettingError
+from bow.schedule.timeline import Span, Timeline
 
 
 @dataclass(frozen=True)
 class CriticalPath:
-    """Critical-path analysis of a step, without a limit on the number of executors.
-
-    References:
-        Tang et al.: Scheduling computation graphs of deep learning models on manycore CPUs, 2018, section 4.3.
-    """
+    """Critical path of a step on any number of executors (Tang et al., 2018, section 4.3)."""
 
     levels: tuple[float, ...]  # by operator: longest time from its start to the end of the step
     path: tuple[int, ...]  # operators on the critical path, in execution order
@@ -31,7 +31,6 @@ class CriticalPath:
 
 
 def critical_path(dependencies: Sequence[Collection[int]], costs: Sequence[float]) -> CriticalPath:
-    """Compute levels and critical path of a step."""
     if len(costs) != len(dependencies):
         raise ScheduleError(f"{len(costs)} costs for {len(dependencies)} operators; give every operator one")
     wrong = next((index for index, cost in enumerate(costs) if not cost >= 0), None)
@@ -59,19 +58,12 @@ def followers(dependencies: Sequence[Collection[int]]) -> list[list[int]]:
 
 
 def topological(dependencies: Sequence[Collection[int]]) -> list[int]:
-    """Return the operators in topological order."""
-    following = followers(dependencies)
-    waiting = [len(set(before)) for before in dependencies]
-    order = [index for index, count in enumerate(waiting) if not count]
-    for index in order:
-        for later in following[index]:
-            waiting[later] -= 1
-            if not waiting[later]:
-                order.append(later)
-    if len(order) < len(dependencies):
-        stuck = next(index for index, count in enumerate(waiting) if count)
-        raise ScheduleError(f"operator {stuck} is on a dependency cycle; correct the dependencies")
-    return order
+    try:
+        return list(graphlib.TopologicalSorter(dict(enumerate(dependencies))).static_order())
+    except graphlib.CycleError as error:
+        raise ScheduleError(
+            f"operator {min(error.args[1])} is on a dependency cycle; correct the dependencies"
+        ) from error
 
 
 class ReadyOperators:
@@ -122,11 +114,7 @@ class Start:
 
 
 class OperatorScheduler(Protocol):
-    """Decides which operators start when others finish.
-
-    A step begins with `start` and ends when `done`. Runtime, simulator and tests drive the same object. Schedulers
-    that do not plan with times ignore the clock.
-    """
+    """Decides which operators start when others finish; runtime, simulator and tests drive the same object."""
 
     @property
     def done(self) -> bool:
@@ -167,12 +155,9 @@ class DecisionRecorder:
 
 
 def held_by_core(decisions: Iterable[Start], cores: int) -> tuple[tuple[int, ...], ...]:
-    """Return the operators that hold each core, in order: the `order` of a schedule.
-
-    An operator that holds several cores is listed for each. It can start once it is next on all of them and its
-    dependencies have finished. Executed this way with the times the decisions were based on, no operator starts later
-    than decided. For operators without cores, the lists are by executor.
-    """
+    """Return the operators that hold each core (or executor), in order: the `order` of a schedule."""
+    # With the times the decisions were based on, no operator starts later than decided if it starts once it is next on
+    # all of its cores and its dependencies have finished.
     decisions = tuple(decisions)
     held: list[list[int]] = [[] for _ in range(2 * cores if any(start.sibling for start in decisions) else cores)]
     for start in decisions:
@@ -181,3 +166,34 @@ def held_by_core(decisions: Iterable[Start], cores: int) -> tuple[tuple[int, ...
                 raise ScheduleError(f"operator {start.operator} uses core {core}, but there are only {cores} cores")
             held[core + cores if start.sibling else core].append(start.operator)
     return tuple(map(tuple, held))
+
+
+def simulate_operators(
+    scheduler: OperatorScheduler, duration_ns: Callable[[Start], int], names: Sequence[str] | None = None
+) -> Timeline:
+    """Simulate a scheduler's decisions; of simultaneous ends the lowest operator is first (Tang et al., 2018, 4.3)."""
+    ends: list[tuple[int, int, int, int, Start]] = []  # end, operator, serial number, start, how it runs
+    serial = itertools.count()
+
+    def give(starts: Iterable[Start], now_ns: int) -> None:
+        for start in starts:
+            if (took_ns := duration_ns(start)) < 0:
+                raise SettingError(f"duration_ns must be at least 0, got {took_ns} for {start}")
+            heapq.heappush(ends, (now_ns + took_ns, start.operator, next(serial), now_ns, start))
+
+    spans: list[Span] = []
+    give(scheduler.start(0), 0)
+    while ends:
+        now_ns, operator, _, began_ns, start = heapq.heappop(ends)
+        name = str(operator) if names is None else names[operator]
+        details = {"operator": operator, "threads": start.threads}
+        spans += [Span(name, place, began_ns, now_ns, details=details) for place in places_of(start)]
+        give(scheduler.finished(operator, now_ns), now_ns)
+    assert scheduler.done
+    return Timeline(sorted(spans, key=lambda span: span.start_ns))  # stable: of equal starts the one that ends first
+
+
+def places_of(start: Start) -> list[str]:
+    if not start.cores:
+        return [f"executor {start.executor}"]
+    return [f"core {core} thread 1" if start.sibling else f"core {core}" for core in start.cores]

@@ -18,12 +18,10 @@ class PlannedTask:
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """Tasks in issue order, with a minimal set of waits.
+    """Tasks in issue order; everything begins and ends on stream 0."""
 
-    Everything begins and ends on stream 0: all tasks run after previous work and before later work on that stream. A
-    stream runs its own tasks in order, so it waits only for tasks of other streams, and only if no earlier wait implies
-    that they have finished. The waits are the cross-stream edges of the transitive reduction of the required order.
-    """
+    # A stream runs its own tasks in order, so it waits only for tasks of other streams, and only if no earlier wait
+    # implies that they have finished: the cross-stream edges of the transitive reduction of the required order.
 
     num_streams: int
     tasks: tuple[PlannedTask, ...]  # in issue order
@@ -33,7 +31,6 @@ class StreamPlan:
     def of(
         cls, order: Sequence[tuple[int, int]], dependencies: Mapping[int, Collection[int]], num_streams: int
     ) -> "StreamPlan":
-        """Plan tasks in a given order of (stream, task)."""
         known = _VectorClocks(num_streams)
         tasks = []
         for stream, task in order:
@@ -47,11 +44,9 @@ class StreamPlan:
         return frozenset({*self.join, *(task for issued in self.tasks for task in issued.waits)})
 
     def releases(self, allocations: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Return by task the allocations that can be released after it.
-
-        Memory returns to the stream that allocated it, whose next task may reuse it without waiting.
-        So this stream must know by then that all other streams have finished with it.
-        """
+        """Return by task the allocations that can be released after it."""
+        # Memory returns to the stream that allocated it, whose next task may reuse it without waiting. So this stream
+        # must know by then that all other streams have finished with it.
         known = _VectorClocks(self.num_streams)
         clocks: list[list[tuple[int, ...]]] = [[] for _ in range(self.num_streams)]
         positions: list[list[int]] = [[] for _ in range(self.num_streams)]
@@ -61,7 +56,9 @@ class StreamPlan:
         released: list[list[int]] = [[] for _ in self.tasks]
         for allocation, uses in enumerate(allocations):
             stream = known.stream_of(uses[0])
-            first = bisect.bisect_left(clocks[stream], True, key=lambda clock: known.all_over(uses, clock))
+            first = bisect.bisect_left(
+                clocks[stream], True, key=lambda clock: all(known.is_over(task, clock) for task in uses)
+            )
             if first < len(clocks[stream]):
                 released[positions[stream][first]].append(allocation)
         return released
@@ -89,22 +86,18 @@ class _VectorClocks:
         """Return the minimal subset of tasks to wait for so that all of them have finished."""
         last: dict[int, int] = {}  # by stream
         for task in tasks:
-            if not self._is_over(task, self._clocks[stream]):
+            if not self.is_over(task, self._clocks[stream]):
                 other = self.stream_of(task)
                 last[other] = max(task, last.get(other, task), key=self._ends.__getitem__)
         return tuple(
             task
             for _, task in sorted(last.items())
-            if not any(self._is_over(task, self._clock_after[other]) for other in last.values() if other != task)
+            if not any(self.is_over(task, self._clock_after[other]) for other in last.values() if other != task)
         )
-
-    def all_over(self, tasks: Iterable[int], clock: Sequence[int]) -> bool:
-        """Return whether a clock implies that all these tasks have finished."""
-        return all(self._is_over(task, clock) for task in tasks)
 
     def stream_of(self, task: int) -> int:
         return self._ends[task][0]
 
-    def _is_over(self, task: int, clock: Sequence[int]) -> bool:
+    def is_over(self, task: int, clock: Sequence[int]) -> bool:
         stream, count = self._ends[task]
         return clock[stream] >= count

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from bow.planning.placement.controllers import train_policy
-from bow.planning.placement.training import LearningSettings, PolicyProgress
+from bow.planning.placement.training import LearningSettings, PolicyProgress, train_policy
 from tests.planning.placement.small_graphs import LEARNING, NEAR, SIZES, all_steps
 from tests.planning.placement.small_steps import random_step
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.placement_machine import k80_machine
-from bow.planning.placement.evaluation import SimulatedEvaluator
-from bow.planning.placement.groups import Group, Groups
+from bow.planning.placement.groups import Group, Groups, SimulatedEvaluator
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
 from bow.planning.rules import RULES

@@ -24,9 +24,8 @@ import numpy as np
 import torch
 
 from benchmarks import harness
-from bow.planning.placement.controllers import train_policy
 from bow.planning.placement.policy import PolicySettings
-from bow.planning.placement.training import LearningSettings
+from bow.planning.placement.training import LearningSettings, train_policy
 from bow.planning.problem.partition import Split
 from bow.planning.search.metropolis import Limits, metropolis
 from bow.planning.search.proposals import Changes, Proposals

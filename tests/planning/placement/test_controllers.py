@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from bow.errors import ClusterError, ScheduleError
-from bow.planning.placement import controllers
-from bow.planning.placement.controllers import train_policy
-from bow.planning.placement.training import LearnedPlacement, LearningSettings, Placement, PolicyProgress
+from bow.planning.placement import training
+from bow.planning.placement.training import LearnedPlacement, LearningSettings, Placement, PolicyProgress, train_policy
 from bow.planning.search.processes import SearchProcess
 from tests.forked import FORKED
 from tests.planning.placement.policies import SMALL, chain, sums
@@ -46,7 +45,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             super().__init__(messages)
             pids.append(self.pid)
 
-    monkeypatch.setattr(controllers, "SearchProcess", Noted)
+    monkeypatch.setattr(training, "SearchProcess", Noted)
     return pids
 
 
@@ -73,7 +72,7 @@ def test_a_killed_controller_is_replaced_and_does_not_end_the_training(started: 
     assert killer.killed is not None
     assert len(started) == 2
     assert [each.updates for each in killer.told] == [*range(1, 10)]
-    assert found.history.samples == 27
+    assert found.samples == 27
     assert found.best.time_s <= killer.best_before
     assert found.best.time_s == sums([found.best.placement])[0]
     assert all(each.isfinite().all() for each in found.policy.parameters())
@@ -82,7 +81,7 @@ def test_a_killed_controller_is_replaced_and_does_not_end_the_training(started: 
 
 def test_controllers_share_parameters_and_leave_no_process(started: list[int]) -> None:
     found = trained(6, 2)
-    assert (found.updates, found.history.samples) == (6, 18)
+    assert (found.updates, found.samples) == (6, 18)
     assert len(started) == 2
     assert not any(map(is_alive, started))
 
@@ -106,7 +105,7 @@ def test_controllers_that_never_send_anything_end_the_training() -> None:
 
 STARTER = """
 import os, sys, time
-from bow.planning.placement.controllers import train_policy
+from bow.planning.placement.training import train_policy
 from tests.forked import FORKED
 from tests.planning.placement.policies import SMALL, chain
 

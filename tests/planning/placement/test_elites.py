@@ -4,25 +4,24 @@ import random
 
 import torch
 
-from bow.planning.placement.training import Controller, Elites, LearningSettings, Placement
+from bow.planning.placement.training import Controller, LearningSettings, Placement, Ranked, elites
 from tests.planning.placement.policies import small_policy
 
 
 def test_the_best_of_all_that_was_drawn_are_kept_each_once() -> None:
-    source, elites = random.Random(0), Elites(4)
+    source = random.Random(0)
+    found: Ranked = ()
     every: dict[Placement, float] = {}
     for _ in range(10):
         placements = [tuple(source.randrange(3) for _ in range(3)) for _ in range(5)]
         took = [float(sum(each)) if sum(each) < 5 else None for each in placements]
-        elites.add(placements, took)
+        found = elites(found, placements, took, 4)
         every |= {each: time for each, time in zip(placements, took, strict=True) if time is not None}
-        assert elites.placements == sorted(every, key=lambda each: (every[each], each))[:4]
+        assert [placement for _, placement in found] == sorted(every, key=lambda each: (every[each], each))[:4]
 
 
 def test_none_are_kept_where_none_are_asked_for() -> None:
-    elites = Elites(0)
-    elites.add([(0,)], [1.0])
-    assert elites.placements == []
+    assert elites((), [(0,)], [1.0], 0) == ()
 
 
 def times(placements: list[Placement]) -> list[float | None]:

@@ -9,8 +9,7 @@ import pytest
 
 from benchmarks.placement_machine import k80_machine
 from bow.errors import RuntimeUnavailableError, SettingError
-from bow.planning.placement.evaluation import SimulatedEvaluator
-from bow.planning.placement.groups import module_groups
+from bow.planning.placement.groups import SimulatedEvaluator, module_groups
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.topology_files import load_topology
 from tests.planning.placement.placed_steps import evaluator, unrolled

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.placement_machine import device_loads, imbalance, k80_machine
 from bow.errors import SettingError
-from bow.planning.placement.evaluation import SimulatedEvaluator
+from bow.planning.placement.groups import SimulatedEvaluator
 from bow.planning.placement.towers import towers
 from bow.planning.simulator.step_model import TaskKind
 from tests.planning.placement.placed_steps import evaluator, made_of

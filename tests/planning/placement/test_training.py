@@ -10,13 +10,13 @@ import torch
 
 from bow.errors import ScheduleError, SettingError
 from bow.planning.placement import training
-from bow.planning.placement.controllers import train_policy
 from bow.planning.placement.training import (
     Controller,
     LearnedPlacement,
     LearningSettings,
     Placement,
     PolicyProgress,
+    train_policy,
 )
 from tests.planning.placement.policies import SMALL, chain, small_policy, sums
 
@@ -47,7 +47,7 @@ def test_the_policy_learns_the_fastest_placement() -> None:
 def test_the_same_seed_gives_the_same_training_and_another_one_does_not() -> None:
     first, same, other = trained(), trained(), trained(seed=1)
     assert weights(first).equal(weights(same))
-    assert first.history == same.history
+    assert (first.best, first.samples) == (same.best, same.samples)
     assert not weights(first).equal(weights(other))
 
 
@@ -107,7 +107,6 @@ def test_the_best_is_the_best_of_all_that_was_drawn() -> None:
     times = [time for _, time in drawn if time is not None]
     assert found.best.time_s == min(times)
     assert drawn[found.best.sample - 1] == (found.best.placement, found.best.time_s)
-    assert [each.time_s for each in found.history.bests] == sorted({each.time_s for each in found.history.bests})[::-1]
 
 
 def test_the_time_ends_a_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,10 +10,9 @@ import pytest
 
 from benchmarks.placement_machine import k80_machine
 from bow.errors import RuntimeUnavailableError, ScheduleError
-from bow.planning.placement.evaluation import SearchBudget, SimulatedEvaluator
-from bow.planning.placement.groups import module_groups
+from bow.planning.placement.groups import SearchBudget, SimulatedEvaluator, module_groups
 from bow.planning.placement.methods import GroupProposals, multi_start_metropolis
-from bow.planning.simulator.native_simulator import library
+from bow.planning.simulator.simulation import library
 from tests.planning.placement.placed_steps import evaluator, made_of, unrolled
 
 

@@ -12,10 +12,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from bow.planning.problem.box import whole
 from bow.planning.problem.operator_graph import OperatorGraph
-from bow.planning.rules.mapped import places
+from bow.planning.rules.rule import places
 from bow.planning.tiles.graph_builder import GraphBuilder, TensorRef, Weight
-from bow.planning.tiles.operators.calls import Operands, Outputs, Tile
-from bow.planning.tiles.operators.exported import TRANSLATIONS, exported_call
+from bow.planning.tiles.operators.calls import TRANSLATIONS, Operands, Outputs, Tile, exported_call
 from bow.planning.tiles.operators.losses import pointwise
 from bow.planning.tiles.regions import region
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from bow.errors import RuntimeUnavailableError
-from bow.planning.tiles import link_benchmark, measurement_cache
+from bow.planning.tiles import link_benchmark
+from bow.planning.tiles.communication import ProcessGroup
 from bow.planning.tiles.link_benchmark import DeviceInventory, LinkModels, cache_busy_links, cached_busy_links
-from bow.planning.tiles.process_group import ProcessGroup
 from tests.planning.tiles.thread_group import thread_group, together
 
 LINES: LinkModels = {(0, 1): (120_000.0, 0.5)}
@@ -52,7 +52,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[int,
         torch.rand(1)
         return LINES, 40.0
 
-    monkeypatch.setattr(measurement_cache, "cache_folder", lambda: tmp_path / str(HERE.number))
+    monkeypatch.setattr(link_benchmark, "cache_folder", lambda: tmp_path / str(HERE.number))
     monkeypatch.setattr(link_benchmark, "measure_busy_links", measure)
     return turns_of
 
@@ -154,7 +154,7 @@ def test_without_a_place_to_keep_it_it_is_measured_each_time(
         raise RuntimeUnavailableError("this user has no home folder")
 
     for folder in (nowhere, lambda: tmp_path / "file"):
-        monkeypatch.setattr(measurement_cache, "cache_folder", folder)
+        monkeypatch.setattr(link_benchmark, "cache_folder", folder)
         assert asked(pair) == [(LINES, 40.0)] * 2
     assert len(measured) == 4
 

@@ -13,8 +13,8 @@ import torch
 
 from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
 from bow.planning.tiles import link_benchmark
+from bow.planning.tiles.communication import Message
 from bow.planning.tiles.link_benchmark import SIZES, fitted_link, measure_idle_links, measured_topology
-from bow.planning.tiles.process_group import Message
 from tests.planning.tiles.thread_group import ThreadRank, thread_group, together
 
 KIND = DeviceKind("core", memory_gib=1, tflops=0.05, gb_per_s=8)

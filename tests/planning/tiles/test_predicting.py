@@ -12,8 +12,8 @@ from bow.planning.problem.device_topology import DeviceKind
 from bow.planning.problem.partition import Partition
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
-from bow.planning.tiles import predicting
-from bow.planning.tiles.predicting import predicted_timeline
+from bow.planning.tiles import tile_costs
+from bow.planning.tiles.tile_costs import predicted_timeline
 from bow.schedule import Timeline
 from tests.planning.search_graphs import perceptron
 
@@ -24,10 +24,10 @@ KIND = DeviceKind("core", memory_gib=1, tflops=0.05, gb_per_s=8)
 def test_messages_and_sums_take_what_they_take_in_use(
     latency_us: int, sum_us: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(predicting, "device_kind", lambda *_: KIND)
-    monkeypatch.setattr(predicting, "times_cache", lambda *_: SimpleNamespace(load=lambda make: None))
+    monkeypatch.setattr(tile_costs, "device_kind", lambda *_: KIND)
+    monkeypatch.setattr(tile_costs, "times_cache", lambda *_: SimpleNamespace(load=lambda make: None))
     monkeypatch.setattr(
-        predicting, "cached_busy_links", lambda *_: ({(0, 1): (latency_us * 1e3, 0.001)}, float(sum_us))
+        tile_costs, "cached_busy_links", lambda *_: ({(0, 1): (latency_us * 1e3, 0.001)}, float(sum_us))
     )
     graph = perceptron()
     strategy = Partition(graph.hash, data_parallel(graph, RULES, 2))

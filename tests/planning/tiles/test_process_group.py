@@ -14,8 +14,8 @@ from torch import nn
 from bow.errors import ClusterError
 from bow.planning.problem.partition import Partition, everything_on
 from bow.planning.tiles import TileRuntime, capture_operators
-from bow.planning.tiles import process_group as teams
-from bow.planning.tiles.process_group import ProcessGroup, deprioritise_gloo_threads, wait_for
+from bow.planning.tiles import communication as teams
+from bow.planning.tiles.communication import ProcessGroup, deprioritise_gloo_threads, wait_for
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the system has no batch threads")

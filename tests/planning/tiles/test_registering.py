@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from bow.errors import GraphError
 from bow.planning.problem.partition import Split
 from bow.planning.rules import RULES, shipped_rules
-from bow.planning.rules.mapped import Along, MappedRule, Shapes, Side, Whole
-from bow.planning.rules.rule import Rules
+from bow.planning.rules.rule import Along, MappedRule, Rules, Shapes, Side, Whole
 from bow.planning.rules.views import PointwiseRule
 from bow.planning.tiles import ProcessGroup, import_rules, register_rule, registered_rules, registering
 from bow.planning.tiles.operators.calls import CALLS, Operands, Outputs, Tile

@@ -25,7 +25,7 @@ from bow.errors import DataError, OptimizerError, ScheduleError, SettingError
 from bow.planning.problem.partition import Partition, Split, everything_on
 from bow.planning.search.problem import Problem
 from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime, capture_operators
-from bow.planning.tiles.process_group import wait_for
+from bow.planning.tiles.communication import wait_for
 from tests.cluster.worlds import in_world
 from tests.planning.tiles.equality import TOLERANCE, Task, Trial, by_pytorch, by_tiles, difference, task
 from tests.planning.tiles.many import trials

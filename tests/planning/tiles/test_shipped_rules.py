@@ -8,7 +8,7 @@ import pytest
 
 from bow.errors import GraphError
 from bow.planning.rules import RULES, shipped_rules
-from bow.planning.rules.mapped import Along, MappedRule, Shapes, Shifted, Side, Whole
+from bow.planning.rules.rule import Along, MappedRule, Shapes, Shifted, Side, Whole
 from bow.planning.tiles.operators.calls import call_of
 from bow.planning.tiles.registering import check_rule
 from tests.planning.tiles.cases import CASES, example

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from bow.errors import SettingError
+from bow.planning.tiles.communication import ProcessGroup
 from bow.planning.tiles.device_state import Cell, DeviceWeights
-from bow.planning.tiles.process_group import ProcessGroup
 
 
 def weights(*dtypes: torch.dtype) -> DeviceWeights:

@@ -8,5 +8,5 @@ import pytest
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
-    monkeypatch.setattr("bow.schedule.profiler.operator_times.cache_folder", lambda: folder)
+    monkeypatch.setattr("bow.schedule.profiler.measuring.cache_folder", lambda: folder)
     return folder

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import bow
 from bow.schedule.profiler import OperatorTime
-from bow.schedule.profiler.operator_times import ProfileCache, hardware, signature
+from bow.schedule.profiler.measuring import ProfileCache, hardware, signature
 
 TIME = OperatorTime(1.5e-6, 1e-7, 20)
 
@@ -92,7 +92,7 @@ def test_a_name_that_is_none_is_no_reason_to_fail(tmp_path: Path) -> None:
 def test_other_cores_and_other_ways_to_compute_are_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = hardware("native runtime")
     with monkeypatch.context() as patched:
-        patched.setattr("bow.schedule.profiler.operator_times.available_cores", lambda: (5, 77))
+        patched.setattr("bow.schedule.profiler.measuring.available_cores", lambda: (5, 77))
         cores = hardware("native runtime")
     with monkeypatch.context() as patched:
         patched.setenv("OMP_WAIT_POLICY", "ACTIVE" if "active" not in usual else "PASSIVE")

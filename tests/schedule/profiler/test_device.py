@@ -16,7 +16,7 @@ from bow.runtime.local import dependencies_of, operators_of
 from bow.runtime.streams import StreamRuntime
 from bow.schedule.profiler import BoundStep, Profile
 from bow.schedule.profiler.device import HostStopwatch, bind_on, device_policies, hardware_of, measure_on, stopwatch_of
-from bow.schedule.profiler.operator_times import OperatorTime
+from bow.schedule.profiler.measuring import OperatorTime
 from bow.schedule.scheduler import critical_path
 from bow.testing import FakeDevice, RaceError, Wait
 
@@ -131,7 +131,7 @@ def test_the_profile_waits_for_the_caller_and_the_caller_for_the_profile(wait: W
 
 
 def test_times_are_kept_for_a_device_and_its_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bow.schedule.profiler.operator_times.cache_folder", lambda: tmp_path)
+    monkeypatch.setattr("bow.schedule.profiler.measuring.cache_folder", lambda: tmp_path)
     device = FakeDevice()
     subject = made_on(device)
     first = counted(device, subject, cache=True)

@@ -12,8 +12,14 @@ from bow.errors import SettingError
 from bow.runtime.local import operators_of
 from bow.schedule import FirstComeSchedule, Schedule, Span, Timeline
 from bow.schedule.profiler import BoundStep, OperatorTime, measuring, profile
-from bow.schedule.profiler.measuring import measure, measure_schedule, numbers_of_threads
-from bow.schedule.profiler.operator_times import ProfileCache, hardware, signature
+from bow.schedule.profiler.measuring import (
+    ProfileCache,
+    hardware,
+    measure,
+    measure_schedule,
+    numbers_of_threads,
+    signature,
+)
 from tests.schedule.profiler.steps import branches
 
 CORES = len(available_cores())

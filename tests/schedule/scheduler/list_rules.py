@@ -7,7 +7,7 @@ from typing import Any
 
 from bow.schedule import Timeline
 from bow.schedule.scheduler import Start
-from bow.schedule.simulator import simulate_operators
+from bow.schedule.scheduler.protocol import simulate_operators
 from tests.schedule.scheduler.graphs import Dependencies
 from tests.schedule.scheduler.watching import Moment, Watched, check_carried_out
 

@@ -13,6 +13,7 @@ from benchmarks.manycore.simulator import simulate_operators
 from bow.errors import ScheduleError
 from bow.schedule import Timeline
 from bow.schedule.scheduler import CacheTimes, CoRunScheduler, Interference, Start
+from bow.schedule.scheduler.corun import INTERFERENCE
 from tests.schedule.scheduler.graphs import dependencies, listed, times
 from tests.schedule.scheduler.watching import Event, Moment, Watched, check_carried_out
 
@@ -330,7 +331,7 @@ def test_types_that_interfere_are_kept_separate_from_the_next_step_on() -> None:
         "kinds": ["conv", "pool", "add"],
         "cores": 2,
     }
-    interference = Interference(case["kinds"], factor=1.5)
+    interference = Interference(case["kinds"])
     scheduler = CoRunScheduler(**case, interference=interference)
     assert [start.operator for start in scheduler.start(1000)] == [0, 1]
     assert [start.operator for start in scheduler.finished(1, 1140)] == [2]  # 140 instead of 90, beside 0
@@ -356,7 +357,7 @@ def test_what_begins_when_another_ends_was_not_beside_it() -> None:
 def test_what_has_interfered_never_runs_together_again(
     case: dict[str, Any], data: st.DataObject, strategy: Any
 ) -> None:
-    interference = Interference(case["kinds"], factor=1.2)
+    interference = Interference(case["kinds"])
     scheduler = CoRunScheduler(**case, strategy=strategy, interference=interference)
     for _ in range(3):
         known = interference.pairs
@@ -377,7 +378,7 @@ def test_what_has_interfered_never_runs_together_again(
 @settings(max_examples=40)
 @given(CASES, st.data())
 def test_a_step_observes_what_took_too_long_beside_what(case: dict[str, Any], data: st.DataObject) -> None:
-    interference = Interference(case["kinds"], factor=2)
+    interference = Interference(case["kinds"])
     watched = Watched(CoRunScheduler(**case, interference=interference))
     actual = data.draw(listed(st.integers(1, 90), case["dependencies"]))
     timeline = run(watched, case["times"], actual)
@@ -386,7 +387,7 @@ def test_a_step_observes_what_took_too_long_beside_what(case: dict[str, Any], da
     blamed = set()
     for one, other in itertools.permutations(spans, 2):
         together = spans[one].start_ns < spans[other].end_ns and spans[other].start_ns < spans[one].end_ns
-        if together and actual[one] > 2 * case["times"][one][threads[one]]:
+        if together and actual[one] > INTERFERENCE * case["times"][one][threads[one]]:
             blamed.add(tuple(sorted([case["kinds"][one], case["kinds"][other]])))
     assert interference.pairs == blamed
 

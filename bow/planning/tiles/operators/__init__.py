@@ -2,8 +2,6 @@
 
 from bow.planning.tiles.operators import layers as layers
 from bow.planning.tiles.operators import losses as losses
-from bow.planning.tiles.operators import norms as norms
-from bow.planning.tiles.operators import recurrent as recurrent
 from bow.planning.tiles.operators import views as views
 from bow.planning.tiles.operators import windows as windows
-from bow.planning.tiles.operators.exported import TRANSLATIONS as TRANSLATIONS
+from bow.planning.tiles.operators.calls import TRANSLATIONS as TRANSLATIONS

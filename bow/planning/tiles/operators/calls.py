@@ -1,5 +1,6 @@
-"""Tiles of operators, and the interface of functions that compute them."""
+"""Operators exported by PyTorch, tiles, and the functions that translate the former and compute the latter."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,11 +10,145 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from bow.errors import CaptureError
 from bow.planning.problem.box import Box, sizes, whole
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
-from bow.planning.rules.mapped import Shapes, places, shapes_of
-from bow.planning.rules.rule import Rule
-from bow.planning.tiles.operators.exported import decoded, function
+from bow.planning.rules.rule import Rule, Shapes, places, shapes_of
+from bow.planning.tiles.graph_builder import GraphBuilder, Shape, Value
+
+Result: TypeAlias = Value | tuple[Value, ...] | None  # translation of an operator's results; None: not translatable
+
+
+@dataclass(frozen=True)
+class Exported:
+    """An operator that PyTorch exported."""
+
+    function: str  # full name, such as `aten.relu.default`
+    arguments: Mapping[str, Any]  # by name, including defaults; tensors are values of the graph
+    keywords: frozenset[str]  # names of the keyword-only arguments
+    outputs: tuple[tuple[Shape, torch.dtype], ...]  # shapes and dtypes
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+    @property
+    def name(self) -> str:
+        """Name without namespace and overload, such as `relu`."""
+        return self.function.split(".")[1]
+
+    @property
+    def shape(self) -> Shape:
+        return self.outputs[0][0]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def operands(self) -> list[Value]:
+        """The tensors among the arguments, in order."""
+        return [value for argument in self.arguments.values() for value in _values(argument)]
+
+    def by_name(self, **others: Any) -> dict[str, Any]:
+        """Return the attributes for `call_by_name`, with some arguments replaced."""
+        count = 0
+
+        def number(argument: Any) -> int | None:
+            nonlocal count
+            if not isinstance(argument, Value):
+                return None
+            count += 1
+            return count - 1
+
+        written = {name: encoded(others.get(name, value), number) for name, value in self.arguments.items()}
+        return {
+            "function": self.function,
+            "arguments": [value for name, value in written.items() if name not in self.keywords],
+            "keywords": {name: value for name, value in written.items() if name in self.keywords and value is not None},
+        }
+
+
+def exported_call(
+    name: str, function: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], made: Any
+) -> Exported:
+    """Bind the arguments of an operator call, filling in defaults."""
+    given: dict[str, Any] = {}
+    for place, parameter in enumerate(function._schema.arguments):
+        default = parameter.default_value if parameter.has_default_value() else None
+        given[parameter.name] = arguments[place] if place < len(arguments) else keywords.get(parameter.name, default)
+    by_name = frozenset(each.name for each in function._schema.arguments if each.kwarg_only)
+    tensors = made if isinstance(made, (tuple, list)) else [made]
+    return Exported(name, given, by_name, tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors))
+
+
+Translate: TypeAlias = Callable[[GraphBuilder, Exported], Result]
+
+TRANSLATIONS: dict[str, Translate] = {}  # by the operator's name without overload, such as `relu`
+
+
+def translation(*names: str) -> Callable[[Translate], Translate]:
+    def register(translate: Translate) -> Translate:
+        TRANSLATIONS.update(dict.fromkeys(names, translate))
+        return translate
+
+    return register
+
+
+def not_none(*values: Value | None) -> list[Value]:
+    return [value for value in values if value is not None]
+
+
+def repeated(value: Any, count: int) -> list[int]:
+    """Expand a number, or a list of one, to one number per dimension."""
+    given = [value] if isinstance(value, int) else list(value)
+    return given * count if len(given) == 1 else given
+
+
+def axis(dim: int, rank: int) -> int:
+    return dim % max(rank, 1)
+
+
+def _values(argument: Any) -> list[Value]:
+    if isinstance(argument, Value):
+        return [argument]
+    return [value for each in argument for value in _values(each)] if isinstance(argument, (list, tuple)) else []
+
+
+_TORCH = (torch.dtype, torch.layout, torch.memory_format)
+
+
+def encoded(argument: Any, operand: Callable[[Any], int | None]) -> Any:
+    """Encode an argument as JSON-compatible data; `operand` returns a tensor's number, or None for non-tensors."""
+    if (number := operand(argument)) is not None:
+        return {"operand": number}
+    if isinstance(argument, (list, tuple)):
+        return [encoded(each, operand) for each in argument]
+    if isinstance(argument, torch.device):
+        return {"device": True}  # replaced by each process's own device
+    if isinstance(argument, _TORCH):
+        return {"torch": str(argument).removeprefix("torch.")}
+    if argument is None or isinstance(argument, (bool, int, float, str)):
+        return argument
+    raise CaptureError(
+        f"an operator has an argument of type {type(argument).__name__}, which an operator graph cannot represent; "
+        "use another operator"
+    )
+
+
+def decoded(argument: Any, operands: Sequence[Tensor | None], device: torch.device) -> Any:
+    """Invert `encoded`, replacing numbers by operands."""
+    if isinstance(argument, (list, tuple)):
+        return [decoded(each, operands, device) for each in argument]
+    if not isinstance(argument, dict):
+        return argument
+    if "operand" in argument:
+        return operands[argument["operand"]]
+    return device if "device" in argument else getattr(torch, argument["torch"])
+
+
+def function(name: str) -> Any:
+    namespace, operator, overload = name.split(".")
+    return getattr(getattr(getattr(torch.ops, namespace), operator), overload)
 
 
 @dataclass(frozen=True)
@@ -33,12 +168,10 @@ class Tile:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether the operator is not split."""
         return self.box == whole(self.shapes.output)
 
 
 def tile_of(graph: OperatorGraph, operator: PlanOperator, rule: Rule, box: Box) -> Tile:
-    """Return the tile that computes a box of an operator's first output."""
     boxes = {
         "input": rule.input_boxes(operator, graph, box),
         "weight": rule.weight_boxes(operator, graph, box),
@@ -72,8 +205,6 @@ CALLS: dict[str, Call] = {}  # by kind; operators of other kinds are not split, 
 
 
 def tile_function(*kinds: str) -> Callable[[C], C]:
-    """Register a function in `CALLS`."""
-
     def register(call: C) -> C:
         CALLS.update(dict.fromkeys(kinds, call))
         return call
@@ -107,7 +238,6 @@ def plain(function: Callable[..., Tensor], *names: str) -> LocalCall:
 
 
 def required(operands: Operands) -> list[Tensor]:
-    """Return the operands, asserting that none is None."""
     found = [operand for operand in operands if operand is not None]
     assert len(found) == len(operands)
     return found

@@ -7,8 +7,17 @@ import torch
 import torch.nn.functional as F
 
 from bow.planning.tiles.graph_builder import Constant, GraphBuilder, TensorRef, Value
-from bow.planning.tiles.operators.calls import Operands, Outputs, Tile, required, tile_function
-from bow.planning.tiles.operators.exported import Exported, Result, axis, translation
+from bow.planning.tiles.operators.calls import (
+    Exported,
+    Operands,
+    Outputs,
+    Result,
+    Tile,
+    axis,
+    required,
+    tile_function,
+    translation,
+)
 from bow.planning.tiles.operators.layers import SOFTMAX_FLOPS
 
 _MEAN, _SUM = 1, 2  # PyTorch's codes of loss reductions; 0 is none
@@ -19,7 +28,6 @@ _SUFFIX = {_MEAN: "mean", _SUM: "sum"}
     "where", "masked_fill", "rsub", "hardswish", "log_sigmoid", "to", "_to_copy", "clone", "contiguous", "alias"
 )
 def pointwise(builder: GraphBuilder, exported: Exported) -> Result:
-    """Translate an elementwise operator."""
     operands = exported.operands
     if len(exported.outputs) != 1 or not operands:
         return None
@@ -120,6 +128,5 @@ def cross_entropy(tile: Tile, operands: Operands, seed: int) -> Outputs:
 
 @tile_function("counted_mean")
 def counted_mean(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """Compute the mean of the losses whose class is not the ignored one."""
     losses, classes = required(operands)
     return (losses.sum() / (classes != tile.attributes["ignore_index"]).sum(),)

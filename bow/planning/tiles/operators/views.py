@@ -7,21 +7,24 @@ import torch
 from torch import Tensor
 
 from bow.planning.problem.box import Box, volume
-from bow.planning.rules.mapped import Shape
+from bow.planning.rules.rule import Shape
 from bow.planning.rules.views import Segment, segments
 from bow.planning.tiles.graph_builder import GraphBuilder, TensorRef, Value, Weight
 from bow.planning.tiles.operators.calls import (
     CALLS,
+    Exported,
     LocalCall,
     Operands,
     Outputs,
+    Result,
     Tile,
+    axis,
     padded,
     plain,
     required,
     tile_function,
+    translation,
 )
-from bow.planning.tiles.operators.exported import Exported, Result, axis, translation
 
 
 @translation(
@@ -127,28 +130,24 @@ def _pad(builder: GraphBuilder, exported: Exported) -> Result:
 
 
 def sliced(builder: GraphBuilder, tensor: Value, dim: int, start: int, end: int, step: int = 1) -> TensorRef:
-    """Add a slice along a dimension."""
     shape = list(builder.shape(tensor))
     shape[dim] = len(range(start, end, step))
     return builder.add_single_output("slice", [tensor], shape, {"dim": dim, "start": start, "step": step})
 
 
 def selected(builder: GraphBuilder, tensor: Value, dim: int, index: int) -> TensorRef:
-    """Add the selection of one element along a dimension."""
     shape = list(builder.shape(tensor))
     size = shape.pop(dim)
     return builder.add_single_output("select", [tensor], shape, {"dim": dim, "index": index % size})
 
 
 def concatenated(builder: GraphBuilder, tensors: Sequence[Value], dim: int) -> TensorRef:
-    """Add a concatenation."""
     shape = list(builder.shape(tensors[0]))
     shape[dim] = sum(builder.shape(tensor)[dim] for tensor in tensors)
     return builder.add_single_output("concat", [as_tensor(builder, tensor) for tensor in tensors], shape, {"dim": dim})
 
 
 def stacked(builder: GraphBuilder, tensors: Sequence[Value], dim: int) -> TensorRef:
-    """Add a stack along a new dimension."""
     shape = list(builder.shape(tensors[0]))
     shape.insert(dim, len(tensors))
     return builder.add_single_output("stack", [as_tensor(builder, tensor) for tensor in tensors], shape, {"dim": dim})
@@ -173,7 +172,6 @@ CALLS |= {"concat": joined(torch.cat), "stack": joined(torch.stack), "permute": 
 
 @tile_function("pad")
 def pad(tile: Tile, operands: Operands, seed: int) -> Outputs:
-    """Compute a tile of a constant padding."""
     (tensor,) = required(operands)
     fetched = tile.operands[0]
     assert fetched is not None

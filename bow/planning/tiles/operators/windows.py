@@ -1,5 +1,6 @@
 """Convolution and pooling: tiles receive their halo, padding outside of the image is added here."""
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -11,10 +12,21 @@ from torch import Tensor
 
 from bow.planning.problem.box import Box
 from bow.planning.rules.layers import windows
-from bow.planning.rules.mapped import SlidingWindow
+from bow.planning.rules.rule import SlidingWindow
 from bow.planning.tiles.graph_builder import GraphBuilder
-from bow.planning.tiles.operators.calls import Operands, Outputs, Tile, padded, required, tile_function
-from bow.planning.tiles.operators.exported import Exported, Result, not_none, repeated, translation
+from bow.planning.tiles.operators.calls import (
+    Exported,
+    Operands,
+    Outputs,
+    Result,
+    Tile,
+    not_none,
+    padded,
+    repeated,
+    required,
+    tile_function,
+    translation,
+)
 
 
 @translation("conv1d", "conv2d", "conv3d")
@@ -116,8 +128,9 @@ def avg_pool(tile: Tile, operands: Operands, seed: int) -> Outputs:
     counts = [_counts(tile, side, attributes["count_padding"]) for side in sides]
     if all(count == side.kernel for of, side in zip(counts, sides, strict=True) for count in of):
         return (means,)
-    wanted = _outer([torch.tensor(of, dtype=means.dtype, device=means.device) for of in counts])
-    return (means * (elements / wanted),)
+    wanted = [torch.tensor(of, dtype=means.dtype, device=means.device) for of in counts]
+    outer = functools.reduce(lambda product, side: product.unsqueeze(-1) * side, wanted)
+    return (means * (elements / outer),)
 
 
 @tile_function(*(f"adaptive_max_pool{n}d" for n in (1, 2, 3)))
@@ -200,11 +213,3 @@ def _adaptive_cuts(tile: Tile, dim: int) -> list[tuple[int, int]]:
     assert fetched is not None
     origin = fetched[dim][0]
     return [(i * size // output - origin, -(-(i + 1) * size // output) - origin) for i in range(*tile.box[dim])]
-
-
-def _outer(sides: Sequence[Tensor]) -> Tensor:
-    """Return the outer product of one vector per dimension."""
-    product = sides[0]
-    for side in sides[1:]:
-        product = product.unsqueeze(-1) * side
-    return product
