@@ -10,10 +10,11 @@ from bow.cluster import World
 from bow.engines import Loop
 from bow.errors import BowError, CheckpointError, reason
 from bow.replicas import LearnerGroup
-from bow.replicas.layout import Slot
+from bow.replicas.layout import CHANNELS_LAST
 from bow.sync import Timing
 
 STATE_VERSION = 2
+MEMORY_ORDER = "memory_order"  # of parameters that have an unusual one, in a state
 
 RESUME_REMEDY = "resume from an older one, or another file of a run's checkpoints directory"
 
@@ -73,16 +74,11 @@ def _identity(group: LearnerGroup, loop: Loop) -> dict[str, Any]:
     return {
         "version": STATE_VERSION,
         "parameters": layout.num_parameters,
-        "model": [list(map(_place, slots)) for slots in layout.group_slots],
+        "model": [[f"{slot.names[0]} {list(slot.shape)}" for slot in slots] for slots in layout.group_slots],
         "optimizer": type(group.optimizer.optimizer).__name__,
         "sync": loop.sync.kind,
+        MEMORY_ORDER: {s.names[0]: list(s.order) for s in layout.slots if s.order != tuple(range(len(s.shape)))},
     }
-
-
-def _place(slot: Slot) -> str:
-    """Return a parameter's name and shape, and its order in memory where that is not the usual one."""
-    is_usual = slot.order == tuple(range(len(slot.shape)))
-    return f"{slot.names[0]} {list(slot.shape)}{'' if is_usual else f' in order {list(slot.order)}'}"
 
 
 def _mismatch(state: Any, identity: Mapping[str, Any]) -> str | None:
@@ -91,12 +87,27 @@ def _mismatch(state: Any, identity: Mapping[str, Any]) -> str | None:
     if "strategy" in state:
         return "the checkpoint is of a training by a partition of bow.plan; resume with that partition"
     for part, own in identity.items():
-        if state.get(part) != own:
+        if part == MEMORY_ORDER:
+            if (was := state.get(part, own)) != own:  # states of earlier versions do not store it
+                return _other_order(was, own)
+        elif state.get(part) != own:
             return (
                 f"the state was made with {part} {state.get(part)!r}, this training has {own!r}; "
                 f"resume with the same {part}"
             )
     return None
+
+
+def _other_order(was: Mapping[str, Sequence[int]], own: Mapping[str, Sequence[int]]) -> str:
+    name = next(name for name in (*was, *own) if was.get(name) != own.get(name))
+    orders = (str(order[name]) if name in order else "the usual one" for order in (was, own))
+    is_last = any(list(CHANNELS_LAST) == order for order in was.values())
+    how = "memory_format=torch.channels_last" if is_last else "memory_format=torch.contiguous_format"
+    engine = 'engine=bow.Engine(memory_format="channels_last")' if is_last else "an engine without memory_format"
+    return (
+        f"the state was made with parameter {name!r} in memory order {next(orders)}, this training has {next(orders)}; "
+        f"resume with {engine}, or with model.to({how})"
+    )
 
 
 def part_of(by_device: Sequence[int], world: World) -> int:

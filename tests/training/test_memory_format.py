@@ -91,8 +91,26 @@ def test_rows_of_members_have_the_order_too() -> None:
 
 def test_a_state_of_another_order_is_refused() -> None:
     state = replicas(memory_format="channels_last").training_state()
-    with pytest.raises(CheckpointError, match=r"in order \[0, 2, 3, 1\]"):
+    how = r"memory order \[0, 2, 3, 1\], this .* the usual one; resume with engine=bow.Engine\(memory_format="
+    with pytest.raises(CheckpointError, match=how):
         replicas().load_training_state(state)
+    how = r"the usual one, this .* \[0, 2, 3, 1\]; resume with an engine without memory_format"
+    with pytest.raises(CheckpointError, match=how):
+        replicas(memory_format="channels_last").load_training_state(replicas().training_state())
+
+
+def test_a_state_of_an_earlier_version_has_the_models_own_order() -> None:
+    def model() -> nn.Module:
+        return network().to(memory_format=Last)
+
+    before = bow.Replicas(model(), LOSS, learners=2)
+    before.round([images(8), images(8)])
+    state = before.training_state()
+    del state["memory_order"]
+    resumed = bow.Replicas(model(), LOSS, learners=2)
+    resumed.load_training_state(state)
+    for a, b in zip(before.central.parameters(), resumed.central.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_another_format_is_refused() -> None:
