@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten
 
-from bow.errors import ModelError, SettingError
+from bow.errors import CheckpointError, ModelError, SettingError
 from bow.replicas import LearnerGroup, OptimizerFactory, buffer_state, copy_buffers, load_buffers
 from bow.replicas.buffers import buffer_slots
 from bow.replicas.group import Learner
-from bow.replicas.layout import ParameterLayout
+from bow.replicas.layout import MEMORY_ORDER, ParameterLayout, other_order
 from bow.replicas.matrix import ReplicaMatrix
 from bow.replicas.model import replicate
 from bow.replicas.optimizer import OptimizerRows, make_optimizer, on_cpu
@@ -114,10 +114,13 @@ class MemberGroup(LearnerGroup):
 
     def state_of(self, row: int) -> dict[str, Any]:
         named = self.learners[row].module.named_parameters()
-        return {**self._state_of(row), "frozen": {n: on_cpu(p) for n, p in named if n not in self.layout.names}}
+        frozen = {n: on_cpu(p) for n, p in named if n not in self.layout.names}
+        return {**self._state_of(row), "frozen": frozen, MEMORY_ORDER: self.layout.memory_order}
 
     @torch.no_grad()
     def load_state_of(self, row: int, state: dict[str, Any]) -> None:
+        if (problem := other_order(state, self.layout.memory_order)) is not None:
+            raise CheckpointError(problem)
         module = self.learners[row].module
         self.matrix.weights_of(row).copy_(state["weights"])
         load_buffers(module, state["buffers"])

@@ -1,7 +1,8 @@
 """Layout of the model's parameters in a row of the replica matrix."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Shaped
@@ -11,6 +12,7 @@ from bow.errors import OptimizerError
 
 ALIGNMENT = 16  # rows are padded to a multiple of this many elements, so that every row starts on a 64-byte boundary
 
+MEMORY_ORDER = "memory_order"  # entry of a state: the layout's `memory_order`
 CHANNELS_LAST = (0, 2, 3, 1)  # dimensions of a convolution's weight from the slowest to the fastest
 
 
@@ -75,6 +77,12 @@ class ParameterLayout:
         self.group_slices[-1] = slice(self.group_slices[-1].start, self.row_length)
         self._sizes = [slot.numel for slot in self.slots] + ([self.padding] if self.padding else [])
 
+    @property
+    def memory_order(self) -> dict[str, list[int]]:
+        """Order of dimensions in memory by parameter name, of those with an unusual one."""
+        slots = (slot for slot in self.slots if slot.order != tuple(range(len(slot.shape))))
+        return {slot.names[0]: list(slot.order) for slot in slots}
+
     def views(self, row: Tensor) -> dict[str, Tensor]:
         """Return views of a row `[parameters]` by parameter name, tied ones under each; differentiable in the row."""
         named: dict[str, Tensor] = {}
@@ -104,3 +112,16 @@ def memory_order(parameter: Tensor) -> tuple[int, ...]:
     order = tuple(sorted(range(parameter.dim()), key=lambda d: (-strides[d], d)))
     dense = parameter.permute(order).is_contiguous()
     return order if dense else tuple(range(parameter.dim()))
+
+
+def other_order(state: Mapping[str, Any], own: Mapping[str, list[int]]) -> str | None:
+    """Return a message why rows of a state with another memory order cannot be loaded; None if they can."""
+    was: Mapping[str, list[int]] = state.get(MEMORY_ORDER, own)  # states of earlier versions do not store it
+    name = next((name for name in (*was, *own) if was.get(name) != own.get(name)), None)
+    if name is None:
+        return None
+    before, now = (order.get(name, "the usual one") for order in (was, own))
+    how = 'engine=bow.Engine(memory_format="channels_last"), or with model.to(memory_format=torch.channels_last)'
+    if list(CHANNELS_LAST) not in was.values():
+        how = "an engine without memory_format, or with model.to(memory_format=torch.contiguous_format)"
+    return f"the state was made with parameter {name!r} in memory order {before}, this training has {now}; resume with {how}"

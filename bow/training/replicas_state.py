@@ -10,11 +10,10 @@ from bow.cluster import World
 from bow.engines import Loop
 from bow.errors import BowError, CheckpointError, reason
 from bow.replicas import LearnerGroup
-from bow.replicas.layout import CHANNELS_LAST
+from bow.replicas.layout import MEMORY_ORDER, other_order
 from bow.sync import Timing
 
 STATE_VERSION = 2
-MEMORY_ORDER = "memory_order"  # of parameters that have an unusual one, in a state
 
 RESUME_REMEDY = "resume from an older one, or another file of a run's checkpoints directory"
 
@@ -77,7 +76,7 @@ def _identity(group: LearnerGroup, loop: Loop) -> dict[str, Any]:
         "model": [[f"{slot.names[0]} {list(slot.shape)}" for slot in slots] for slots in layout.group_slots],
         "optimizer": type(group.optimizer.optimizer).__name__,
         "sync": loop.sync.kind,
-        MEMORY_ORDER: {s.names[0]: list(s.order) for s in layout.slots if s.order != tuple(range(len(s.shape)))},
+        MEMORY_ORDER: layout.memory_order,
     }
 
 
@@ -88,26 +87,14 @@ def _mismatch(state: Any, identity: Mapping[str, Any]) -> str | None:
         return "the checkpoint is of a training by a partition of bow.plan; resume with that partition"
     for part, own in identity.items():
         if part == MEMORY_ORDER:
-            if (was := state.get(part, own)) != own:  # states of earlier versions do not store it
-                return _other_order(was, own)
+            if (problem := other_order(state, own)) is not None:
+                return problem
         elif state.get(part) != own:
             return (
                 f"the state was made with {part} {state.get(part)!r}, this training has {own!r}; "
                 f"resume with the same {part}"
             )
     return None
-
-
-def _other_order(was: Mapping[str, Sequence[int]], own: Mapping[str, Sequence[int]]) -> str:
-    name = next(name for name in (*was, *own) if was.get(name) != own.get(name))
-    orders = (str(order[name]) if name in order else "the usual one" for order in (was, own))
-    is_last = any(list(CHANNELS_LAST) == order for order in was.values())
-    how = "memory_format=torch.channels_last" if is_last else "memory_format=torch.contiguous_format"
-    engine = 'engine=bow.Engine(memory_format="channels_last")' if is_last else "an engine without memory_format"
-    return (
-        f"the state was made with parameter {name!r} in memory order {next(orders)}, this training has {next(orders)}; "
-        f"resume with {engine}, or with model.to({how})"
-    )
 
 
 def part_of(by_device: Sequence[int], world: World) -> int:

@@ -113,6 +113,17 @@ def test_a_state_of_an_earlier_version_has_the_models_own_order() -> None:
         assert torch.equal(a, b)
 
 
+def test_a_members_state_of_another_order_is_refused() -> None:
+    def group(memory_format: str | None) -> MemberGroup:
+        return MemberGroup(network(), torch.optim.SGD, 1, torch.device("cpu"), memory_format)
+
+    state = group("channels_last").state_of(0)
+    with pytest.raises(CheckpointError, match="memory order .*resume with engine=bow.Engine"):
+        group(None).load_state_of(0, state)
+    del state["memory_order"]  # of an earlier version
+    group("channels_last").load_state_of(0, state)
+
+
 def test_another_format_is_refused() -> None:
     with pytest.raises(SettingError, match='memory_format must be "channels_last" or None'):
         bow.Engine(memory_format="nhwc")  # type: ignore[arg-type]
