@@ -124,4 +124,7 @@ def other_order(state: Mapping[str, Any], own: Mapping[str, list[int]]) -> str |
     how = 'engine=bow.Engine(memory_format="channels_last"), or with model.to(memory_format=torch.channels_last)'
     if list(CHANNELS_LAST) not in was.values():
         how = "an engine without memory_format, or with model.to(memory_format=torch.contiguous_format)"
-    return f"the state was made with parameter {name!r} in memory order {before}, this training has {now}; resume with {how}"
+    return (
+        f"the state was made with parameter {name!r} in memory order {before}, this training has {now}; "
+        f"resume with {how}"
+    )

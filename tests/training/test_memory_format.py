@@ -118,7 +118,7 @@ def test_a_members_state_of_another_order_is_refused() -> None:
         return MemberGroup(network(), torch.optim.SGD, 1, torch.device("cpu"), memory_format)
 
     state = group("channels_last").state_of(0)
-    with pytest.raises(CheckpointError, match="memory order .*resume with engine=bow.Engine"):
+    with pytest.raises(CheckpointError, match=r"memory order .*resume with engine=bow\.Engine"):
         group(None).load_state_of(0, state)
     del state["memory_order"]  # of an earlier version
     group("channels_last").load_state_of(0, state)
