@@ -8,6 +8,7 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,12 +17,15 @@ from pathlib import Path
 
 from bow.errors import RuntimeUnavailableError, disk_reason
 from bow.files import PIN, Expendable, write_whole
+from bow.interruption import Interruption
 
 CACHE = "BOW_CACHE"  # environment variable: folder of the cache of compiled code, `~/.cache/bow` by default
 # Size to which the cache is trimmed after every compilation; the least recently used files are deleted first.
 MOST_BYTES = 2 * 2**30
 
 SCRATCH = "making-"
+POLL_S = 0.1  # between two looks for a signal while the compiler runs
+
 NO_COMPILER = "none"
 
 
@@ -131,9 +135,22 @@ def source_hash(*parts: str) -> str:
 def compile_cpp(what: str, arguments: Sequence[str], takes: str) -> None:
     command = [*compiler(what), *arguments]
     print(f"bow: building {what}, once on this machine ({takes})", file=Expendable(sys.stderr))
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        lines = done.stderr.splitlines() or [f"exit status {done.returncode}"]
+    # In a group of its own: Ctrl-C reaches the compiler by us alone, whose parts would go on without it.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0) as made:
+        try:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    told = made.communicate(timeout=POLL_S)[1]
+                    break
+                if Interruption.pending:
+                    raise RuntimeUnavailableError(f"{what} was not built: interrupted")
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(made.pid, signal.SIGTERM)  # upon which it removes its files
+            made.communicate()
+            raise
+    if made.returncode:
+        lines = told.splitlines() or [f"exit status {made.returncode}"]
         first = next((line for line in lines if "error" in line), lines[0])
         raise RuntimeUnavailableError(f"{command[0]} cannot compile {what}: {first.strip()}")
 

@@ -15,6 +15,7 @@ import torch
 
 from bow.compiling import NO_COMPILER, built, cache_folder, compile_cpp, compiler_version, instruction_set
 from bow.errors import RuntimeUnavailableError
+from bow.interruption import Interruption
 
 FLAGS = ("-shared", "-fPIC", "-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-DAT_PER_OPERATOR_HEADERS")
 
@@ -59,12 +60,21 @@ def can_be_built() -> bool:
     return not is_built() and compiler_version() != NO_COMPILER
 
 
-@functools.cache
 def _attempt() -> ModuleType | RuntimeUnavailableError:
-    """Try to load it, once per process: a failure would repeat, slowly."""
+    try:
+        return _tried()
+    except RuntimeUnavailableError as error:
+        return error
+
+
+@functools.cache
+def _tried() -> ModuleType | RuntimeUnavailableError:
+    """Try to load it, once per process: a failure would repeat, slowly; one by a signal is tried again."""
     try:
         return _load()
     except RuntimeUnavailableError as error:
+        if Interruption.pending:
+            raise
         return error
 
 

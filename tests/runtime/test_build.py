@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import signal
 import subprocess
 import textwrap
 import time
@@ -21,6 +22,8 @@ from bow.runtime.local import LocalRuntime
 from bow.seeds import derive_seed
 from bow.tuner import ChoiceCache, EngineSetting
 from tests.forked import FORKED
+
+SLOW = "#include <torch/extension.h>\n"  # takes seconds to compile
 
 
 @pytest.fixture
@@ -183,6 +186,39 @@ def test_what_the_compiler_says_is_passed_on(tmp_path: Path) -> None:
     source.write_text("#error nothing works today\n")
     with pytest.raises(RuntimeUnavailableError, match="nothing works today"):
         compile_extension(source, tmp_path / "target.so", "name")
+
+
+COMPILED_IN_A_SWEEP = textwrap.dedent(
+    """
+    import signal, sys
+    from pathlib import Path
+    from bow.interruption import Interruption
+    from bow.runtime.loading import compile_extension
+    watched = Interruption([signal.SIGINT])
+    with watched.watched() if sys.argv[2] == "sweep" else open(sys.argv[1]):
+        compile_extension(Path(sys.argv[1]), Path(sys.argv[1]).with_suffix(".so"), "name")
+    """
+)
+
+
+@pytest.mark.parametrize("where", ["sweep", "train"])
+def test_ctrl_c_ends_the_compiler_and_its_files(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    temporary, source = tmp_path / "temporary", tmp_path / "source.cpp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    source.write_text(SLOW)
+    with subprocess.Popen([*FORKED, "-c", COMPILED_IN_A_SWEEP, str(source), where], stderr=subprocess.PIPE) as made:
+        while not list(temporary.glob("*.s")):
+            assert made.poll() is None
+            time.sleep(0.05)
+        made.send_signal(signal.SIGINT)
+        told = made.communicate(timeout=20)[1].decode()
+    assert ("was not built: interrupted" if where == "sweep" else "KeyboardInterrupt") in told
+    for _ in range(100):
+        if not list(temporary.iterdir()):
+            break
+        time.sleep(0.05)
+    assert list(temporary.iterdir()) == []
 
 
 def test_setting_up_without_a_compiler_says_so_in_one_sentence(
