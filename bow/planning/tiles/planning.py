@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bow.data import batch_length
+from bow.devices.memory import host_memory
 from bow.errors import ScheduleError, SettingError, reason
 from bow.files import Expendable
 from bow.forking import begin_to_compute
@@ -39,6 +40,7 @@ from bow.values import whole
 
 CostsName: TypeAlias = Literal["roofline", "measured"]
 
+NUMBER_BYTES = 16  # of a sample's number, while it is copied
 COSTS: tuple[CostsName, ...] = ("roofline", "measured")  # sources of tile times
 
 
@@ -161,8 +163,13 @@ def resize_batch(batch: Any, sizes: Sequence[int], settings: SearchSettings) -> 
             "always takes less time for a sample; give noise_scale= too, or one size"
         )
 
+    samples = [each for each in tree_leaves(batch) if isinstance(each, Tensor) and each.dim() and not each.is_meta]
+    of_each, free = sum(each.nbytes for each in samples) / max(length, 1) + NUMBER_BYTES, host_memory()[1]
+
     def of_size(size: int) -> Any:
         try:
+            if size * of_each > free:
+                raise RuntimeError(f"{size * of_each:g} bytes, of which {free:g} are free")
             numbers = torch.arange(size) % length
             return tree_map_only(Tensor, lambda each: each[numbers.to(each.device)] if each.dim() else each, batch)
         except RuntimeError as error:

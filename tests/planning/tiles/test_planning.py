@@ -154,3 +154,12 @@ def test_what_the_optimizer_keeps_counts_as_memory() -> None:
     assert plan(optimizer=functools.partial(torch.optim.SGD, lr=0.1)).makespan_ns > 0
     with pytest.raises(ScheduleError, match="no starting partition fits into memory"):
         plan(optimizer=torch.optim.AdamW)
+
+
+@pytest.mark.parametrize("size", [10**12, 2**62])
+def test_a_size_of_batch_that_no_memory_holds_is_refused_before_anything_is_allocated(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "arange", lambda *arguments: pytest.fail("allocates"))
+    with pytest.raises(SettingError, match=f"not enough memory for a batch of batch_sizes={size}; use a smaller size"):
+        small(batch_sizes=[size])
