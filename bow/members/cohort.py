@@ -20,7 +20,7 @@ from bow.errors import ModelError, SettingError
 from bow.graph.refusal import changed, python_state
 from bow.members.config import SweepConfig
 from bow.members.group import MemberGroup
-from bow.members.member import Progress, Variant
+from bow.members.member import Member, Progress, Variant
 from bow.members.saving import THREADS
 from bow.replicas import prepare_template
 from bow.seeds import derive_seed
@@ -161,6 +161,7 @@ class Cohort:
         self.loop: Loop = make_engine(name, self.group, Members(), task, streams)
         self.feed = MemberFeed(rows)
         self.rows: list[Progress | None] = [None] * rows
+        self.trained: list[Member] = []  # the last ones on the rows
         self.num_rounds = 0  # run so far
         self.turn_s = math.inf  # seconds of a member's turn, as last measured
         self._task = task

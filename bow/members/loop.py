@@ -131,8 +131,14 @@ class SweepLoop:
                         cohort.export(row)
                         self._queue.append(cohort.take(row))
                     break
-        for cohort in self._cohorts:
-            cohort.loop.check_last()
+        try:
+            for cohort in self._cohorts:
+                cohort.loop.check_last()
+                self._take_events(cohort)
+        except Exception:
+            if self._config.search is None:
+                self._save()
+            raise
         self._train_s += time.perf_counter() - began
 
     def _fill(self) -> None:
@@ -185,6 +191,7 @@ class SweepLoop:
             is_kept = cohort.kind in wanted or self._config.search is not None
             if not is_kept or rows > most - sum(len(each.rows) for each in self._cohorts):
                 cohort.loop.check_last()
+                self._take_events(cohort)
                 cohort.loop.close()
                 self._cohorts.remove(cohort)
         return min(rows, most - sum(len(each.rows) for each in self._cohorts))
@@ -207,6 +214,7 @@ class SweepLoop:
             most = 1  # the next member may depend on which ones have ended
         before, ended = [cohort.num_rounds for cohort in cohorts], list[EpochEnd]()
         for cohort, outcomes in run_side_by_side(cohorts, most):
+            self._take_events(cohort)
             ended += self._epochs_ended(cohort, outcomes)
         self.engine = ", ".join(dict.fromkeys(cohort.loop.description for cohort in cohorts))
         self._num_rounds += max(cohort.num_rounds - each for cohort, each in zip(cohorts, before, strict=True))
@@ -214,6 +222,18 @@ class SweepLoop:
             values = evaluate([(cohort, row, self._evaluator_of(each.member)) for cohort, row, each, _, _ in ended])
             for (cohort, row, progress, epoch, is_over), own in zip(ended, values, strict=True):
                 self._end_epoch(cohort, row, progress, epoch, own, is_over)
+
+    def _take_events(self, cohort: Cohort) -> None:
+        """Record an engine's events with the members on its rows, or else with the last ones that were."""
+        trained = [each.member for each in cohort.rows if each is not None]
+        cohort.trained = trained or cohort.trained
+        for event in cohort.loop.take_events():
+            record = {"kind": "event", "time_s": self.elapsed_s, **vars(event)}
+            self._directory.log({**record, "message": f"{', '.join(m.name for m in cohort.trained)}: {event.message}"})
+            for member in cohort.trained:
+                member.events.append(record)
+                if not trained:  # they have been saved
+                    self._directory.save_member(member)
 
     def _epochs_ended(self, cohort: Cohort, outcomes: Sequence[RowOutcome]) -> list[EpochEnd]:
         """Process the outcomes of a cohort; return its members whose epoch or time has ended."""

@@ -226,6 +226,7 @@ class Member:
         best: the model at its best evaluation, as `result.best` of `bow.train`; also saved as `best.safetensors` in its
             folder unless it is the last model. None if no evaluation had a value.
         history: one record per epoch: `train_loss`, `lr`, and the values of the validation data.
+        events: one record per event, such as a change of the engine: `event`, `message`, `round` of the engine.
         stopped: why it ended early: `"diverged"`, `"patience"`, `"halving"`, `"target"`, `"interrupted"`, or the
             reason returned by a custom rule (`"pruned"`: by Optuna); None: it did not.
         engine: name of the engine that ran it.
@@ -240,6 +241,7 @@ class Member:
         self.model: nn.Module | None = None
         self.best: BestModel | None = None
         self.history: list[dict[str, Any]] = []
+        self.events: list[dict[str, Any]] = []
         self.stopped: str | None = None
         self.engine = ""
         self.run_dir = run_dir

@@ -68,6 +68,7 @@ class RayLoop(SweepLoop):
             member = progress.member
             member.model, member.best, member.engine = other.model, other.best, other.engine
             member.history = [{**record, "time_s": record["time_s"] + later} for record in other.history]
+            member.events = [{**record, "time_s": record["time_s"] + later} for record in other.events]
             last = member.history[-1] if member.history else {"round": 0, "samples": 0}
             progress.round, progress.samples = last["round"], last["samples"]
             self._num_rounds += progress.round

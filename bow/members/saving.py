@@ -8,6 +8,7 @@ import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -128,7 +129,8 @@ class SweepDirectory(RunDirectory):
         end = {"seconds": last.get("time_s"), "round": last.get("round"), "samples": last.get("samples")}
         end |= {"best_round": None if member.best is None else member.best.round, "stopped": member.stopped}
         known = {name: value for name, value in end.items() if value is not None}
-        return [start, *member.history, {"kind": "end", **known, **member.metrics}]
+        during = sorted([*member.history, *member.events], key=itemgetter("time_s"))
+        return [start, *during, {"kind": "end", **known, **member.metrics}]
 
     def log(self, record: Record) -> None:
         self._records.log(record)
@@ -164,7 +166,13 @@ class SweepDirectory(RunDirectory):
             progress = under_way.get(member.number)
             at = {} if progress is None else {name: getattr(progress, name) for name in AT}
             best = {} if member.best is None else {**vars(member.best), "model": None}  # the model is in its folder
-            own = {"history": member.history, "stopped": member.stopped, "engine": member.engine, "best": best}
+            own = {
+                "history": member.history,
+                "events": member.events,
+                "stopped": member.stopped,
+                "engine": member.engine,
+                "best": best,
+            }
             states.append({"name": member.name, **own, "at": at})
         state = {
             "members": states,

@@ -7,8 +7,9 @@ from typing import Any
 
 from bow.errors import DivergenceError
 from bow.members.loop import SweepLoop, held_out
-from bow.members.member import Progress
+from bow.members.member import Member, Progress
 from bow.observe import RunDirectory
+from bow.observe.records import read_records
 from bow.training.checkpoint import delete_checkpoints, newest_round, save_checkpoint
 from bow.training.config import TrainConfig
 from bow.training.result import Result
@@ -27,10 +28,12 @@ class TrainingsLoop(SweepLoop):
         try:
             result = run_training(self._config_of(progress))
         except DivergenceError:
+            self._read_events(member, began - self._began)
             self._ended(progress, "diverged")
         else:
             self.engine, self.at_once = result.engine, 1
             member.model, member.best = result.model, result.best
+            self._read_events(member, self.elapsed_s - result.seconds)
             if result.interrupted_by is not None:
                 self._interruption.signal = result.interrupted_by
             is_over = result.stopped is not None or self._has_all_rounds(progress)
@@ -84,6 +87,14 @@ class TrainingsLoop(SweepLoop):
         if self.interrupted_by is not None:  # before or after the training's own rounds
             return INTERRUPTED
         return RUNG if 0 < progress.rung <= progress.epoch else None
+
+    def _read_events(self, member: Member, later: float) -> None:
+        """Copy the events of a training, of which those before its last rung are the member's already."""
+        path = RunDirectory(member.run_dir).metrics_path
+        read = read_records(path) if path.exists() else []
+        events = [record for record in read if record["kind"] == "event" and record["event"] != "stopped"]  # at a rung
+        new = events[len(member.events) :]
+        member.events += [{**record, "time_s": record["time_s"] + later} for record in new]
 
     def _has_all_rounds(self, progress: Progress) -> bool:
         steps, epochs = self._config.train.steps, self._config.train.epochs

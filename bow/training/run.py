@@ -288,9 +288,11 @@ class TrainingLoop:
         except Exception as error:
             self._checkpoints.rounds_failed(error)
             raise
-        if self._dealing.ends_with(deals):
-            self.replicas.loop.check_last()
-        self._count_rounds(ran)
+        try:
+            if self._dealing.ends_with(deals):
+                self.replicas.loop.check_last()
+        finally:  # an exception of the check leaves a checkpoint behind these rounds
+            self._count_rounds(ran)
         self._records.rounds()
         if self._world.is_one:
             self._apply_tuner(meter.now)

@@ -18,12 +18,14 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 import bow
+from bow.engines.graph import Graph
 from bow.engines.graph_round import GraphRound
 from bow.errors import CheckpointError, RunDirectoryError
 from bow.members import Member
 from bow.members.loop import SweepLoop
 from bow.members.member import Progress
 from bow.members.stopping import Rungs
+from bow.observe import read_records
 from tests.forked import FORKED
 from tests.members.test_equality import FLAT, LABELS, assert_same, mlp, swept
 
@@ -235,6 +237,55 @@ def test_the_one_before_a_damaged_checkpoint_is_taken(tmp_path: Path, monkeypatc
         result = by_hand(tmp_path / "sweep", None, resume="auto")
     for member, other in zip(result.members, expected.members, strict=True):
         assert_same(member, other)
+
+
+def test_the_last_check_of_a_sweep_records_what_it_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def finds(self: Graph) -> None:
+        if not self._failed:
+            self._fall_back("it was found out")
+
+    monkeypatch.setattr(Graph, "check_last", finds)
+    with pytest.warns(UserWarning, match="it was found out; running eager"):
+        result = by_hand(tmp_path / "sweep", None, seeds=1)
+    for member in result.members:
+        (event,) = [each for each in read_records(member.run_dir / "metrics.jsonl") if each["kind"] == "event"]
+        assert event["event"] == "engine changed"
+        assert "it was found out; running eager" in event["message"]
+    (event,) = [each for each in read_records(result.run_dir / "metrics.jsonl") if each["kind"] == "event"]
+    assert event["message"].startswith("seed=0 lr=0.05, ") or event["message"].startswith(result.members[0].name)
+
+
+@pytest.mark.parametrize("learners", [1, 2])
+def test_events_of_members_are_in_their_records(learners: int, tmp_path: Path) -> None:
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        float(batch[0].sum())  # cannot be captured
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    with pytest.warns(UserWarning, match="running eager"):
+        result = bow.sweep(
+            mlp, (FLAT, LABELS), step=step, variants=[bow.Variant(seed=0), bow.Variant(seed=1)], epochs=2,
+            engine="graph", learners=learners, run=bow.Run(tmp_path / "sweep", progress=False),
+            stop=bow.Halving(first=1) if learners > 1 else None,
+        )  # fmt: skip
+    for member in result.members:
+        records = read_records(member.run_dir / "metrics.jsonl")
+        events = [each["event"] for each in records if each["kind"] == "event"]
+        assert events == ["engine changed"] * (1 if learners == 1 or member.epochs < 2 else 2)  # at its rung anew
+        assert records[0]["kind"] == "start"
+        assert records[-1]["kind"] == "end"
+
+
+def test_what_the_last_check_of_a_sweep_raises_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Graph) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Graph, "check_last", fail)
+        with pytest.raises(ZeroDivisionError):
+            by_hand(tmp_path / "sweep", None, checkpoint_every="auto")
+    monkeypatch.setattr(SweepLoop, "_round", None)  # nothing is left to train
+    result = by_hand(tmp_path / "sweep", None, checkpoint_every="auto", resume="auto")
+    assert all(member.epochs == 4 and member.model is not None for member in result.members)
 
 
 def test_an_engine_that_was_left_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
