@@ -84,7 +84,7 @@ def read_text(what: str, path: str | Path, refusal: type[BowError] = SettingErro
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "it is no text"
+        why = getattr(error, "strerror", None) or "the file is not UTF-8 text"
         raise refusal(f"{what} cannot be read from {str(path)!r} ({why}); give another file") from error
 
 

@@ -1,4 +1,4 @@
-"""Reasons why a step cannot be captured: torch's refusals, and side effects that a graph would not repeat."""
+"""Reasons why a step cannot be captured: torch's refusals, and side effects that a replayed graph would lose."""
 
 import contextlib
 import io
@@ -129,7 +129,7 @@ def refuse_changes(
     model: str, before: dict[str, str], after: dict[str, str], refusal: Callable[..., CaptureError] = refusal
 ) -> None:
     if names := changed(before, after):
-        cause = f"changes {names[0]}, which a graph would not repeat"
+        cause = f"changes {names[0]}, a change that is lost when the captured step is replayed"
         raise refusal(model, cause, "keep what changes in a buffer")
 
 

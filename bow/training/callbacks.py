@@ -118,11 +118,19 @@ def check_callbacks(callbacks: Sequence[object]) -> None:
         raise SettingError(f"callbacks must be a list of objects, got {callbacks!r}; put it in a list")
     for callback in callbacks:
         if isinstance(callback, type) or not any(hasattr(callback, hook) for hook in HOOKS):
+            refuse_halving("callbacks", callback)
             if hasattr(callback, "why_over"):
                 raise SettingError(
                     f"a rule that ends a training goes into stop=, got callbacks=[{callback!r}]; move it"
                 )
             raise SettingError(f"callbacks must be objects with some of {', '.join(HOOKS)}, got {callback!r}")
+
+
+def refuse_halving(setting: str, rule: object) -> None:
+    if getattr(rule, "__name__", type(rule).__name__) == "Halving":
+        raise SettingError(
+            f"bow.Halving compares members of a sweep, got {setting}={rule!r}; use bow.sweep(..., stop=bow.Halving())"
+        )
 
 
 class Hooks:

@@ -309,14 +309,17 @@ CASTS = {torch.float32: ".float()", torch.float64: ".double()", torch.float16: "
 
 
 def remedy_of(error: Exception, model: nn.Module) -> str:
-    """What helps where a model or its loss fails on a batch; of another dtype, the words of torch say no more."""
+    return remedy_of_dtype(error, model) or "check that they fit the data"
+
+
+def remedy_of_dtype(error: Exception, model: nn.Module) -> str | None:
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     wanted = str(error).partition(" but ")[0]
     if "to be Long" in wanted or "scalar type Long" in wanted:
         return "give the labels as .long()"
     if "dtype" in str(error) or "result type" in str(error):
         return f"give the data as the model has it: {CASTS.get(dtype, f'.to({dtype})')}"
-    return "check that they fit the data"
+    return None
 
 
 def check_embeddings(model: nn.Module) -> None:

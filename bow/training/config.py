@@ -48,6 +48,9 @@ class PerRound:
     factory: SchedulerFactory
 
 
+EVERY = "an epoch always ends with an evaluation, and 0.25 evaluates four times an epoch"
+
+
 @dataclass(frozen=True, eq=False)
 class Validation:
     """Settings of the central model's evaluation.
@@ -55,7 +58,7 @@ class Validation:
     Args:
         data: in any form of the training data; None: no evaluation.
         metrics: in addition to the loss, including those of torchmetrics; metrics that do not apply are skipped.
-        every: epochs between evaluations; 0.25 evaluates four times an epoch, and 1 or more after every epoch.
+        every: epochs between evaluations, at most 1; 0.25 evaluates four times an epoch.
         batch_size: samples per evaluation batch; None: 256, or the `DataLoader`'s own.
         target: values by name, such as `{"accuracy": 0.99}`: training stops when the central model reaches all.
         buffers: source of the central model's batch-norm statistics: the learners' `"average"`, the `"first"` learner,
@@ -92,7 +95,7 @@ class Validation:
         check_objects("metrics", self.metrics, Metric)
         object.__setattr__(self, "data", as_torch_data(self.data))
         check_names("a metric", [getattr(metric, "name", None) for metric in self.metrics])
-        number("validation.every", self.every, above=0, remedy="0.25 evaluates four times an epoch")
+        number("validation.every", self.every, above=0, most=1, remedy=EVERY)
 
 
 @dataclass(frozen=True, eq=False)

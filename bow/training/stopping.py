@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from bow.errors import SettingError
+from bow.training.callbacks import refuse_halving
 from bow.training.metrics import Metric, is_higher_better
 from bow.values import number, whole
 
@@ -91,6 +92,8 @@ class EarlyStopping:
 def check_rules(stop: Any, kinds: Any = StopRule, known: str = "bow.EarlyStopping") -> tuple[Any, ...]:
     rules = () if stop is None else tuple(stop) if isinstance(stop, Sequence) and not isinstance(stop, str) else (stop,)
     for rule in rules:
+        if not isinstance(rule, kinds):
+            refuse_halving("stop", rule)
         if not isinstance(rule, kinds) or isinstance(rule, type):
             raise SettingError(f"stop must be {known} or an object with why_over(training), got {rule!r}")
     return rules

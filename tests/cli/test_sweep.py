@@ -95,7 +95,7 @@ def test_batch_sizes_and_schedules_may_differ() -> None:
         (["learners=1,2"], "they differ in learners"),
         (["seed=0,1", "model=mlp,lenet"], "they differ in model"),
         (["seed=0,1", "sync=easgd"], "sync=EASGD changes what one learner does"),
-        (["seed=0,1", "validation.every=2"], "validation.every=2"),
+        (["seed=0,1", "validation.every=0.5"], "validation.every=0.5"),
         (["seed=0,1", "run.path=runs/${seed}"], "they differ in run.path"),
     ],
 )

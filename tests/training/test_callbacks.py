@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import bow
+from bow.engines.graph import Graph
 from bow.errors import SettingError
 
 Train = Callable[..., bow.Result]
@@ -182,3 +183,28 @@ def test_a_target_that_nothing_measures_leaves_what_was_trained(train: Any, mode
             model, data, step=lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1]), validation=data, target={"x": 1}
         )
     assert "there is a checkpoint of round 6" in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize("setting", ["callbacks", "stop"])
+def test_halving_is_for_sweeps(setting: str, train: Any, model: Any, data: Any) -> None:
+    with pytest.raises(SettingError, match=rf"members of a sweep, got {setting}=.*; use bow\.sweep"):
+        train(model, data, **{setting: [bow.Halving()]})
+
+
+def test_what_the_last_check_raises_leaves_a_checkpoint(
+    train: Any, model: Any, data: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = train(model, data, epochs=2, engine="graph", run_dir=tmp_path / "whole")
+
+    def fail(self: Graph) -> None:
+        raise Fails
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Graph, "check_last", fail)
+        with pytest.raises(Fails) as raised:
+            train(model, data, epochs=2, engine="graph", run_dir=tmp_path / "run")
+    assert "there is a checkpoint of round 12" in raised.value.__notes__[0]
+    found = train(model, data, epochs=2, engine="graph", run_dir=tmp_path / "run", resume="auto")
+    assert [record["epoch"] for record in found.history] == [1, 2]
+    for name, value in expected.model.state_dict().items():
+        assert torch.equal(found.model.state_dict()[name], value)

@@ -119,6 +119,7 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
     ({"steps": "10"}, SettingError, "steps must be a whole number .* of type str"),
     ({"epochs": math.inf}, SettingError, "epochs must be a whole number .*got inf"),
     ({"eval_batch_size": 10**20, "validation": (X, Y)}, SettingError, "validation.batch_size must be .* from 1 to 2"),
+    ({"evaluate_every": 2}, SettingError, "validation.every must be above 0 and at most 1, got 2; an epoch always"),
     ({"evaluate_every": math.nan}, SettingError, "validation.every must be a finite number above 0"),
     ({"clip_norm": math.nan}, SettingError, "clip_norm must be a finite number above 0"),
     ({"clip_norm": "1"}, SettingError, "clip_norm must be a finite number above 0, or None .* of type str"),

@@ -378,3 +378,18 @@ def test_parameters_that_are_frozen_or_unfrozen_meanwhile_are_refused(change: An
         made.round([batch, batch])
     assert made.rounds == 2
     made.close()
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph"])
+@pytest.mark.parametrize(
+    ("cast", "remedy"),
+    [
+        (lambda x, y: (x.double(), y), r"torch\.float64, torch\.int64 .*; give the data as the model has it: \.float"),
+        (lambda x, y: (x.int(), y), r"torch\.int32, torch\.int64 .*; give the data as the model has it: \.float"),
+        (lambda x, y: (x, y.double()), r"torch\.float32, torch\.float64 .*; give the labels as \.long"),
+    ],
+)
+def test_batches_of_another_dtype_are_refused_with_the_remedy(engine: Any, cast: Any, remedy: str) -> None:
+    for run in (lambda r, b: r.round(b), lambda r, b: r.run(iter(b), rounds=1)):
+        with pytest.raises(DataError, match=remedy):
+            run(replicas(engine=engine), [cast(*batch(0)), cast(*batch(1))])
