@@ -32,7 +32,7 @@ from bow.planning.tiles.graph_builder import (
     Weight,
     annotate_sample_dims,
 )
-from bow.planning.tiles.inlining import inline_regions
+from bow.planning.tiles.inlining import disabled_autocast_left_out, inline_regions
 from bow.planning.tiles.operators import TRANSLATIONS
 from bow.planning.tiles.operators.calls import Exported, Result, exported_call, function
 from bow.planning.tiles.operators.losses import pointwise
@@ -280,7 +280,7 @@ def _without_changes(step: Step, model: nn.Module, batch: Any) -> Any:
 
 def _exported(step: LearningStep, batch: Any) -> ExportedProgram:
     try:
-        with quiet():
+        with quiet(), disabled_autocast_left_out():
             program = torch.export.export(step, (batch,))
     except BowError:
         raise

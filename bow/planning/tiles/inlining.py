@@ -1,32 +1,48 @@
-"""Inline regions of `torch.no_grad()` and of disabled autocast, which `torch.export` wraps in an operator."""
+"""Inline regions of `torch.no_grad()`, which `torch.export` wraps in an operator."""
 
+import contextlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 _NO_GRAD = torch.ops.higher_order.wrap_with_set_grad_enabled
-_AUTOCAST = torch.ops.higher_order.wrap_with_autocast
 # Operators that return their argument itself if they change nothing.
 _MAY_RETURN_SELF = ("to", "contiguous", "type_as", "dropout")
 
 
+@contextlib.contextmanager
+def disabled_autocast_left_out() -> Iterator[None]:
+    """Skip regions of disabled autocast where it is disabled anyway: `torch.export` loses no_grad inside them."""
+    enter, leave = torch.autocast.__enter__, torch.autocast.__exit__
+
+    def entered(self: Any) -> Any:
+        is_left_out = not self._enabled and not torch.is_autocast_enabled(self.device)
+        vars(self).setdefault("_left_out", []).append(is_left_out)
+        return self if is_left_out else enter(self)  # type: ignore[no-untyped-call]
+
+    def left(self: Any, *error: Any) -> Any:
+        return False if vars(self).get("_left_out") and self._left_out.pop() else leave(self, *error)
+
+    torch.autocast.__enter__, torch.autocast.__exit__ = entered, left  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.autocast.__enter__, torch.autocast.__exit__ = enter, leave  # type: ignore[method-assign]
+
+
 def inline_regions(module: fx.GraphModule, refuse: Callable[[str], Exception]) -> None:
-    """Inline the regions of a graph in place; enabled autocast stays wrapped."""
+    """Inline the regions of a graph in place; autocast stays wrapped."""
     graph = module.graph
     for node in list(graph.nodes):
-        if node.target is _NO_GRAD and not node.args[0]:
-            body, operands = node.args[1], node.args[2:]
-        elif node.target is _AUTOCAST and not node.args[2]:
-            body, operands = node.args[4], node.args[5:]
-        else:
+        if node.target is not _NO_GRAD or node.args[0]:
             continue
+        body, operands = node.args[1], node.args[2:]
         region = getattr(module, body.target)
         inline_regions(region, refuse)
-        if node.target is _NO_GRAD:
-            _refuse_changes(region.graph, refuse)
+        _refuse_changes(region.graph, refuse)
         inner = list(region.graph.nodes)
         copies = dict(zip((each for each in inner if each.op == "placeholder"), operands, strict=True))
         with graph.inserting_before(node):
@@ -38,7 +54,7 @@ def inline_regions(module: fx.GraphModule, refuse: Callable[[str], Exception]) -
                     setattr(module, name, getattr(region, each.target))
                     copies[each] = graph.get_attr(name)
             made = inner[-1].args[0]
-            outputs = [_detached(graph, each, copies) if node.target is _NO_GRAD else copies[each] for each in made]
+            outputs = [_detached(graph, each, copies) for each in made]
         for user in list(node.users):
             user.replace_all_uses_with(outputs[user.args[1]])
             graph.erase_node(user)

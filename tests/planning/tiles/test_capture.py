@@ -307,6 +307,14 @@ def in_place(model: Any, inputs: Tensor) -> Tensor:
     return hidden * view.sum()
 
 
+def in_place_inside_disabled_autocast(model: Any, inputs: Tensor) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        hidden = F.linear(inputs, model.weight)
+        with torch.no_grad():
+            hidden.mul_(2)
+    return hidden
+
+
 def in_place_without_gradient(model: Any, inputs: Tensor) -> Tensor:
     hidden = F.linear(inputs, model.weight)
     with torch.no_grad():
@@ -357,6 +365,7 @@ def on_a_buffer(model: Any, inputs: Tensor) -> Tensor:
         (on_a_part, CaptureError, "changes a tensor in place .* that is used again elsewhere"),
         (by_autocast, CaptureError, "wrap_with_autocast.*leave out autocast.*, or train without a partition"),
         (in_place_without_gradient, CaptureError, "in place under torch.no_grad.*; change a copy"),
+        (in_place_inside_disabled_autocast, CaptureError, "in place under torch.no_grad.*; change a copy"),
         (lambda m, x: F.linear(x, m.weight.detach()), LossError, "the loss does not depend on the model's parameters"),
         (lambda m, x: x * 2, LossError, "the loss does not depend on the model's parameters"),
     ],
@@ -411,6 +420,11 @@ class Regions(nn.Module):
             itself, view, copied = hidden.to(hidden.dtype), hidden.view(-1, 4), hidden.clone().mul_(2)
         with torch.autocast("cpu", enabled=False):
             outputs = self.other(hidden) * factor + itself
+            with torch.no_grad():
+                outputs = outputs + inputs * self.one(inputs).clone().mul_(2)
+                with torch.autocast("cpu", enabled=False), torch.enable_grad():
+                    outputs = outputs + self.one(inputs)
+            outputs = outputs + self.one(inputs)
         with torch.no_grad():
             pass
         return outputs + view * copied  # type: ignore[no-any-return]
