@@ -237,6 +237,11 @@ class TensorSamples:
 def _check_leaves(leaves: list[Tensor]) -> None:
     if any(leaf.dim() == 0 for leaf in leaves):
         raise DataError("every tensor of the data needs a sample dimension, got one with shape []; add the dimension")
+    other = next((leaf.layout for leaf in leaves if leaf.layout != torch.strided), None)
+    if other is not None:
+        raise DataError(
+            f"the tensors of the data must be dense, got one of layout {other}; convert it with .to_dense()"
+        )
     lengths = [len(leaf) for leaf in leaves]
     if len(set(lengths)) > 1:
         raise DataError(

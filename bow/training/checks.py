@@ -1,11 +1,12 @@
 """Validation of users' arguments, before anything is written."""
 
+import contextlib
 import copy
 import functools
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -19,7 +20,7 @@ from bow.cluster import is_member
 from bow.devices import StreamDevice, available_cores, prepare_environment
 from bow.engines import Batch, Loss, Step, check_loss, choose_engine, own_loss, step_from_loss
 from bow.engines.config import ROUND_CAPTURED, Engine
-from bow.errors import BowError, DataError, ModelError, ScheduleError, SettingError, reason
+from bow.errors import BowError, DataError, GraphError, ModelError, ScheduleError, SettingError, reason
 from bow.graph.outside import OutsideTensors
 from bow.replicas import buffer_state, has_lazy_modules, in_mode, load_buffers
 from bow.schedule import DynamicSchedule
@@ -143,7 +144,8 @@ def check_target(target: Mapping[str, float] | None, validation: object, metrics
 def check_objects(setting: str, values: Any, kind: type) -> None:
     for value in values if isinstance(values, Sequence) else [values]:
         if isinstance(value, type) or not isinstance(value, kind) or not isinstance(values, Sequence):
-            raise SettingError(f"{setting} must be a list of {kind.__name__} objects, got {values!r}")
+            remedy = "" if isinstance(value, type) or not callable(value) else "; pass a loss function as loss="
+            raise SettingError(f"{setting} must be a list of {kind.__name__} objects, got {values!r}{remedy}")
 
 
 def make_scheduler(
@@ -320,6 +322,18 @@ def remedy_of_dtype(error: Exception, model: nn.Module) -> str | None:
     if "dtype" in str(error) or "result type" in str(error):
         return f"give the data as the model has it: {CASTS.get(dtype, f'.to({dtype})')}"
     return None
+
+
+@contextlib.contextmanager
+def dtypes_explained(model: nn.Module, batches: Any) -> Iterator[None]:
+    """Name the remedy of batches of another dtype than the model's."""
+    try:
+        yield
+    except (RuntimeError, GraphError) as error:
+        if (remedy := remedy_of_dtype(error, model)) is None:
+            raise
+        dtypes = ", ".join(dict.fromkeys(str(leaf.dtype) for leaf in tree_leaves(batches) if isinstance(leaf, Tensor)))
+        raise DataError(f"the model or its loss fails on batches of {dtypes} ({reason(error)}); {remedy}") from error
 
 
 def check_embeddings(model: nn.Module) -> None:

@@ -11,7 +11,6 @@ from typing import Any, Literal, NoReturn
 import torch
 from jaxtyping import Shaped
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from bow.cluster import ALONE, TrialWorld, World
 from bow.devices import StreamDevice, cuda_device
@@ -31,7 +30,7 @@ from bow.engines.config import Engine as EngineConfig
 from bow.engines.config import MemoryFormat
 from bow.engines.memory import MemoryBudget, is_cpu
 from bow.engines.offload import check_offload
-from bow.errors import DataError, GraphError, ModelError, SettingError, reason
+from bow.errors import ModelError, SettingError
 from bow.forking import begin_to_compute
 from bow.replicas import BufferPolicy, LearnerGroup, OptimizerFactory, copy_buffers, prepare_template
 from bow.schedule import Schedule, Timeline
@@ -42,9 +41,9 @@ from bow.training.checks import (
     check_schedule,
     check_step,
     check_sync,
+    dtypes_explained,
     engine_for,
     refuses_moved,
-    remedy_of_dtype,
     resolve_device,
 )
 from bow.training.replicas_state import load_state, read_state
@@ -268,7 +267,7 @@ class Replicas(nn.Module):
             The learners' losses, before the step; NaN for those that sat out.
         """
         self.group.check_flags()
-        with self._dtypes_explained(batches):
+        with dtypes_explained(self.group.template, batches):
             outcome = self.loop.round(self.batches.prepare(batches))
         remember(self, outcome)
         return outcome.losses
@@ -305,21 +304,9 @@ class Replicas(nn.Module):
             taken = self.batches.take(batches, min(self.loop.period, rounds - len(losses)))
             if not taken:
                 break
-            with self._dtypes_explained(taken):
+            with dtypes_explained(self.group.template, taken):
                 losses += [outcome.losses for outcome in self.rounds_at_once(taken)]
         return torch.stack(losses) if losses else self.z.new_empty(0, self.learners)
-
-    @contextlib.contextmanager
-    def _dtypes_explained(self, batches: Any) -> Iterator[None]:
-        try:
-            yield
-        except (RuntimeError, GraphError) as error:
-            if (remedy := remedy_of_dtype(error, self.group.template)) is None:
-                raise
-            dtypes = dict.fromkeys(str(leaf.dtype) for leaf in tree_leaves(batches) if isinstance(leaf, Tensor))
-            raise DataError(
-                f"the model or its loss fails on batches of {', '.join(dtypes)} ({reason(error)}); {remedy}"
-            ) from error
 
     def resize(self, learners: int) -> None:
         """Change the number of learners on this device; new ones start from z, and the last ones are removed.

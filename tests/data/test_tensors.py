@@ -78,10 +78,11 @@ def test_batches_carry_no_gradient() -> None:
     [
         ((torch.zeros(3, 2), torch.zeros(4)), r"equal first dimensions, got \[3, 4\]"),
         (torch.zeros(0, 2), "0 samples"),
+        (torch.eye(3).to_sparse(), r"dense, got one of layout torch\.sparse_coo; convert it with \.to_dense\(\)"),
         ((torch.zeros(3), torch.tensor(1.0)), r"shape \[\]"),
         ((torch.zeros(3), torch.zeros(3, device="meta")), "one device, got cpu, meta"),
     ],
-    ids=["lengths", "empty", "scalar", "devices"],
+    ids=["lengths", "empty", "sparse", "scalar", "devices"],
 )
 def test_tensors_that_do_not_fit_together_are_refused(data: object, message: str) -> None:
     with pytest.raises(DataError, match=message):

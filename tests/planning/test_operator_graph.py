@@ -41,7 +41,7 @@ def test_json_says_what_it_is() -> None:
 @pytest.mark.parametrize(
     ("operators", "message"),
     [
-        ((SECOND, FIRST), "operator 'second' reads tensor 1, before any operator produces it"),
+        ((SECOND, FIRST), "operator 'second' reads tensor 1, which no operator before it produces; list"),
         ((FIRST, dataclasses.replace(SECOND, name="first")), "two operators are called 'first'"),
     ],
     ids=["order", "name"],

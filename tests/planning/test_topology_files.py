@@ -170,3 +170,8 @@ def test_unreadable_file_names_the_shipped_ones(tmp_path: Path) -> None:
     broken.write_text("just text", encoding="utf-8")
     with pytest.raises(TopologyError, match="a topology must be a mapping"):
         load_topology(broken)
+
+
+def test_what_is_no_mapping_is_named() -> None:
+    with pytest.raises(TopologyError, match="must be a mapping with devices and links, got list"):
+        topology_from_dict([])

@@ -59,7 +59,7 @@ class Groups:
         count = len(self.graph.operators)
         wrong = next((number for number in {*range(count), *held} if held[number] != (0 <= number < count)), None)
         if wrong is not None:
-            raise GraphError(f"operator {wrong} is not in exactly one group; every operator of the graph must be")
+            raise GraphError(f"operator {wrong} is not in exactly one group; put each operator of the graph in one")
         names = Counter(group.name for group in self.groups)
         twice = next((name for name, count in names.items() if count > 1), None)
         if twice is not None:

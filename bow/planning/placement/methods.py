@@ -73,7 +73,9 @@ def multi_start_metropolis(evaluator: SimulatedEvaluator, budget: SearchBudget, 
     # Starts that do not fit are skipped; if none fits, all groups on a processor. Ctrl-C ends the search.
     starts = dict(_starts(evaluator, random.Random(derive_seed(seed, 2))))
     if not starts:
-        raise ScheduleError("no starting placement fits into the devices' memory; use more devices")
+        raise ScheduleError(
+            "no starting placement fits into the devices' memory; use a smaller batch, or more devices or memory"
+        )
     part, found = budget.part(len(starts)), []
     for number, (name, start) in enumerate(starts.items()):
         splits, own = evaluator.groups.splits(start), derive_seed(seed, number)

@@ -52,7 +52,9 @@ class Link:
 
     def __post_init__(self) -> None:
         if len(set(self.ends)) < max(2, len(self.ends)):
-            raise TopologyError(f"a link connects different devices or switches, got {', '.join(self.ends)}")
+            raise TopologyError(
+                f"a link needs at least two different ends, got {', '.join(self.ends)}; name devices or switches"
+            )
         if len(self.ends) > 2 and not self.shared:
             raise TopologyError(
                 f"a link that is not shared has two ends, got {', '.join(self.ends)}; define one link per pair"

@@ -56,7 +56,10 @@ class OperatorGraph:
         for operator in self.operators:
             missing = next((tensor for tensor in operator.inputs if tensor not in made), None)
             if missing is not None:
-                raise GraphError(f"operator {operator.name!r} reads tensor {missing}, before any operator produces it")
+                raise GraphError(
+                    f"operator {operator.name!r} reads tensor {missing}, which no operator before it produces; list "
+                    "operators after those that they read from"
+                )
             if operator.name in names:
                 raise GraphError(f"two operators are called {operator.name!r}; use unique names")
             made.update(operator.outputs)

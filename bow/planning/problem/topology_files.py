@@ -49,7 +49,7 @@ def load_topology(source: str | Path, nodes: int | None = None) -> DeviceTopolog
 
 def topology_from_dict(data: object) -> DeviceTopology:
     if not isinstance(data, Mapping):
-        raise TopologyError("a topology must be a mapping with devices and links, got {type(data).__name__}")
+        raise TopologyError(f"a topology must be a mapping with devices and links, got {type(data).__name__}")
     _check_keys("a topology", data, needed=(), known=_KEYS)
     try:
         return _read(data)

@@ -31,7 +31,7 @@ class ListScheduler:
             raise ScheduleError(f"{len(priority)} priorities for {count} operators; give every operator one")
         wrong = next((index for index in sorted(small) if not 0 <= index < count), None)
         if wrong is not None:
-            raise ScheduleError(f"operator {wrong} is listed in small, but there are only {count} operators")
+            raise ScheduleError(f"operator {wrong} is listed in small, and the last one is {count - 1}; leave it out")
         self.executors = executors
         self._progress = ReadyOperators(dependencies)
         self._priority = priority

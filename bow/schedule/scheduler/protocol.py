@@ -163,7 +163,9 @@ def held_by_core(decisions: Iterable[Start], cores: int) -> tuple[tuple[int, ...
     for start in decisions:
         for core in start.cores or (start.executor,):
             if core >= cores:
-                raise ScheduleError(f"operator {start.operator} uses core {core}, but there are only {cores} cores")
+                raise ScheduleError(
+                    f"operator {start.operator} uses core {core}, and the last one is {cores - 1}; schedule for {cores} cores"
+                )
             held[core + cores if start.sibling else core].append(start.operator)
     return tuple(map(tuple, held))
 

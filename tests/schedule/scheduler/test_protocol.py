@@ -193,7 +193,7 @@ def test_an_order_that_cannot_be_carried_out_is_refused(order: Any, options: dic
 
 
 def test_cores_that_there_are_none_of_are_refused() -> None:
-    with pytest.raises(ScheduleError, match="operator 1 uses core 2, but there are only 2 cores"):
+    with pytest.raises(ScheduleError, match=r"operator 1 uses core 2, and the last one is 1; schedule for 2 cores"):
         held_by_core([Start(0, 0), Start(1, 2)], cores=2)
 
 
