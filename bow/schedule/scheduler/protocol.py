@@ -164,7 +164,8 @@ def held_by_core(decisions: Iterable[Start], cores: int) -> tuple[tuple[int, ...
         for core in start.cores or (start.executor,):
             if core >= cores:
                 raise ScheduleError(
-                    f"operator {start.operator} uses core {core}, and the last one is {cores - 1}; schedule for {cores} cores"
+                    f"operator {start.operator} uses core {core}, and the last one is {cores - 1}; "
+                    f"schedule for {cores} cores"
                 )
             held[core + cores if start.sibling else core].append(start.operator)
     return tuple(map(tuple, held))
