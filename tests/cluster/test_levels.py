@@ -14,6 +14,7 @@ import bow
 from bow.cluster import ALONE, World
 from bow.errors import SettingError
 from bow.sync.levels import spectral_radius
+from bow.sync.two_level import RowsView
 from tests.cluster.worlds import in_world
 
 FEATURES, LR, ROUNDS = 3, 0.05, 9
@@ -100,6 +101,28 @@ def test_on_one_device_two_levels_are_one() -> None:
 @pytest.mark.parametrize("by_device", [[1, 1], [2, 2], [4, 4], [8, 8, 8, 8], [1, 4], [1, 2, 3], [2] * 8], ids=str)
 def test_deviations_calm_down_by_default(by_device: list[int], mu: float) -> None:
     assert spectral_radius(by_device, None, mu) < 1
+
+
+@pytest.mark.parametrize(("alpha", "mu"), [(None, 0.0), (None, 0.5), (None, 0.9), (0.15, 0.5)])
+@pytest.mark.parametrize("by_device", [[1, 1], [2, 2], [1, 2, 3]], ids=str)
+def test_deviations_decay_at_the_predicted_rate(by_device: list[int], alpha: float | None, mu: float) -> None:
+    sync, rows = bow.SMA(alpha=alpha, mu=mu, levels=2), []
+    for device, learners in enumerate(by_device):
+        weights = torch.full((learners, 1), (-1.0) ** device * (device + 1), dtype=torch.float64)
+        z = torch.zeros(1, dtype=torch.float64)
+        rows.append(RowsView(weights, weights, z, z.clone(), weights.clone(), {}, by_device=by_device))
+        sync.start(rows[-1])
+    spreads = []
+    for _ in range(100):
+        for each in rows:
+            sync.contribute(each, sum(by_device), sum(by_device))
+        total = sum(each.total for each in rows)
+        for each in rows:
+            each.total.copy_(total)
+            sync.apply(each, sum(by_device), sum(by_device))
+        spreads.append(max(float((each.weights - each.z).abs().max()) for each in rows))
+    decay = (max(spreads[-20:]) / max(spreads[40:60])) ** (1 / 40)
+    assert decay == pytest.approx(spectral_radius(by_device, alpha, mu), abs=0.01)
 
 
 def test_an_alpha_that_is_unstable_is_refused() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from bow import SMA, SSGD, LocalSGD, Replicas
+from bow.engines.restarts import HOPELESS_ROUNDS
 from bow.errors import DataError, DivergenceError, LossError, ModelError
 from tests.grouped import of_replicas
 
@@ -134,6 +135,15 @@ def test_training_in_which_every_learner_diverges_ends() -> None:
         trained.round([poisoned(), poisoned()])
     with pytest.raises(DivergenceError, match="all others diverged"):
         trained.round([poisoned(), poisoned()])
+
+
+def test_training_continues_while_one_learner_stays_finite() -> None:
+    trained = replicas()
+    with pytest.warns(UserWarning, match="restarts"):
+        trained.round([poisoned(), batch()])
+    for _ in range(HOPELESS_ROUNDS):
+        trained.round([poisoned(), batch()])
+    assert trained.loop.num_restarts == 1 + HOPELESS_ROUNDS
 
 
 @pytest.mark.parametrize(
