@@ -1,4 +1,6 @@
-"""Structural rules of the package. A limit above its aim may only decrease: set it to the current value of the tree."""
+"""Structural rules of the package. A limit above its aim may only decrease: set it to the current value of the tree.
+
+One below its aim may be raised for a feature, up to the aim."""
 
 import functools
 from pathlib import Path

@@ -78,7 +78,7 @@ class Loop(abc.ABC):
 
     @abc.abstractmethod
     def check_last(self) -> None:
-        """Hold what was captured against the step behind the last round, and tell of a difference."""
+        """After the last round, compare what was captured with the step, and warn of a difference."""
 
     @abc.abstractmethod
     def close(self) -> None:

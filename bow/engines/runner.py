@@ -74,7 +74,7 @@ class TaskRunner(abc.ABC):
         """Called after learners were added or removed."""
 
     def check_last(self) -> None:  # noqa: B027 - most replay nothing
-        """Hold what was captured against the step behind the last round, and tell of a difference."""
+        """After the last round, compare what was captured with the step, and warn of a difference."""
 
     def close(self) -> None:  # noqa: B027 - most hold nothing
         """Stop the runner's threads, if it has any; the next round restarts them."""

@@ -271,7 +271,7 @@ class DeviceRoundLoop(Loop):
         return expected
 
     def _chosen(self, batches: Batches) -> tuple[int, FlatBatch] | None:
-        """The learner to hold against the step, and its batch; None where no batch has been captured."""
+        """Return the learner to compare with the step, and its batch; None if no batch has been captured."""
         if isinstance(batches, Stacked):
             whole = FlatBatch.of(batches.value, stacked=True)
             dealt: list[FlatBatch | None] = [whole.of_learner(index) for index in range(len(self.group))]
