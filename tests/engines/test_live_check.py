@@ -546,6 +546,18 @@ def test_the_last_check_ends_where_nothing_is_captured(tmp_path: Path) -> None:
     assert result.history[-1]["round"] == 21
 
 
+@pytest.mark.parametrize("engine", ["graph", "graph@fake"])
+def test_a_last_round_that_was_checked_is_not_checked_again(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = []
+    run_step = LiveCheck.run_step
+    monkeypatch.setattr(LiveCheck, "run_step", lambda self, *given: checked.append(given) or run_step(self, *given))
+    replicas = training(engine, loss=cross_entropy)
+    replicas.round(round_of(0))
+    replicas.loop.check_last()
+    assert len(checked) == 1
+    replicas.close()
+
+
 def test_learners_that_are_added_behind_the_last_round_are_not_checked() -> None:
     replicas = training("graph", loss=cross_entropy)
     replicas.round(round_of(0))
