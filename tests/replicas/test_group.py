@@ -175,3 +175,14 @@ def test_frozen_parameters_are_part_of_the_state() -> None:
     group, other = group_of(model()), group_of(model())
     other.load_state(group.state())
     assert torch.equal(other.central[0].weight, group.central[0].weight)
+
+
+@pytest.mark.parametrize(("nodes", "expected"), [([0], 3.0), ([1], 0.0)], ids=["the same machines", "others"])
+def test_a_devices_own_state_is_restored_on_the_same_machines_only(nodes: list[int], expected: float) -> None:
+    group, other = group_of(nn.Linear(3, 2)), group_of(nn.Linear(3, 2))
+    group.matrix.state["node_z"] = torch.full_like(group.matrix.z, 3.0)
+    other.matrix.state["node_z"] = torch.zeros_like(group.matrix.z)
+    state = group.state({"node_z"})
+    assert state["nodes"] == [0]
+    assert other.load_state({**state, "nodes": nodes}) == (nodes == [0])
+    assert other.matrix.state["node_z"].unique().tolist() == [expected]
