@@ -119,6 +119,20 @@ def test_a_drift_gives_every_device_a_turn() -> None:
     assert all(tuner.learners >= 3 for tuner in tuners.tuners)
 
 
+def test_a_drift_that_leaves_one_device_as_it_is_restarts_the_next() -> None:
+    calm, slower = Disturbance(0.0, 0.0), tuple(round_of(kneed(2, 0.05), speed) for speed in (0.5, 0.5))
+    tuners = DeviceTuners([OnlineTuner(2, MOST), OnlineTuner(2, MOST)])
+    while not tuners.settled:
+        train(tuple(round_of(kneed(2, 0.05), 1.0) for _ in range(2)), tuners, 1, calm)
+    turn = tuners.turn
+    tuner, drifts = tuners.tuners[turn], tuners.tuners[turn].drifts
+    while tuners.turn == turn:
+        train(slower, tuners, 1, calm)
+    assert tuner.learners == 2
+    assert tuner.drifts == drifts + 1
+    assert not tuners.settled
+
+
 def test_a_wall_of_one_device_is_no_wall_of_another() -> None:
     devices = PAIRS["alike"]
     tuners = DeviceTuners([OnlineTuner(2, MOST), OnlineTuner(2, MOST)])
