@@ -324,6 +324,13 @@ def test_small_operators_run_on_second_hardware_threads_of_an_operator_that_hold
     assert without.start() == [Start(0, 0, threads=2, cores=(0, 1))]
 
 
+@pytest.mark.parametrize(("takes", "started"), [(500, [0, 1]), (501, [0])])
+def test_a_small_operator_ends_no_later_than_the_holder_of_all_cores(takes: int, started: list[int]) -> None:
+    predicted = [{1: 900, 2: 500}, {1: takes, 2: 400}]
+    scheduler = CoRunScheduler([[], []], predicted, ["conv", "pool"], cores=2, strategy=4)
+    assert [start.operator for start in scheduler.start()] == started
+
+
 def test_types_that_interfere_are_kept_separate_from_the_next_step_on() -> None:
     case: dict[str, Any] = {
         "dependencies": [[], [], []],
