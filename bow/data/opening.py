@@ -383,7 +383,7 @@ def _tensors(data: Any) -> TensorSamples | None:
 
 def _samples(data: Any) -> DataError | None:
     """What is said of a list of samples, which as a pytree is a sample itself; None for other data."""
-    if not isinstance(data, list) or not all(isinstance(each, (tuple, list)) for each in data):
+    if not isinstance(data, list) or not data or not all(isinstance(each, (tuple, list)) for each in data):
         return None
     return DataError(
         f"data must be tensors whose first dimension counts samples, got a list of {len(data)} "
@@ -396,7 +396,7 @@ def _map_dataset(data: Any) -> Any:
     is_other = isinstance(data, (list, tuple, dict, str, bytes)) or hasattr(data, "iloc")  # a frame yields columns
     if isinstance(data, Dataset) or (is_sequence and not is_other):
         return data
-    if data and (error := _samples(data)) is not None:
+    if (error := _samples(data)) is not None:
         raise error
     leaf = next((leaf for leaf in tree_leaves(data) if not isinstance(leaf, Tensor)), None)
     held = "nothing" if leaf is None else type(leaf).__name__

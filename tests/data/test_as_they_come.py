@@ -121,6 +121,21 @@ def test_a_frame_through_a_collate_function(tmp_path: Path) -> None:
             trained(model, given, tmp_path)
 
 
+def test_a_frame_itself_is_refused(tmp_path: Path) -> None:
+    class Frame:
+        """Like pandas's: it yields columns and has no truth value."""
+
+        iloc = None
+        __len__ = FEATURES.__len__
+        __getitem__ = FEATURES.__getitem__
+
+        def __bool__(self) -> bool:
+            raise ValueError("ambiguous")
+
+    with pytest.raises(DataError, match=r"got Frame; convert a column with \.to_numpy\(\)"):
+        trained(linear(), Frame(), tmp_path)
+
+
 def shards(folder: Path) -> Any:
     """The samples as a `WebDataset`."""
     webdataset = pytest.importorskip("webdataset")
