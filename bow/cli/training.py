@@ -39,8 +39,8 @@ USAGE = """\
 usage: bow train [NAME=VALUE ...] [-m] [--show] [--config FILE]
 
   bow train recipe=lenet data=fashion_mnist learners=4 sync.mu=0.5
-  bow train -m optimizer.lr=.01,.02 seed=range(4)   every combination, side by side
-  bow train -m learners=1,2,4 seed=range(3)     every combination, one after another
+  bow train -m optimizer.lr=.01,.02 'seed=range(4)'   every combination, side by side
+  bow train -m learners=1,2,4 'seed=range(3)'   every combination, one after another
   bow train recipe=lenet --show                 print the settings and stop
   bow train --config runs/first/config.yaml run=runs/again    the same training once more
 

@@ -1,5 +1,6 @@
 """The commands and programs of the README, the page about loops and the notebook: each runs, in a small form."""
 
+import importlib
 import json
 import re
 import shlex
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bow.cli import COMMANDS
 from bow.cli.composition import compose, sweep
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +42,15 @@ def test_a_shell_reads_the_commands_of_a_page(page: Path) -> None:
     for command, _ in commands(page):
         done = subprocess.run(["bash", "-n", "-c", command], capture_output=True, text=True, check=False)
         assert done.returncode == 0, command + done.stderr
+
+
+def test_a_shell_reads_the_examples_of_a_usage() -> None:
+    usages = [importlib.import_module(f"bow.cli.{module}").USAGE for module in COMMANDS.values()]
+    examples = re.findall(r"^  (bow [^\n\[]+?)(?:   .*)?$", "\n".join(usages), re.MULTILINE)
+    assert len(examples) > 10
+    for example in examples:
+        done = subprocess.run(["bash", "-n", "-c", example], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, example + done.stderr
 
 
 def test_settings_of_the_readme_are_those_that_there_are() -> None:
