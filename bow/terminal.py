@@ -40,11 +40,11 @@ def terminal_table(
 
 
 def fit(table: "Table", width: int) -> None:
-    """Narrow the columns until a table fits, the widest first, and none below its longest word."""
-    texts = [[str(column.header), *map(str, column.cells)] for column in table.columns]
+    """Wrap the cells, which are strings, so that a table fits: the widest first, and none below its longest word."""
+    texts = [[UNIT.sub(NO_BREAK, str(text)) for text in (column.header, *column.cells)] for column in table.columns]
     widths = [max(len(line) for text in column for line in text.split("\n")) for column in texts]
     least = [
-        whole if column.no_wrap else max(map(len, " ".join(own).split()), default=0)
+        whole if column.no_wrap else max(map(len, re.split("[ \n]+", " ".join(own))))
         for column, own, whole in zip(table.columns, texts, widths, strict=True)
     ]
     while sum(widths) + 2 * (len(widths) - 1) > width:
@@ -52,8 +52,14 @@ def fit(table: "Table", width: int) -> None:
         if widths[number] == least[number]:
             return
         widths[number] -= 1
-    for column, own in zip(table.columns, widths, strict=True):
+    for column, (_, *cells), own in zip(table.columns, texts, widths, strict=True):
         column.width = own
+        if not column.no_wrap:
+            folded = (
+                "\n".join(textwrap.fill(line, own, break_on_hyphens=False) for line in text.split("\n"))
+                for text in cells
+            )
+            column._cells[:] = [text.replace(NO_BREAK, " ") for text in folded]
 
 
 def terminal() -> "Console":

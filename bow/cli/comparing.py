@@ -30,7 +30,9 @@ def run(words: Sequence[str]) -> int:
             if is_sweep(RunDirectory(path)):
                 raise SettingError(f"{path} is a sweep, whose report compares its members; name two of {path}/members")
             reports.append(Report.read(RunDirectory(path)))
-    comparison = RunComparison([str(path) for path in paths], reports)
+    within_one = len({path.parent for path in paths}) == 1
+    names = [path.name if within_one and path.name else str(path) for path in paths]
+    comparison = RunComparison(names, reports)
     texts = range(len(paths) + 1)
     for title, rows in (("Results", comparison.results), ("Differences", comparison.differences)):
         table, console = terminal_table(title, "", *comparison.names, texts=texts, rows=rows), terminal()

@@ -16,6 +16,7 @@ from bow.errors import DataError, ModelError, RunDirectoryError, SettingError, d
 from bow.observe import RunDirectory, read_records
 from bow.observe.run_directory import readable
 from bow.observe.text import metric_text
+from bow.terminal import say
 from bow.training.evaluation import evaluate
 from bow.values import given_path
 
@@ -69,7 +70,7 @@ def run(words: Sequence[str]) -> int:
         metrics = metrics_of(composition.settings["validation"]["metrics"])
         measured = evaluate(model, splits.validation, metrics, **loss_or_step(composition, splits))
     values = "".join(f", {name} {metric_text(name, value)}" for name, value in measured.items())
-    print(f"outputs {list(outputs.shape)}{values}: {path}")
+    say(f"outputs {list(outputs.shape)}{values}: {path}")
     return 0
 
 

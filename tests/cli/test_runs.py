@@ -89,6 +89,14 @@ def test_two_runs_beside_each_other(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert page.count("</i>a (validation)</span>") == page.count("</i>b (training)</span>") == 2
 
 
+def test_runs_of_one_folder_are_called_by_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("runs/a", "runs/b", "c"):
+        make(tmp_path / name)
+    for others, heads in (("runs/a runs/b", "a b"), ("runs/a c", "runs/a c")):
+        assert main(["compare", *others.split()]) == 0
+        assert capsys.readouterr().out.splitlines()[1].split() == heads.split()
+
+
 def test_many_runs_have_a_curve_each(tmp_path: Path) -> None:
     names = [f"run{number}" for number in range(11)]
     reports = [Report.read(make(tmp_path / name)) for name in names]

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.table import Table
 
 from bow.cli import main
 from bow.terminal import fit, fitted_by_rank, terminal_table, wrapped
@@ -64,6 +66,14 @@ def test_no_line_is_wider_than_the_terminal(words: list[str], shown: Callable[..
     assert len(lines) > 3
 
 
+def test_what_a_prediction_says_fits_the_terminal(shown: Callable[..., list[str]]) -> None:
+    directory = f"runs/{'lenet_' * 8}"
+    shown("train", "learners=1", "steps=1", "engine=eager", "data.limit=64", f"run={directory}")
+    lines = shown("predict", directory, "validation")
+    assert max(map(len, lines)) <= 80
+    assert f"{directory}/predictions.npy" in " ".join(lines).split()
+
+
 def test_a_mistake_goes_on_below_between_words(shown: Callable[..., list[str]]) -> None:
     lines = [line for line in shown("train", "run=/dev/null/there", "epochs=1", status=2) if line]
     assert max(map(len, lines)) <= 80
@@ -71,8 +81,6 @@ def test_a_mistake_goes_on_below_between_words(shown: Callable[..., list[str]]) 
 
 
 def test_numbers_of_a_table_are_whole_where_its_text_has_no_room() -> None:
-    from rich.console import Console
-
     table = terminal_table("policies", "policy", "over the best", rows=[("critical path, 2 executors", "1234.567")])
     console = Console(width=24, file=io.StringIO())
     with console.capture() as captured:
@@ -80,18 +88,30 @@ def test_numbers_of_a_table_are_whole_where_its_text_has_no_room() -> None:
     assert [line.rstrip() for line in captured.get().splitlines()[-2:]] == ["critical path,  1234.567", "2 executors"]
 
 
-def test_words_of_a_table_are_whole_where_they_fit() -> None:
-    from rich.console import Console
-
-    row = ["2026-01-31_120000_resnet", "ResNet, synthetic_images", "4, graph (compiled)", "finished, 15/15, 1 min"]
-    table = terminal_table("runs", "run", "model, data", "learners, engine", "state", texts=range(4), rows=[row])
-    fit(table, 67)
-    console = Console(width=67, file=io.StringIO())
+def fitted(table: Table, width: int) -> list[str]:
+    """The lines of a table after `fit`."""
+    fit(table, width)
+    console = Console(width=width, file=io.StringIO())
     with console.capture() as captured:
         console.print(table)
-    shown = captured.get()
-    assert max(map(len, shown.splitlines())) <= 67
-    assert {"2026-01-31_120000_resnet", "synthetic_images", "(compiled)", "finished,"} <= set(shown.split())
+    lines = [line.rstrip() for line in captured.get().splitlines()]
+    assert max(map(len, lines)) <= width
+    return lines
+
+
+def test_words_of_a_table_are_whole_where_they_fit() -> None:
+    row = ["2026-01-31_120000_resnet", "ResNet, synthetic_images", "4, graph (compiled)", "finished, 15/15, 1 min"]
+    table = terminal_table("runs", "run", "model, data", "learners, engine", "state", texts=range(4), rows=[row])
+    shown = " ".join(fitted(table, 67)).split()
+    assert {"2026-01-31_120000_resnet", "synthetic_images", "(compiled)", "finished,"} <= set(shown)
+
+
+@pytest.mark.parametrize("width", range(18, 44))
+def test_a_unit_stays_with_its_number_in_a_table(width: int) -> None:
+    table = terminal_table("", "run", "state", texts=range(2), rows=[["lenet", "interrupted, 7.81/15, 9 min 48 s"]])
+    shown = fitted(table, width)
+    assert any("9 min" in line for line in shown)
+    assert any("48 s" in line for line in shown)
 
 
 def test_what_matters_least_is_left_out_of_a_line() -> None:
