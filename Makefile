@@ -98,7 +98,8 @@ docs: $(VENV)/.dev
 
 wheel:
 	@.ci/setup '$(VENV)' '$(PYTHON)' build
-	@$(BIN)/python -m build
+	@$(BIN)/python -m build --quiet
+	@ls dist/*.whl
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info
