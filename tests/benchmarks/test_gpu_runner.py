@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tarfile
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 from benchmarks.gpu import Config, program, testing
 from benchmarks.gpu.parts import Part
 from benchmarks.gpu.program import COMPLETE, CUT, FAILED, UNENDED, pack, progress
+from tests import forked
 from tests.gpu.memory import blocks_that_passed, streams_of_pools
 
 ROOT = Path(__file__).parents[2]
@@ -128,7 +128,10 @@ def test_an_archive_is_renewed_and_what_is_killed_leaves_it(tmp_path: Path) -> N
     words = ["benchmarks", "gpu", "fake=true", f"out={out}", f"archive={archive}", "parts=overlap,tests_kernels"]
     script = f"import sys; from benchmarks.gpu import program; program.RENEWED_S = 0.2; sys.argv[1:] = {words[1:]!r}\n"
     script += "from benchmarks.__main__ import run; run(sys.argv[1:])"
-    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, process_group=0)
+    # Its processes are no children of the server's, but its own.
+    environment = {name: value for name, value in os.environ.items() if name != forked.PLACE}
+    command = [*forked.FORKED, "-c", script]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, process_group=0)
     try:
         cases: list[Any] = []
         while not cases:

@@ -19,6 +19,7 @@ import bow
 from bow.engines import captured
 from bow.engines.captured import KeptGraphs
 from bow.engines.frozen import FrozenValues
+from tests.forked import FORKED
 from tests.grouped import of_replicas
 
 FEATURES, CLASSES = 6, 3
@@ -367,8 +368,8 @@ bow.train(torch.nn.Linear(6, 3), data, torch.nn.functional.cross_entropy, engine
 
 
 def test_the_second_process_does_without_torchs_compiler(tmp_path: Path) -> None:
-    for words in ((), ("second",)):
-        subprocess.run([sys.executable, "-c", SCRIPT, *words], cwd=tmp_path, check=True)
+    for command in ([*FORKED, "-c", SCRIPT], [sys.executable, "-c", SCRIPT, "second"]):
+        subprocess.run(command, cwd=tmp_path, check=True)
 
 
 class Hidden(threading.local):

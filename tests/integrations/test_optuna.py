@@ -14,6 +14,7 @@ from torch import nn
 
 import bow
 from bow.errors import MissingDependencyError, SettingError
+from tests.forked import FORKED
 
 optuna = pytest.importorskip("optuna")
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -154,7 +155,7 @@ def die(trial):
 study = optuna.create_study(study_name="s", storage={(url := f"sqlite:///{tmp_path}/study.db")!r}, direction="maximize")
 optimized(study, Path({str(tmp_path)!r}) / "first", die, side_by_side=2)
 """
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 9
+    assert subprocess.run([*FORKED, "-c", script], check=False).returncode == 9
     study = optuna.load_study(study_name="s", storage=url)
     with pytest.warns(UserWarning, match=r"trials \[2, 3\] of the study are running"):
         optimized(study, tmp_path / "second", n_trials=1)
