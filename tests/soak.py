@@ -73,7 +73,7 @@ def network() -> nn.Module:
 def soak(seconds: float, tell: Callable[[str], None] = lambda line: None, **settings: Any) -> Soaked:
     """Train for this long (longer on slow machines), and add or remove a learner every few rounds."""
     draw = random.Random(0)
-    with training(engine="eager") as replicas:  # the first training creates torch's own threads and caches
+    with training(**settings) as replicas:  # the first training creates torch's threads and caches, and loads libraries
         replicas.round([batch() for _ in range(replicas.learners)])
     before = Footprint.now()
     with training(**settings) as replicas:

@@ -37,12 +37,6 @@ print(time.process_time() - began, [name for name in {names} if name in sys.modu
     assert float(seconds) < 0.5  # of the processor, on any machine: 0.01 and 0.05 on cores of 2026
 
 
-def test_packages_are_there_where_only_bow_is_imported() -> None:
-    program = "import bow; print(bow.members.StopRule, bow.observe.WandbLogger, bow.sync.Synchroniser)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 def test_the_name_of_what_needs_none_says_where_it_is() -> None:
     with pytest.raises(AttributeError, match=r"result.best, and best.safetensors"):
         _ = bow.BestCheckpoint

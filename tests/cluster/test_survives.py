@@ -231,6 +231,7 @@ def test_a_learner_that_diverges_starts_again_and_the_others_go_on(pair: Any, tm
         assert (event["event"], event["round"], event["message"]) == ("learner restarted", BAD_ROUND, case.message)
 
 
+@pytest.mark.usefixtures("pair")  # which has started the server of forked processes
 def test_a_learner_that_diverges_can_end_all_with_a_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     before = children(os.getpid())  # multiprocessing's own, which stays
     with pytest.raises(ClusterError) as raised:

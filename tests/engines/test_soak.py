@@ -4,7 +4,7 @@ import pytest
 
 from tests.soak import VARIANTS, check, soak
 
-SECONDS = 4
+SECONDS = 2
 
 
 @pytest.mark.sample(2)
