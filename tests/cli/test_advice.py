@@ -1,5 +1,6 @@
 """What bow doctor says is to be done."""
 
+import math
 import types
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +28,7 @@ def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[
         halved: tuple[float, ...] = (1.0,),
     ) -> list[str]:
         monkeypatch.setattr(diagnosis, "busy_cores", lambda: others)
+        monkeypatch.setattr(diagnosis, "SLOW_S", math.inf)  # the disk may be busy
         done = types.SimpleNamespace(returncode=0, stdout=loss)
         monkeypatch.setattr(diagnosis, "subprocess", types.SimpleNamespace(run=lambda *_, **__: done))
         monkeypatch.setattr(diagnosis.loading, "is_built", lambda: built)

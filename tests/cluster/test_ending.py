@@ -17,9 +17,10 @@ from tests.forked import FORKED
 SCRIPT = """
 import sys
 from pathlib import Path
-from tests.cluster.job import train
+from tests.cluster import job
+job.PAUSE_S = 0.02
 fault = ("end", int(sys.argv[2])) if sys.argv[2:] else ()
-train(Path(sys.argv[1]), *fault, learners=2, devices=2, checkpoint_every=1000, resume="auto")
+job.train(Path(sys.argv[1]), *fault, learners=2, devices=2, checkpoint_every=1000, resume="auto")
 """
 
 
