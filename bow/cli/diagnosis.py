@@ -65,7 +65,7 @@ def run(words: Sequence[str]) -> int:
             console.print(Text(f"\n{problem}", "yellow"))
     if words:
         return _check_fit(words, console)
-    say("\nRecommendations")
+    say("\nRecommendations (measured, which takes some seconds)")
     for line in list(advice(machine)) or ["none"]:
         say(f"  {line}")
     return 0

@@ -155,7 +155,9 @@ def _compare(console: Console, step: BoundStep, profile: Profile, settings: Sche
         console.print("no strategy for training: operators run one after another fastest")
     else:
         save_text("the strategy", file, fixed.schedule.to_json())
-        console.print(f"for training: {fixed.name}: bow train engine=graph engine.schedule={file}")
+        console.print(
+            f"for training, which needs a fixed order: {fixed.name}: bow train engine=graph engine.schedule={file}"
+        )
 
 
 ACTIONS: dict[str, Callable[[Console, BoundStep, Profile, ScheduleSettings], None]] = {

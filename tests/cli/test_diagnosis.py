@@ -84,4 +84,5 @@ def _nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_doctor_ends_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
-    assert capsys.readouterr().out.endswith("\nRecommendations\n  set something\n")
+    shown = capsys.readouterr().out
+    assert shown.endswith("\nRecommendations (measured, which takes some seconds)\n  set something\n")

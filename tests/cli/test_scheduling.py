@@ -153,7 +153,7 @@ def test_the_best_strategy_with_an_order_is_written_for_training(
     assert main(["schedule", "compare", *RECIPE]) == 0
     shown = capsys.readouterr().out
     assert "\nfirst come, 2 executors of 1 thread: 2.00 times as fast as sequential, 1 thread\n" in shown
-    assert "for training: strategy 3: bow train engine=graph engine.schedule=schedule/strategy.json" in shown
+    assert "for training, which needs a fixed order: strategy 3: bow train engine=graph" in shown
     schedule = Schedule.from_json((folder / "schedule" / "strategy.json").read_text())
     assert isinstance(schedule, OrderedSchedule)
     places = {place.split()[0] for place in Timeline.load(folder / "schedule" / "timeline.json").places}
