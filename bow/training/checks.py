@@ -307,6 +307,7 @@ def check_first_batch(
             _forget_graphs(now, before)
 
 
+LABELS = "give the labels as .long()"
 CASTS = {torch.float32: ".float()", torch.float64: ".double()", torch.float16: ".half()"}
 
 
@@ -318,7 +319,7 @@ def remedy_of_dtype(error: Exception, model: nn.Module) -> str | None:
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
     wanted = str(error).partition(" but ")[0]
     if "to be Long" in wanted or "scalar type Long" in wanted:
-        return "give the labels as .long()"
+        return LABELS
     if "dtype" in str(error) or "result type" in str(error):
         return f"give the data as the model has it: {CASTS.get(dtype, f'.to({dtype})')}"
     return None
@@ -330,10 +331,13 @@ def dtypes_explained(model: nn.Module, batches: Any) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, GraphError) as error:
-        if (remedy := remedy_of_dtype(error, model)) is None:
+        remedy = remedy_of_dtype(error, model)
+        dtypes = dict.fromkeys(leaf.dtype for leaf in tree_leaves(batches) if isinstance(leaf, Tensor))
+        fits = next((p.dtype for p in model.parameters()), None) in dtypes  # the step itself mixes dtypes
+        if remedy is None or (fits and remedy != LABELS):
             raise
-        dtypes = ", ".join(dict.fromkeys(str(leaf.dtype) for leaf in tree_leaves(batches) if isinstance(leaf, Tensor)))
-        raise DataError(f"the model or its loss fails on batches of {dtypes} ({reason(error)}); {remedy}") from error
+        found = ", ".join(map(str, dtypes))
+        raise DataError(f"the model or its loss fails on batches of {found} ({reason(error)}); {remedy}") from error
 
 
 def check_embeddings(model: nn.Module) -> None:

@@ -87,7 +87,7 @@ def test_an_executor_beyond_the_open_ones_finishes_what_it_has_and_takes_no_more
         ({"prefers": [0]}, "1 preferred classes for 2 operators"),
         ({"prefers": [0, 1]}, "operator 1 prefers class 1, and executors have 1 different numbers"),
         ({"prefers": [-1, 0]}, "operator 0 prefers class -1"),
-        ({"small": [2]}, "operator 2 is listed in small, but there are only 2 operators"),
+        ({"small": [2]}, "operator 2 is listed in small, and the last one is 1"),
         ({"small": [-1]}, "operator -1 is listed in small"),
         ({"open": lambda finished: finished}, "open must give 1 to 2 executors, as many as there are, got 0"),
         ({"open": lambda finished: 3}, "got 3"),

@@ -153,7 +153,7 @@ def by_strategy(case: Case, program: Program) -> Course:
     captured = captured_step(made, dealt[0])
     strategy = Partition(captured.graph.hash, everything_on(captured.graph))
     group = ProcessGroup(made.device, is_alone=True)
-    learners = PartitionLearners(made, Placed(captured, strategy, True, dealt[0]), group, ALONE)
+    learners = PartitionLearners(made, Placed(captured, strategy, True, dealt[0]), group, ALONE, None)
     losses = []
     for value, batch in zip(case.values, dealt, strict=True):
         program.write(value)

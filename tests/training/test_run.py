@@ -607,7 +607,10 @@ def test_a_training_resumed_within_an_epoch_is_evaluated_at_the_same_rounds(
 
 @pytest.mark.parametrize(
     ("every", "message"),
-    [(0, "validation.every must be above 0, got 0"), ("often", "must be a finite number above 0, got 'often'")],
+    [
+        (0, "validation.every must be above 0 and at most 1, got 0"),
+        ("often", "must be a finite number above 0 and at most 1, got 'often'"),
+    ],
 )
 def test_evaluations_that_cannot_be_are_refused(
     train: Train, model: nn.Module, data: tuple[Tensor, Tensor], every: Any, message: str

@@ -168,9 +168,7 @@ def test_a_rule_of_the_users_own_ends_a_training(train: Train, model: nn.Module,
     assert (result.stopped, len(result.history)) == ("enough", 2)
 
 
-@pytest.mark.parametrize(
-    ("stop", "got"), [("soon", "'soon'"), (bow.EarlyStopping, "class"), (bow.Halving(), "Halving")]
-)
+@pytest.mark.parametrize(("stop", "got"), [("soon", "'soon'"), (bow.EarlyStopping, "class")])
 def test_what_is_no_rule_is_refused(train: Train, model: nn.Module, data: Data, stop: Any, got: str) -> None:
     with pytest.raises(SettingError, match=rf"stop must be bow.EarlyStopping or an object .*got .*{got}"):
         train(model, data, stop=stop)

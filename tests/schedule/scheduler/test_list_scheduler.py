@@ -98,7 +98,7 @@ def test_small_operators_run_where_they_become_ready_before_anything_else() -> N
     [
         ({"executors": 0}, "at least 1 executor, got 0"),
         ({"priority": [1.0]}, "1 priorities for 2 operators"),
-        ({"small": [2]}, "operator 2 is listed in small, but there are only 2 operators"),
+        ({"small": [2]}, "operator 2 is listed in small, and the last one is 1"),
         ({"small": [-1]}, "operator -1 is listed in small"),
     ],
 )
