@@ -237,6 +237,7 @@ def wait(process: RegionProcess, until: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.nightly
 def test_the_process_compiles_into_the_cache(graph: bow.StepGraph) -> None:
     process = RegionProcess(graph)
     wait(process, lambda: False)
@@ -246,6 +247,7 @@ def test_the_process_compiles_into_the_cache(graph: bow.StepGraph) -> None:
     process.close()
 
 
+@pytest.mark.nightly
 def test_a_compiler_that_is_missing_is_a_failure(graph: bow.StepGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     process = RegionProcess(graph)
