@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from typing import NoReturn
 
 from bow.compiling import SCRATCH, cache_folder
@@ -16,20 +18,23 @@ from bow.runtime.region import compile_region
 
 COMMAND = (
     "import json, sys; given = json.load(sys.stdin); sys.path[:] = given['path']; "
-    "from bow.runtime.region_process import main; main(given['graph'])"
+    "from bow.runtime.region_process import main; main(given['graph'], given['parent'], given['nice'])"
 )
 NICE = 19
+PARENT_S = 1.0  # between two looks whether the training still runs
 GRACE_S = 5.0  # for the process to remove its temporary files
 
 
 class RegionProcess:
     """Calls `compile_region` in a fresh interpreter, in a session of its own, which Ctrl-C does not reach."""
 
-    def __init__(self, graph: StepGraph) -> None:
+    def __init__(self, graph: StepGraph, nice: int = NICE) -> None:
+        path = [each for each in sys.path if isinstance(each, str)]  # others are ignored by imports
+        sent = {"path": path, "graph": graph.to_json(), "parent": os.getpid(), "nice": nice}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         environment = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         with tempfile.TemporaryFile() as given:
-            given.write(json.dumps({"path": sys.path, "graph": graph.to_json()}).encode())
+            given.write(json.dumps(sent).encode())
             given.seek(0)
             self._process = subprocess.Popen(
                 [sys.executable, "-c", COMMAND],
@@ -69,10 +74,11 @@ class RegionProcess:
         self._errors.close()
 
 
-def main(graph: str) -> None:
+def main(graph: str, parent: int, nice: int) -> None:
     """Compile the graph that the parent process has sent."""
     signal.signal(signal.SIGTERM, _end)
-    os.nice(NICE)
+    os.nice(nice)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     try:
         compile_region(StepGraph.from_json(graph))
     except BowError as error:
@@ -82,3 +88,10 @@ def main(graph: str) -> None:
 def _end(number: int, _: object) -> NoReturn:
     """Unwind the stack, so that temporary files are removed."""
     sys.exit(128 + number)
+
+
+def _end_with(parent: int) -> None:
+    """End this process and its compilers if the parent was killed."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_S)
+    os.killpg(0, signal.SIGTERM)

@@ -7,10 +7,11 @@ from collections.abc import Callable
 import torch
 
 from bow.engines.captured import expected_compile_s
+from bow.errors import disk_reason
 from bow.interruption import Interruption
 from bow.observe import RunDirectory
 from bow.observe.records import STAYED, SWITCHED, read_records
-from bow.runtime.region_process import RegionProcess
+from bow.runtime.region_process import NICE, RegionProcess
 from bow.training.context import RunContext
 from bow.training.replicas import Replicas
 from bow.training.run_records import RunRecords
@@ -80,8 +81,14 @@ class CompilingBeside:
     def _start(self) -> None:
         self._is_started = True
         graph = self._replicas.loop.compilable
-        if graph is not None:
-            self._process = RegionProcess(graph) if expected_compile_s(graph) else None
+        if graph is None or not expected_compile_s(graph):
+            return
+        try:
+            # A training that repeats a switch waits for it.
+            self._process = RegionProcess(graph, NICE if self._recorded is None else 0)
+        except OSError as error:
+            if self._recorded is None:  # else it is compiled at the switch
+                self._stay(disk_reason(error))
 
     def _repeat(self) -> None:
         """Switch where the training that is resumed did, once the region is compiled."""
@@ -101,6 +108,8 @@ class CompilingBeside:
         meter.pause()
         ratios, failure = self._compare()
         meter.resume()
+        if Interruption.pending:
+            return  # the resumed training decides
         if len(ratios) < FEWEST:
             self._stay(failure or "too little of the training is left to compare")
             return
@@ -128,6 +137,8 @@ class CompilingBeside:
             while len(ratios) < TURNS and (len(ratios) < FEWEST or time.perf_counter() - began < most_s):
                 rates: dict[EngineSetting, float] = {}
                 for setting in both if len(ratios) % 2 else reversed(both):
+                    if Interruption.pending:
+                        return [], None
                     result = trials.run(Trial(setting, TURN_S, 1, "whether compiling pays"))
                     if result.failure is not None:
                         return [], result.failure

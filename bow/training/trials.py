@@ -290,8 +290,9 @@ def _of_engine(engine: str, counts: tuple[int, ...], request: Request, trials: T
                 yield Candidate(engine, threads, several, compile_s=build_s)
         # Capturing would build the runtime: where it is missing, assume that compiling is needed.
         compile_s = build_s + COMPILE_S if build_s else trials.compile_s(EngineSetting(engine, counts[0]))
-        is_named = request.engine != "auto" or request.compile
-        if compile_s is not None and (is_named or not compile_s):  # otherwise compiled beside the rounds
+        # Otherwise it is compiled beside the rounds, on one device.
+        in_front = request.engine != "auto" or request.compile or request.replicas.is_several
+        if compile_s is not None and (in_front or not compile_s):
             yield replace(compiled, compile_s=compile_s)
     elif request.compile:
         yield replace(compiled, threads=threads)

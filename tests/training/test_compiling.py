@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import os
 import shutil
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,6 +39,7 @@ class Compiler:
 
     ends_after = 10
     fails: str | None = None
+    nice = 0
 
     def __init__(self, graph: bow.StepGraph) -> None:
         self.asked = 0
@@ -60,8 +63,9 @@ def compilers(monkeypatch: pytest.MonkeyPatch) -> list[Compiler]:
     """The compiler's processes that were started; compiled code is twice as fast."""
     started: list[Compiler] = []
 
-    def start(graph: bow.StepGraph) -> Compiler:
+    def start(graph: bow.StepGraph, nice: int) -> Compiler:
         started.append(Compiler(graph))
+        started[-1].nice = nice
         return started[-1]
 
     monkeypatch.setattr(module, "RegionProcess", start)
@@ -134,6 +138,7 @@ def test_a_resumed_training_switches_after_the_same_round(
             path.unlink()
     (copy / "model.safetensors").unlink()
     resumed = train("copy", resume="auto", checkpoint_every=4)
+    assert [each.nice for each in compilers] == ([19, 0] if at < 8 else [19])  # the second one is waited for
     assert resumed.engine == "graph (compiled)"
     assert events(copy)[1:] == ([("compiled", 8)] if at <= 8 else [])
     assert all(map(torch.equal, weights(whole), weights(resumed)))
@@ -191,6 +196,37 @@ def test_a_failing_compiler_leaves_one_line(
     assert "stays uncompiled: g++ was not found" in (result.run_dir / "metrics.jsonl").read_text()
 
 
+def test_a_process_that_cannot_be_started_leaves_the_training_uncompiled(
+    train: Train, compilers: list[Compiler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(module, "RegionProcess", fail)
+    result = train()
+    assert (result.engine, events(result.run_dir)) == ("graph", [("not compiled", 1)])
+
+
+def test_a_signal_ends_the_paired_trials_and_leaves_the_decision_open(
+    train: Train, compilers: list[Compiler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def run(_: Trials, trial: Trial) -> TrialResult:
+        if not tried:
+            os.kill(os.getpid(), signal.SIGINT)
+        tried.append(trial)
+        return TrialResult(trial.setting, [1.0])
+
+    monkeypatch.setattr(Trials, "run", run)
+    with pytest.raises(KeyboardInterrupt):
+        train()
+    assert len(tried) == 1
+    times_as_fast(monkeypatch, 2.0)
+    resumed = train(resume="auto")
+    assert events(resumed.run_dir) == [("compiled", 22)]
+
+
 def test_trials_that_fail_or_have_no_time_leave_the_training_uncompiled(
     train: Train, compilers: list[Compiler], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,6 +281,23 @@ def test_the_process_compiles_into_the_cache(graph: bow.StepGraph) -> None:
     assert process.failure is None
     assert is_compiled(graph)
     process.close()
+
+
+def test_a_killed_training_leaves_no_process(graph: bow.StepGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path, Path()])  # imports ignore what is no string
+    reads, writes = os.pipe()
+    if not (parent := os.fork()):
+        os.write(writes, str(RegionProcess(graph)._process.pid).encode())
+        time.sleep(300)
+    compiler = int(os.read(reads, 20))
+    time.sleep(1.0)
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    ends = time.monotonic() + 60
+    while Path(f"/proc/{compiler}/exe").exists() and time.monotonic() < ends:  # it may remain as a zombie
+        time.sleep(0.05)
+    assert not Path(f"/proc/{compiler}/exe").exists()
+    assert not is_compiled(graph)
 
 
 @pytest.mark.nightly

@@ -554,6 +554,7 @@ def test_lanes_have_different_names_and_fit_the_request() -> None:
         ({}, None, False),
         ({"compile": True}, 9.0, True),
         ({"engine": "graph"}, 9.0, True),
+        ({"replicas": replicas_config(is_several=True)}, 9.0, True),  # nothing is compiled beside their rounds
     ],
 )
 def test_nothing_is_compiled_in_front_of_the_first_round_unless_the_engine_is_named(
