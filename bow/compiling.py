@@ -12,8 +12,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 from bow.errors import RuntimeUnavailableError, disk_reason
 from bow.files import PIN, Expendable, write_whole
@@ -135,8 +137,14 @@ def source_hash(*parts: str) -> str:
 def compile_cpp(what: str, arguments: Sequence[str], takes: str) -> None:
     command = [*compiler(what), *arguments]
     print(f"bow: building {what}, once on this machine ({takes})", file=Expendable(sys.stderr))
-    # In a group of its own: Ctrl-C reaches the compiler by us alone, whose parts would go on without it.
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0) as made:
+    # In a group of its own: Ctrl-C reaches the compiler by us alone, whose parts would go on without it. Other threads
+    # receive no signals, and leave it in ours.
+    is_main = threading.current_thread() is threading.main_thread()
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with (
+        _unwound_by_signals() if is_main else contextlib.nullcontext(),
+        subprocess.Popen(command, **pipes, process_group=0 if is_main else None) as made,
+    ):
         try:
             while True:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -146,7 +154,8 @@ def compile_cpp(what: str, arguments: Sequence[str], takes: str) -> None:
                     raise RuntimeUnavailableError(f"{what} was not built: interrupted")
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(made.pid, signal.SIGTERM)  # upon which it removes its files
+                end = os.killpg if is_main else os.kill
+                end(made.pid, signal.SIGTERM)  # upon which it removes its files
             made.communicate()
             raise
     if made.returncode:
@@ -174,6 +183,23 @@ def compiler_version() -> str:
     except RuntimeUnavailableError:
         return NO_COMPILER
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.partition("\n")[0]
+
+
+@contextlib.contextmanager
+def _unwound_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise SystemExit, where they would end this process at once, and leave the compiler behind."""
+
+    def end(number: int, _: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    numbers = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 @functools.cache

@@ -201,8 +201,13 @@ COMPILED_IN_A_SWEEP = textwrap.dedent(
 )
 
 
-@pytest.mark.parametrize("where", ["sweep", "train"])
-def test_ctrl_c_ends_the_compiler_and_its_files(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("where", "number"),
+    [("sweep", signal.SIGINT), ("train", signal.SIGINT), ("train", signal.SIGTERM), ("train", signal.SIGHUP)],
+)
+def test_a_signal_ends_the_compiler_and_its_files(
+    where: str, number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     temporary, source = tmp_path / "temporary", tmp_path / "source.cpp"
     temporary.mkdir()
     monkeypatch.setenv("TMPDIR", str(temporary))
@@ -211,9 +216,12 @@ def test_ctrl_c_ends_the_compiler_and_its_files(where: str, tmp_path: Path, monk
         while not list(temporary.glob("*.s")):
             assert made.poll() is None
             time.sleep(0.05)
-        made.send_signal(signal.SIGINT)
+        made.send_signal(number)
         told = made.communicate(timeout=20)[1].decode()
-    assert ("was not built: interrupted" if where == "sweep" else "KeyboardInterrupt") in told
+    if number == signal.SIGINT:
+        assert ("was not built: interrupted" if where == "sweep" else "KeyboardInterrupt") in told
+    else:
+        assert made.returncode == 128 + number
     for _ in range(100):
         if not list(temporary.iterdir()):
             break
