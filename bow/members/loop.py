@@ -150,7 +150,13 @@ class SweepLoop:
         while self._queue and num_training < self._most:
             progress = self._queue.popleft()
             free = (each for each in self._cohorts if each.kind == progress.kind and None in each.rows)
-            cohort = next(free, None) or self._open(progress)
+            try:
+                cohort = next(free, None) or self._open(progress)
+            except Exception:  # of the last check of a cohort that is closed for it
+                self._queue.extendleft([progress, *reversed(waiting)])
+                if self._config.search is None and self._num_rounds:
+                    self._save()
+                raise
             if cohort is None:
                 waiting.append(progress)
             else:

@@ -22,6 +22,7 @@ from bow.engines.graph import Graph
 from bow.engines.graph_round import GraphRound
 from bow.errors import CheckpointError, RunDirectoryError
 from bow.members import Member
+from bow.members.cohort import Cohort
 from bow.members.loop import SweepLoop
 from bow.members.member import Progress
 from bow.members.stopping import Rungs
@@ -363,3 +364,31 @@ def test_a_finished_sweep_is_read_again(tmp_path: Path, monkeypatch: pytest.Monk
     for member, other in zip(again.members, first.members, strict=True):
         assert_same(member, other)
     assert torch.equal(again.ensemble(FLAT), first.ensemble(FLAT))
+
+
+def test_what_the_last_check_of_a_closed_cohort_raises_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(resume: str | None) -> Any:
+        variants = [bow.Variant(batch_size=size) for size in (8, 16, 32, 64)]
+        run = bow.Run(tmp_path / "sweep", progress=False, resume=resume)
+        return bow.sweep(mlp, (FLAT, LABELS), F.cross_entropy, variants=variants, at_once=1, engine="graph", run=run)
+
+    def fail(self: Graph) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Graph, "check_last", fail)
+        with pytest.raises(ZeroDivisionError):
+            train(None)
+    opened: list[int] = []
+    original = Cohort.place
+
+    def place(self: Cohort, progress: Progress) -> None:
+        opened.append(progress.member.number)
+        original(self, progress)
+
+    monkeypatch.setattr(Cohort, "place", place)
+    result = train("auto")
+    assert all(member.model is not None for member in result.members)
+    assert opened == [1, 2, 3]  # the first one had ended
