@@ -334,7 +334,8 @@ def dtypes_explained(model: nn.Module, batches: Any) -> Iterator[None]:
         remedy = remedy_of_dtype(error, model)
         dtypes = dict.fromkeys(leaf.dtype for leaf in tree_leaves(batches) if isinstance(leaf, Tensor))
         fits = next((p.dtype for p in model.parameters()), None) in dtypes  # the step itself mixes dtypes
-        if remedy is None or (fits and remedy != LABELS):
+        is_own = isinstance(error, BowError) and not isinstance(error, GraphError)
+        if is_own or remedy is None or (fits and remedy != LABELS):
             raise
         found = ", ".join(map(str, dtypes))
         raise DataError(f"the model or its loss fails on batches of {found} ({reason(error)}); {remedy}") from error

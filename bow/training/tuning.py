@@ -187,7 +187,8 @@ def _measured(
         why = "no setting ran" if "failed" in tried else f"{duration_text(budget)} are too short to compare anything"
         return dataclasses.replace(_by_rule(request, why), rows=rows)
     found = _from_setting(calibration.choice, "calibration", calibration.summary)
-    later = _compiles_later(request, found, trials, rows, tuner.share)
+    # What is pinned is what runs.
+    later = not tuner.pin and _compiles_later(request, found, trials, rows, tuner.share)
     complete = calibration.is_complete and not later  # a later training finds it compiled, and tries it
     return dataclasses.replace(found, rows=rows, is_complete=complete, compiles_later=later)
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from bow.compiling import built, compile_cpp, source_hash
 from bow.errors import RuntimeUnavailableError, ScheduleError
+from bow.interruption import Interruption
 from bow.planning.problem.box import Box
 from bow.planning.problem.device_topology import NS_PER_US
 from bow.planning.problem.partition import Partition, Split, Tiling, why_invalid
@@ -71,10 +72,12 @@ def library() -> ctypes.CDLL:
 
 @functools.cache
 def _load_once() -> ctypes.CDLL | RuntimeUnavailableError:
-    """Load once per process: a failed attempt would fail again."""
+    """Load once per process: a failed attempt would fail again, but for one that a signal has ended."""
     try:
         return _load()
     except RuntimeUnavailableError as error:
+        if Interruption.pending:
+            raise
         return error
 
 
