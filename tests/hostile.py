@@ -327,7 +327,7 @@ def call(name: str, changes: dict[str, Any]) -> str:
             return "MemoryError: "
         frames = traceback.extract_tb(error.__traceback__)
         if (
-            any(frame.name == "step" and frame.filename.endswith("engine/task.py") for frame in frames)
+            any(frame.name == "step" and frame.filename.endswith("graph/learning_step.py") for frame in frames)
             and name != "train"
         ):
             return "result"  # exceptions of the user's own model or loss

@@ -34,10 +34,9 @@ def test_default_run_ends_with_accuracy_and_report(
     words: list[str], least: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", *words]) == 0
-    model, report = capsys.readouterr().out.splitlines()[-2:]
-    accuracy = float(model.removeprefix("central model on digits: accuracy ").split()[0])
-    assert accuracy >= least
-    path = Path(report.removeprefix("report: "))
+    told = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines()[-3:] if ": " in line)
+    assert float(told["central model on digits"].removeprefix("accuracy ").split()[0]) >= least
+    path = Path(told["report"])
     assert path.read_text().startswith("<!")
     assert {"config.yaml", "metrics.jsonl", "model.safetensors"} <= {file.name for file in path.parent.iterdir()}
 

@@ -365,7 +365,7 @@ def test_a_full_disk_does_not_end_a_training(tmp_path: Path, expected: bow.Resul
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert_same(result, expected)
-    assert sorted(said(told)) == ["JsonLinesLogger failed", "the checkpoint", "the checkpoint", "the model"]
+    assert sorted(said(told)) == ["JsonLinesLogger failed", "the best model", "the checkpoint", "the model"]
     assert not list((tmp_path / "run" / "checkpoints").iterdir())
 
 

@@ -30,6 +30,7 @@ EXAMPLES = {
 EXAMPLES["from zero"] = Case(("gated_from_zero", "reversal"), "in_dict", False, "module", "sgd", 1, None, True)
 EXAMPLES["node"] = Case(("accumulate_grad_hook",), "in_dict", False, "module", "sgd", 1)
 EXAMPLES["counter that cannot be fused"] = Case(("memory", "straight_through"), "in_dict", False, "module", "sgd", 2)
+EXAMPLES["tensor of the model"] = Case(("views",), "in_tensor", True, "margin", "sgd", 1)
 AS_ASKED = {("complex", "graph"), ("checkpoint", "graph"), ("complex", "fused"), ("derivatives", "graph")}
 """What an engine is known to run itself."""
 

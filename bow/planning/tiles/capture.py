@@ -323,7 +323,8 @@ class _Translation:
             elif spec.kind is InputKind.USER_INPUT:
                 values[node] = TensorRef(next(batch))
             else:
-                tensor = self._program.constants[spec.target or ""]
+                # A copy: the user may change the tensor in place, which another capture has to show.
+                tensor = self._program.constants[spec.target or ""].detach().clone()
                 values[node] = Constant((node.name,), node.meta["val"], functools.partial(constant_tensor, tensor))
         return values
 

@@ -293,6 +293,8 @@ def measure(
     """Measure a captured step; the arguments are those of `profile`."""
     cores = len(available_cores())
     whole("repeats", repeats)
+    if progress is not None and not callable(progress):
+        raise SettingError(f"progress must be a function of a text, got {progress!r}; leave it out for none")
     _check(threads, interval, cores)
     operators = operators_of(step.graph)
     machine = hardware("native runtime" if is_available() else "Python")

@@ -28,7 +28,7 @@ CORES = len(available_cores())
 def measured(**settings: Any) -> list[str]:
     """What had to be measured."""
     told: list[str] = []
-    measure(branches(), progress=told.append, **{"threads": [1], "repeats": 2, **settings})
+    measure(branches(), **{"progress": told.append, "threads": [1], "repeats": 2, **settings})
     return told
 
 
@@ -168,6 +168,7 @@ def test_threads_are_added_until_no_operator_becomes_faster(monkeypatch: pytest.
         ({"interval": 0}, "interval must be a whole number"),
         ({"interval": CORES + 1}, "interval must be a whole number"),
         ({"interval": 1, "threads": [1]}, "threads and interval both say"),
+        ({"progress": "all"}, "progress must be a function of a text, got 'all'"),
     ],
 )
 def test_settings_that_cannot_be_measured_are_refused(settings: dict[str, Any], message: str) -> None:
