@@ -130,7 +130,7 @@ class PartitionRounds:
         return outcomes
 
     def check_last(self) -> None:
-        """Capture the step behind the last round anew, and tell where it is another one by now."""
+        """After the last round, capture the step anew, and warn if it has changed."""
         if (difference := self._check.last(self.count)) is not None:
             self.events.append(RoundEvent(self.count, "not equal", difference))
             warnings.warn(difference, stacklevel=5)
@@ -172,6 +172,10 @@ class PartitionRounds:
         return tensor
 
 
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    return [0 if each.is_inference() else each._version for each in tensors]
+
+
 class StepCheck:
     """Recaptures and compares the step when a value that it reads has changed, and at intervals on rank 0."""
 
@@ -179,23 +183,29 @@ class StepCheck:
         self._config = config
         self._placed = placed
         self._leads = leads
-        self._frozen = FrozenValues(config.task.step, config.model)
+        self._watch()
         self._check_at = time.perf_counter() + FIRST_CHECK_S
         self._equal_until = self._looked_at = 0
 
     def look(self, round_index: int) -> None:
         name, began = self._frozen.changed(), time.perf_counter()
-        if name is None and not (self._leads and began >= self._check_at):
+        is_due = self._leads and began >= self._check_at
+        if name is None and not is_due and _versions(self._frozen.tensors) == self._tensors:
             return
         if (error := self._difference(name, round_index)) is not None:
             raise error
-        self._frozen = FrozenValues(self._config.task.step, self._config.model)
+        self._watch()
         now = time.perf_counter()
         self._check_at = now + (now - began) / SHARE
 
+    def _watch(self) -> None:
+        self._frozen = FrozenValues(self._config.task.step, self._config.model)
+        self._tensors = _versions(self._frozen.tensors)  # a change in place shows as another version
+
     def last(self, round_index: int) -> str | None:
-        """How the step behind the last round differs; a value that only changed behind it says nothing."""
-        if not self._leads or round_index <= self._looked_at + 1 or self._frozen.changed() is not None:
+        """Return how the step differs after the last round; a watched value that changed after it is ignored."""
+        has_changed = self._frozen.changed() is not None or _versions(self._frozen.tensors) != self._tensors
+        if not self._leads or round_index <= self._looked_at + 1 or has_changed:
             return None
         error = self._difference(None, round_index)
         return None if error is None else str(error)
