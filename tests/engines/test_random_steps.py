@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bow.training.placed import StepCheck
 from tests.engines.many_steps import ENGINES, PLACED, course_and_bound, outcome, outcomes
 from tests.engines.random_steps import Case
 
@@ -134,3 +135,13 @@ def test_a_compiled_task_that_counts_in_python_counts_for_every_learner(engine: 
     case = Case(("counter",), "in_dict", False, "module", "momentum", 2)
     with torch.compiler.set_stance("default", force_backend="aot_eager"):
         assert outcome(case, engine, *course_and_bound(case), compile=True) == "equal"
+
+
+def test_a_tensor_that_changes_in_place_is_noticed_in_that_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        StepCheck, "_leads", property(lambda _: False, lambda *_: None), raising=False
+    )  # no check is due
+    case = EXAMPLES["tensor of the model"]
+    what = outcome(case, PLACED, *course_and_bound(case))
+    assert what.startswith("refused: CaptureError"), what
+    assert "in round 3" in what
