@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from bow.errors import RuntimeUnavailableError, disk_reason
 from bow.files import PIN, Expendable, write_whole
@@ -30,6 +30,8 @@ POLL_S = 0.1  # between two looks for a signal while the compiler runs
 
 NO_COMPILER = "none"
 
+T = TypeVar("T")
+
 
 def cache_folder() -> Path:
     given, general = os.environ.get(CACHE), os.environ.get("XDG_CACHE_HOME")
@@ -41,6 +43,28 @@ def cache_folder() -> Path:
         raise RuntimeUnavailableError(
             f"this user has no home folder to keep compiled code in; set {CACHE} to a folder that can be written to"
         ) from error
+
+
+def loaded_once(load: Callable[[], T]) -> Callable[[], T]:
+    """Call `load` once per process: a failure would repeat, slowly; only one by a signal is tried again."""
+
+    @functools.cache
+    def attempt() -> T | RuntimeUnavailableError:
+        try:
+            return load()
+        except RuntimeUnavailableError as error:
+            if Interruption.pending:
+                raise
+            return error
+
+    @functools.wraps(load)
+    def loaded() -> T:
+        found = attempt()
+        if isinstance(found, RuntimeUnavailableError):
+            raise RuntimeUnavailableError(*found.args)  # a new one: an error keeps the frames that it passed through
+        return found
+
+    return loaded
 
 
 def built(folder: str, name: str, make: Callable[[Path], None]) -> Path:

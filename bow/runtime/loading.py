@@ -13,9 +13,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from bow.compiling import NO_COMPILER, built, cache_folder, compile_cpp, compiler_version, instruction_set
+from bow.compiling import NO_COMPILER, built, cache_folder, compile_cpp, compiler_version, instruction_set, loaded_once
 from bow.errors import RuntimeUnavailableError
-from bow.interruption import Interruption
 
 FLAGS = ("-shared", "-fPIC", "-std=c++20", "-O3", "-march=native", "-fno-math-errno", "-DAT_PER_OPERATOR_HEADERS")
 
@@ -31,14 +30,15 @@ NativeTeam: TypeAlias = Any  # `bow_native.Team`: executors
 
 
 def native() -> ModuleType:
-    module = _attempt()
-    if isinstance(module, RuntimeUnavailableError):
-        raise RuntimeUnavailableError(*module.args)  # a new one: an error keeps the frames that it passed through
-    return module
+    return _load()
 
 
 def is_available() -> bool:
-    return isinstance(_attempt(), ModuleType)
+    try:
+        _load()
+    except RuntimeUnavailableError:
+        return False
+    return True
 
 
 def build() -> int:
@@ -60,24 +60,7 @@ def can_be_built() -> bool:
     return not is_built() and compiler_version() != NO_COMPILER
 
 
-def _attempt() -> ModuleType | RuntimeUnavailableError:
-    try:
-        return _tried()
-    except RuntimeUnavailableError as error:
-        return error
-
-
-@functools.cache
-def _tried() -> ModuleType | RuntimeUnavailableError:
-    """Try to load it, once per process: a failure would repeat, slowly; one by a signal is tried again."""
-    try:
-        return _load()
-    except RuntimeUnavailableError as error:
-        if Interruption.pending:
-            raise
-        return error
-
-
+@loaded_once
 def _load() -> ModuleType:
     folder, key = _sources(), _key()
 

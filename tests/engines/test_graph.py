@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -174,8 +174,10 @@ def test_an_error_of_the_users_is_no_reason_to_fall_back() -> None:
 
 
 def test_without_a_native_runtime_learners_run_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = RuntimeUnavailableError("there is no compiler")
-    monkeypatch.setattr("bow.runtime.loading._attempt", lambda: error)
+    def unavailable() -> NoReturn:
+        raise RuntimeUnavailableError("there is no compiler")
+
+    monkeypatch.setattr("bow.runtime.loading._load", unavailable)
     with contextlib.ExitStack() as stack:
         with pytest.warns(UserWarning, match=r"\(there is no compiler\); running eager"):
             training = stack.enter_context(replicas())

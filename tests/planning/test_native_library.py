@@ -15,7 +15,7 @@ from tests.planning.small_steps import DATA, problem
 @pytest.fixture
 def _nothing_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CACHE, str(tmp_path))
-    monkeypatch.setattr(simulation, "_load_once", simulation._load_once.__wrapped__)
+    monkeypatch.setattr(simulation, "library", simulation.library.__wrapped__)
 
 
 @pytest.mark.usefixtures("_nothing_built")

@@ -8,6 +8,7 @@ import subprocess
 import textwrap
 import time
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -232,7 +233,10 @@ def test_a_signal_ends_the_compiler_and_its_files(
 def test_setting_up_without_a_compiler_says_so_in_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(loading, "_attempt", lambda: RuntimeUnavailableError("there is no compiler"))
+    def unavailable() -> NoReturn:
+        raise RuntimeUnavailableError("there is no compiler")
+
+    monkeypatch.setattr(loading, "_load", unavailable)
     assert loading.build() == 1
     assert capsys.readouterr().err == (
         "bow: the native runtime is not available; engine eager is used instead of graph: there is no compiler\n"
@@ -259,10 +263,10 @@ def test_building_takes_at_most_a_minute_of_one_core(tmp_path: Path) -> None:
 
 
 def test_without_a_native_runtime_schedules_run_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unavailable() -> RuntimeUnavailableError:
-        return RuntimeUnavailableError("there is no compiler")
+    def unavailable() -> NoReturn:
+        raise RuntimeUnavailableError("there is no compiler")
 
-    monkeypatch.setattr("bow.runtime.loading._attempt", unavailable)
+    monkeypatch.setattr(loading, "_load", unavailable)
     batch = torch.randn(4, 3), torch.randn(4, 1)
     model = torch.nn.Linear(3, 1)
     graph = bow.capture(model, batch, torch.nn.functional.mse_loss)

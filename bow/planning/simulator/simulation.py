@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,9 +13,8 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from bow.compiling import built, compile_cpp, source_hash
+from bow.compiling import built, compile_cpp, loaded_once, source_hash
 from bow.errors import RuntimeUnavailableError, ScheduleError
-from bow.interruption import Interruption
 from bow.planning.problem.box import Box
 from bow.planning.problem.device_topology import NS_PER_US
 from bow.planning.problem.partition import Partition, Split, Tiling, why_invalid
@@ -62,26 +60,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
 }
 
 
+@loaded_once
 def library() -> ctypes.CDLL:
     """Load the library; its functions lose their prefix `planner_`."""
-    found = _load_once()
-    if isinstance(found, RuntimeUnavailableError):
-        raise RuntimeUnavailableError(*found.args)  # a new one: an error keeps the frames it went through
-    return found
-
-
-@functools.cache
-def _load_once() -> ctypes.CDLL | RuntimeUnavailableError:
-    """Load once per process: a failed attempt would fail again, but for one that a signal has ended."""
-    try:
-        return _load()
-    except RuntimeUnavailableError as error:
-        if Interruption.pending:
-            raise
-        return error
-
-
-def _load() -> ctypes.CDLL:
     folder = Path(next(iter(importlib.import_module("bow.kernels").__path__))) / "planner"
     sources = sorted(path for path in folder.iterdir() if path.suffix in (".h", ".cpp"))
     key = source_hash(*FLAGS, *(path.name + path.read_text(encoding="utf-8") for path in sources))
