@@ -141,7 +141,8 @@ class Mutations:
         buffer = _counter_buffer(node)
         if buffer not in self._buffers or buffer.meta["val"].dim() or buffer.meta["val"].is_floating_point():
             return False
-        return all(str(user.target) in _ADDITIONS for user in (*buffer.users, *node.users))
+        readers = [(each, user) for each in (buffer, node) for user in each.users]
+        return all(str(user.target) in _ADDITIONS and user.args[0] is each for each, user in readers)
 
     def counters(self) -> dict[str, int]:
         """Return the increment per step of each counter buffer."""

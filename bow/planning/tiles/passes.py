@@ -244,11 +244,11 @@ class BackwardPass:
             for fetch, leaf in zip(saved.task.inputs, saved.leaves, strict=True)
             if fetch is not None and leaf is not None and leaf.requires_grad
         ]
-        weights = [
-            (weight, leaf) for weight, leaf in zip(saved.task.weights, saved.weights, strict=True) if leaf.requires_grad
-        ]
+        # An operator that reads a weight twice has one leaf, whose gradient is that of both.
+        pairs_of_weights = zip(saved.task.weights, saved.weights, strict=True)
+        weights = {weight: leaf for weight, leaf in pairs_of_weights if leaf.requires_grad}
         found = [] if saved.all_moments is None else [saved.all_moments]
-        leaves = [*(leaf for _, leaf in inputs), *(leaf for _, leaf in weights), *found]
+        leaves = [*(leaf for _, leaf in inputs), *weights.values(), *found]
         if not pairs or not leaves:
             return
         outputs, directions = zip(*pairs, strict=True)
@@ -256,7 +256,7 @@ class BackwardPass:
         for (fetch, _), gradient in zip(inputs, gradients, strict=False):
             if gradient is not None:
                 self._add(fetch, gradient)
-        for ((name, box), _), gradient in zip(weights, gradients, strict=False):
+        for (name, box), gradient in zip(weights, gradients, strict=False):
             if gradient is not None:
                 self._context.weights.add_gradient(name, box, gradient)
         saved.grad_all_moments = next(gradients, None)

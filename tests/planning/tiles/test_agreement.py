@@ -127,6 +127,7 @@ TAKEN: dict[str, Callable[[], nn.Module]] = {
     "detached": lambda: Net(lambda hidden: hidden + (hidden.round() - hidden).detach()),
     "checkpoint": lambda: Net(lambda hidden: checkpoint(torch.tanh, hidden, use_reentrant=False)),
     "forward hook": lambda: nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 3)),
+    "a weight twice": lambda: Twice(),
     "weight norm": lambda: nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 3))),
     "dropout": lambda: nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Dropout1d(0.2), nn.Linear(6, 3)),
     "noise alone": lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)),
@@ -134,6 +135,18 @@ TAKEN: dict[str, Callable[[], nn.Module]] = {
     "not a number": lambda: Net(lambda hidden: hidden / 0 * 0),
     "half": lambda: nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3)).bfloat16(),
 }
+
+
+class Twice(nn.Module):
+    """One operator reads a weight twice, as a penalty written as a product does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.square = nn.Linear(4, 3), nn.Parameter(torch.rand(4, 4))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        penalty = (self.layer.weight * self.layer.weight).sum()
+        return self.layer(inputs @ (self.square @ self.square)) + penalty * inputs[:, :3]  # type: ignore[no-any-return]
 
 
 class Last(nn.Module):

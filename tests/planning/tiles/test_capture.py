@@ -273,6 +273,7 @@ def module(forward: Callable[[Any, Tensor], Tensor]) -> nn.Module:
     """A model of one linear layer with another forward pass."""
     model = nn.Linear(4, 4)
     model.register_buffer("seen", torch.zeros(4))
+    model.register_buffer("calls", torch.zeros((), dtype=torch.long))
     kind = type("Model", (nn.Linear,), {"forward": forward})
     model.__class__ = kind
     return model
@@ -281,6 +282,13 @@ def module(forward: Callable[[Any, Tensor], Tensor]) -> nn.Module:
 def on_a_buffer_at_last(model: Any, inputs: Tensor) -> Tensor:
     model.seen.copy_(inputs.mean())
     return F.linear(inputs, model.weight)
+
+
+def adding_a_counter(model: Any, inputs: Tensor) -> Tensor:
+    model.calls += 1
+    outputs = F.linear(inputs, model.weight)
+    outputs += model.calls
+    return outputs
 
 
 def on_an_assigned_buffer(model: Any, inputs: Tensor) -> Tensor:
@@ -361,6 +369,7 @@ def on_a_buffer(model: Any, inputs: Tensor) -> Tensor:
         (in_place, CaptureError, "changes a tensor in place .* that is used again elsewhere"),
         (on_a_buffer, CaptureError, "in place .*; change nothing but counters, or train without a partition"),
         (on_a_buffer_at_last, CaptureError, "in place .*; change nothing but counters"),
+        (adding_a_counter, CaptureError, "calls in place .*; change nothing but counters"),
         (on_an_assigned_buffer, CaptureError, "change nothing but counters"),
         (on_a_part, CaptureError, "changes a tensor in place .* that is used again elsewhere"),
         (by_autocast, CaptureError, "wrap_with_autocast.*leave out autocast.*, or train without a partition"),

@@ -171,6 +171,21 @@ def test_many_tiles_on_one_device_train_as_one() -> None:
         assert difference(by_tiles(given, given.strategy(splits), ProcessGroup(CPU)), expected) < TOLERANCE
 
 
+def test_a_weight_that_an_operator_reads_twice_has_one_gradient() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(4, 4))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return inputs @ (self.weight @ self.weight) + self.weight * self.weight
+
+    given = task("twice", Twice(), (torch.rand(4, 4), torch.rand(4, 4)), F.mse_loss, SGD)
+    expected = by_pytorch(given)
+    for splits in (everything_on(given.captured.graph), *(random_splits(given.captured.graph, 1, random.Random(seed)) for seed in range(2))):
+        assert difference(by_tiles(given, given.strategy(splits), ProcessGroup(CPU)), expected) < TOLERANCE
+
+
 def test_what_is_dropped_follows_seed_and_step() -> None:
     model = nn.Sequential(nn.Linear(20, 20), nn.Dropout(0.4)).double()
     batch = torch.ones(30, 20).double(), torch.zeros(30, 20).double()
