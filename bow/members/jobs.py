@@ -69,12 +69,13 @@ def as_members(configs: Sequence[TrainConfig], run: Run, go_on: str) -> SweepCon
     shared = all(is_same(each, schedulers[0]) for each in schedulers)
     is_one_optimizer = all(is_same(config.optimizer, first.optimizer) for config in configs)
     sizes = {config.batch_size for config in configs}
+    size = sizes.pop() if len(sizes) == 1 else None
     variants = [
         Variant(
             seed=config.seed,
             optimizer=None if is_one_optimizer else config.optimizer,
             scheduler=None if shared else config.scheduler,
-            batch_size=None if len(sizes) == 1 else config.batch_size,
+            batch_size=config.batch_size if size is None else None,
         )
         for config in configs
     ]
@@ -83,7 +84,8 @@ def as_members(configs: Sequence[TrainConfig], run: Run, go_on: str) -> SweepCon
         dataclasses.replace(variant, name=name if name not in names[:number] else f"{name} ({number})")
         for number, (variant, name) in enumerate(zip(variants, names, strict=True))
     ]
-    common: dict[str, Any] = {"scheduler": schedulers[0] if shared else None, "learners": num_learners(first)}
+    scheduler = schedulers[0] if shared else None  # a variant's own, or that of all
+    common: dict[str, Any] = {"scheduler": scheduler, "batch_size": size, "learners": num_learners(first)}
     train = dataclasses.replace(first, **common, run=run)
     jobs = {str(variant.name): config for variant, config in zip(named, configs, strict=True)}
     return SweepConfig(train=train, variants=named, jobs=jobs, go_on=go_on, stop=first.stop or ())

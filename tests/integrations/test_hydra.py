@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 import bow
 from bow.errors import DivergenceError
-from bow.members.jobs import run_together, train_together, why_alone
+from bow.members.jobs import as_members, run_together, train_together, why_alone
 from bow.training.config import TrainConfig
 from tests.forked import FORKED
 
@@ -162,6 +162,12 @@ def test_trainings_of_several_learners_may_average_as_they_like() -> None:
     first = config(learners=2, sync=bow.EASGD(), engine="fused")
     assert why_alone([first, config(learners=2, sync=bow.EASGD(), engine="fused", seed=1)]) is None
     assert why_alone([first, config(learners=2, engine="fused")]) == "they differ in sync"
+
+
+@pytest.mark.parametrize("sizes", [(4, None), (None, 4), (4, 4), (None, None), (4, 8)])
+def test_a_member_has_the_batch_size_of_its_training(sizes: tuple[int | None, ...]) -> None:
+    sweep = as_members([config(batch_size=size) for size in sizes], bow.Run(), "")
+    assert tuple(sweep.of(variant).batch_size for variant in sweep.variants) == sizes
 
 
 def test_run_directories_that_are_taken_are_left_to_each_training(tmp_path: Path) -> None:
