@@ -218,7 +218,8 @@ class Sweep:
             alike = sorted(each for each in values.items() if each[0] not in beside)
             shown[repr(own)] = own
             if member.stopped != "diverged":
-                by_value.setdefault(repr(own), {})[repr((alike, id(member.variant.train_on)))] = member
+                parts = id(member.variant.train_on), id(member.variant.validate_on)
+                by_value.setdefault(repr(own), {})[repr((alike, parts))] = member
         differences = []
         for low, high in itertools.combinations(by_value, 2):
             both = [key for key in by_value[low] if key in by_value[high]]

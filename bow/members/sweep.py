@@ -260,10 +260,10 @@ def _settings(config: SweepConfig) -> dict[str, Any]:
 
 def _listed(config: SweepConfig) -> list[dict[str, Any]]:
     """Return names and settings of the variants, with their parts of the data and directories outside the sweep's."""
-    parts = list(dict.fromkeys(id(variant.train_on) for variant in config.variants))
+    parts = list(dict.fromkeys((id(variant.train_on), id(variant.validate_on)) for variant in config.variants))
     listed = []
     for variant in config.variants:
-        own = {FOLD: parts.index(id(variant.train_on))} if len(parts) > 1 else {}
+        own = {FOLD: parts.index((id(variant.train_on), id(variant.validate_on)))} if len(parts) > 1 else {}
         elsewhere = {} if (path := config.run_dir_of(variant)) is None else {FOLDER: str(path.absolute())}
         listed.append({"name": variant.name, **variant.values, **own, **elsewhere})
     return listed

@@ -135,6 +135,19 @@ def test_folds_given_twice_are_one(many: bool, tmp_path: Path) -> None:
     assert [member.variant.values["fold"] for member in report.sweep] == [0, 0, 1, 1]
 
 
+def test_members_evaluated_on_other_samples_are_no_pair(tmp_path: Path) -> None:
+    parts = {"first": range(30, 35), "last": range(35, 40)}
+    variants = [
+        bow.Variant(settings={"lr": lr}, train_on=range(30), validate_on=parts[part], name=f"{part} {lr}")
+        for lr, part in ((0.1, "first"), (0.1, "last"), (0.2, "last"), (0.2, "first"))
+    ]
+    result = swept(tmp_path, variants)
+    (only,) = result.compare("lr", "loss")
+    expected = [result[f"{part} 0.2"].value("loss") - result[f"{part} 0.1"].value("loss") for part in parts]
+    assert (only.pairs, only.mean) == (2, pytest.approx(sum(expected) / 2))
+    assert [each.pairs for each in SweepReport.read(RunDirectory(result.run_dir)).sweep.compare("lr")] == [2]
+
+
 def test_members_are_found_by_name_and_number(tmp_path: Path) -> None:
     result = made(VALUES)
     assert result[numpy.int64(1)] is result[1] is result[-5] is result["0 0.2"] is result.members[1]  # type: ignore[index]
