@@ -45,6 +45,7 @@ class MemberEstimator(BaseEstimator):  # type: ignore[misc]
     """Base of `Classifier` and `Regressor`."""
 
     _combine: Combine
+    _wanted: str  # what there is one output for
 
     def __init__(
         self,
@@ -133,6 +134,11 @@ class MemberEstimator(BaseEstimator):  # type: ignore[misc]
                 raise SettingError(f"{lost}; use a lower lr than {self.lr}, or scale the data")
             warnings.warn(f"{lost}; the others are used", ConvergenceWarning, stacklevel=3)
         self.ensemble_ = Ensemble(list(models.values()), self._combine)
+        if (outputs := each(self.ensemble_, inputs[:1]).shape[2:]) != (num_outputs,):
+            raise SettingError(
+                f"the module returns {list(outputs)} outputs per sample for {num_outputs} {self._wanted}; return "
+                f"[batch, {num_outputs}]"
+            )
         self.histories_ = [member.history for member in result]
         if self.cv is not None:
             by_fold = [[m for n, m in models.items() if n // len(seeds) == fold] for fold in range(len(splits))]
@@ -229,6 +235,7 @@ class Classifier(ClassifierMixin, MemberEstimator):  # type: ignore[misc]
     """
 
     _combine: Combine = "probabilities"
+    _wanted = "classes"
 
     def fit(self, X: Any, y: Any) -> "Classifier":
         """Train the members on samples `[samples, features]` and labels `[samples]`."""
@@ -236,11 +243,6 @@ class Classifier(ClassifierMixin, MemberEstimator):  # type: ignore[misc]
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
         self._train(X, y, torch.as_tensor(numbers), len(self.classes_), nn.functional.cross_entropy)
-        if (outputs := each(self.ensemble_, torch.tensor(X[:1])).shape[2:]) != (len(self.classes_),):
-            raise SettingError(
-                f"the module returns {list(outputs)} outputs per sample for {len(self.classes_)} classes; return one "
-                "logit per class"
-            )
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -283,6 +285,7 @@ class Regressor(RegressorMixin, MemberEstimator):  # type: ignore[misc]
     """
 
     _combine: Combine = "outputs"
+    _wanted = "target values"
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -305,7 +308,7 @@ class Regressor(RegressorMixin, MemberEstimator):  # type: ignore[misc]
         return self._shaped(super().spread(X))
 
     def _shaped(self, mean: np.ndarray) -> np.ndarray:
-        return mean[:, 0] if self._is_flat and mean.ndim > 1 else mean
+        return mean[:, 0] if self._is_flat else mean
 
     def _score_of(self, y: np.ndarray, mean: np.ndarray) -> float:
         return float(r2_score(y, mean))

@@ -190,3 +190,13 @@ def test_members_that_are_lost_are_told() -> None:
 def test_wrong_use_gets_a_sentence(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         Classifier(**{"module": small, **QUICK, **settings}).fit(*BLOBS)
+
+
+@pytest.mark.parametrize("cv", [None, 2])
+@pytest.mark.parametrize(("outputs", "layer"), [(r"\[\]", nn.Flatten(0)), (r"\[3\]", nn.Linear(1, 3))], ids=["none", "3"])
+def test_a_regressor_has_an_output_for_each_target(outputs: str, layer: nn.Module, cv: int | None) -> None:
+    def module(num_features: int, num_outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(num_features, num_outputs), layer)
+
+    with pytest.raises(ValueError, match=f"returns {outputs} outputs per sample for 1 target values; return .batch, 1"):
+        Regressor(module, cv=cv, loss=lambda o, y: (o - y).square().mean(), **QUICK).fit(*LINE)
