@@ -193,7 +193,7 @@ def test_wrong_use_gets_a_sentence(settings: dict[str, Any], said: str) -> None:
 
 
 @pytest.mark.parametrize("cv", [None, 2])
-@pytest.mark.parametrize(("outputs", "layer"), [(r"\[\]", nn.Flatten(0)), (r"\[3\]", nn.Linear(1, 3))], ids=["none", "3"])
+@pytest.mark.parametrize(("outputs", "layer"), [(r"\[\]", nn.Flatten(0)), (r"\[3\]", nn.Linear(1, 3))])
 def test_a_regressor_has_an_output_for_each_target(outputs: str, layer: nn.Module, cv: int | None) -> None:
     def module(num_features: int, num_outputs: int) -> nn.Module:
         return nn.Sequential(nn.Linear(num_features, num_outputs), layer)
