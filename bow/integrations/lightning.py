@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from bow.errors import SettingError, reason
 from bow.observe.records import metrics
@@ -47,10 +47,11 @@ def train(
     """Train a `LightningModule` by `bow.train`, with one or more learners.
 
     Learners run its `training_step`, the central model is evaluated by its `validation_step`, and
-    `configure_optimizers` makes optimizer and learning-rate scheduler; an interval of `"step"` is one round. Values
-    passed to `self.log` appear in records and in `result.metrics`: those of `validation_step` by their name, those of
-    `training_step` as `train_...`, averaged over the samples of the epoch, also with `on_step=True`. With one learner,
-    weights and averages equal those of Lightning's `Trainer`.
+    `configure_optimizers` makes optimizer and learning-rate scheduler; an interval of `"step"` is one round, and a
+    `ReduceLROnPlateau` monitors `"val_loss"`, without validation data `"loss"`. Values passed to `self.log` appear in
+    records and in `result.metrics`: those of `validation_step` by their name, those of `training_step` as `train_...`,
+    averaged over the samples of the epoch, also with `on_step=True`. With one learner, weights and averages equal those
+    of Lightning's `Trainer`.
 
     Lightning callbacks are called at the start and end of training and epochs, and after each round
     (`on_train_batch_end`, without the batch). They receive the central model and a trainer with `current_epoch`,
@@ -100,12 +101,13 @@ def train(
         validation = given if given.data is not None else dataclasses.replace(given, data=own_validation)
     elif validation is not None:
         raise SettingError(f"{type(module).__name__} has no validation_step; write one, or leave validation= out")
-    optimization = Optimization(prepared)
-    rules = [rule for each in callbacks if (rule := _stop_rule(each)) is not None]
+    is_evaluated = validation is not None and validation.data is not None
+    optimization = Optimization(prepared, is_evaluated)
+    rules = [rule for each in callbacks if (rule := _stop_rule(each, is_evaluated)) is not None]
     if rules:
         stop = settings.get("stop") or ()
         settings["stop"] = [*rules, *(stop if isinstance(stop, Sequence) else [stop])]
-    others = [each for each in callbacks if _stop_rule(each) is None]
+    others = [each for each in callbacks if _stop_rule(each, is_evaluated) is None]
     hooked = [each for each in others if _base(each, "Callback") is not None]
     own = [Hooked(hooked, settings.get("epochs", 1))] if hooked else []
     result = train_model(
@@ -209,7 +211,7 @@ def _base(thing: object, name: str) -> type | None:
 
 
 def _overrides(thing: object, base: type, name: str) -> bool:
-    return getattr(type(thing), name, None) is not getattr(base, name, None)
+    return name in vars(thing) or getattr(type(thing), name, None) is not getattr(base, name, None)
 
 
 def _overridden(thing: object, base: type, names: Iterable[str]) -> list[str]:
@@ -266,8 +268,9 @@ class Optimization:
 
     SCHEDULER = "scheduler_of_lightning"
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, is_evaluated: bool) -> None:
         self._module = module
+        self._is_evaluated = is_evaluated
         _, self._scheduler, self._interval = self._configured(copy.deepcopy(module))
 
     @property
@@ -301,7 +304,9 @@ class Optimization:
             given = module.configure_optimizers()
         except RuntimeError as error:  # for example, it needs a trainer
             raise SettingError(f"configure_optimizers fails ({reason(error)}); it must not need a trainer") from error
+        monitor = None
         if isinstance(given, Mapping):
+            monitor = given.get("monitor")
             optimizers, schedulers = [given["optimizer"]], [given["lr_scheduler"]] if "lr_scheduler" in given else []
         elif isinstance(given, Optimizer):
             optimizers, schedulers = [given], []
@@ -315,20 +320,31 @@ class Optimization:
                 "learner has one optimizer and at most one scheduler; use bow.Replicas for a loop of your own"
             )
         settings: Any = schedulers[0] if schedulers else {}
-        settings = settings if isinstance(settings, Mapping) else {"scheduler": settings}
-        interval, monitor = settings.get("interval", "epoch"), settings.get("monitor", "val_loss")
-        is_known = interval in ("epoch", "step") and monitor in ("val_loss", "loss")
-        if settings.get("frequency", 1) != 1 or not is_known:
+        settings = settings if isinstance(settings, Mapping) else {"scheduler": settings, "monitor": monitor}
+        scheduler, interval, monitor = (
+            settings.get("scheduler"),
+            settings.get("interval", "epoch"),
+            settings.get("monitor"),
+        )
+        # A plateau is one of the validation loss after epochs with an evaluation, else of the training loss.
+        seen = ("val_loss",) if self._is_evaluated and interval == "epoch" else ("loss", "train_loss")
+        is_known = not isinstance(scheduler, ReduceLROnPlateau) or monitor in (None, *seen)
+        if settings.get("frequency", 1) != 1 or interval not in ("epoch", "step") or not is_known:
             raise SettingError(
                 f"unsupported scheduler settings { {k: v for k, v in settings.items() if k != 'scheduler'} }; "
-                "supported: frequency=1, interval='epoch' or 'step', monitor='val_loss' or 'loss'"
+                f"supported: frequency=1, interval='epoch' or 'step', monitor={' or '.join(map(repr, seen))}"
             )
-        return optimizers[0], settings.get("scheduler"), interval
+        return optimizers[0], scheduler, interval
 
 
-def _stop_rule(callback: Any) -> EarlyStopping | None:
+def _stop_rule(callback: Any, is_evaluated: bool) -> EarlyStopping | None:
     if _base(callback, "EarlyStopping") is None:
         return None
+    if callback.monitor == "loss" and is_evaluated:
+        raise SettingError(
+            "EarlyStopping monitors 'loss', of which there are two with validation data; monitor 'val_loss' or "
+            "'train_loss'"
+        )
     if callback.stopping_threshold is not None or callback.divergence_threshold is not None:
         raise SettingError("EarlyStopping with a threshold is not supported; use bow.Validation(target=...)")
     return EarlyStopping(callback.monitor, callback.patience, abs(callback.min_delta), callback.mode == "max")
@@ -337,19 +353,31 @@ def _stop_rule(callback: Any) -> EarlyStopping | None:
 class TrainerView:
     """The trainer object that Lightning callbacks receive."""
 
+    max_epochs: int
+    current_epoch: int
+    global_step: int
+    callback_metrics: dict[str, Tensor]
+    optimizers: list[Optimizer]
+    is_global_zero: bool
+    should_stop: bool
+
     def __init__(self, max_epochs: int) -> None:
-        self.max_epochs = max_epochs
-        self.current_epoch = self.global_step = 0
-        self.callback_metrics: dict[str, Tensor] = {}
-        self.optimizers: list[Optimizer] = []
-        self.is_global_zero = True
-        self.should_stop = False
+        own = {"max_epochs": max_epochs, "current_epoch": 0, "global_step": 0, "callback_metrics": {}, "optimizers": []}
+        vars(self).update(own, is_global_zero=True, should_stop=False)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise SettingError(
-            f"a callback reads trainer.{name}, which bow.lightning.train does not have; available: "
+        raise self._refusal("reads", name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in vars(self):
+            raise self._refusal("sets", name)
+        super().__setattr__(name, value)
+
+    def _refusal(self, what: str, name: str) -> SettingError:
+        return SettingError(
+            f"a callback {what} trainer.{name}, which bow.lightning.train does not have; available: "
             f"{', '.join(vars(self))}"
         )
 
@@ -377,6 +405,7 @@ class Hooked:
     def on_train_start(self, run: Any) -> None:
         self._trainer.optimizers = [run.replicas.optimizer]
         self._trainer.is_global_zero = run.replicas.world.leads
+        self._trainer.current_epoch, self._trainer.global_step = run.epoch, run.round
         self._call(run, "setup", "fit")
         for hook in ("on_fit_start", "on_train_start", "on_train_epoch_start"):
             self._call(run, hook)

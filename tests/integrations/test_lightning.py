@@ -193,6 +193,62 @@ def test_early_stopping_is_bows(pl: Any, kinds: Any, tmp_path: Path) -> None:
     assert (result.stopped, len(result.history)) == ("patience", 2)
 
 
+def test_callbacks_count_epochs_and_rounds_on_where_a_training_resumes(pl: Any, kinds: Any, tmp_path: Path) -> None:
+    heard: list[Any] = []
+
+    class Counting(pl.Callback):  # type: ignore[misc,name-defined]
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            heard.append((trainer.current_epoch, trainer.global_step))
+
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            heard.append((trainer.current_epoch, trainer.global_step))
+
+    net, data = kinds
+    run = bow.Run(tmp_path / "run", progress=False, checkpoint_every=6, resume="auto")
+    for epochs in (2, 4):
+        bow.lightning.train(
+            net(), data(), callbacks=[Counting()], epochs=epochs, learners=1, engine="eager", devices="cpu", run=run
+        )
+    assert heard == [(0, 0), (0, 6), (1, 12), (2, 12), (2, 18), (3, 24)]
+
+
+def on_a_plateau(top: dict[str, Any], **settings: Any) -> Any:
+    def configure_optimizers(self: Any) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        scheduler: Any = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, **settings} if settings else scheduler,
+        } | top
+
+    return configure_optimizers
+
+
+@pytest.mark.parametrize(
+    ("top", "settings", "validates", "supported"),
+    [
+        ({"monitor": "val_acc"}, {}, True, "monitor='val_loss'"),
+        ({"monitor": "val_loss"}, {}, True, None),
+        ({}, {"monitor": "loss"}, True, "monitor='val_loss'"),
+        ({}, {"monitor": "val_loss", "interval": "step"}, True, "monitor='loss' or 'train_loss'"),
+        ({}, {"monitor": "val_loss"}, False, "monitor='loss' or 'train_loss'"),
+        ({}, {"monitor": "loss"}, False, None),
+        ({}, {"monitor": "train_loss", "interval": "step"}, True, None),
+    ],
+)
+def test_a_plateau_is_of_the_value_that_is_monitored(
+    top: dict[str, Any], settings: dict[str, Any], validates: bool, supported: str | None, kinds: Any, tmp_path: Path
+) -> None:
+    net, data = kinds
+    module = changed(net, configure_optimizers=on_a_plateau(top, **settings))
+    given = data() if validates else loader()
+    if supported is None:
+        trained(module, given, tmp_path)
+        return
+    with pytest.raises(SettingError, match=f"unsupported scheduler settings.*monitor.*; supported: .*{supported}"):
+        trained(module, given, tmp_path)
+
+
 def changed(net: Any, **methods: Any) -> Any:
     return type("Changed", (net,), methods)()
 
@@ -245,3 +301,17 @@ def test_callbacks_and_arguments_that_cannot_be_taken_over_are_refused(pl: Any, 
 
     with pytest.raises(SettingError, match=r"trainer\.strategy, which bow\.lightning\.train does not have"):
         trained(net(), data(), tmp_path, callbacks=[Curious()])
+
+    class Accumulating(pl.Callback):  # type: ignore[misc,name-defined]
+        def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+            trainer.accumulate_grad_batches = 4
+
+    with pytest.raises(
+        SettingError, match=r"sets trainer\.accumulate_grad_batches, which bow\.lightning\.train does not"
+    ):
+        trained(net(), data(), tmp_path, callbacks=[Accumulating()])
+    unheard = pl.callbacks.LambdaCallback(on_train_batch_start=print, on_train_epoch_end=print)
+    with pytest.raises(SettingError, match="LambdaCallback has on_train_batch_start, which"):
+        trained(net(), data(), tmp_path, callbacks=[unheard])
+    with pytest.raises(SettingError, match=r"EarlyStopping monitors 'loss'.*; monitor 'val_loss' or 'train_loss'"):
+        trained(net(), data(), tmp_path, callbacks=[pl.callbacks.EarlyStopping("loss")])
