@@ -12,7 +12,7 @@ from bow.graph.execution import OptimizerFactory, update_operators
 from bow.graph.kinds import bytes_moved, flops
 from bow.graph.learning_step import LearningStep, Step, StepOutputs, batch_tensors, checked_model, step_from_loss
 from bow.graph.lowering import Lowering, drop_dead, renumber, skip_identities, split_convolution_backward
-from bow.graph.operator import Operator, TensorSpec
+from bow.graph.operator import Operator, Ref, TensorSpec
 from bow.graph.refusal import python_random_kept, python_state, refusal, refuse_changes
 from bow.graph.step_graph import StepGraph
 
@@ -111,6 +111,7 @@ def _assembled(
     bound = [{name: next(inputs) for name in names} for names in (parameters, buffers, batch)]
     operators, instead = skip_identities(lowering.operators, lowering.values)
     outputs = _output_values(trace.outputs, lowering, instead)
+    operators += _copies_of_parameters(outputs, operators, lowering.values, bound[0])
     groups = (outputs[name] for name in ("gradients", "new_buffers", "metrics"))
     wanted = {outputs["loss"], *(value for group in groups for value in group.values())}
     operators = renumber(drop_dead(split_convolution_backward(operators, wanted), wanted))
@@ -139,6 +140,27 @@ def _output_values(outputs: StepOutputs, lowering: Lowering, instead: Mapping[in
         "new_buffers": {name: value(node) for name, node in outputs.buffers.items()},
         "metrics": {name: value(node) for name, node in outputs.metrics.items()},
     }
+
+
+def _copies_of_parameters(
+    outputs: dict[str, Any], operators: Sequence[Operator], values: dict[int, TensorSpec], parameters: Mapping[str, int]
+) -> list[Operator]:
+    """Replace outputs that share a parameter's memory, which the optimizer writes to, by copies; return the copies."""
+    shared = set(parameters.values())
+    for operator in operators:
+        if operator.is_view and not shared.isdisjoint(operator.reads):
+            shared.update(value for value in operator.results if value is not None)
+    copies: list[Operator] = []
+    for group in (outputs["gradients"], outputs["new_buffers"], outputs["metrics"]):
+        for name in (name for name, value in group.items() if value in shared):
+            copied = max(values) + 1
+            values[copied] = TensorSpec.of(values[group[name]].empty("meta").clone())
+            index = max((operator.index for operator in (*operators, *copies)), default=-1) + 1
+            copies.append(
+                Operator(index, "aten.clone.default", (Ref(group[name]),), {}, (copied,), "forward", module="")
+            )
+            group[name] = copied
+    return copies
 
 
 def _annotated(

@@ -35,6 +35,7 @@ from bow.models import LSTMLanguageModel, sequence_cross_entropy
 from bow.replicas.optimizer import OptimizerRows
 from tests.engines.pairs import TOLERANCE, Pair
 from tests.forked import FORKED
+from tests.graph.cases import Remembering
 from tests.grouped import of_replicas
 
 CLASSES, FEATURES = 3, 6
@@ -665,6 +666,26 @@ def test_buffers_that_the_model_assigns_follow_eager_through_rounds_of_other_sha
             pair.round(batches(t, 2, samples))
         assert pair.trainings[1].learner(0).mean.abs().max() > 0.01
         assert pair.engine == "graph"
+
+
+def test_copies_of_weights_are_made_before_the_executors_step() -> None:
+    def step(model: nn.Module, given: Any) -> Tensor:
+        return model(given).square().mean()
+
+    model = Remembering(300)
+    with contextlib.ExitStack() as closing:
+        trainings = [
+            closing.enter_context(replicas(model, learners=3, engine=engine, step=step))
+            for engine in ("eager", "graph")
+        ]
+        for t in range(8):
+            given = [torch.randn(4, 300, generator=torch.Generator().manual_seed(10 * t + j)) for j in range(3)]
+            for training in trainings:
+                training.round(given)
+            for j in range(3):
+                expected, made = (dict(training.learner(j).named_buffers()) for training in trainings)
+                torch.testing.assert_close(made, expected, rtol=0, atol=1e-6)
+        assert trainings[1].engine == "graph"
 
 
 def test_a_buffer_that_becomes_another_kind_of_tensor_is_left_to_eager() -> None:

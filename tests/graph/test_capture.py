@@ -1,6 +1,7 @@
 """Running a captured step equals autograd to the last bit."""
 
 import copy
+import functools
 import itertools
 import math
 
@@ -14,7 +15,7 @@ from bow.engines.random import NumbersOfGraph
 from bow.engines.thread_pool import num_threads
 from bow.graph import StepGraph, kinds
 from bow.runtime.local import LocalRuntime
-from tests.graph.cases import PAPER_MODELS, Eager, assert_equal, captured, onednn, state
+from tests.graph.cases import PAPER_MODELS, Eager, Remembering, assert_equal, captured, onednn, state
 
 
 @pytest.mark.sample(2)
@@ -303,3 +304,18 @@ def test_a_recurrent_layer_counts_the_products_that_it_unrolls_to() -> None:
         for unrolled in (False, True)
     )
     assert whole == pytest.approx(unrolled, rel=0.15)  # the gradient of the input is in the whole layer
+
+
+def test_copies_of_parameters_are_not_changed_by_the_optimizer() -> None:
+    def step(model: Remembering, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        return model(x).square().mean(), {"weight": model.linear.weight[0, 0]}
+
+    model, x = Remembering(), torch.randn(3, 6)
+    sgd = functools.partial(torch.optim.SGD, lr=0.1)
+    graph = bow.capture(model, x, step=step, optimizer=sgd)
+    before = model.linear.weight.detach().clone()
+    outputs = graph.run(*state(model), x, optimizer=sgd(model.parameters()))
+    assert not torch.equal(model.linear.weight, before)
+    assert torch.equal(outputs.buffers["before"], before)
+    assert torch.equal(outputs.buffers["row"], before[1])
+    assert torch.equal(outputs.metrics["weight"], before[0, 0])
