@@ -103,7 +103,7 @@ class Fused(TaskRunner):
         self._levels: list[tuple[str, TogetherTask]] = []
         self._whole_round: SgdRound | None = None
         self._failed: set[str] = set()
-        self._has_run = False
+        self._has_run = self._in_region = False
         self._python: dict[str, str] = {}
         self._build()
 
@@ -131,7 +131,8 @@ class Fused(TaskRunner):
     def learn_and_step(self, batches: Batches, due: bool, in_parts: InParts) -> Outcome:
         if not self._has_run:
             self._python = python_state(self.group.learners[0].module)
-        stacked = stack_batches(batches) if self._whole_round is not None else None
+        stacked = stack_batches(batches) if self._whole_round is not None and self._fits else None
+        self._in_region = stacked is not None
         if stacked is None or self._whole_round is None:
             return in_parts(batches, due)
         log = self.context.log
@@ -156,7 +157,14 @@ class Fused(TaskRunner):
     @property
     def has_written(self) -> bool:
         """Whether a region may have written: it does not report when."""
-        return self._has_run and self._whole_round is not None
+        return self._has_run and self._in_region
+
+    @property
+    def _fits(self) -> bool:
+        """Whether a round can be one region; hooks and flags of the optimizer may change that."""
+        group, sync, settings = self.group, self.context.sync, self.context.settings
+        # In bfloat16 the region would round hyperparameters and intermediate results, other than torch's optimizer.
+        return group.matrix.z.dtype != torch.bfloat16 and fits(group, sync, settings)
 
     def learn(self, batches: Batches) -> Outcome:
         stacked = stack_batches(batches) if self._levels else None
@@ -213,7 +221,7 @@ class Fused(TaskRunner):
         run = writing_results(together)
         levels = [("fused", compiled(run)), ("fused (not compiled)", run)]
         self._levels = [(name, run) for name, run in levels if name not in self._failed]
-        whole = WHOLE not in self._failed and fits(self.group, context.sync, context.settings)
+        whole = WHOLE not in self._failed and self._fits
         self._whole_round = SgdRound(self.group, cast(SMA, context.sync), together) if whole else None
         self._buffers = StackedBuffers(self.group)
         self._has_run = False

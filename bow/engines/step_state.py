@@ -6,6 +6,7 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from bow.engines.outcome import LearningConfig
 from bow.replicas import LearnerGroup, is_plain_adam, is_plain_sgd
@@ -105,6 +106,8 @@ def fits(
     """Return whether a round can step and average in one pass: one group of plain SGD without clipping, and `SMA`."""
     # `native`: the native runtime also steps members, which do not average, plain Adam and AdamW, and sums over
     # devices. `rows`: a step of all rows at once after the learning tasks also supports Adam, AdamW and clipping.
+    if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
+        return False
     if not group.is_alone and (not native or (isinstance(sync, SMA) and sync.levels > 1)):
         return False
     if not (is_plain_sma(sync) or (native and type(sync) is Members)) or (settings.clip_norm is not None and not rows):

@@ -1,11 +1,13 @@
 import functools
 import warnings
 from collections.abc import Callable
+from contextlib import closing
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from bow import SMA, LocalSGD, Replicas
 from bow.engines import batched_layers
@@ -200,6 +202,54 @@ def test_only_plain_sgd_under_sma_runs_in_one_region() -> None:
     assert not whole(clip_norm=1.0)
     assert not whole(optimizer=torch.optim.AdamW)
     assert not whole(optimizer=functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5))
+
+
+@pytest.mark.parametrize("engine", ["fused", "graph"])
+@pytest.mark.parametrize("of_all", [False, True], ids=["of the optimizer", "of all optimizers"])
+def test_hooks_of_the_optimizer_are_called_from_the_next_round_on(engine: str, of_all: bool, not_compiled) -> None:
+    def shrink(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        next(each for each in (one, eager) if each.optimizer is optimizer).W.clamp_(-0.1, 0.1)
+
+    with closing(replicas(engine)) as one, closing(replicas("eager")) as eager:
+        for t in range(6):
+            if t == 2:
+                handles = [register_optimizer_step_post_hook(shrink)] if of_all else []
+                handles += [] if of_all else [each.optimizer.register_step_post_hook(shrink) for each in (one, eager)]
+            if t == 4:
+                for handle in handles:
+                    handle.remove()
+            for each in (one, eager):
+                each.round([batch(3 * t + j) for j in range(3)])
+            assert_same(one, eager)
+            if t in (2, 3):  # gradients are measured in such a round
+                torch.testing.assert_close(one.G, eager.G, rtol=0, atol=1e-10)
+        assert one.engine == engine
+
+
+def test_flags_of_the_optimizer_are_followed(not_compiled) -> None:
+    def rounds(one: Replicas) -> None:
+        for t in range(6):
+            one.optimizer.param_groups[0].update(maximize=t in (2, 3), dampening=0.5 if t == 4 else 0)
+            one.round([batch(3 * t + j) for j in range(3)])
+
+    assert_same(*in_both(rounds))
+
+
+def test_a_model_in_bfloat16_follows_eager_with_a_momentum_that_bfloat16_does_not_have(not_compiled) -> None:
+    def step(model: nn.Module, given: torch.Tensor) -> torch.Tensor:
+        return (model(given) * given).sum()
+
+    made = []
+    for engine in ("eager", "fused"):
+        template = nn.Linear(1, 1, bias=False).bfloat16()
+        nn.init.ones_(template.weight)
+        optimizer = functools.partial(torch.optim.SGD, lr=2**-10, momentum=0.99)  # 0.9883 in bfloat16
+        settings = of_replicas(step=step, optimizer=optimizer, learners=2, engine=engine, device="cpu")
+        with closing(Replicas(template, **settings)) as one:
+            for _ in range(60):
+                one.round([torch.ones(1, 1, dtype=torch.bfloat16)] * 2)
+            made.append(one.W.clone())
+    assert torch.equal(*made)
 
 
 class Branching(nn.Module):
