@@ -13,6 +13,7 @@ from bow.engines.batched_layers import batched_convolutions
 from bow.engines.batches import Batches, Stacked, stack_batches
 from bow.engines.context import RoundContext
 from bow.engines.eager import Eager, SequentialTasks
+from bow.engines.frozen import PLAIN
 from bow.engines.outcome import LearningConfig, Outcome
 from bow.engines.random import NoGenerators
 from bow.engines.runner import InParts, TaskRunner
@@ -22,7 +23,7 @@ from bow.errors import BowError, ModelError, reason
 from bow.graph.execution import lent_generator
 from bow.graph.refusal import changed, python_state
 from bow.interruption import Interruption
-from bow.replicas import LearnerGroup, buffer_slots
+from bow.replicas import LearnerGroup, buffer_slots, tied_buffers
 from bow.sync import SMA
 
 # `(rows, buffers, batch) -> TaskResult`, each with a leading learner dimension.
@@ -74,11 +75,16 @@ class StackedBuffers:
         if self._valid:
             return self._tensors
         slots = [dict(buffer_slots(learner.module)) for learner in self._group.learners]
+        ties = tied_buffers(self._group.learners[0].module)
         self._tensors = {}
         for name in slots[0]:
             owners = [s[name] for s in slots]
             values = [owner._buffers[key] for owner, key in owners]
-            if values[0] is not None:
+            if name in ties:
+                self._tensors[name] = self._tensors[ties[name]]
+                for (owner, key), (other, first) in zip(owners, (s[ties[name]] for s in slots), strict=True):
+                    owner._buffers[key] = other._buffers[first]
+            elif values[0] is not None:
                 self._tensors[name] = torch.stack([v for v in values if v is not None])
                 for row, (owner, key) in zip(self._tensors[name], owners, strict=True):
                     owner._buffers[key] = row
@@ -150,7 +156,7 @@ class Fused(TaskRunner):
             self._failed.add(WHOLE)
             log.record_event("engine changed", f"the round cannot be one region ({reason(error)}); running it in parts")
         else:
-            self._has_run = True
+            self._note_run()
             log.record(WHOLE, "round", began)
         return outcome
 
@@ -177,7 +183,7 @@ class Fused(TaskRunner):
         for name, run in self._levels if stacked is not None and not is_asked_to_end else []:
             try:
                 outcome = self._learn_together(run, stacked)
-                self._has_run = True
+                self._note_run()
                 break
             except BowError:
                 raise
@@ -202,6 +208,23 @@ class Fused(TaskRunner):
         for failure in failures.values():
             self.context.log.warn(f"{failure}; running {self.description}", stacklevel=6)
         return outcome
+
+    def _note_run(self) -> None:
+        """After the first run, fall back to `eager` if the step changed Python values: those of the first learner."""
+        if self._has_run:
+            return
+        self._has_run = True
+        first, *others = (list(learner.module.modules()) for learner in self.group.learners)
+        names = changed(self._python, python_state(first[0])) if others else []
+        if not names:
+            return
+        for other in others:
+            for module, source in zip(other, first, strict=True):
+                vars(module).update({name: value for name, value in vars(source).items() if isinstance(value, PLAIN)})
+        self._failed.update([WHOLE, *(name for name, _ in self._levels)])
+        self._levels, self._whole_round = [], None
+        why = f"the step changes {names[0]} in Python, which is separate for every learner"
+        self.context.log.warn(f"{why}; running {self.description}", stacklevel=8)
 
     def _learn_together(self, run: TogetherTask, batch: Batch) -> Outcome:
         matrix = self.group.matrix

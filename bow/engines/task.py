@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bow.engines.batches import Batch as Batch
 from bow.errors import DataError, LossError, SettingError, reason
-from bow.replicas import ParameterLayout
+from bow.replicas import ParameterLayout, tied_buffers
 
 Metrics: TypeAlias = dict[str, Tensor]
 
@@ -137,6 +137,7 @@ class PureTask:
     def __init__(self, task: LearningTask, layout: ParameterLayout) -> None:
         self._task = task
         self._layout = layout
+        self._ties = tied_buffers(task.model)
 
     def __call__(self, row: Tensor, buffers: dict[str, Tensor], batch: Batch) -> TaskResult:
         """Differentiate the loss with respect to the row; also return the buffers after the forward pass."""
@@ -149,8 +150,12 @@ class PureTask:
     ) -> tuple[Tensor, tuple[Metrics, dict[str, Tensor]]]:
         # One dictionary, not two: torch writes the model's assignments to its buffers into it.
         state = {f"model.{name}": view for name, view in self._layout.views(row).items()}
-        state |= {f"model.{name}": buffer.clone() for name, buffer in buffers.items()}
+        own = {name: buffer.clone() for name, buffer in buffers.items() if name not in self._ties}
+        state |= {f"model.{name}": own[self._ties.get(name, name)] for name in buffers}
         loss, metrics = functional_call(self._task, state, (batch,), tie_weights=False)
+        for name, first in self._ties.items():
+            if state[f"model.{name}"] is not state[f"model.{first}"]:
+                raise RuntimeError(f"the step assigns to buffer {name!r}, which was the same as {first!r}")
         detached = {name: value.detach() for name, value in metrics.items()}
         return loss, (detached, {name: state[f"model.{name}"].detach() for name in buffers})
 

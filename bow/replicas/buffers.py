@@ -97,6 +97,14 @@ def buffer_slots(model: nn.Module) -> Iterator[tuple[str, tuple[nn.Module, str]]
             yield f"{prefix}.{key}".lstrip("."), (module, key)
 
 
+def tied_buffers(model: nn.Module) -> dict[str, str]:
+    """Return the further names of buffers that have several, each with the first one."""
+    first: dict[int, str] = {}
+    named = ((name, module._buffers[key]) for name, (module, key) in buffer_slots(model))
+    known = {name: first.setdefault(id(buffer), name) for name, buffer in named if buffer is not None}
+    return {name: other for name, other in known.items() if other != name}
+
+
 def _mean(values: list[Tensor]) -> Tensor:
     stacked = torch.stack(values)
     # The mean of equal numbers may differ from them. Selected on the device, without synchronising it with the host.

@@ -102,10 +102,11 @@ def replicate(
             f"{type(template).__name__} cannot be copied ({reason(error)}); "
             "remove what copy.deepcopy cannot copy from the module"
         ) from error
+    placed: dict[int, tuple[Tensor, Tensor]] = {}  # a buffer of several modules stays one tensor
     for module in replica.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:
-                module._buffers[name] = buffer.to(device)
+                _, module._buffers[name] = placed.setdefault(id(buffer), (buffer, buffer.to(device)))
     return replica
 
 

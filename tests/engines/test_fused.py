@@ -1,7 +1,7 @@
+import contextlib
 import functools
 import warnings
 from collections.abc import Callable
-from contextlib import closing
 
 import pytest
 import torch
@@ -210,7 +210,7 @@ def test_hooks_of_the_optimizer_are_called_from_the_next_round_on(engine: str, o
     def shrink(optimizer: torch.optim.Optimizer, *_: object) -> None:
         next(each for each in (one, eager) if each.optimizer is optimizer).W.clamp_(-0.1, 0.1)
 
-    with closing(replicas(engine)) as one, closing(replicas("eager")) as eager:
+    with contextlib.closing(replicas(engine)) as one, contextlib.closing(replicas("eager")) as eager:
         for t in range(6):
             if t == 2:
                 handles = [register_optimizer_step_post_hook(shrink)] if of_all else []
@@ -245,11 +245,73 @@ def test_a_model_in_bfloat16_follows_eager_with_a_momentum_that_bfloat16_does_no
         nn.init.ones_(template.weight)
         optimizer = functools.partial(torch.optim.SGD, lr=2**-10, momentum=0.99)  # 0.9883 in bfloat16
         settings = of_replicas(step=step, optimizer=optimizer, learners=2, engine=engine, device="cpu")
-        with closing(Replicas(template, **settings)) as one:
+        with contextlib.closing(Replicas(template, **settings)) as one:
             for _ in range(60):
                 one.round([torch.ones(1, 1, dtype=torch.bfloat16)] * 2)
             made.append(one.W.clone())
     assert torch.equal(*made)
+
+
+class Shared(nn.Module):
+    """Two layers that share a buffer: one writes to it, the other reads it."""
+
+    def __init__(self, *, assigns: bool = False) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6).double(), nn.Linear(6, 3).double()
+        calls = torch.ones((), dtype=torch.float64)
+        self.first.register_buffer("calls", calls)
+        self.second.register_buffer("calls", calls)
+        self.assigns = assigns
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.assigns:
+            self.first.calls = self.first.calls + 1
+        else:
+            self.first.calls += 1
+        return self.second(self.first(x)) / self.second.calls
+
+
+@pytest.mark.parametrize(("engine", "assigns"), [("fused", False), ("fused", True), ("eager", False)])
+def test_a_buffer_of_two_modules_stays_one(engine: str, assigns: bool) -> None:
+    template = Shared(assigns=assigns)
+    with (
+        torch.compiler.set_stance("default", force_backend="aot_eager"),
+        contextlib.closing(replicas(engine, template=template, compile=True)) as one,
+        contextlib.closing(replicas("eager", template=template)) as eager,
+        pytest.warns(UserWarning, match="assigns to buffer 'second.calls'") if assigns else contextlib.nullcontext(),
+    ):
+        for t in range(6):
+            sizes = [5 if t == 3 else 8, 8, 8]
+            for each in (one, eager):
+                if t == 4:
+                    each.resize(4)
+                each.round([batch(4 * t + j, size) for j, size in enumerate([*sizes, *[8] * (t >= 4)])])
+            assert_same(one, eager)
+
+
+class Counting(nn.Linear):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x) / self.calls
+
+
+@pytest.mark.parametrize("optimizer", [SGD, torch.optim.AdamW], ids=["whole", "in parts"])
+def test_a_model_that_counts_in_python_counts_for_every_learner(optimizer: Callable, not_compiled) -> None:
+    template = Counting(6, 3).double()
+    settings = {"template": template, "optimizer": optimizer}
+    with (
+        contextlib.closing(replicas("fused", **settings)) as one,
+        contextlib.closing(replicas("eager", **settings)) as eager,
+    ):
+        for t in range(5):
+            given = [batch(3 * t + j, 5 if (t, j) == (3, 1) else 8) for j in range(3)]
+            with pytest.warns(UserWarning, match="changes attribute 'calls'") if t == 0 else contextlib.nullcontext():
+                one.round(given)
+            eager.round(given)
+            assert_same(one, eager)
+        assert one.engine == "eager"
 
 
 class Branching(nn.Module):
