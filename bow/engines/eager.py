@@ -164,7 +164,8 @@ class LearningTasks:
                 "create it with sparse=False"
             ) from error
         learner.gradient.copy_(gradient)
-        return Learned(loss.detach(), {name: value.detach() for name, value in metrics.items()})
+        # Copies: a metric may be a buffer or a parameter, which the next task or the step changes.
+        return Learned(loss.detach(), {name: value.detach().clone() for name, value in metrics.items()})
 
     def _learn_compiled(
         self, compiled: Callable[..., TaskResult], learner: Learner, task: LearningTask, batch: Batch

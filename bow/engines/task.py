@@ -156,8 +156,8 @@ class PureTask:
         for name, first in self._ties.items():
             if state[f"model.{name}"] is not state[f"model.{first}"]:
                 raise RuntimeError(f"the step assigns to buffer {name!r}, which was the same as {first!r}")
-        detached = {name: value.detach() for name, value in metrics.items()}
-        return loss, (detached, {name: state[f"model.{name}"].detach() for name in buffers})
+        copied = {name: value.detach().clone() for name, value in metrics.items()}
+        return loss, (copied, {name: state[f"model.{name}"].detach() for name in buffers})
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -289,6 +289,21 @@ def test_a_buffer_of_two_modules_stays_one(engine: str, assigns: bool) -> None:
             assert_same(one, eager)
 
 
+@pytest.mark.parametrize("optimizer", [SGD, torch.optim.AdamW], ids=["whole", "in parts"])
+def test_a_metric_that_is_a_weight_has_its_value_before_the_step(optimizer: Callable, not_compiled) -> None:
+    def step(
+        model: nn.Module, given: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        return cross_entropy(model(given[0]), given[1]), {"weight": model.weight[0, 0]}
+
+    settings = of_replicas(step=step, optimizer=optimizer, learners=2, engine="fused", device="cpu")
+    with contextlib.closing(Replicas(nn.Linear(6, 3).double(), **settings)) as one:
+        for t in range(3):
+            before = one.W[:, 0].clone()
+            one.round([batch(2 * t + j) for j in range(2)])
+            torch.testing.assert_close(one.last.metrics["weight"].double(), before, rtol=0, atol=1e-6)
+
+
 class Counting(nn.Linear):
     calls = 0
 

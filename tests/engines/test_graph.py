@@ -55,6 +55,16 @@ def batches(t: int, learners: int, samples: int = 4) -> list[Any]:
     return [batch(10 * t + j, samples) for j in range(learners)]
 
 
+class Counting(nn.Linear):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls += 1
+        return super().forward(inputs)
+
+
 @contextlib.contextmanager
 def replicas(model: nn.Module | None = None, **settings: Any) -> Iterator[bow.Replicas]:
     torch.manual_seed(0)
@@ -686,6 +696,23 @@ def test_copies_of_weights_are_made_before_the_executors_step() -> None:
                 expected, made = (dict(training.learner(j).named_buffers()) for training in trainings)
                 torch.testing.assert_close(made, expected, rtol=0, atol=1e-6)
         assert trainings[1].engine == "graph"
+
+
+@pytest.mark.parametrize("engine", ["streams", "graph"])
+def test_a_metric_that_is_a_buffer_has_its_value_in_that_task(engine: str) -> None:
+    def step(model: nn.Module, given: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        return cross_entropy(model(given[0]), given[1]), {"calls": model.calls}
+
+    with replicas(
+        Counting(FEATURES, CLASSES).double(), engine=engine, step=step, sync=bow.SMA(every=4), dispatch="first_come"
+    ) as training:
+        calls: list[list[float]] = [[], []]
+        for period in range(3):
+            for outcome in training.rounds_at_once([batches(4 * period + t, 2) for t in range(4)]):
+                for learner, value in zip(outcome.taken_by or range(2), outcome.metrics["calls"].tolist(), strict=True):
+                    calls[learner].append(value)
+        assert [sorted(own) for own in calls] == [list(range(1, len(own) + 1)) for own in calls]
+        assert training.engine == engine
 
 
 def test_a_buffer_that_becomes_another_kind_of_tensor_is_left_to_eager() -> None:
