@@ -45,6 +45,7 @@ from bow.planning.tiles.agreement import check_agreement
 from bow.planning.tiles.machine import MACHINE
 from bow.planning.tiles.planning import COSTS, plan_batch_sizes, problem_of, resize_batch, share_budget, topology_of
 from bow.planning.tiles.tile_costs import measured_costs
+from bow.replicas import in_mode
 from bow.schedule.picture import timeline_svg
 from bow.terminal import say, terminal, terminal_table
 from bow.values import given_path
@@ -157,9 +158,10 @@ def _problems(
     problems = []
     for batch in resize_batch(example, settings.batch_sizes, settings.search):
         console.print(_subject(settings, batch, topology))
-        captured = capture_operators(model, batch, step=step)
-        if is_new and not settings.network:  # the papers' networks are slow to check and known to be captured correctly
-            check_agreement(captured, model, batch, step)
+        with in_mode(model, True):
+            captured = capture_operators(model, batch, step=step)
+            if is_new and not settings.network:  # the papers' networks are slow to check, and known to be right
+                check_agreement(captured, model, batch, step)
         costs, even = None, settings.search.even
         if settings.costs == "measured":
             with measuring(console) as tell:

@@ -36,9 +36,10 @@ def gather_buffers(central: nn.Module, learners: Sequence[nn.Module], policy: Bu
 
 
 @torch.no_grad()
-def recalibrate(central: nn.Module, forwards: Iterator[None]) -> None:
-    """Recalibrate batch-norm statistics: reset them and average over the forward passes of `forwards`."""
-    norms: list[Any] = [m for m in central.modules() if _tracks_statistics(m)]
+def recalibrate(central: nn.Module, learner: nn.Module, forwards: Iterator[None]) -> None:
+    """Recalibrate the statistics that a learner updates: reset them and average over the passes of `forwards`."""
+    pairs = zip(central.modules(), learner.modules(), strict=True)
+    norms: list[Any] = [own for own, other in pairs if _tracks_statistics(own) and other.training]
     if not norms:
         return
     momenta = [m.momentum for m in norms]

@@ -38,8 +38,10 @@ def prepare_template(model: nn.Module | Callable[[], nn.Module], seed: int) -> n
 
 @contextlib.contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """Switch the mode; a model in training mode keeps those of its modules in evaluation mode, as learners do."""
     modes = {module: module.training for module in model.modules()}
-    model.train(training)
+    if not (training and model.training):
+        model.train(training)
     try:
         yield
     finally:

@@ -25,7 +25,7 @@ from bow.replicas import buffer_state, in_mode, load_buffers, recalibrate
 from bow.seeds import derive_seed
 from bow.training.batches import batches_in
 from bow.training.checks import check_objects, check_step, num_not_finite, remedy_of
-from bow.training.context import Learners, RunContext
+from bow.training.context import RunContext
 from bow.training.metrics import Accuracy, Metric, as_metrics, check_names, is_higher_better, reached
 from bow.training.replicas import Replicas
 from bow.training.run_records import RunRecords
@@ -365,6 +365,7 @@ class Evaluations:
         context, config = self._context, self._context.config
         self._records.gather_events()
         if config.validation.buffers == "recalibrate":
+            assert isinstance(context.replicas, Replicas)  # a partition averages
             seed = derive_seed(config.seed, RECALIBRATION, self._position.round)
             recalibrate_central(context.replicas, config.data, context.stream.batch_size, seed)
         evaluate = context.evaluate
@@ -390,7 +391,7 @@ class Evaluations:
         return int(self._position.samples / (every * per_epoch) + 1e-9)
 
 
-def recalibrate_central(replicas: Learners, data: Any, batch_size: int | None, seed: int) -> None:
+def recalibrate_central(replicas: Replicas, data: Any, batch_size: int | None, seed: int) -> None:
     model = replicas.central
 
     def forwards() -> Iterator[None]:
@@ -400,7 +401,7 @@ def recalibrate_central(replicas: Learners, data: Any, batch_size: int | None, s
                 replicas.loop.settings.step(model, batch)
             yield
 
-    recalibrate(model, forwards())
+    recalibrate(model, replicas.group.learners[0].module, forwards())
 
 
 def _some_batches(data: Any, batch_size: int | None, seed: int) -> Iterator[Batch]:

@@ -233,7 +233,7 @@ class PartitionLearners:
         world: World,
         note: str | None,
     ) -> None:
-        model = copy.deepcopy(replicas_config.model).train()
+        model = copy.deepcopy(replicas_config.model)
         seed = replicas_config.task.seed
         self._runtime = TileRuntime(
             placed.captured,

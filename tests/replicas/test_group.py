@@ -1,4 +1,5 @@
 import functools
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -127,11 +128,25 @@ def test_recalibrated_statistics_are_those_of_the_data_and_stay() -> None:
             yield
 
     with torch.no_grad():
-        recalibrate(central, forwards())
+        recalibrate(central, group.learners[0].module, forwards())
         expected = torch.stack([central[0](batch).mean(0) for batch in data.split(16)]).mean(0)
     torch.testing.assert_close(group.central[1].running_mean, expected)
     assert not central.training
     assert group.central[1].momentum == 0.1
+
+
+def test_statistics_that_learners_keep_are_not_recalibrated() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.BatchNorm1d(3))
+    model[0].eval()
+    group = group_of(model, buffers="recalibrate")
+
+    def forwards() -> Iterator[None]:
+        group.central(torch.arange(12.0).view(4, 3))
+        yield
+
+    recalibrate(group.central, group.learners[0].module, forwards())
+    assert group.central[0].running_mean.tolist() == [0, 0, 0]
+    assert group.central[1].running_mean.tolist() == pytest.approx([4.5, 5.5, 6.5], rel=1e-4)
 
 
 def test_an_unknown_buffer_policy_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import importlib
@@ -290,6 +291,30 @@ def test_a_strategy_is_what_plan_returns(train: Callable[..., bow.Result], tmp_p
     result = train(bow.plan(model(), batch, cross_entropy, topology=alone, **settings))
     assert result.engine == "tiles"
     assert "Chain" not in (tmp_path / "run" / "config.yaml").read_text()
+
+
+def test_modules_in_evaluation_mode_stay_so(train: Callable[..., bow.Result], tmp_path: Path) -> None:
+    frozen, batch = model(), tuple(each[:BATCH] for each in data())
+    frozen[1].eval()
+    given: dict[str, Any] = {
+        "learners": 1,
+        "engine": "eager",
+        "devices": "cpu",
+        "run_dir": tmp_path / "other",
+        **COMMON,
+    }
+    expected = bow.train(frozen, data(), cross_entropy, **grouped(**given)).model.state_dict()
+    settings: dict[str, Any] = {"budget_s": None, "proposals": 1, "starts": ("single",), "progress": False}
+    for planned in (frozen, copy.deepcopy(frozen).eval()):  # a model all in evaluation mode is trained all the same
+        found = bow.plan(planned, batch, cross_entropy, topology="two_cores", **settings)
+        kinds = [operator.kind for operator in found.problem.graph.operators]  # type: ignore[union-attr]
+        assert ("frozen_batch_norm" in kinds) is (planned is frozen)
+        options = grouped(**{"devices": 1, "run_dir": tmp_path / kinds[1], **COMMON})
+        result = found.train(data(), check=False, **options)
+        assert (int(result.model[1].num_batches_tracked) == 0) is (planned is frozen)  # type: ignore[index]
+        if planned is frozen:
+            for name, value in result.model.state_dict().items():
+                torch.testing.assert_close(value, expected[name])
 
 
 @pytest.mark.parametrize("on_nan", ["restart", "error"])

@@ -19,7 +19,7 @@ from bow.devices.memory import host_memory
 from bow.errors import ScheduleError, SettingError, reason
 from bow.files import Expendable
 from bow.forking import begin_to_compute
-from bow.graph.learning_step import Step, step_from_loss
+from bow.graph.learning_step import Step, checked_model, step_from_loss
 from bow.observe.progress import measuring, watched
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
@@ -35,7 +35,7 @@ from bow.planning.tiles.agreement import check_agreement
 from bow.planning.tiles.capture import capture_operators
 from bow.planning.tiles.machine import MACHINE, measure_machine
 from bow.planning.tiles.tile_costs import OPTIMIZER, measured_costs
-from bow.replicas import OptimizerFactory, num_state_tensors
+from bow.replicas import OptimizerFactory, in_mode, num_state_tensors
 from bow.values import whole
 
 CostsName: TypeAlias = Literal["roofline", "measured"]
@@ -122,8 +122,9 @@ def plan(
         begin_to_compute("bow.plan")
 
     def planned(batch: Any) -> Found:
-        captured = capture_operators(model, batch, loss, step=step, rules=rules)
-        check_agreement(captured, model, batch, step_from_loss(loss) if step is None else step)  # type: ignore[arg-type]
+        with in_mode(checked_model(model), True):
+            captured = capture_operators(model, batch, loss, step=step, rules=rules)
+            check_agreement(captured, model, batch, step_from_loss(loss) if step is None else step)  # type: ignore[arg-type]
         own = None
         if costs == "measured":
             with measuring(console) if shown else nullcontext() as tell:
