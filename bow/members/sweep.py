@@ -336,7 +336,8 @@ def cross_validate(
         loss: as for `bow.sweep`.
         folds: number of folds, or pairs (train, test) of sample indices.
         seeds: seeds that each fold is trained with.
-        stratify: keep the class proportions in every fold; None: if targets are classes.
+        stratify: keep the class proportions in every fold; None: if the data are tensors (inputs, targets) with classes
+            as targets, not for other data sets, whose targets are not read beforehand.
         settings: other arguments of `bow.sweep`.
 
     Returns:
