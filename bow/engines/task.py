@@ -233,6 +233,8 @@ def _in_parts(step: Step, parts: int, model: nn.Module, batch: Batch) -> tuple[T
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     loss: Any = 0.0
     sums: Metrics = {}
+    shares: dict[str, float] = {}  # of the samples, in the parts that have the value
+    whole = 0.0
     gradients: list[Tensor | None] = [None] * len(parameters)
     for part, share in parts_of(batch, parts):
         result = step(model, part)
@@ -244,9 +246,11 @@ def _in_parts(step: Step, parts: int, model: nn.Module, batch: Batch) -> tuple[T
             before = gradients[index]
             if gradient is not None:
                 gradients[index] = gradient if before is None else before + gradient
-        loss = loss + scaled.detach()
+        loss, whole = loss + scaled.detach(), whole + share
         for name, value in metrics.items():
             sums[name] = sums[name] + value.detach() * share if name in sums else value.detach() * share
+            shares[name] = shares.get(name, 0.0) + share
+    means = {name: total if shares[name] == whole else total / shares[name] for name, total in sums.items()}
     pairs = zip(parameters, gradients, strict=True)
     known = torch.stack([(parameter * gradient).sum() for parameter, gradient in pairs if gradient is not None]).sum()
-    return loss + (known - known.detach()), sums  # adds 0, whose gradient is the accumulated one
+    return loss + (known - known.detach()), means  # adds 0, whose gradient is the accumulated one

@@ -180,6 +180,7 @@ class Evaluator:
     def __call__(self, model: nn.Module, device: torch.device, task: LearningConfig) -> dict[str, float]:
         """Return the loss and each metric by name, computed in the precision of the learning tasks."""
         sums: dict[str, float] = {}
+        counts: dict[str, int] = {}  # a step need not return every value for every batch
         count = 0
         applying: list[Metric] | None = None
         self.problem = None
@@ -211,11 +212,12 @@ class Evaluator:
             for name, value in values.items():
                 number = float(value)
                 sums[name] = sums.get(name, 0.0) + number * size
+                counts[name] = counts.get(name, 0) + size
                 if not math.isfinite(number) and self.problem is None:
                     self.problem = NotFinite.found(name, number, index, batch, model)
         if not count:  # such as a stream that is exhausted
             raise DataError(EMPTY)
-        means = {name: total / count for name, total in sums.items()}
+        means = {name: total / max(counts[name], 1) for name, total in sums.items()}
         computed = {metric.name: _computed(metric) for metric in applying or []}
         for name, number in computed.items():
             if math.isnan(number) and self.problem is None:

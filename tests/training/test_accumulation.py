@@ -66,7 +66,8 @@ def test_a_batch_in_parts_is_the_loop_that_accumulates_and_the_whole_batch_to_ro
 def test_metrics_of_a_step_are_means_over_the_parts(train: Train, data: Data) -> None:
     def step(model: nn.Module, batch: Data) -> tuple[Tensor, dict[str, Tensor]]:
         outputs = model(batch[0])
-        return cross_entropy(outputs, batch[1]), {"mean": outputs.mean()}
+        some = {"some": torch.tensor(3.0)} if batch[1].any() else {"others": torch.tensor(4.0)}
+        return cross_entropy(outputs, batch[1]), {"mean": outputs.mean(), **some}
 
     class Means(bow.Callback):
         def __init__(self) -> None:
@@ -78,8 +79,9 @@ def test_metrics_of_a_step_are_means_over_the_parts(train: Train, data: Data) ->
     seen = [Means(), Means()]
     for parts, callback in zip((1, 4), seen, strict=True):
         engine = bow.Engine("eager", accumulate=parts)
-        train(net(), data, step=step, engine=engine, callbacks=[callback], run_dir=None, validation=data)
+        result = train(net(), data, step=step, engine=engine, callbacks=[callback], run_dir=None, validation=data)
     assert seen[0].means == pytest.approx(seen[1].means, rel=1e-4, abs=1e-6)
+    assert result.history[-1]["train_some"] == pytest.approx(3.0)  # though not all parts have it
 
 
 def test_what_is_kept_for_the_backward_pass_is_that_of_a_part(train: Train, data: Data) -> None:

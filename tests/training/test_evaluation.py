@@ -51,6 +51,18 @@ def test_a_step_is_averaged_over_samples(model: nn.Module, data: tuple[Tensor, T
         assert values["loss"] == pytest.approx(float(cross_entropy(model(data[0]), data[1])), rel=1e-5)
 
 
+def test_a_value_of_some_batches_is_the_mean_over_their_samples(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+    first = data[0][:20].mean()
+
+    def step(model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        values = {"first": batch[0].mean()} if torch.equal(batch[0], data[0][:20]) else {"others": batch[0].mean()}
+        return cross_entropy(model(batch[0]), batch[1]), values
+
+    values = evaluated(Evaluator(data, None, [], 20), replicas(model, step=step))
+    assert values["first"] == pytest.approx(float(first), abs=1e-6)
+    assert values["others"] == pytest.approx(float(data[0][20:].mean()), abs=1e-6)
+
+
 class InPlace(nn.Linear):
     """Prepares its inputs where they are, as in-place activations do."""
 
