@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from bow.data import batch_length
 from bow.errors import SettingError, reason
 from bow.observe.records import metrics
 from bow.training import Result
@@ -129,14 +130,22 @@ def train(
 class Logging:
     """Replaces the methods of `LightningModule` that need a trainer."""
 
-    def log(self, name: str, value: Any, *_: Any, reduce_fx: Any = "mean", **__: Any) -> None:
+    def log(
+        self, name: str, value: Any, *_: Any, reduce_fx: Any = "mean", batch_size: int | None = None, **__: Any
+    ) -> None:
         if reduce_fx not in ("mean", torch.mean):
             raise SettingError(
                 f"{name!r} is logged with reduce_fx={reduce_fx!r}; only 'mean' is supported, leave it out"
             )
-        if (logged := vars(self).get(LOGGED)) is None:
+        if (of_step := vars(self).get(LOGGED)) is None:
             raise SettingError(
                 f"{name!r} is logged outside of training_step and validation_step; log it in one of them"
+            )
+        logged, samples = of_step
+        if batch_size not in (None, samples):
+            raise SettingError(
+                f"{name!r} is logged with batch_size={batch_size}, and its mean is over samples, of which the batch "
+                f"has {samples}; leave batch_size out"
             )
         if isinstance(value, nn.Module):
             raise SettingError(
@@ -179,7 +188,7 @@ def _step(model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
     """Run `training_step`, or in evaluation mode `validation_step`; return the loss and the logged values."""
     kind = "training_step" if model.training else "validation_step"
     logged: dict[str, Any] = {}
-    vars(model)[LOGGED] = logged
+    vars(model)[LOGGED] = logged, batch_length(batch)
     try:
         function = getattr(model, kind)
         made = function(*(batch, BatchIndex(), 0)[: len(inspect.signature(function).parameters)])

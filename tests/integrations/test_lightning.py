@@ -64,7 +64,7 @@ def kinds(pl: Any) -> Any:
 
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             inputs, targets = batch
-            self.log("val_loss", cross_entropy(self(inputs), targets))
+            self.log("val_loss", cross_entropy(self(inputs), targets), batch_size=len(inputs))
 
         def configure_optimizers(self) -> Any:
             if self.kind == "plain":
@@ -268,6 +268,10 @@ def changed(net: Any, **methods: Any) -> Any:
             "validation_step logs b_loss, a_loss, which is ambiguous",
         ),
         ({"training_step": lambda self, batch: self.log("a", 1.0, reduce_fx="sum")}, "logged with reduce_fx='sum'"),
+        (
+            {"validation_step": lambda self, batch: self.log("val_loss", 1.0, batch_size=3)},
+            "logged with batch_size=3, and its mean is over samples, of which the batch has 4; leave batch_size out",
+        ),
         (
             {"configure_optimizers": lambda self: [torch.optim.SGD(self.parameters()) for _ in "ab"]},
             "returned 2 optimi",
