@@ -26,7 +26,8 @@ class Halving:
         reduction: one of this many members continues.
         first: epochs before the first comparison.
         asynchronous: continue a member as soon as it is among the best that have reached the rung so far (ASHA),
-            without waiting for the others; which members continue then depends on how many train at once.
+            without waiting for the others; which members continue then depends on how many train at once. When all
+            wait, the best `1 / reduction` of the lowest rung continue.
         higher_is_better: direction of the metric; None: as for `bow.EarlyStopping`.
 
     Raises:
@@ -68,8 +69,8 @@ class Halving:
         return total / (members * epochs)
 
     def num_kept(self, members: int) -> int:
-        """Return how many of the members at a rung continue."""
-        return members // self.reduction if self.asynchronous else math.ceil(members / self.reduction)
+        """Return how many of the members at a rung continue, if no others come to it."""
+        return math.ceil(members / self.reduction)
 
     def best(self, values: Mapping[int, float], count: int) -> list[int]:
         """Return the numbers of the members with the best values; ties by number. NaN is never included."""
@@ -122,15 +123,14 @@ class Rungs:
         if not self._rule.asynchronous:
             return []
         values = self._values[progress.rung]
-        best = self._rule.best(values, self._rule.num_kept(len(values)))
+        best = self._rule.best(values, len(values) // self._rule.reduction)
         return [self._go_on(n) for n in best if n in self.paused and self.paused[n].rung == progress.rung]
 
     def decide(self) -> tuple[list[Progress], list[Progress]]:
         """Decide the lowest rung with waiting members; return those that continue, and those that end."""
         rung = min(each.rung for each in self.paused.values())
         values = self._values[rung]
-        count = 0 if self._rule.asynchronous else self._rule.num_kept(len(values))
-        best = self._rule.best(values, count)
+        best = self._rule.best(values, self._rule.num_kept(len(values)))
         here = [number for number, each in self.paused.items() if each.rung == rung]
         going_on = [self._go_on(number) for number in here if number in best]
         return going_on, [self.paused.pop(number) for number in here if number not in best]

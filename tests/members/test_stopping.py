@@ -61,6 +61,15 @@ def test_asynchronous_halving_never_waits_and_promotes_the_best(tmp_path: Path) 
     assert result.members[min(ended, key=ended.__getitem__)].epochs > 1  # the best of the first rung went on
 
 
+def test_asynchronous_halving_trains_the_best_to_the_end(tmp_path: Path) -> None:
+    variants = bow.grid(seed=range(4), lr=[0.05])
+    rule = bow.Halving(reduction=3, asynchronous=True)
+    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), variants, engine="eager", epochs=9, stop=rule)
+    assert max(member.epochs for member in result.members) == 9
+    assert result.best.stopped is None
+    assert len(result.ensemble.models) >= 1
+
+
 def test_patience_ends_a_member_and_gives_its_row_away(tmp_path: Path) -> None:
     variants = [bow.Variant(name="stuck", settings={"lr": 0.0}), bow.Variant(name="learning", seed=1)]
     rule = bow.EarlyStopping(patience=2)
