@@ -106,11 +106,11 @@ class LearningTasks:
         self.resized()
         self._compiled = self._compile() if settings.compile else None
         self._is_checked = False  # whether the compiled task (learner 0's) was found to change no Python values
-        self._has_run = False  # whether a loss was found to depend on no tensors outside of its model
 
     def resized(self) -> None:
         device, settings = self._group.device, self._settings
         modules = [learner.module for learner in self._group.learners]
+        self._has_run = False  # whether a loss was found to depend on no tensors outside of its model
         self._tasks = [LearningTask(module, settings.task_step, device, settings.precision) for module in modules]
 
     @property
@@ -139,7 +139,9 @@ class LearningTasks:
                 return self._learn_compiled(compiled, learner, task, batch)
             with torch.enable_grad():
                 parameters = {f"model.{name}": view for name, view in self._group.layout.views(learner.row).items()}
-                outside = None if self._has_run else OutsideTensors(self._settings.step, learner.module)
+                is_first = not self._has_run
+                outside = OutsideTensors(self._settings.step, learner.module) if is_first else None
+                frozen = self._sums_of_frozen(learner) if is_first else {}
                 # The views have every name of a tied parameter; looking for ties takes longer than a tiny task.
                 with forward():
                     loss, metrics = functional_call(task, parameters, (batch,), tie_weights=False)
@@ -147,6 +149,7 @@ class LearningTasks:
                     raise LossError("the loss does not depend on the model's parameters; compute it from model outputs")
                 if outside is not None:
                     outside.check(loss, [learner.row, batch])
+                    self._check_parameters(learner, parameters, frozen)
                     self._has_run = True
                 (gradient,) = torch.autograd.grad(loss, learner.row)
         except IndexError as error:
@@ -166,6 +169,32 @@ class LearningTasks:
         learner.gradient.copy_(gradient)
         # Copies: a metric may be a buffer or a parameter, which the next task or the step changes.
         return Learned(loss.detach(), {name: value.detach().clone() for name, value in metrics.items()})
+
+    def _sums_of_frozen(self, learner: Learner) -> dict[str, Tensor]:
+        """Return a sum of every parameter that learners share, by name; none if there is one learner."""
+        shared = {} if len(self._group) == 1 else dict(learner.module.named_parameters())
+        return {
+            name: parameter.detach().sum(dtype=torch.float64)
+            for name, parameter in shared.items()
+            if name not in self._group.layout.names and not parameter.is_complex()
+        }
+
+    def _check_parameters(self, learner: Learner, views: Mapping[str, Tensor], frozen: Mapping[str, Tensor]) -> None:
+        """Raise if the first task has changed parameters in a way that training would ignore or learners share."""
+        memory = learner.row.untyped_storage().data_ptr()
+        for name, view in views.items():
+            if view.untyped_storage().data_ptr() != memory:
+                raise ModelError(
+                    f"the step assigns to the data of parameter {name.removeprefix('model.')!r}, which is a view of a "
+                    "row and would not change there; write into it: parameter.data.copy_(...)"
+                )
+        now = self._sums_of_frozen(learner) if frozen else {}
+        for name, before in frozen.items():
+            if not torch.equal(now[name].nan_to_num(), before.nan_to_num()):
+                raise ModelError(
+                    f"the step changes parameter {name!r}, which is not trained and so is shared by all learners; "
+                    "make it a buffer, of which every learner has its own, or use learners=1"
+                )
 
     def _learn_compiled(
         self, compiled: Callable[..., TaskResult], learner: Learner, task: LearningTask, batch: Batch

@@ -12,6 +12,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from bow.errors import DataError, LossError, ModelError, reason
 from bow.graph.outside import OutsideTensors
+from bow.graph.refusal import refusal
 
 Step: TypeAlias = Callable[[nn.Module, Any], Any]
 # `step(model, batch) -> loss`, or `(loss, {name: scalar})`.
@@ -73,6 +74,7 @@ class LearningStep(nn.Module):
         leaves = {name: p.detach().requires_grad_(name in self.trained) for name, p in parameters.items()}
         own = {f"model.{name}": buffer.clone() for name, buffer in buffers.items()}
         gradients: list[Tensor] = []
+        memory = {name: leaf.untyped_storage()._cdata for name, leaf in leaves.items()}
 
         def differentiate(loss: Tensor) -> None:
             # Inside the functional call, because activation checkpointing reads these parameters again.
@@ -82,6 +84,9 @@ class LearningStep(nn.Module):
                     "is given returns, without detach() or torch.no_grad()"
                 )
             outside.check(loss, [leaves, batch])
+            if moved := [name for name, leaf in leaves.items() if leaf.untyped_storage()._cdata != memory[name]]:
+                cause = f"assigns to the data of parameter {moved[0]!r}"
+                raise refusal(type(self.model).__name__, cause, "keep what changes in a buffer")
             between(loss)
             sources = [leaves[name] for name in self.trained]
             gradients.extend(torch.autograd.grad(loss, sources, materialize_grads=True))

@@ -9,7 +9,7 @@ inherits the origin of its operator in the first.
 import contextlib
 import itertools
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -84,8 +84,9 @@ def trace(
     try:
         with quiet(), _own_kernels(step, unrolled), torch.autograd.set_multithreading_enabled(False):
             recorded = make_fx(run, tracing_mode="fake")(*flat)
+            given = [node for node in recorded.graph.nodes if node.op == "placeholder"]
             for node in recorded.graph.nodes:
-                _check_repeatable(node, type(step.model).__name__, unrolled)
+                _check_repeatable(node, type(step.model).__name__, unrolled, set(given[: len(parameters)]))
             functional = make_fx(_replay(recorded), tracing_mode="fake")(*flat)
     except BowError:
         raise
@@ -198,7 +199,7 @@ def _in_memory_order(tensor: Tensor) -> Tensor:
     return tensor.permute(sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim]))
 
 
-def _check_repeatable(node: Node, model: str, unrolled: bool) -> None:
+def _check_repeatable(node: Node, model: str, unrolled: bool, parameters: Collection[Node]) -> None:
     """Refuse operators that a graph could not repeat faithfully."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return
@@ -211,7 +212,10 @@ def _check_repeatable(node: Node, model: str, unrolled: bool) -> None:
         )
     if node.target in _UNHOLDABLE or (unrolled and node.target is _aten.mkldnn_rnn_layer.default):
         raise refusal(model, f"calls {node.target}, which keeps or changes memory unseen", "use a layer of torch.nn")
-    if any(_base(written).op == "get_attr" for written in _written(node)):
+    bases = [_base(written) for written in _written(node)]
+    if any(base in parameters for base in bases):
+        raise refusal(model, f"changes a parameter in place ({node.target})", "keep what changes in a buffer")
+    if any(base.op == "get_attr" for base in bases):
         raise refusal(
             model,
             f"writes to a tensor that is neither a buffer nor an input ({node.target})",

@@ -1,3 +1,4 @@
+import copy
 import functools
 import os
 import random
@@ -234,6 +235,58 @@ def test_a_central_model_that_was_never_synchronised_is_told_of() -> None:
     trained.round([batch(), batch(1)])
     with pytest.warns(UserWarning, match=r"LocalSGD\(every=100\) has not synchronised in 1 rounds"):
         trained.export()
+
+
+class Written(nn.Linear):
+    """Writes to its parameters in the forward pass."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(6, 3)
+        self.how = how
+        self.follows = nn.Parameter(torch.zeros(3, 6), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.how == "assigned":
+            self.weight.data = self.weight.data.clamp(-0.1, 0.1)
+        elif self.how == "in place":
+            self.weight.data.clamp_(-0.1, 0.1)
+        else:
+            self.follows.data.mul_(0.9).add_(self.weight.data, alpha=0.1)
+        return super().forward(x) + nn.functional.linear(x, self.follows)
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph", "streams"])
+@pytest.mark.parametrize("how", ["in place", "frozen"])
+@pytest.mark.filterwarnings("ignore:.*changes a parameter in place")
+def test_parameters_that_the_step_writes_to_are_those_of_plain_pytorch(how: str, engine: str) -> None:
+    trained = replicas(Written(how), learners=1, engine=engine)
+    plain = copy.deepcopy(trained.group.template)
+    optimizer = SGD([plain.weight, plain.bias])
+    for t in range(4):
+        optimizer.zero_grad()
+        cross_entropy(plain(batch(t)[0]), batch(t)[1]).backward()
+        optimizer.step()
+        trained.round([batch(t)])
+    exported = trained.export()
+    torch.testing.assert_close(exported.weight, plain.weight, rtol=0, atol=1e-6)
+    torch.testing.assert_close(exported.follows, plain.follows, rtol=0, atol=1e-6)
+    trained.close()
+
+
+@pytest.mark.parametrize("engine", ["eager", "graph", "streams"])
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("assigned", "assigns to the data of parameter 'weight'.*copy_"),
+        ("frozen", "changes parameter 'follows'.*buffer"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*cannot be captured")
+def test_parameters_that_cannot_be_written_to_are_told_of(how: str, message: str, engine: str) -> None:
+    trained = replicas(Written(how), engine=engine)
+    with pytest.raises(ModelError, match=message):
+        trained.round([batch(0), batch(1)])
+    trained.close()
 
 
 def test_sparse_gradients_are_refused_with_the_remedy() -> None:

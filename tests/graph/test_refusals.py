@@ -75,7 +75,19 @@ def _averaged(model: Model, x: Tensor) -> Tensor:
     return outputs
 
 
+def _clamped(model: Model, x: Tensor) -> Tensor:
+    model.linear.weight.data.clamp_(-0.1, 0.1)
+    return model.linear(x)
+
+
+def _renormalised(model: Model, x: Tensor) -> Tensor:
+    model.linear.weight.data = torch.renorm(model.linear.weight.data, 2, 0, 0.1)
+    return model.linear(x)
+
+
 REFUSED = {
+    "parameter in place": (_clamped, "changes a parameter in place (aten.clamp_.default)"),
+    "parameter's data": (_renormalised, "assigns to the data of parameter 'linear.weight'"),
     "item": (lambda m, x: m.linear(x) * x.sum().item(), "reads a tensor's value in Python"),
     "if": (lambda m, x: m.linear(x) if x.sum() > 0 else x, "reads a tensor's value in Python"),
     "mask": (lambda m, x: m.linear(x)[x > 0], "shape depends on values"),
