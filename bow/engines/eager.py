@@ -171,13 +171,10 @@ class LearningTasks:
         return Learned(loss.detach(), {name: value.detach().clone() for name, value in metrics.items()})
 
     def _sums_of_frozen(self, learner: Learner) -> dict[str, Tensor]:
-        """Return a sum of every parameter that learners share, by name; none if there is one learner."""
-        shared = {} if len(self._group) == 1 else dict(learner.module.named_parameters())
-        return {
-            name: parameter.detach().sum(dtype=torch.float64)
-            for name, parameter in shared.items()
-            if name not in self._group.layout.names and not parameter.is_complex()
-        }
+        """Return a sum of every parameter that the learner shares with others, by name."""
+        own = {} if len(self._group) == 1 else dict(learner.module.named_parameters())
+        shared = {name: parameter for name, parameter in self._group.named_frozen() if own.get(name) is parameter}
+        return {name: each.detach().sum(dtype=torch.float64) for name, each in shared.items() if not each.is_complex()}
 
     def _check_parameters(self, learner: Learner, views: Mapping[str, Tensor], frozen: Mapping[str, Tensor]) -> None:
         """Raise if the first task has changed parameters in a way that training would ignore or learners share."""

@@ -114,7 +114,8 @@ def _mean(values: list[Tensor]) -> Tensor:
 
 def _assign(module: nn.Module, key: str, value: Tensor) -> None:
     current = module._buffers.get(key)
-    if current is not None and current.shape == value.shape and current.dtype == value.dtype:
+    fits = current is not None and current.shape == value.shape and current.dtype == value.dtype
+    if current is not None and fits and 0 not in current.stride():  # an expanded tensor cannot be written to
         current.copy_(value)
     else:
         module._buffers[key] = value.clone()

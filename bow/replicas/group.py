@@ -257,7 +257,7 @@ class LearnerGroup:
             "learners": [learner for device in by_device for learner in device],
             "by_device": list(map(len, by_device)),
             "nodes": self.nodes,
-            "frozen": {name: on_cpu(parameter) for name, parameter in self._named_frozen()},
+            "frozen": {name: on_cpu(parameter) for name, parameter in self.named_frozen()},
         }
 
     @torch.no_grad()
@@ -279,7 +279,7 @@ class LearnerGroup:
         for name, tensor in {**shared["synchroniser"], **kept}.items():
             if name in self.matrix.state:
                 self.matrix.state[name].copy_(tensor)
-        for name, parameter in self._named_frozen():
+        for name, parameter in self.named_frozen():
             parameter.data.copy_(shared["frozen"][name])
         missing = [None] * (len(self) - len(learners))
         for index, saved in enumerate([*learners, *missing]):
@@ -302,7 +302,8 @@ class LearnerGroup:
             "buffers": {name: on_cpu(buffer) for name, buffer in buffer_state(self.learners[index].module).items()},
         }
 
-    def _named_frozen(self) -> Iterator[tuple[str, nn.Parameter]]:
+    def named_frozen(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Iterate over the parameters outside of the row, which all learners share, with their names."""
         for name, parameter in self.template.named_parameters():
             if id(parameter) in self._frozen:
                 yield name, self._frozen[id(parameter)]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from bow import SMA, SSGD, LocalSGD, Replicas
+from bow import SMA, SSGD, LocalSGD, Replicas, Run, Variant, sweep
 from bow.engines.restarts import HOPELESS_ROUNDS
 from bow.errors import DataError, DivergenceError, LossError, ModelError
 from tests.grouped import of_replicas
@@ -287,6 +287,16 @@ def test_parameters_that_cannot_be_written_to_are_told_of(how: str, message: str
     with pytest.raises(ModelError, match=message):
         trained.round([batch(0), batch(1)])
     trained.close()
+
+
+def test_members_have_frozen_parameters_of_their_own(tmp_path: Path) -> None:
+    data = (torch.randn(16, 6), torch.randint(3, (16,)))
+    settings = {"epochs": 2, "batch_size": 4, "optimizer": SGD, "engine": "eager", "run": Run(tmp_path, progress=False)}
+    build = functools.partial(Written, "frozen")
+    made = sweep(build, data, cross_entropy, variants=[Variant(seed=0), Variant(seed=1)], **settings)
+    alone = sweep(build, data, cross_entropy, variants=[Variant(seed=1)], **{**settings, "run": Run(progress=False)})
+    assert made.members[1].model.follows.abs().sum() > 0
+    torch.testing.assert_close(made.members[1].model.follows, alone.members[0].model.follows)
 
 
 def test_sparse_gradients_are_refused_with_the_remedy() -> None:

@@ -181,6 +181,15 @@ def test_buffers_that_state_dicts_leave_out_are_saved_too() -> None:
     assert buffer_state(other.learners[1].module)["seen"].tolist() == [3.0]
 
 
+def test_a_buffer_that_is_an_expanded_tensor_is_copied() -> None:
+    model = nn.Linear(3, 2)
+    model.register_buffer("mask", torch.ones(1).expand(3))
+    group = group_of(model)
+    group.learners[0].module.mask.zero_()
+    assert group.central.mask.tolist() == [0.0, 0.0, 0.0]
+    assert group.learners[1].module.mask.tolist() == model.mask.tolist() == [1.0, 1.0, 1.0]
+
+
 def test_frozen_parameters_are_part_of_the_state() -> None:
     def model() -> nn.Module:
         built = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))
