@@ -94,6 +94,8 @@ def _trace(
     with python_random_kept():  # if the step is refused, eager draws the same numbers as without the attempt
         trace = tracing.trace(step, parameters, buffers, batch, unrolled)
         refuse_changes(name, before, python_state(step.model))
+        if made := dict(step.model.named_buffers()).keys() - buffers.keys():
+            raise refusal(name, f"makes buffer {min(made)!r}", "register it with a tensor when the model is built")
     if trace.custom_functions:  # their state is checked only now that they are known, so trace again
         before = python_state(step.model, trace.custom_functions)
         again = tracing.trace(step, parameters, buffers, batch, unrolled)

@@ -57,6 +57,7 @@ class Model(nn.Module):
         self.linear = nn.Linear(5, 5)
         self.dropped = nn.Sequential(nn.Linear(5, 5), nn.Dropout(0.5))
         self.average = torch.zeros(5)
+        self.register_buffer("late", None)
         self.calls = 0
         self.run = run
 
@@ -85,7 +86,15 @@ def _renormalised(model: Model, x: Tensor) -> Tensor:
     return model.linear(x)
 
 
+def _made_late(model: Model, x: Tensor) -> Tensor:
+    outputs = model.linear(x)
+    mean = outputs.detach().mean(0)
+    model.late = mean if model.late is None else 0.9 * model.late + 0.1 * mean
+    return outputs - model.late
+
+
 REFUSED = {
+    "late buffer": (_made_late, "makes buffer 'late'"),
     "parameter in place": (_clamped, "changes a parameter in place (aten.clamp_.default)"),
     "parameter's data": (_renormalised, "assigns to the data of parameter 'linear.weight'"),
     "item": (lambda m, x: m.linear(x) * x.sum().item(), "reads a tensor's value in Python"),
