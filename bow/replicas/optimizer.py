@@ -88,6 +88,7 @@ class OptimizerRows:
         self.elementwise = is_elementwise(optimizer, matrix.z.device)
         if not self.elementwise:
             _check_parameterwise(optimizer, matrix.z.device)
+        self._is_coupled = is_coupled(optimizer, matrix.z.device)
         self._layout = layout
         self._matrix = matrix
         self._initial = [_initial_states(optimizer, group, self.elementwise) for group in optimizer.param_groups]
@@ -98,6 +99,12 @@ class OptimizerRows:
 
     def add_learner(self) -> None:
         learner = len(self._tensors)
+        if learner and self._is_coupled:
+            raise OptimizerError(
+                f"optimizer {type(self.optimizer).__name__} updates a parameter by what all of its parameters have in "
+                "common, such as the norm of the whole gradient, so that learners would change each other's steps; use "
+                "learners=1, or an optimizer without it (clip_norm= clips each learner's gradient)"
+            )
         row = self._first + learner
         weights, gradient = self._matrix.weights_of(row), self._matrix.gradient_of(row)
         bound = []
@@ -260,12 +267,7 @@ def is_elementwise(optimizer: Optimizer, device: torch.device) -> bool:
     """Return whether updating one flat tensor equals updating its parts, by a trial on small random tensors."""
     if is_plain_sgd(optimizer) or is_plain_adam(optimizer):
         return True
-    generator = torch.Generator().manual_seed(0)
-
-    def draw() -> list[Tensor]:
-        return [torch.randn(s, generator=generator, dtype=torch.float64).to(device) for s in PROBE_SHAPES]
-
-    weights, gradients = draw(), [draw() for _ in range(PROBE_STEPS)]
+    weights, gradients = _drawn(device)
     try:
         for group in range(len(optimizer.param_groups)):
             parts = _probe(optimizer, group, weights, gradients)
@@ -276,6 +278,37 @@ def is_elementwise(optimizer: Optimizer, device: torch.device) -> bool:
         # Muon rejects vectors, SparseAdam dense gradients, and a third-party optimizer may reject anything.
         return False
     return True
+
+
+def is_coupled(optimizer: Optimizer, device: torch.device) -> bool:
+    """Return whether updates of some parameters depend on the gradients of others, by a trial as above."""
+    if is_plain_sgd(optimizer) or is_plain_adam(optimizer):
+        return False
+    weights, gradients = _drawn(device)
+    larger = [[100 * gradient for gradient in step] for step in gradients]
+    both = [[*step, *more] for step, more in zip(gradients, larger, strict=True)]
+    try:
+        for group in range(len(optimizer.param_groups)):
+            alone, again = (
+                _flat([each for own in (gradients, larger) for each in _probe(optimizer, group, weights, own)])
+                for _ in range(2)
+            )
+            together = _flat(_probe(optimizer, group, [*weights, *weights], both))
+            if torch.equal(alone, again) and not torch.allclose(alone, together, rtol=1e-9, atol=1e-12):
+                return True
+    except Exception:
+        return False
+    return False
+
+
+def _drawn(device: torch.device) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """Draw weights for a trial, and gradients for each of its steps."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw() -> list[Tensor]:
+        return [torch.randn(s, generator=generator, dtype=torch.float64).to(device) for s in PROBE_SHAPES]
+
+    return draw(), [draw() for _ in range(PROBE_STEPS)]
 
 
 def _check_parameterwise(optimizer: Optimizer, device: torch.device) -> None:

@@ -115,6 +115,30 @@ def test_an_optimizer_that_cannot_work_is_refused(factory, message: str) -> None
         LearnerGroup(model(), factory, learners=2, device=CPU)
 
 
+class NormedSGD(Optimizer):
+    """Clips the norm of the whole gradient, as timm's Lamb and Adan do."""
+
+    def __init__(self, params, lr: float, noise: float = 0.0) -> None:
+        super().__init__(params, {"lr": lr, "noise": noise})
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for group in self.param_groups:
+            trained = [p for p in group["params"] if p.grad is not None]
+            norm = 1.0 if group["noise"] else torch.stack([p.grad.norm() for p in trained]).norm().clamp(min=1.0)
+            for p in trained:
+                p.sub_(group["lr"] * (p.grad / norm + group["noise"] * torch.randn_like(p)))
+
+
+def test_an_optimizer_whose_steps_depend_on_all_gradients_is_for_one_learner() -> None:
+    factory = functools.partial(NormedSGD, lr=0.1)
+    LearnerGroup(nn.Linear(3, 2), factory, learners=1, device=CPU)
+    with pytest.raises(OptimizerError, match=r"NormedSGD .* use learners=1"):
+        LearnerGroup(nn.Linear(3, 2), factory, learners=2, device=CPU)
+    for each in (functools.partial(factory, noise=0.1), LayerwiseSGD, torch.optim.Adafactor):
+        LearnerGroup(nn.Linear(3, 2), functools.partial(each, lr=0.1), learners=2, device=CPU)
+
+
 def test_muon_trains_a_model_of_matrices() -> None:
     torch.manual_seed(0)
     matrices = nn.Sequential(nn.Linear(6, 4, bias=False), nn.Linear(4, 3, bias=False))
