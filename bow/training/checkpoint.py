@@ -1,5 +1,6 @@
 """Checkpoints of a training: when they are due, atomic files with a checksum, and what is restored from them."""
 
+import codecs
 import contextlib
 import copy
 import hashlib
@@ -40,6 +41,9 @@ DIRECTORY = "checkpoints"
 TRAILER = b"bow sha256 "  # appended with a checksum to torch's output, which torch.load ignores
 _TRAILER_BYTES = len(TRAILER) + 64
 _BLOCK_BYTES = 2**20
+# What NumPy's arrays of numbers are unpickled by.
+ARRAYS: list[Any] = [np.ndarray, np.dtype, np.empty(0).__reduce__()[0], codecs.encode]
+ARRAYS += [type(np.dtype(code)) for code in "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]]
 _NAME = re.compile(r"round_(\d+)\.pt")
 _PARTS: dict[str, type | tuple[type, ...]] = {
     "replicas": dict,
@@ -62,7 +66,9 @@ def save_checkpoint(directory: Path, round_index: int, state: dict[str, Any]) ->
     try:
         directory.mkdir(exist_ok=True)
         with temporary.open("w+b") as file:
-            torch.save(_without_numpy(state), file)  # load_checkpoint accepts only tensors and plain values
+            torch.save(_without_numpy(state), file)
+            file.seek(0)
+            _check_readable(file)
             file.seek(0)
             checksum = _checksum(file)
             file.write(TRAILER + checksum)
@@ -72,9 +78,11 @@ def save_checkpoint(directory: Path, round_index: int, state: dict[str, Any]) ->
         _sync_folder(directory)
         for old in _checkpoints(directory)[:-KEEP]:
             old.unlink()
-    except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError on a full disk
+    except Exception as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+        if not isinstance(error, OSError | RuntimeError):  # torch's writer raises RuntimeError on a full disk
+            raise
         raise CheckpointError(
             f"{path} cannot be written ({disk_reason(error)}); free space or use another run directory"
         ) from error
@@ -121,7 +129,8 @@ def load_checkpoint(path: Path, parts: Mapping[str, type | tuple[type, ...]] = _
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({disk_reason(error)}); resume from another one") from error
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals(ARRAYS):
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch's message advises to trust the file
         raise CheckpointError(
             f"{path} is not a readable checkpoint (damaged, or not written by bow); {RESUME_REMEDY}"
@@ -129,6 +138,17 @@ def load_checkpoint(path: Path, parts: Mapping[str, type | tuple[type, ...]] = _
     if not isinstance(state, dict) or not all(isinstance(state.get(part), kind) for part, kind in parts.items()):
         raise CheckpointError(f"{path} is not a checkpoint of bow; {RESUME_REMEDY}")
     return state
+
+
+def _check_readable(file: BinaryIO) -> None:
+    """Refuse a checkpoint that `load_checkpoint`, which accepts only tensors and plain values, would refuse later."""
+    with torch.serialization.safe_globals(ARRAYS):
+        foreign = torch.serialization.get_unsafe_globals_in_checkpoint(file)
+    if foreign:
+        raise SettingError(
+            f"checkpoints hold tensors, arrays and plain values, got {', '.join(sorted(foreign))}; keep it out of the "
+            "state of the scheduler, the optimizer and the records, or use checkpoint_every=None"
+        )
 
 
 def delete_checkpoints_after(directory: Path, round_index: int) -> None:

@@ -785,3 +785,40 @@ def test_a_state_that_a_callback_keeps_stays_what_it_was(train: Train, data: tup
     train(net(), data, validation=data, epochs=3, ema=0.9, callbacks=[keep])
     assert len(keep.state["history"]) == keep.then[0] == 1
     assert torch.equal(keep.state["ema"]["average"], keep.then[1])
+
+
+class Table(torch.optim.lr_scheduler.LRScheduler):
+    """Reads its factors from an array."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, table: Any) -> None:
+        self.table = table
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float | Tensor]:
+        return [rate * float(self.table[self.last_epoch]) for rate in self.base_lrs]
+
+
+def test_arrays_in_the_state_of_a_scheduler_are_restored(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    table = functools.partial(Table, table=np.linspace(1, 0.1, 9))
+    expected = train(net(), data, epochs=3, scheduler=table, run_dir=tmp_path / "whole")
+    train(net(), data, scheduler=table, checkpoint_every=6)
+    result = train(net(), data, epochs=3, scheduler=table, resume="auto")
+    assert [each["lr"] for each in result.history] == [each["lr"] for each in expected.history]
+
+
+def halved(index: int) -> float:
+    return 0.5**index
+
+
+def test_a_checkpoint_that_could_not_be_read_again_is_not_written(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    class Named(Table):
+        def get_lr(self) -> list[float | Tensor]:
+            return [rate * self.table(self.last_epoch) for rate in self.base_lrs]
+
+    with pytest.warns(UserWarning, match=r"checkpoint cannot be written .*halved; .*training continues"):
+        train(net(), data, scheduler=functools.partial(Named, table=halved), checkpoint_every=6)
+    assert not checkpoints(tmp_path / "run")
