@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_model
 from torch import nn
 
-from bow.errors import ModelError, disk_reason
+from bow.errors import ModelError, disk_reason, reason
 from bow.files import spare_files
 from bow.observe import RunDirectory
 from bow.observe.records import metrics
@@ -138,7 +138,10 @@ def save_whole(model: nn.Module, path: Path, like: Path | None = None) -> Path:
             os.fsync(file.fileno())  # some file systems report only here that they are full
         part.replace(path)
         return path
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             part.unlink()
-        raise
+        if isinstance(error, OSError | SafetensorError) or not isinstance(error, Exception):
+            raise
+        what = f"safetensors holds dense tensors of common dtypes only, {type(error).__name__}: {reason(error)}"
+        raise SafetensorError(what) from error

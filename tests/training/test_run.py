@@ -414,6 +414,31 @@ def test_a_run_directory_that_has_gone_does_not_take_the_model_with_it(
     assert "it is in" not in capsys.readouterr().out
 
 
+class Extra(nn.Linear):
+    def get_extra_state(self) -> Any:
+        return {"calls": 0}
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+
+class Complex(nn.Linear):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.register_buffer("angles", torch.zeros(3, dtype=torch.complex128))
+
+
+@pytest.mark.parametrize("kind", [Extra, Complex])
+def test_a_model_that_safetensors_does_not_take_is_in_the_result(
+    train: Train, data: tuple[Tensor, Tensor], full: set[Path], tmp_path: Path, kind: Any
+) -> None:
+    with pytest.warns(UserWarning, match="safetensors holds dense tensors .*; it is not saved"):
+        result = train(kind(5, 3), data)
+    assert result.model_path is None
+    assert len(result.history) == 1
+    assert not list(tmp_path.rglob("*.safetensors*"))
+
+
 def test_a_model_that_fits_nowhere_is_in_the_result(
     train: Train,
     model: nn.Module,
