@@ -171,6 +171,8 @@ def make_scheduler(
         raise SettingError(
             f"scheduler must return a torch.optim.lr_scheduler.LRScheduler, it returned {type(scheduler).__name__}"
         )
+    if isinstance(scheduler, ReduceLROnPlateau) and scheduler.mode == "max":
+        raise SettingError('scheduler ReduceLROnPlateau receives the loss, got mode="max"; use mode="min"')
     _try_scheduler(factory, optimizer)
     return scheduler
 

@@ -92,19 +92,24 @@ class Accuracy(Metric):
         self._count = 0
 
     def applies(self, outputs: Any, targets: Any) -> bool:
-        """Whether targets are class indices, and outputs have one more dimension."""
+        """Whether targets are class indices, and outputs have one more dimension, of at least two classes."""
         are_tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
-        return are_tensors and not targets.is_floating_point() and outputs.dim() == targets.dim() + 1
+        if not are_tensors or targets.is_floating_point() or outputs.dim() != targets.dim() + 1:
+            return False
+        return bool(outputs.shape[_class_dimension(outputs, targets)] > 1)
 
     def update(self, outputs: Any, targets: Any) -> None:
-        classes_second = outputs.dim() > 1 and outputs.shape[:1] + outputs.shape[2:] == targets.shape
-        predicted = outputs.argmax(1 if classes_second else -1)
+        predicted = outputs.argmax(_class_dimension(outputs, targets))
         counted = targets != self.ignore
         self._correct += int(((predicted == targets) & counted).sum())
         self._count += int(counted.sum())
 
     def compute(self) -> float:
         return self._correct / max(self._count, 1)
+
+
+def _class_dimension(outputs: Tensor, targets: Tensor) -> int:
+    return 1 if outputs.dim() > 1 and outputs.shape[:1] + outputs.shape[2:] == targets.shape else -1
 
 
 class TorchMetric(Metric):

@@ -183,6 +183,11 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
         SettingError,
         "scheduler StepLR fails at its first step .ZeroDivisionError",
     ),
+    (
+        {"scheduler": functools.partial(SCHEDULER.ReduceLROnPlateau, mode="max")},
+        SettingError,
+        'ReduceLROnPlateau receives the loss, got mode="max"',
+    ),
     ({"scheduler": 0.9}, SettingError, "scheduler must be a function .* got 0.9"),
     ({"scheduler": lambda optimizer: optimizer}, SettingError, "it returned SGD"),
     ({"metrics": bow.Accuracy()}, SettingError, "metrics must be a list of Metric objects"),

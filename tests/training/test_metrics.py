@@ -134,3 +134,9 @@ def test_a_metric_of_the_users_own_is_recorded_and_may_be_a_target(train: Train)
 def test_the_mean_loss_leaves_out_learners_that_sat_out() -> None:
     assert mean_of([torch.tensor([1.0, 2.0]), torch.tensor([6.0, torch.nan])]) == 3.0
     assert str(mean_of([])) == "nan"
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (4, 1, 3, 3), (4, 5, 1)])
+def test_accuracy_does_not_apply_to_a_single_output(shape: tuple[int, ...]) -> None:
+    outputs = torch.zeros(shape)
+    assert not bow.Accuracy().applies(outputs, outputs.squeeze().long()), "its largest output is always the first"
