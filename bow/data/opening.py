@@ -155,6 +155,11 @@ class LoaderStream(BatchStream):
         left = (self._epochs - self._epoch) * num_batches - self._batches_of_epoch
         return max(0, -(-left // learners))
 
+    def go_on(self) -> None:
+        """Go on with the epoch under way after others have read the same data set."""
+        if self._pass is not None and callable(set_epoch := getattr(self._loader.dataset, "set_epoch", None)):
+            set_epoch(self._epoch)
+
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self._epoch, "batches_of_epoch": self._batches_of_epoch, "seed": self._seed}
 

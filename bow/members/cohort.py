@@ -26,7 +26,7 @@ from bow.replicas import prepare_template
 from bow.seeds import derive_seed
 from bow.sync import Members
 from bow.training.checks import make_scheduler
-from bow.training.evaluation import Evaluator
+from bow.training.evaluation import EVALUATION, Evaluator, own_numbers
 from bow.training.metrics import mean_of
 
 if TYPE_CHECKING:
@@ -172,6 +172,7 @@ class Cohort:
         self._ends: list[float] = [math.inf] * rows  # round at which a row's member has all its steps
         self._is_reused = is_reused
         self._is_checked = False
+        self.draws = True  # whether evaluation draws random numbers, of a generator that all threads share
         self._shown: list[nn.Module] = []  # models that are free for evaluating a member
 
     @property
@@ -315,6 +316,14 @@ class Cohort:
         self._shown.append(model)
         return values
 
+    def evaluate_alone(self, row: int, evaluator: Evaluator) -> dict[str, float]:
+        """Run `evaluate` with random numbers of the member's seed."""
+        with own_numbers(derive_seed(self._on(row).member.variant.seed, EVALUATION), self.device):
+            before = torch.get_rng_state()
+            values = self.evaluate(row, evaluator)
+            self.draws = not torch.equal(torch.get_rng_state(), before)
+        return values
+
     def evaluate(self, row: int, evaluate: Evaluator, model: nn.Module | None = None) -> dict[str, float]:
         progress, model = self._on(row), self.group.central_of(row, model)
         values, best = evaluate(model, self.device, self._task), self._config.best_of(progress)
@@ -375,7 +384,7 @@ def evaluate(ended: Sequence[tuple[Cohort, int, Evaluator | None]]) -> list[dict
     for cohort in {cohort for cohort, _, _ in ended}:
         cohort.loop.catch_up()
     places = min(len(ended), len(available_cores())) if ended[0][0].device.type == "cpu" else 1
-    if places == 1 or any(each is None or not each.is_in_memory for _, _, each in ended):
-        return [{} if each is None else cohort.evaluate(row, each) for cohort, row, each in ended]
+    if places == 1 or any(each is None or not each.is_in_memory or cohort.draws for cohort, _, each in ended):
+        return [{} if each is None else cohort.evaluate_alone(row, each) for cohort, row, each in ended]
     with ThreadPoolExecutor(places) as pool:
         return list(pool.map(Cohort.evaluate_beside_others, *zip(*ended, strict=True)))

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from bow.data import Batch, batch_length, evaluation_batches, is_in_memory, open_stream
-from bow.data.opening import is_iterable
+from bow.data.opening import LoaderStream, PrivateRandom, is_iterable
 from bow.engines import Engine, LearningConfig, Loss, Step, autocast, loss_of, outputs_of, own_loss
 from bow.engines.eager import batch_of
 from bow.engines.loop import MAX_ROUNDS_TOGETHER
@@ -127,7 +127,18 @@ class MovingAverage:
 RECALIBRATION_BATCHES = 50  # training batches on which batch-norm statistics are recalibrated
 EMPTY = "the validation data gave no batch, got an empty stream; give at least one sample, in every pass"
 
-RECALIBRATION = 1  # derives the seed of recalibration's batches
+RECALIBRATION, EVALUATION = 1, 3  # derive the seeds of recalibration's batches, and of random numbers in evaluation
+
+
+@contextlib.contextmanager
+def own_numbers(seed: int, device: torch.device) -> Iterator[None]:
+    """Draw random numbers by a seed, and leave the caller's generators as they are."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), PrivateRandom(seed).active():
+        for each in devices:
+            with torch.cuda.device(each):
+                torch.cuda.manual_seed(seed)
+        yield
 
 
 class NotFinite(NamedTuple):
@@ -241,7 +252,7 @@ def evaluate(
 
     Args:
         model: switched to evaluation mode meanwhile; batches are moved to its device.
-        data: as for `bow.train`; read once, in order.
+        data: as for `bow.train`; read once, in order. Random numbers drawn meanwhile are the same in every call.
         metrics: metrics to compute; those that do not apply are skipped.
         loss: `loss(outputs, targets) -> scalar`, a mean over samples; without it, only metrics are computed, and the
             model's own loss if it computes one.
@@ -269,7 +280,7 @@ def evaluate(
     device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
     evaluator = Evaluator(data, loss, metrics, batch_size)
     try:
-        with in_mode(model, False):
+        with in_mode(model, False), own_numbers(derive_seed(task.seed, EVALUATION), device):
             return evaluator(model, device, task)
     except BowError:
         raise
@@ -345,6 +356,8 @@ class Evaluations:
         self._context.replicas.settle()
         with num_threads(self._context.threads), self.averaged():
             values = self._evaluate_now()
+            if isinstance(self._context.stream, LoaderStream):
+                self._context.stream.go_on()
             if values:
                 self._best.look(values, self._position.round, self._position.epochs, self._context.replicas.central)
         self._last = {"round": self._position.round, "time_s": self._position.elapsed_s, "values": values}
@@ -376,7 +389,8 @@ class Evaluations:
         own: tuple[dict[str, float], NotFinite | None] = {}, None
         if context.world.leads:
             replicas = context.replicas
-            own = evaluate(replicas.central, replicas.device, replicas.loop.settings), evaluate.problem
+            with own_numbers(derive_seed(config.seed, EVALUATION), replicas.device):
+                own = evaluate(replicas.central, replicas.device, replicas.loop.settings), evaluate.problem
         values, problem = context.world.broadcast(own)
         if problem is not None:
             if context.world.leads:
@@ -403,7 +417,8 @@ def recalibrate_central(replicas: Replicas, data: Any, batch_size: int | None, s
                 replicas.loop.settings.step(model, batch)
             yield
 
-    recalibrate(model, replicas.group.learners[0].module, forwards())
+    with own_numbers(seed, replicas.device):
+        recalibrate(model, replicas.group.learners[0].module, forwards())
 
 
 def _some_batches(data: Any, batch_size: int | None, seed: int) -> Iterator[Batch]:

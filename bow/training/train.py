@@ -150,8 +150,8 @@ def train(
         validation: like `data`, or a `bow.Validation`; the central model is evaluated on it after every epoch.
         run: the run directory, or a `bow.Run` with settings of checkpoints, resuming and logging.
         callbacks: objects with some of the hooks of `bow.Callback`.
-        seed: of shuffling, of all random numbers in learning tasks, and of a model that is given as a function; a whole
-            number of at most 64 bits.
+        seed: of shuffling, of all random numbers in learning tasks and evaluations, and of a model that is given as a
+            function; a whole number of at most 64 bits.
 
     Raises:
         BowError: an invalid argument; the message names the value and the remedy, and nothing has been written.

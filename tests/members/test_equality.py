@@ -240,6 +240,28 @@ def test_schedulers_are_a_members_own(tmp_path: Path) -> None:
     assert len({member.history[-1]["lr"] for member in result.members}) == 4
 
 
+class Noisy(nn.Module):
+    """Draws random numbers in evaluation mode, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        return self.second(hidden + torch.randn_like(hidden))
+
+
+def test_random_numbers_of_evaluation_are_those_of_a_members_seed(tmp_path: Path) -> None:
+    given = {"validation": (FLAT, LABELS), "epochs": 3}
+    variants = bow.grid(seed=[0, 1, 2])
+    torch.manual_seed(5)
+    result = swept(tmp_path / "sweep", Noisy, (FLAT, LABELS), variants, engine="graph", **given)
+    for number, member in enumerate(result.members):
+        other = alone(tmp_path / str(number), Noisy, (FLAT, LABELS), member.variant, "graph", **given)
+        assert [each["loss"] for each in member.history] == [each["loss"] for each in other.history]
+
+
 def test_steps_end_a_member_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), VARIANTS, engine="graph", steps=13, at_once=2)
     for number, member in enumerate(result.members):

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -185,6 +187,42 @@ def test_recalibration_leaves_the_pass_of_a_loader_that_is_under_way_alone(worke
     assert read(disturb=True) == read(disturb=False)
 
 
+class Epochs(TensorDataset):
+    """Reads its samples by the epoch that it is told."""
+
+    epoch = -1
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> Any:
+        return self.tensors[0][index] * 0 + self.epoch, self.tensors[1][index]
+
+
+@pytest.mark.parametrize("settings", [{"buffers": "recalibrate"}, {"same": True}], ids=["recalibrated", "same data"])
+def test_a_data_set_is_told_the_epoch_again_after_an_evaluation_has_read_it(
+    train: Train, data: tuple[Tensor, Tensor], settings: dict[str, Any]
+) -> None:
+    seen: list[float] = []
+
+    class Look(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.BatchNorm1d(5), nn.Linear(5, 3))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            if self.layers[1].training:
+                seen.append(float(inputs[0, 0]))
+            outputs: Tensor = self.layers(inputs)
+            return outputs
+
+    epochs = Epochs(*data)
+    loader = DataLoader(epochs, batch_size=12)
+    validation = DataLoader(epochs, batch_size=12) if settings.pop("same", False) else data
+    train(Look(), loader, epochs=2, batch_size=None, learners=1, validation=validation, evaluate_every=0.25, **settings)
+    assert seen == [0.0] * 4 + [1.0] * 4
+
+
 def test_recalibration_shares_a_sampler_that_cannot_be_copied(data: tuple[Tensor, Tensor]) -> None:
     class Locked(RandomSampler):
         def __deepcopy__(self, memo: Any) -> Any:
@@ -228,3 +266,57 @@ def test_validation_data_without_a_batch_are_refused(model: nn.Module) -> None:
     empty = DataLoader(TensorDataset(torch.zeros(3, 5)), batch_size=4, drop_last=True)
     with pytest.raises(DataError, match="gave no batch"):
         Evaluator(empty, cross_entropy, [], None).first_batch()
+
+
+def test_a_value_that_a_step_leaves_out_is_averaged_over_the_samples_it_was_given_for(model: nn.Module) -> None:
+    data = torch.randn(20, 5), torch.arange(20) % 3
+
+    def step(model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        loss = cross_entropy(model(batch[0]), batch[1])
+        return loss, ({"size": torch.tensor(float(len(batch[1])))} if len(batch[1]) == 8 else {})
+
+    assert evaluated(Evaluator(data, None, [], 8), replicas(model, step=step))["size"] == 8.0
+
+
+class Noisy(nn.Module):
+    """Draws random numbers in evaluation mode, too, as a variational autoencoder does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encode, self.norm, self.decode = nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        encoded = self.encode(inputs)
+        outputs: Tensor = self.decode(self.norm(encoded + torch.randn_like(encoded)))
+        return outputs
+
+
+def noisy() -> nn.Module:
+    torch.manual_seed(0)
+    return Noisy()
+
+
+@pytest.mark.parametrize("buffers", ["average", "recalibrate"])
+def test_random_numbers_of_evaluation_are_those_of_the_seed(
+    data: tuple[Tensor, Tensor], tmp_path: Path, buffers: Any
+) -> None:
+    plateau = functools.partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=0, threshold=0.5)
+
+    def start(number: int) -> bow.Result:
+        model = noisy()
+        torch.manual_seed(number)
+        before = torch.get_rng_state()
+        given = bow.Validation(data, buffers=buffers, batch_size=20)
+        result = bow.train(
+            model, data, cross_entropy, scheduler=plateau, epochs=3, learners=2, engine="eager", batch_size=4,
+            validation=given, run=bow.Run(tmp_path / str(number), progress=False),
+        )  # fmt: skip
+        assert torch.equal(torch.get_rng_state(), before)
+        return result
+
+    first, second = start(1), start(2)
+    assert [each["loss"] for each in first.history] == [each["loss"] for each in second.history]
+    for name, value in first.model.state_dict().items():
+        assert torch.equal(value, second.model.state_dict()[name]), name
+    measured = bow.evaluate(first.model, data, loss=cross_entropy, batch_size=20)
+    assert measured["loss"] == pytest.approx(first.history[-1]["loss"])
