@@ -22,7 +22,7 @@ from bow.terminal import fitted_by_rank, wrapped
 REMEMBERED = (*POSITION, "samples_per_s", "learners")  # fields with a special format in the bar
 EVERY_S = 0.2  # seconds between two updates of the bar in a notebook
 BESIDE = 24  # columns for share, bar and time left
-WARNED_OF = ("not written", "not finite", "not equal")  # events that also give a warning
+WARNED_OF = ("not written", "not finite", "not equal", "not saved")  # events that also give a warning
 SHOWN_EVENTS = 5  # events shown per name; further ones are only in the records
 
 

@@ -5,16 +5,18 @@ import copy
 import functools
 import math
 import os
+import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from bow.cluster import is_member
 from bow.devices import StreamDevice, available_cores, prepare_environment
@@ -245,6 +247,32 @@ def choose_devices(devices: int | str | StreamDevice) -> tuple[torch.device | St
     if device.type == "cuda" and is_member():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % max(gpus, 1))
     return device, count
+
+
+def check_sampler(data: Any, name: str, count: int | None) -> None:
+    """Reject a loader that gives each process a share: bow would deal each device a share of it again."""
+    if not isinstance(data, DataLoader) or ((count or 1) == 1 and not is_member()):
+        return
+    inner = getattr(data.batch_sampler, "sampler", None)
+    for sampler in (data.sampler, data.batch_sampler, inner):
+        if isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1:
+            raise DataError(
+                f"the DataLoader of {name} has a DistributedSampler with num_replicas={sampler.num_replicas}, and bow "
+                "deals the batches to the devices itself; use shuffle=True or an ordinary sampler"
+            )
+
+
+def unsaved(model: nn.Module) -> dict[str, Any]:
+    """Return what a step may change that neither the central model nor a checkpoint has, by what is said of it."""
+    numbers = {
+        f"changes attribute {name!r} of {f'module {path!r}' if path else 'the model'} in Python, which the central "
+        "model, its evaluation and checkpoints do not have; keep it in a buffer": value
+        for path, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, int | float)
+    }
+    drawn = "draws from {} random, which neither the seed nor checkpoints cover; draw from torch".format
+    return {**numbers, drawn("Python's"): random.getstate(), drawn("NumPy's"): str(np.random.get_state())}
 
 
 def all_labels(data: Any) -> Tensor | None:

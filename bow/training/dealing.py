@@ -11,8 +11,10 @@ from bow.engines import Outcome
 from bow.errors import DeviceMemoryError
 from bow.training.batches import MAX_BYTES_TOGETHER, batches_in, num_bytes, redistribute
 from bow.training.callbacks import Hooks
+from bow.training.checks import unsaved
 from bow.training.context import RunContext
 from bow.training.evaluation import Evaluations
+from bow.training.replicas import Replicas
 from bow.training.run_records import RunRecords
 from bow.training.tuning import Watch
 
@@ -76,6 +78,7 @@ class Dealing:
         self._agreement = agreement
         self._evaluations = evaluations
         self._records = records
+        self._looks = context.world.leads
 
     @property
     def is_over(self) -> bool:
@@ -108,6 +111,17 @@ class Dealing:
         return deals
 
     def run(self, deals: Sequence[Deal], watch: Watch | None) -> list[tuple[Deal, Outcome]]:
+        """Run rounds; in the second group of them, look for changes in Python, as the first may fill caches."""
+        looks = self._looks and self._position.meter.samples > 0
+        if not looks or not isinstance(self._replicas, Replicas):
+            return self._run(deals, watch)
+        self._looks, module = False, self._replicas.group.learners[0].module
+        before, ran, after = unsaved(module), self._run(deals, watch), unsaved(module)
+        for what in [name for name, value in after.items() if before.get(name) != value][:1]:
+            self._records.warn_of("not saved", f"the step {what}")
+        return ran
+
+    def _run(self, deals: Sequence[Deal], watch: Watch | None) -> list[tuple[Deal, Outcome]]:
         """Run rounds, with fewer learners if the tuner has added one that does not fit in memory."""
         ran: list[tuple[Deal, Outcome]] = []
         left = list(deals)

@@ -43,6 +43,7 @@ from bow.training.checkpoint import (
 from bow.training.checks import (
     all_labels,
     check_first_batch,
+    check_sampler,
     check_scheduler_lasts,
     choose_devices,
     make_scheduler,
@@ -283,6 +284,8 @@ def prepare(config: TrainConfig, pack: Callable[[int | None], WorkerJob | None])
         learners = partition.learners
         assert isinstance(device, torch.device)  # check_settings refuses stream devices
         count = devices_of(partition, config.devices.count, count, device)
+    check_sampler(config.data, "data", count)
+    check_sampler(config.validation.data, "the validation data", count)
     template = prepare_template(config.model, config.seed)
     job = pack(count)  # before anything is read from the data
     opened = DataSource(config.data, **config.stream_settings)

@@ -3,6 +3,9 @@ from __future__ import annotations
 import functools
 import math
 import os
+import random
+import re
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
 
 import bow
 from bow.errors import BowError, DataError, LossError, ModelError, OptimizerError, RunDirectoryError, SettingError
@@ -566,3 +569,50 @@ def test_buffers_that_are_no_numbers_are_named(train: Train) -> None:
     model[1].running_mean.fill_(math.nan)
     with pytest.warns(UserWarning, match="buffer '1.running_mean' of the model holds NaN, which may have been there"):
         train(model, (X, Y), validation=(X, Y))
+
+
+class Steps(nn.Linear):
+    """Counts its passes in Python; what it keeps from the first one only, and tensors, are no matter."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__(5, 3)
+        self.draw, self.first = draw, 0.0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.first, self.last = self.first or 1.0, inputs
+        return super().forward(inputs) + self.draw()
+
+
+class Counting(Steps):
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls = getattr(self, "calls", 0) + 1
+        return super().forward(inputs)
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (Steps(lambda: 0.0), None),
+        (Counting(lambda: 0.0), "changes attribute 'calls' of the model in Python.* keep it in a buffer"),
+        (nn.Sequential(Counting(lambda: 0.0)), "changes attribute 'calls' of module '0' in Python"),
+        (Steps(random.random), "draws from Python's random, which neither the seed nor checkpoints cover"),
+        (Steps(lambda: np.random.random()), "draws from NumPy's random"),
+    ],
+    ids=["nothing", "attribute", "module", "random", "numpy"],
+)
+def test_what_a_step_changes_that_is_not_saved_is_told_once(train: Train, model: nn.Module, told: str | None) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(model, (X, Y), epochs=2, validation=(X, Y))
+    assert len(caught) == (told is not None)
+    assert told is None or re.search(told, str(caught[0].message))
+
+
+def test_a_loader_that_gives_each_process_a_share_is_refused_with_several(train: Train, model: nn.Module) -> None:
+    sampler = DistributedSampler(TensorDataset(X, Y), num_replicas=2, rank=0)
+    loader = DataLoader(TensorDataset(X, Y), batch_size=2, sampler=sampler)
+    assert train(model, loader, batch_size=None).history
+    with pytest.raises(DataError, match="data has a DistributedSampler with num_replicas=2, and bow deals"):
+        train(model, loader, batch_size=None, devices=2)
+    with pytest.raises(DataError, match="validation data has a DistributedSampler"):
+        train(model, (X, Y), validation=loader, devices=2)
