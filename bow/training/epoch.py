@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,20 +74,26 @@ class Epoch:
                 f"weights were not finite; {REMEDY}"
             )
 
-    def state(self) -> dict[str, Tensor | dict[str, Tensor]] | None:
-        """Return losses, and values with their samples `[2, tasks]`, of all devices at rank 0; None elsewhere."""
+    def state(self) -> dict[str, Any] | None:
+        """Return losses, values with their samples `[2, tasks]` and counts of all devices at rank 0; None elsewhere."""
         losses = torch.cat(self._losses).cpu() if self._losses else torch.empty(0)
-        gathered = self._world.gather((losses, {name: _table(own) for name, own in self._values.items()}))
+        steps = [self._replicas.loop.num_restarts - self._restarts_before, self._tasks]
+        gathered = self._world.gather((losses, {name: _table(own) for name, own in self._values.items()}, steps))
         if gathered is None:
             return None
-        by_device = [values for _, values in gathered]
+        by_device = [values for _, values, _ in gathered]
+        counted = [sum(each) for each in zip(*(own for _, _, own in gathered), strict=True)]
         values = {name: torch.cat([each[name] for each in by_device if name in each], 1) for name in _names(by_device)}
-        return {"epoch_losses": torch.cat([own for own, _ in gathered]), "step_values": values}
+        of_all = torch.cat([own for own, _, _ in gathered])
+        return {"epoch_losses": of_all, "step_values": values, "epoch_steps": counted}
 
-    def load(self, losses: Tensor | None, values: Mapping[str, Tensor]) -> None:
+    def load(self, losses: Tensor | None, state: Mapping[str, Any]) -> None:
         self._losses = [] if losses is None else [losses.to(self._replicas.device)]
         self._restarts_before = self._replicas.loop.num_restarts
         if self._world.leads:
+            lost, self._tasks = state.get("epoch_steps", (0, 0))
+            self._restarts_before -= lost
+            values: Mapping[str, Tensor] = state.get("step_values") or {}
             for name, (own, samples) in values.items():
                 self._values[name] = [(own.to(self._replicas.device), samples)]
 

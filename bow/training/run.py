@@ -198,7 +198,7 @@ class TrainingLoop:
 
     def load_state(self, state: Mapping[str, Any], epoch_losses: Tensor | None) -> None:
         self.position.load(state)
-        self._epoch.load(epoch_losses, state.get("step_values") or {})
+        self._epoch.load(epoch_losses, state)
         self._evaluations.load(state)
         self._apply_stop_rules()
 

@@ -822,3 +822,21 @@ def test_a_checkpoint_that_could_not_be_read_again_is_not_written(
     with pytest.warns(UserWarning, match=r"checkpoint cannot be written .*halved; .*training continues"):
         train(net(), data, scheduler=functools.partial(Named, table=halved), checkpoint_every=6)
     assert not checkpoints(tmp_path / "run")
+
+
+def test_the_steps_of_an_epoch_that_were_discarded_are_counted_over_a_resume(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    bad = data[0].clone()
+    bad[-4:] = torch.nan  # the last batch of the epoch
+
+    def start(**more: Any) -> bow.Result:
+        loader = DataLoader(TensorDataset(bad, data[1]), batch_size=4)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return train(net(), loader, batch_size=None, learners=1, checkpoint_every=11, **more)
+
+    assert start(run_dir=tmp_path / "whole").num_restarts == 1
+    with pytest.raises(KeyboardInterrupt):
+        start(callbacks=[StopAfter(12)])
+    assert start(resume="auto").num_restarts == 1, "one of twelve, not of one"
