@@ -150,7 +150,8 @@ def _axis(override: Override) -> list[str]:
     line = str(override.input_line)
     if not override.is_sweep_override():
         return [line]
-    runs = [f"{override.get_key_element()}={value}" for value in override.sweep_string_iterator()]
+    values = override.sweep_string_iterator() if override.is_discrete_sweep() else ()  # not interval(0, 1), glob(*)
+    runs = [f"{override.get_key_element()}={value}" for value in values]
     if not runs:
         raise SettingError(f"{line} has no values; separate values by commas")
     return runs

@@ -13,7 +13,7 @@ from bow.members.member import ModelFactory
 from bow.members.stopping import BEATEN
 from bow.training.config import Validation
 from bow.training.metrics import is_higher_better
-from bow.training.stopping import value_of
+from bow.training.stopping import names_of_epochs, value_of
 from bow.values import whole
 
 try:
@@ -95,6 +95,11 @@ def optimize(
     validation = settings.get("validation")
     metrics = validation.metrics if isinstance(validation, Validation) else Validation().metrics
     known = {each.name: each.higher_is_better for each in metrics}
+    if metric is not None and settings.get("step") is None and metric not in (names := names_of_epochs(metrics)):
+        raise SettingError(f"metric={metric!r} is not measured; choose from {', '.join(names)}")
+    at_once = whole("side_by_side", side_by_side)
+    if at_once > 1 and settings.get("learners", 1) != 1:
+        raise SettingError(f"trials of several learners run one after another, got side_by_side={at_once}; use 1")
     trials = StudyTrials(study, objective_settings, whole("n_trials", n_trials), metric, known)
     if running := [trial.number for trial in study.get_trials(deepcopy=False) if trial.state.name == "RUNNING"]:
         warnings.warn(
@@ -105,7 +110,6 @@ def optimize(
     stop = settings.pop("stop", None)
     rules = [] if stop is None else list(stop) if isinstance(stop, (list, tuple)) else [stop]
     try:
-        at_once = whole("side_by_side", side_by_side)
         return sweep(model, data, loss, variants=trials, at_once=at_once, stop=[trials, *rules], **settings)
     finally:
         trials.fail_others()

@@ -1,6 +1,7 @@
 """`bow.sklearn`: deep ensembles of PyTorch models as scikit-learn estimators."""
 
 import functools
+import inspect
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -27,7 +28,7 @@ from bow.members.result import Combine
 from bow.members.sweep import run_sweep
 from bow.training.config import Run, TrainConfig
 from bow.training.stopping import EarlyStopping
-from bow.values import whole
+from bow.values import number, shortened, whole
 
 Module = Callable[[int, int], nn.Module]
 Splits = Sequence[tuple[Tensor | None, Tensor | None]]
@@ -98,8 +99,18 @@ class MemberEstimator(BaseEstimator):  # type: ignore[misc]
         return each(self.ensemble_, torch.tensor(validate_data(self, X, dtype=np.float32, reset=False)))
 
     def _train(self, X: np.ndarray, y: np.ndarray, targets: Tensor, num_outputs: int, loss: Any) -> None:
-        if isinstance(self.module, nn.Module) or not callable(self.module):
+        try:
+            inspect.signature(self.module).bind(X.shape[1], num_outputs)
+        except TypeError:
+            is_wrong = True
+        else:
+            is_wrong = isinstance(self.module, nn.Module)
+        if is_wrong:
             raise SettingError(f"module must be a function module(num_features, num_outputs), got {self.module!r}")
+        if not callable(self.optimizer):
+            raise SettingError(
+                f"optimizer must be a factory optimizer(parameters, lr=...), got {shortened(self.optimizer)}"
+            )
         if self.early_stopping is not None and not isinstance(self.early_stopping, EarlyStopping):
             raise SettingError(f"early_stopping must be bow.EarlyStopping(...) or None, got {self.early_stopping!r}")
         seeds = check_random_state(self.random_state).randint(2**31 - 1, size=whole("members", self.members))
@@ -151,7 +162,8 @@ class MemberEstimator(BaseEstimator):  # type: ignore[misc]
             pairs: Iterable[Any] = check_cv(self.cv, y, classifier=of_classes).split(X, y)
         elif self.early_stopping is not None:
             by_class = y if of_classes else None
-            settings = {"test_size": self.validation_fraction, "random_state": self.random_state}
+            share = number("validation_fraction", self.validation_fraction, above=0, below=1)
+            settings = {"test_size": share, "random_state": self.random_state}
             pairs = [train_test_split(np.arange(len(X)), stratify=by_class, **settings)]
         else:
             return [(None, None)]
@@ -296,7 +308,7 @@ class Regressor(RegressorMixin, MemberEstimator):  # type: ignore[misc]
         """Train the members on samples `[samples, features]` and targets `[samples]` or `[samples, outputs]`."""
         X, y = validate_data(self, X, y, dtype=np.float32, multi_output=True, y_numeric=True)
         self._is_flat = y.ndim == 1
-        targets = torch.tensor(y, dtype=torch.float32).view(len(y), -1)
+        targets = torch.tensor(y.astype(np.float32)).view(len(y), -1)
         self._train(X, y, targets, targets.shape[1], nn.functional.mse_loss)
         return self
 

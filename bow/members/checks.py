@@ -1,11 +1,12 @@
 """Checks of a sweep's settings before it starts."""
 
+import contextlib
 import copy
 import dataclasses
 import functools
 import hashlib
 import warnings
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from importlib.util import find_spec
 
 import torch
@@ -14,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from bow.data import open_stream
 from bow.engines.frozen import FrozenValues
-from bow.errors import DataError, SettingError
+from bow.errors import BowError, SettingError
 from bow.graph.refusal import python_random_kept, state_of
 from bow.members.cohort import SharedSamples
 from bow.members.config import SweepConfig
@@ -28,6 +29,7 @@ from bow.training.checks import all_labels, check_first_batch, make_scheduler
 from bow.training.config import TrainConfig
 from bow.training.epoch import MOST_LOST
 from bow.training.stopping import names_of_epochs, with_directions
+from bow.values import shortened
 
 
 def checked(config: SweepConfig) -> SweepConfig:
@@ -38,7 +40,7 @@ def checked(config: SweepConfig) -> SweepConfig:
     if (why := why_no_member(train, config.has_learners)) is not None:
         raise SettingError(why)
     metrics = train.validation.metrics
-    is_evaluated = train.validation.data is not None or any(v.validate_on is not None for v in config.variants)
+    is_evaluated = train.validation.data is not None or all(v.validate_on is not None for v in config.variants)
     names = None if train.step is not None else names_of_epochs(metrics if is_evaluated else ())
     rules = with_directions(config.stop, metrics, names)
     for logger in train.run.loggers:
@@ -174,15 +176,25 @@ def _try_first_batches(config: SweepConfig) -> None:
         if is_new:
             templates[kind] = prepare_template(config.of(variant).model, variant.seed)
         stream = SharedSamples(train.data).open(config, variant)
-        try:
+        with _named(variant, variant.batch_size is not None or variant.train_on is not None):
             check_round(stream, 1)
-        except DataError as error:
-            whose = "" if variant.train_on is None else f"samples of variant {variant.name!r}: "
-            raise DataError(f"{whose}{error}") from None
         if is_new:
             opened = DataSource(train.data, **config.of(variant).stream_settings)
             config.usual_batches[kind] = opened.usual_batch
             labels, step = all_labels(train.data), train.step_or_loss
             check_first_batch(templates[kind], opened.example, train.loss, step, labels, most_bad=MOST_LOST)
-        optimizer = make_optimizer(config.of(variant).optimizer, templates[kind])
-        make_scheduler(config.of(variant).scheduler_factory, optimizer, train.steps or stream.rounds_left(1))
+        with _named(variant, bool(variant.settings or variant.optimizer or variant.scheduler)):
+            optimizer = make_optimizer(config.of(variant).optimizer, templates[kind])
+            make_scheduler(config.of(variant).scheduler_factory, optimizer, train.steps or stream.rounds_left(1))
+
+
+@contextlib.contextmanager
+def _named(variant: Variant, has_own: bool) -> Iterator[None]:
+    """Name the variant in errors that settings of its own may have caused."""
+    try:
+        yield
+    except BowError as error:
+        if not has_own:
+            raise
+        given = f" with {shortened(dict(variant.settings))}" if variant.settings else ""
+        raise type(error)(f"variant {shortened(variant.name)}{given}: {error}") from error.__cause__

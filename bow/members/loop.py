@@ -26,6 +26,7 @@ from bow.training.checkpoint import CheckpointTimer
 from bow.training.checks import step_scheduler
 from bow.training.evaluation import Evaluator
 from bow.training.metrics import reached
+from bow.training.stopping import first_reason
 
 MOST_ROWS = 16  # members at once for at_once=auto; more gain nothing with small models
 
@@ -295,8 +296,7 @@ class SweepLoop:
         metrics = {metric.name: metric for metric in validation.metrics}
         if reached(progress.member.history[-1], validation.target or {}, metrics):
             return "target"
-        reasons = (rule.why_over(progress.member) for rule in self._config.rules)
-        return next((why for why in reasons if why is not None), None)
+        return first_reason(self._config.rules, progress.member)
 
     def _end(self, cohort: Cohort, row: int, why: str | None) -> None:
         cohort.loop.catch_up()

@@ -22,6 +22,7 @@ from bow.values import shortened, whole, whole_seed
 ModelFactory: TypeAlias = Callable[..., nn.Module]
 Indices: TypeAlias = Sequence[int] | Tensor
 
+INDICES = "a list or tensor of sample indices, or a mask"
 OWN = ("seed", "batch_size", "model", "optimizer", "scheduler")  # fields set by `grid`; others: optimizer's
 
 
@@ -83,7 +84,7 @@ class Variant:
     def make_optimizer(self, base: OptimizerFactory) -> OptimizerFactory:
         """Return the optimizer factory, its own or the given one, with its settings."""
         factory = self.optimizer or base
-        return functools.partial(factory, **self.settings) if self.settings else factory
+        return functools.partial(factory, **self.settings) if self.settings and callable(factory) else factory
 
     def make_model(self, model: nn.Module | ModelFactory) -> nn.Module | Callable[[], nn.Module]:
         """Return the model or model factory, with its settings."""
@@ -196,12 +197,18 @@ def _named(variant: Variant, settings: Iterable[str]) -> str:
 
 def check_indices(name: str, indices: Any, num_samples: int) -> Tensor:
     try:
-        made = torch.as_tensor(indices).flatten()
+        made = torch.as_tensor(indices)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise SettingError(f"{name} must be sample indices, got {shortened(indices)} ({reason(error)})") from None
+        why = reason(error)
+        raise SettingError(f"{name} must be {INDICES}, got {shortened(indices)} ({why})") from None
+    if made.dim() == 0:
+        raise SettingError(f"{name} must be {INDICES}, got {shortened(indices)}")
+    made = made.flatten()
     if made.dtype == torch.bool:
         if len(made) != num_samples:
-            raise SettingError(f"{name} is a mask of {len(made)} samples, but the data have {num_samples}")
+            raise SettingError(
+                f"{name} is a mask of {len(made)} samples, but the data have {num_samples}; give {num_samples}"
+            )
         made = made.nonzero().flatten()
     if not len(made):
         raise SettingError(f"{name} has no samples, got {shortened(indices)}; give at least one")
@@ -209,7 +216,8 @@ def check_indices(name: str, indices: Any, num_samples: int) -> Tensor:
         raise SettingError(f"{name} must be integer sample indices, got {made.dtype}; give an int64 tensor or a mask")
     if int(made.min()) < 0 or int(made.max()) >= num_samples:
         raise SettingError(
-            f"{name} has indices from {int(made.min())} to {int(made.max())}, but the data have {num_samples} samples"
+            f"{name} has indices from {int(made.min())} to {int(made.max())}, but the data have {num_samples} samples; "
+            f"use 0 to {num_samples - 1}"
         )
     return made.to(torch.int64)
 

@@ -25,6 +25,7 @@ from bow.members.config import SweepConfig
 from bow.members.member import Member, Progress
 from bow.observe import JsonLinesLogger, Logger, Record, RunDirectory, SafeLogger
 from bow.observe.records import plain
+from bow.replicas import prepare_template
 from bow.training.checkpoint import delete_checkpoints_after, open_checkpoint, save_checkpoint
 from bow.training.evaluation import BestModel
 from bow.training.result import save_central, save_whole
@@ -206,8 +207,9 @@ class SweepDirectory(RunDirectory):
 
     @functools.cached_property
     def _kinds(self) -> list[str]:
-        train = self._config.train
-        common = {
+        train, first = self._config.train, self._config.variants[0]
+        template = prepare_template(self._config.of(first).model, first.seed)
+        common: dict[str, Any] = {
             "batch_size": train.batch_size,
             "learners": train.num_learners,
             "epochs": train.epochs,
@@ -217,6 +219,10 @@ class SweepDirectory(RunDirectory):
             "accumulate": train.engine.accumulate,
             "optimizer": plain(train.optimizer),
             "batches": self._config.batches,
+            "parameters": {name: tuple(p.shape) for name, p in template.named_parameters()},
+            "stop": [text for text in map(repr, self._config.stop) if " at 0x" not in text],
+            "target": train.validation.target,
+            "validation": digest_of(train.validation.data),
             "seed": train.seed if self._config.batches == "shared" else None,
         }
         if train.engine.memory_format is not None:

@@ -9,7 +9,7 @@ from bow.errors import SettingError
 from bow.members.member import Member, Progress
 from bow.training.metrics import is_higher_better
 from bow.training.stopping import StopRule, check_metric, check_rules, value_of
-from bow.values import whole
+from bow.values import shortened, whole
 
 BEATEN = ("halving", "pruned")  # values of `stopped` for members ended because others were better
 
@@ -52,6 +52,8 @@ class Halving:
         check_metric(self.metric, self.higher_is_better)
         whole("reduction", self.reduction, least=2)
         whole("first", self.first)
+        if not isinstance(self.asynchronous, bool):
+            raise SettingError(f"asynchronous must be True or False, got {shortened(self.asynchronous)}")
 
     def next_rung(self, epochs: float) -> int:
         """Return the next rung of a member that has trained this many epochs."""

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from bow.cluster.config import Devices
 from bow.data import as_torch_data, open_stream
@@ -18,7 +19,7 @@ from bow.devices import StreamDevice
 from bow.engines import EngineName, Loss, Step
 from bow.engines.config import Engine
 from bow.engines.thread_pool import num_threads
-from bow.errors import SettingError, reason
+from bow.errors import RunDirectoryError, SettingError, reason
 from bow.forking import begin_to_compute
 from bow.interruption import end_as_asked
 from bow.members.checks import checked
@@ -239,6 +240,9 @@ def _directory(config: SweepConfig, lock: RunLock) -> SweepDirectory:
     path = None if run.path is None else Path(run.path)
     with readable(path or Path()):
         goes_on = run.resume == "auto" and path is not None and RunDirectory(path).holds_run
+        settings = RunDirectory(path).read_config() if goes_on and path is not None else {}
+    if settings and "variants" not in settings:
+        raise RunDirectoryError(f"run directory {path} holds a run of bow.train, not a sweep; name another directory")
     if run.resume not in (None, "auto"):
         raise SettingError(f'resume={str(run.resume)!r}: a sweep resumes in its own run directory; use resume="auto"')
     directory = RunDirectory.create(path, "sweep", resume=goes_on)
@@ -368,6 +372,12 @@ def fold_variants(data: Any, count: Any, seeds: Any, stratify: bool | None) -> l
     if not isinstance(seeds, Iterable):
         raise SettingError(f"seeds must be a list of seeds, got {shortened(seeds)}; give for instance range(4)")
     seeds = list(seeds)  # an iterator would end after the first fold
+    if not seeds or len(set(map(repr, seeds))) < len(seeds):
+        raise SettingError(
+            f"seeds must be one or more different seeds, got {shortened(seeds)}; give for instance range(4)"
+        )
+    if not isinstance(stratify, bool | None):
+        raise SettingError(f"stratify must be True, False or None, got {shortened(stratify)}")
     if not isinstance(count, Iterable):
         data = as_torch_data(data)
         labels = all_labels(data)
@@ -375,9 +385,9 @@ def fold_variants(data: Any, count: Any, seeds: Any, stratify: bool | None) -> l
         if stratify and not is_classes:
             raise SettingError("stratify=True needs data (inputs, targets) with classes as targets; leave it out")
         by_class = labels if is_classes and stratify is not False else None
-        samples = open_stream(data, batch_size=1).samples_per_epoch
+        samples = None if isinstance(data, DataLoader) else open_stream(data, steps=1).samples_per_epoch
         if samples is None:
-            raise SettingError("folds need data with a length; give tensors or a Dataset")
+            raise SettingError(f"folds need tensors or a Dataset as data, got {type(data).__name__}")
         pairs: Sequence[tuple[Any, Any]] = folds(samples, count, labels=by_class)
     else:
         pairs = list(count)
@@ -402,7 +412,7 @@ def folds(num_samples: int, count: int, *, seed: int = 0, labels: Tensor | None 
         >>> len(train), len(test)
         (8, 2)
     """
-    count = whole("folds", count, least=2)
+    count = whole("folds", count, least=2, also="pairs (train, test) of sample indices such as KFold(5).split(data)")
     if num_samples < count:
         raise SettingError(f"folds={count} are more than the {num_samples} samples; use fewer folds")
     generator = torch.Generator().manual_seed(seed)

@@ -25,6 +25,7 @@ from bow.training.metrics import check_names
 from bow.training.replicas import Replicas, remember
 from bow.training.result import Result, save_results
 from bow.training.run_records import RunRecords
+from bow.training.stopping import first_reason
 from bow.training.tuning import Watch
 
 if TYPE_CHECKING:
@@ -212,8 +213,7 @@ class TrainingLoop:
 
     def _apply_stop_rules(self) -> None:
         if self.stopped is None and self.history and (rules := self._context.config.stop):
-            own = next((why for rule in rules if (why := rule.why_over(self)) is not None), None)
-            self.stopped = self._world.broadcast(own)
+            self.stopped = self._world.broadcast(first_reason(rules, self))
             if self.stopped is not None:
                 best = self._evaluations.state["best"]
                 at = f", the best evaluation was after {best['epoch']:g}" if best else ""

@@ -9,7 +9,9 @@ from typing import Any, Protocol, runtime_checkable
 from bow.errors import SettingError
 from bow.training.callbacks import refuse_halving
 from bow.training.metrics import Metric, is_higher_better
-from bow.values import number, whole
+from bow.values import number, shortened, whole
+
+OF_EVERY_EPOCH = ("kind", "time_s", "epoch", "round", "samples", "lr", "seconds")  # of records, which rules cannot use
 
 
 @runtime_checkable
@@ -32,11 +34,24 @@ class StopRule(Protocol):
         """
 
 
+def first_reason(rules: Iterable[StopRule], training: Any) -> str | None:
+    """Return the reason of the first rule that ends a training, or None."""
+    for rule in rules:
+        if (why := rule.why_over(training)) is not None:
+            if not isinstance(why, str):
+                raise SettingError(
+                    f"{type(rule).__name__}.why_over returned {shortened(why)}; return the reason to end as a string, "
+                    "or None"
+                )
+            return why
+    return None
+
+
 def value_of(record: Mapping[str, Any], metric: str) -> float:
     """Return a value of an epoch's record: of the validation data, else of training."""
     value = record.get(metric, record.get(f"train_{metric}"))
     if value is None:
-        raise _unknown(metric, [name for name in record if name not in ("epoch", "round", "samples", "lr", "seconds")])
+        raise _unknown(metric, [name for name in record if name not in OF_EVERY_EPOCH])
     return float(value)
 
 

@@ -175,6 +175,7 @@ def test_mistake_is_one_sentence_and_leaves_nothing(
         (["schedule", "profile", "out="], ["out must be a path"]),
         (["doctor", "lerners=2"], ["lerners=2", "did you mean learners?"]),
         (["train", "-m", "learners=1,2", "run=there"], ["run.path=there", "2 runs"]),
+        (["train", "-m", "optimizer.lr=interval(0,1)"], ["optimizer.lr=interval(0,1) has no values", "by commas"]),
         (["train", "-m", "learners=2,0"], ["learners must be", "at least 1", "got 0"]),
         (["train", "-m", "epochs=1,x"], ["epochs must be a whole number", "got 'x'"]),
         (["train", "-m", "learners=1,2", "model=lenett"], ["model=lenett", "did you mean lenet?"]),

@@ -193,7 +193,8 @@ def test_settings_that_change_shapes(tmp_path: Path) -> None:
     [
         (["minimize"], {}, "direction='maximize'"),
         (["maximize"], {"metric": "loss"}, "direction='minimize'"),
-        (["maximize"], {"metric": "f1"}, "'f1'"),
+        (["maximize"], {"metric": "f1"}, "metric='f1' is not measured; choose from loss, train_loss, accuracy"),
+        (["maximize"], {"learners": 2}, "several learners run one after another, got side_by_side=[0-9]+; use 1"),
         (["maximize"] * 2, {}, "2 objectives"),
         (["maximize"], {"n_trials": 0}, "n_trials"),
         (["maximize"], {"side_by_side": 0}, "side_by_side"),

@@ -185,6 +185,12 @@ def test_members_that_are_lost_are_told() -> None:
         ({"cv": 200}, "n_splits=200"),
         ({"cv": iter(())}, "yields no folds"),
         ({"module": lambda features, _: small(features, 1), "loss": lambda o, y: o.mean()}, "per sample for 3 classes"),
+        ({"module": lambda: nn.Linear(4, 3)}, r"function module\(num_features, num_outputs\), got <function"),
+        ({"optimizer": "adam"}, "factory optimizer.*, got 'adam'"),
+        (
+            {"early_stopping": bow.EarlyStopping(), "validation_fraction": 0},
+            "validation_fraction must be above 0 .*got 0",
+        ),
     ],
 )
 def test_wrong_use_gets_a_sentence(settings: dict[str, Any], said: str) -> None:

@@ -321,17 +321,35 @@ def test_an_engine_that_was_left_is_not_tried_again(tmp_path: Path, monkeypatch:
         {"scheduler": functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1)},
         {"variants": [bow.Variant(name="a", train_on=range(50, 100)), bow.Variant(name="b")]},
         {"variants": [bow.Variant(name="b"), bow.Variant(name="a", train_on=range(50))]},
+        {"model": lambda: nn.Linear(6, 3)},
+        {"stop": bow.EarlyStopping()},
+        {"validation": (FLAT, LABELS)},
     ],
-    ids=["data", "loss", "memory format", "scheduler", "samples", "order"],
+    ids=["data", "loss", "memory format", "scheduler", "samples", "order", "model", "stop", "validation"],
 )
 def test_other_data_and_functions_do_not_go_on(other: dict[str, Any], tmp_path: Path) -> None:
     variants = [bow.Variant(name="a", train_on=range(50)), bow.Variant(name="b")]
-    given = {"data": (FLAT, LABELS), "loss": F.cross_entropy, "variants": variants}
+    given: dict[str, Any] = {"model": mlp, "data": (FLAT, LABELS), "loss": F.cross_entropy, "variants": variants}
     run = bow.Run(tmp_path / "sweep", resume="auto", progress=False)
-    bow.sweep(mlp, run=run, **given)
-    bow.sweep(mlp, run=run, **given)
+    bow.sweep(run=run, **given)
+    bow.sweep(run=run, **given)
+    before = {path: path.read_bytes() for path in (tmp_path / "sweep").rglob("*") if path.is_file()}
     with pytest.raises(CheckpointError, match="other variants, data or settings"):
-        bow.sweep(mlp, run=run, **(given | other))
+        bow.sweep(run=run, **(given | other))
+    assert before == {path: path.read_bytes() for path in (tmp_path / "sweep").rglob("*") if path.is_file()}
+
+
+def test_a_sweep_and_a_training_do_not_go_on_in_each_others_directory(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"data": (FLAT, LABELS), "loss": F.cross_entropy, "engine": "eager"}
+    sweep, train = (bow.Run(tmp_path / name, resume="auto", progress=False) for name in ("sweep", "train"))
+    bow.sweep(mlp, variants=[bow.Variant()], run=sweep, **given)
+    bow.train(mlp, learners=1, run=train, **given)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(RunDirectoryError, match=r"train holds a run of bow\.train, not a sweep; name another"):
+        bow.sweep(mlp, variants=[bow.Variant()], run=train, **given)
+    with pytest.raises(RunDirectoryError, match=r"sweep holds a sweep; resume it with bow\.sweep"):
+        bow.train(mlp, learners=1, run=sweep, **given)
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
 
 def test_who_ended_at_a_rung_is_not_counted_at_the_next_one() -> None:

@@ -14,6 +14,7 @@ from scipy import stats
 from sklearn.model_selection import KFold
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import bow
 from bow.errors import SettingError
@@ -296,9 +297,22 @@ def test_an_ensemble_knows_a_loss_with_settings() -> None:
 def test_seeds_that_can_be_gone_through_once_are_for_all_folds() -> None:
     data = torch.randn(6, 3), torch.arange(6) % 2
     assert len(fold_variants(data, numpy.int64(3), iter((0, 1)), None)) == 6
-    for count, seeds, said in ((2.5, (0,), "folds must be"), (KFold(3), (0,), "folds must be"), (3, 2, "seeds must")):
+    loader = DataLoader(TensorDataset(*data), batch_size=2)
+    wrong: list[tuple[Any, Any, Any, Any, str]] = [
+        (data, 2.5, (0,), None, "folds must be"),
+        (data, 1, (0,), None, "folds must be .*at least 2, .*got 1"),
+        (data, KFold(3), (0,), None, r"pairs \(train, test\) .*KFold\(5\).split\(data\)"),
+        (data, 3, 2, None, "seeds must"),
+        (data, 3, [], None, r"one or more different seeds, got \[\]"),
+        (data, 3, [1, 1], None, r"one or more different seeds, got \[1, 1\]"),
+        (data, 3, [0.5], None, "seed must be a whole number .*got 0.5"),
+        (data, 3, (0,), "yes", "stratify must be True, False or None, got 'yes'"),
+        (data, 7, (0,), False, "folds=7 are more than the 6 samples"),
+        (loader, 3, (0,), None, "folds need tensors or a Dataset as data, got DataLoader"),
+    ]
+    for given, count, seeds, stratify, said in wrong:
         with pytest.raises(SettingError, match=said):
-            fold_variants(data, count, seeds, None)
+            fold_variants(given, count, seeds, stratify)
 
 
 @pytest.mark.parametrize(
@@ -317,13 +331,31 @@ def test_seeds_that_can_be_gone_through_once_are_for_all_folds() -> None:
         ({"variants": [bow.Variant(train_on=[99])]}, "have 40 samples"),
         ({"variants": [bow.Variant(train_on=[0.5])]}, "integer sample indices"),
         ({"variants": [bow.Variant(train_on=torch.ones(3, dtype=torch.bool))]}, "mask of 3"),
-        ({"variants": [bow.Variant(name="few", train_on=[1, 2])]}, "samples of variant 'few'.*2 samples"),
+        ({"variants": [bow.Variant(name="few", train_on=[1, 2])]}, "variant 'few': the data have 2 samples"),
+        ({"variants": [bow.Variant(train_on=3)]}, "list or tensor of sample indices, or a mask, got 3"),  # type: ignore[arg-type]
+        ({"variants": [bow.Variant(train_on=[-1, 39])]}, "from -1 to 39, .*; use 0 to 39"),
+        ({"variants": bow.grid(lr="0.1,0.2")}, "variant 'seed=0' with {'lr': '0.1,0.2'}: the optimizer cannot be made"),
+        ({"variants": bow.grid(lr=[0.1, -1])}, "variant 'lr=-1' with {'lr': -1}: .*Invalid learning rate"),
+        (
+            {"variants": bow.grid(lr=[0.1, 0.2]), "optimizer": "sgd"},
+            "variant 'lr=0.1' .*: the optimizer cannot be made",
+        ),
+        ({"variants": [bow.Variant(optimizer="sgd", settings={"lr": 1})]}, "'str' object is not callable"),  # type: ignore[arg-type]
+        ({"variants": [bow.Variant(name="a"), bow.Variant(scheduler="b")]}, "variant 'scheduler=b': scheduler must be"),  # type: ignore[arg-type]
+        ({"variants": [bow.Variant(), bow.Variant(seed=1, batch_size=99)]}, "variant 'seed=1 batch_size=99': the data"),
         ({"variants": [bow.Variant()], "engine": "fused"}, "fused"),
         ({"variants": [bow.Variant()], "at_once": 0}, "at_once"),
         ({"variants": [bow.Variant()], "batches": "mine"}, "batches"),
         ({"variants": [bow.Variant()], "stop": 3}, "stop must be"),
         ({"variants": [bow.Variant()], "stop": "early"}, "got 'early'"),
         ({"variants": [bow.Variant()], "devices": 2, "learners": 2}, "one device each"),
+        (
+            {
+                "variants": [bow.Variant(name="a", validate_on=[1]), bow.Variant(name="b")],
+                "stop": bow.EarlyStopping("accuracy"),
+            },
+            "'accuracy', which is not recorded; choose from loss, train_loss",
+        ),
         ({"variants": [bow.Variant()], "batch_size": 64}, "batch"),
         ({"variants": [bow.Variant(train_on=set(range(50000)))]}, "got {0, 1, 2"),  # type: ignore[arg-type]
         ({"variants": [bow.Variant(), range(50000)]}, "got range"),
@@ -353,5 +385,7 @@ def test_settings_of_a_variant_that_are_none_are_refused_at_once() -> None:
         bow.grid(lr=[])
     with pytest.raises(SettingError, match="patience"):
         bow.EarlyStopping(patience=0)
+    with pytest.raises(SettingError, match="asynchronous must be True or False, got 'yes'"):
+        bow.Halving(asynchronous="yes")  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="class 1 has 1 samples"):
         folds(9, 3, labels=torch.tensor([0] * 8 + [1]))

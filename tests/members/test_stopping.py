@@ -1,8 +1,11 @@
 """Early stopping and halving end the right members, and free their rows."""
 
+import functools
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import nn
 from torch.nn import functional as F
 
 import bow
@@ -92,6 +95,28 @@ def test_an_unknown_metric_is_named_before_the_training(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"'f1'.*choose from .*accuracy"):
         swept(tmp_path / "s", mlp, (FLAT, LABELS), [bow.Variant()], engine="eager", stop=bow.EarlyStopping(metric="f1"))
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("learners", [0, 1, 2])
+def test_a_rule_that_returns_no_reason_is_named(learners: int, tmp_path: Path) -> None:
+    class Rule:
+        def why_over(self, training: Any) -> Any:
+            return training.history[-1]["train_loss"] > 100  # False would have ended it
+
+    given: dict[str, Any] = {"engine": "eager", "stop": Rule(), "run": bow.Run(tmp_path / "s", progress=False)}
+    train: Any = functools.partial(bow.sweep, variants=[bow.Variant()], learners=learners) if learners else bow.train
+    with pytest.raises(SettingError, match=r"^Rule\.why_over returned False; return the reason to end as a string"):
+        train(mlp, (FLAT, LABELS), F.cross_entropy, **given)
+
+
+def test_an_unknown_value_of_a_step_is_named_with_those_that_there_are(tmp_path: Path) -> None:
+    def step(model: nn.Module, batch: Any) -> Any:
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        return loss, {"norm": loss.detach()}
+
+    with pytest.raises(SettingError, match=r"stop monitors 'bar', which is not recorded; choose from train_loss$"):
+        bow.sweep(mlp, (FLAT, LABELS), step=step, variants=[bow.Variant()], engine="eager",
+                  stop=bow.EarlyStopping("bar"), run=bow.Run(tmp_path / "s", progress=False))  # fmt: skip
 
 
 def test_two_rules_of_halving_are_refused() -> None:
