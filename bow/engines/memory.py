@@ -30,7 +30,7 @@ from bow.engines.task import Batch, own_loss, parts_of
 from bow.errors import DeviceMemoryError, SettingError
 from bow.replicas import OptimizerFactory, ReplicaMatrix, has_lazy_modules, kind_of, num_state_tensors
 from bow.replicas.layout import ALIGNMENT
-from bow.sync import Synchroniser, is_plain_sma
+from bow.sync import Members, Synchroniser, is_plain_sma
 
 Place: TypeAlias = torch.device | StreamDevice  # where learners reside
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -118,6 +118,8 @@ def predict_memory(
     itemsize = trainable[0].itemsize if trainable else 0
     corrections, kept = _rows_of(sync, averages=not sync.follows(learners))
     state_tensors = num_state_tensors(optimizer)
+    frozen_bytes = 0 if lazy else sum(parameter.nbytes for parameter in frozen)
+    own_bytes = frozen_bytes if isinstance(sync, Members) else 0  # members have frozen parameters of their own
     in_one_pass = engine not in (("eager", "streams") if is_cpu(place) else ("eager",))
     if in_one_pass and clip_norm is None and is_plain_sma(sync):  # corrections are never in memory
         kind = kind_of(optimizer)
@@ -131,8 +133,8 @@ def predict_memory(
         rows_per_learner=2 + corrections,
         state_tensors=state_tensors,
         rows_per_device=3 + kept + moving_average,
-        buffer_bytes=0 if lazy else sum(buffer.nbytes for buffer in model.buffers()),
-        frozen_bytes=0 if lazy else sum(parameter.nbytes for parameter in frozen),
+        buffer_bytes=own_bytes + (0 if lazy else sum(buffer.nbytes for buffer in model.buffers())),
+        frozen_bytes=frozen_bytes - own_bytes,
         activation_bytes=None if saved is None else _on_device(saved, offload),
         learners_at_once=1 if engine == "eager" else None,
         workspace_bytes=_workspace_bytes(place),

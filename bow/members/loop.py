@@ -13,12 +13,13 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils._pytree import tree_map
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from bow.devices import StreamDevice, available_cores
+from bow.devices import StreamDevice
 from bow.interruption import Interruption
 from bow.members.cohort import MOST_ROUNDS, Cohort, RowOutcome, SharedSamples, evaluate, run_side_by_side
 from bow.members.config import SweepConfig
 from bow.members.member import Member, Progress
 from bow.members.progress import SweepProgress
+from bow.members.rows import rows_of_device
 from bow.members.saving import SweepDirectory
 from bow.members.stopping import Rungs
 from bow.replicas import num_trainable
@@ -27,8 +28,6 @@ from bow.training.checks import step_scheduler
 from bow.training.evaluation import Evaluator
 from bow.training.metrics import reached
 from bow.training.stopping import first_reason
-
-MOST_ROWS = 16  # members at once for at_once=auto; more gain nothing with small models
 
 # A member on a row whose epoch or training has ended: with its number of epochs, and whether its rounds are complete.
 EpochEnd: TypeAlias = tuple[Cohort, int, Progress, float, bool]
@@ -60,8 +59,7 @@ class SweepLoop:
         self._began = time.perf_counter() - elapsed_s
         self._interruption = Interruption()
         self._cohorts: list[Cohort] = []  # open ones
-        asked = max(MOST_ROWS, len(available_cores())) if config.at_once == "auto" else config.at_once
-        self._most = asked * len(devices)  # members that train at once
+        self._most = self._fitting = 0  # members that train at once, and rows that fit in memory, on all devices
         self._timer: CheckpointTimer | None = None
         self._num_rounds = num_rounds
         self._num_samples = 0
@@ -113,6 +111,9 @@ class SweepLoop:
         return [each for cohort in self._cohorts for each in cohort.rows if each is not None]
 
     def _train(self) -> None:
+        if not self._most:
+            rows = rows_of_device(self._config, self._queue, self._devices[0], self._progress.say)
+            self._most, self._fitting = (count * len(self._devices) for count in rows)
         began = time.perf_counter()
         while True:
             self._fill()
@@ -192,7 +193,8 @@ class SweepLoop:
 
     def _room_for(self, rows: int) -> int:
         """Close cohorts that are not needed; return how many of `rows` more rows are allowed."""
-        most = 2 * self._most  # a cohort keeps its rows until all its members have ended
+        # A cohort keeps its rows until all its members have ended.
+        most = min(2 * self._most, self._fitting)
         wanted = {each.kind for each in (*self._queue, *self._paused)}
         for cohort in [each for each in self._cohorts if not each.num_training]:
             is_kept = cohort.kind in wanted or self._config.search is not None

@@ -10,9 +10,10 @@ from typing import Any
 
 from bow.errors import SettingError
 from bow.members.config import SweepConfig
-from bow.members.loop import MOST_ROWS, SweepLoop
+from bow.members.loop import SweepLoop
 from bow.members.member import Progress
 from bow.members.result import Sweep
+from bow.members.rows import MOST_ROWS
 from bow.observe import RunLock
 
 PARTS = "parts"  # subfolder with the folders of the parts that are running

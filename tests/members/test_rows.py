@@ -1,0 +1,105 @@
+"""How many members train at once: a rule of thumb on a CPU, a measurement on a GPU, no more than fit in memory."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import bow
+from bow.engines.memory import predict_memory
+from bow.errors import SettingError
+from bow.members import rows
+from bow.members.config import SweepConfig
+from bow.members.member import Member, Progress, check_variants
+from bow.sync import SMA, Members
+from bow.testing import FakeDevice
+from bow.training.config import TrainConfig
+from bow.training.trials import Request
+from bow.training.tuning import Tuned
+from tests.members.test_equality import ADAMW, FLAT, LABELS, SGD, alone, assert_same, mlp, swept
+from tests.members.test_search import Listed
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(("cores", "count"), [(1, 16), (2, 16), (6, 18), (12, 24), (16, 16), (40, 40)])
+def test_the_rule_of_thumb_keeps_all_cores_busy(cores: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "available_cores", lambda: list(range(cores)))
+    variants = check_variants(bow.grid(seed=range(50)))
+    train = TrainConfig(model=mlp, data=(FLAT, LABELS), loss=F.cross_entropy)
+    config = SweepConfig(train=train, variants=variants)
+    waiting = [Progress(Member(0, variants[0], Path()), config.kind_of(variants[0]))]
+    assert rows.rows_of_device(config, waiting, CPU, print)[0] == count
+
+
+def test_no_more_train_at_once_than_fit_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    variants = bow.grid(seed=range(6))
+    expected = swept(tmp_path / "all", mlp, (FLAT, LABELS), variants, engine="graph")
+    assert expected.at_once == 6
+    need = predict_memory(mlp(), SGD, Members(), learners=3, engine="graph", place=CPU).total_bytes
+    monkeypatch.setattr("bow.devices.memory.host_memory", lambda: (need, need))
+    result = swept(tmp_path / "some", mlp, (FLAT, LABELS), variants, engine="graph")
+    assert result.at_once == 3
+    for member, other in zip(result.members, expected.members, strict=True):
+        assert_same(member, other)
+    with pytest.raises(SettingError, match="at_once=5 members do not fit in memory; use at_once=3"):
+        swept(tmp_path / "five", mlp, (FLAT, LABELS), variants, engine="graph", at_once=5)
+
+
+def test_members_have_frozen_parameters_of_their_own() -> None:
+    model = nn.Sequential(nn.Linear(6, 100).requires_grad_(False), nn.Linear(100, 3))
+    given: dict[str, Any] = {"learners": 2, "engine": "graph", "place": CPU}
+    shared, own = (predict_memory(model, SGD, sync, **given) for sync in (SMA(), Members()))
+    assert shared.frozen_bytes == own.buffer_bytes == 700 * 4
+    assert own.frozen_bytes == shared.buffer_bytes == 0
+
+
+def test_on_a_gpu_the_tuner_finds_how_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Request] = []
+
+    def tuned(request: Request, *_: Any, **__: Any) -> Tuned:
+        asked.append(request)
+        return Tuned("graph", 2, 1, False, "calibration")
+
+    monkeypatch.setattr(rows, "tune", tuned)
+    variants, given = bow.grid(seed=range(5)), {"engine": "graph", "optimizer": ADAMW}
+    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), variants, devices=FakeDevice(), **given)
+    (request,) = asked
+    assert dataclasses.replace(request, replicas=None) == Request(
+        "graph", "auto", False, 16, most=5, samples=5 * 19 * 16, rounds=19, rule=5, replicas=None
+    )
+    assert result.at_once == 2
+    for number, member in enumerate(result.members):
+        path = tmp_path / str(number)
+        assert_same(member, alone(path, mlp, (FLAT, LABELS), member.variant, devices=FakeDevice(), **given))
+    rule = bow.Halving(asynchronous=True)
+    for name, others in {"given": {"at_once": 3}, "halving": {"stop": rule}, "cpu": {"devices": "cpu"}}.items():
+        settings = {"devices": FakeDevice(), **given, **others}
+        assert swept(tmp_path / name, mlp, (FLAT, LABELS), variants, **settings).at_once == others.get("at_once", 5)
+    swept(tmp_path / "search", mlp, (FLAT, LABELS), Listed(*variants), devices=FakeDevice(), **given)
+    assert len(asked) == 1
+
+
+@pytest.mark.nightly
+def test_trials_on_a_device_change_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class First:
+        def why_over(self, member: Member) -> str:
+            return "the first epoch"
+
+    found: list[Tuned] = []
+    tune = rows.tune
+    monkeypatch.setattr(rows, "tune", lambda *given, **named: found.append(tune(*given, **named)) or found[-1])
+    variants, given = bow.grid(seed=range(4)), {"engine": "graph", "optimizer": ADAMW, "stop": First()}
+    results = []
+    for at_once in (3, "auto", "auto"):
+        run = {"devices": FakeDevice(), "epochs": 1000, "at_once": at_once, **given}
+        results.append(swept(tmp_path / str(len(results)), mlp, (FLAT, LABELS), variants, **run))
+    assert [each.source for each in found] == ["calibration", "cache"]
+    assert [result.at_once for result in results] == [3, found[0].learners, found[0].learners]
+    for members in zip(*(result.members for result in results), strict=True):
+        assert_same(members[1], members[0])
+        assert_same(members[2], members[0])
