@@ -25,7 +25,6 @@ from bow.training.metrics import check_names
 from bow.training.replicas import Replicas, remember
 from bow.training.result import Result, save_results
 from bow.training.run_records import RunRecords
-from bow.training.stopping import first_reason
 from bow.training.tuning import Watch
 
 if TYPE_CHECKING:
@@ -213,6 +212,8 @@ class TrainingLoop:
 
     def _apply_stop_rules(self) -> None:
         if self.stopped is None and self.history and (rules := self._context.config.stop):
+            from bow.training.stopping import first_reason  # most trainings have no rules
+
             self.stopped = self._world.broadcast(first_reason(rules, self))
             if self.stopped is not None:
                 best = self._evaluations.state["best"]
