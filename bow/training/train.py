@@ -446,9 +446,7 @@ def _directory(
     if path is None:
         return None, False
     if resume is not None and "variants" in RunDirectory(own or path).read_config():
-        raise RunDirectoryError(
-            f"run directory {own or path} holds a sweep; resume it with bow.sweep, or name another directory"
-        )
+        raise RunDirectoryError(f"{own or path} holds a sweep; resume it with bow.sweep, or name another directory")
     if checkpoints:
         return path, own is not None and path.resolve() == own.resolve()
     directory = RunDirectory(path)
