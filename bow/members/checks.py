@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from bow.data import open_stream
+from bow.devices import StreamDevice
 from bow.engines.frozen import FrozenValues
 from bow.errors import BowError, SettingError
 from bow.graph.refusal import python_random_kept, state_of
@@ -23,9 +24,9 @@ from bow.members.group import is_same
 from bow.members.member import Variant, check_indices
 from bow.members.saving import GroupLogger
 from bow.replicas import prepare_template
-from bow.replicas.optimizer import make_optimizer
+from bow.replicas.optimizer import check_parameterwise, is_elementwise, make_optimizer
 from bow.training.batches import DataSource, check_round
-from bow.training.checks import all_labels, check_first_batch, make_scheduler
+from bow.training.checks import all_labels, check_first_batch, choose_devices, make_scheduler
 from bow.training.config import TrainConfig
 from bow.training.epoch import MOST_LOST
 from bow.training.stopping import names_of_epochs, with_directions
@@ -170,6 +171,8 @@ def _warn_of_leaks(variants: Sequence[Variant], num_samples: int) -> None:
 def _try_first_batches(config: SweepConfig) -> None:
     """Build every member's optimizer, scheduler and stream, and run a batch through the model of each kind."""
     train, templates = config.train, dict[Hashable, nn.Module]()
+    place, _ = choose_devices(train.devices.count)
+    device = place.torch_device if isinstance(place, StreamDevice) else place
     for variant in config.variants:
         kind = config.kind_of(variant)
         is_new = kind not in templates
@@ -185,6 +188,8 @@ def _try_first_batches(config: SweepConfig) -> None:
             check_first_batch(templates[kind], opened.example, train.loss, step, labels, most_bad=MOST_LOST)
         with _named(variant, bool(variant.settings or variant.optimizer or variant.scheduler)):
             optimizer = make_optimizer(config.of(variant).optimizer, templates[kind])
+            if not is_elementwise(optimizer, device):
+                check_parameterwise(optimizer, device)
             make_scheduler(config.of(variant).scheduler_factory, optimizer, train.steps or stream.rounds_left(1))
 
 

@@ -94,6 +94,10 @@ class SweepLoop:
             with self._interruption.watched():
                 while (self._queue or self._decide()) and self.interrupted_by is None:
                     self._train()
+        except Exception:
+            if not self._num_rounds and not any(each.is_dir() for each in self._directory.path.iterdir()):
+                self._directory.discard()  # nothing has been trained
+            raise
         finally:
             for cohort in self._cohorts:
                 cohort.loop.close()

@@ -87,7 +87,7 @@ class OptimizerRows:
         self._first = first
         self.elementwise = is_elementwise(optimizer, matrix.z.device)
         if not self.elementwise:
-            _check_parameterwise(optimizer, matrix.z.device)
+            check_parameterwise(optimizer, matrix.z.device)
         self._is_coupled = is_coupled(optimizer, matrix.z.device)
         self._layout = layout
         self._matrix = matrix
@@ -311,7 +311,7 @@ def _drawn(device: torch.device) -> tuple[list[Tensor], list[list[Tensor]]]:
     return draw(), [draw() for _ in range(PROBE_STEPS)]
 
 
-def _check_parameterwise(optimizer: Optimizer, device: torch.device) -> None:
+def check_parameterwise(optimizer: Optimizer, device: torch.device) -> None:
     """Take one step on zeros of the true shapes; raise if the optimizer fails."""
     for index, group in enumerate(optimizer.param_groups):
         zeros = [torch.zeros_like(p, device=device) for p in group["params"]]

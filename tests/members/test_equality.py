@@ -402,6 +402,7 @@ def test_what_members_would_take_from_each_other_is_refused(
 ) -> None:
     with pytest.raises(bow.BowError, match=said):
         swept(tmp_path / "sweep", model, (FLAT, LABELS), variants, engine="eager", at_once=8)
+    assert not (tmp_path / "sweep").exists()
 
 
 def test_one_batch_that_is_not_finite_ends_a_member_among_its_turns(

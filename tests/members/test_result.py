@@ -343,6 +343,10 @@ def test_seeds_that_can_be_gone_through_once_are_for_all_folds() -> None:
         ({"variants": [bow.Variant(optimizer="sgd", settings={"lr": 1})]}, "'str' object is not callable"),  # type: ignore[arg-type]
         ({"variants": [bow.Variant(name="a"), bow.Variant(scheduler="b")]}, "variant 'scheduler=b': scheduler must be"),  # type: ignore[arg-type]
         ({"variants": [bow.Variant(), bow.Variant(seed=1, batch_size=99)]}, "variant 'seed=1 batch_size=99': the data"),
+        (
+            {"variants": bow.grid(differentiable=[False, True]), "at_once": 1},
+            "variant 'differentiable=True' with .*fails on this model's parameters",
+        ),
         ({"variants": [bow.Variant()], "engine": "fused"}, "fused"),
         ({"variants": [bow.Variant()], "at_once": 0}, "at_once"),
         ({"variants": [bow.Variant()], "batches": "mine"}, "batches"),
