@@ -292,12 +292,12 @@ class SgdRound:
             buffers: dict[str, Tensor],
             batch: Batch,
         ) -> tuple[Tensor, Tensor, Metrics, Tensor]:
+            *_, alpha, mu = hyper.unbind()
+            corrections = torch.sub(weights, z).mul(alpha)  # first: a step may write to its weights
             result = together(weights, buffers, batch)
             finite, z_next = result.finite.unsqueeze(1), z
             moved, momenta_next = sgd_step(weights, momenta, result.gradient, finite, hyper.unbind())
             if synchronise:
-                *_, alpha, mu = hyper.unbind()
-                corrections = torch.sub(weights, z).mul(alpha)
                 moved, z_next = moved - corrections, torch.addcmul(z + corrections.sum(0), z - z_prev, mu)
             momenta.copy_(momenta_next)
             weights.copy_(torch.where(finite, moved, z_next))  # the same arithmetic as in the kernels

@@ -273,6 +273,20 @@ def test_parameters_that_the_step_writes_to_are_those_of_plain_pytorch(how: str,
     trained.close()
 
 
+@pytest.mark.filterwarnings("ignore:.*changes a parameter in place", "ignore:There is a performance drop")
+@pytest.mark.parametrize("engine", ["fused", "graph", "streams"])
+def test_weights_that_the_step_writes_to_are_averaged_as_in_eager(engine: str) -> None:
+    template = Written("in place")
+    made = [replicas(template, engine=each) for each in ("eager", engine)]
+    with torch.compiler.set_stance("force_eager"):
+        for t in range(4):
+            for trained in made:
+                trained.round([batch(2 * t), batch(2 * t + 1)])
+    torch.testing.assert_close(made[1].W, made[0].W, rtol=0, atol=1e-6)
+    for trained in made:
+        trained.close()
+
+
 @pytest.mark.parametrize("engine", ["eager", "graph", "streams"])
 @pytest.mark.parametrize(
     ("how", "message"),
