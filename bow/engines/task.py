@@ -232,9 +232,7 @@ def _in_parts(step: Step, parts: int, model: nn.Module, batch: Batch) -> tuple[T
     """Compute a batch part by part, freeing the activations of each; return the loss with the accumulated gradient."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     loss: Any = 0.0
-    sums: Metrics = {}
-    shares: dict[str, float] = {}  # of the samples, in the parts that have the value
-    whole = 0.0
+    sums, shares, whole = dict[str, Tensor](), dict[str, float](), 0.0  # values by name, and the shares that have them
     gradients: list[Tensor | None] = [None] * len(parameters)
     for part, share in parts_of(batch, parts):
         result = step(model, part)

@@ -38,9 +38,8 @@ def prepare_template(model: nn.Module | Callable[[], nn.Module], seed: int) -> n
 
 @contextlib.contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """Switch the mode; a model in training mode keeps those of its modules in evaluation mode, as learners do."""
     modes = {module: module.training for module in model.modules()}
-    if not (training and model.training):
+    if not (training and model.training):  # then its modules keep their modes, as those of learners do
         model.train(training)
     try:
         yield

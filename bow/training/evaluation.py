@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -190,8 +190,7 @@ class Evaluator:
     @torch.no_grad()
     def __call__(self, model: nn.Module, device: torch.device, task: LearningConfig) -> dict[str, float]:
         """Return the loss and each metric by name, computed in the precision of the learning tasks."""
-        sums: dict[str, float] = {}
-        counts: dict[str, int] = {}  # a step need not return every value for every batch
+        sums, counts = dict[str, float](), dict[str, int]()  # a step need not return every value for every batch
         count = 0
         applying: list[Metric] | None = None
         self.problem = None
@@ -380,9 +379,8 @@ class Evaluations:
         context, config = self._context, self._context.config
         self._records.gather_events()
         if config.validation.buffers == "recalibrate":
-            assert isinstance(context.replicas, Replicas)  # a partition averages
             seed = derive_seed(config.seed, RECALIBRATION, self._position.round)
-            recalibrate_central(context.replicas, config.data, context.stream.batch_size, seed)
+            recalibrate_central(cast(Replicas, context.replicas), config.data, context.stream.batch_size, seed)
         evaluate = context.evaluate
         if evaluate is None:
             return {}
