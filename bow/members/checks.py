@@ -41,7 +41,13 @@ def checked(config: SweepConfig) -> SweepConfig:
     if (why := why_no_member(train, config.has_learners)) is not None:
         raise SettingError(why)
     metrics = train.validation.metrics
-    is_evaluated = train.validation.data is not None or all(v.validate_on is not None for v in config.variants)
+    alone = [v.name for v in config.variants if v.validate_on is None and train.validation.data is None]
+    is_evaluated = len(alone) < len(config.variants)
+    if is_evaluated and alone:
+        raise SettingError(
+            f"variant {alone[0]!r} is not evaluated and others are, so that they cannot be compared; give it "
+            "validate_on, or the sweep validation data"
+        )
     names = None if train.step is not None else names_of_epochs(metrics if is_evaluated else ())
     rules = with_directions(config.stop, metrics, names)
     for logger in train.run.loggers:

@@ -347,6 +347,10 @@ def test_seeds_that_can_be_gone_through_once_are_for_all_folds() -> None:
             {"variants": bow.grid(differentiable=[False, True]), "at_once": 1},
             "variant 'differentiable=True' with .*fails on this model's parameters",
         ),
+        (
+            {"variants": [bow.Variant(name="held out", validate_on=range(4)), bow.Variant(name="bare")]},
+            "variant 'bare' is not evaluated and others are",
+        ),
         ({"variants": [bow.Variant()], "engine": "fused"}, "fused"),
         ({"variants": [bow.Variant()], "at_once": 0}, "at_once"),
         ({"variants": [bow.Variant()], "batches": "mine"}, "batches"),
