@@ -357,13 +357,6 @@ def test_seeds_that_can_be_gone_through_once_are_for_all_folds() -> None:
         ({"variants": [bow.Variant()], "stop": 3}, "stop must be"),
         ({"variants": [bow.Variant()], "stop": "early"}, "got 'early'"),
         ({"variants": [bow.Variant()], "devices": 2, "learners": 2}, "one device each"),
-        (
-            {
-                "variants": [bow.Variant(name="a", validate_on=[1]), bow.Variant(name="b")],
-                "stop": bow.EarlyStopping("accuracy"),
-            },
-            "'accuracy', which is not recorded; choose from loss, train_loss",
-        ),
         ({"variants": [bow.Variant()], "batch_size": 64}, "batch"),
         ({"variants": [bow.Variant(train_on=set(range(50000)))]}, "got {0, 1, 2"),  # type: ignore[arg-type]
         ({"variants": [bow.Variant(), range(50000)]}, "got range"),
