@@ -163,4 +163,9 @@ def _check_open_files(size: int) -> None:
 def failed(workers: Workers, error: BowError) -> BowError:
     """Return the error of the worker that caused this one, if it left a message; else this one."""
     why = workers.failure(within_s=GRACE_S)
-    return error if why is None else ClusterError(why)
+    if why is None:
+        return error
+    cause = ClusterError(why)
+    for note in getattr(error, "__notes__", ()):
+        cause.add_note(note)
+    return cause

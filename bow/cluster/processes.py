@@ -1,12 +1,14 @@
 """A world of several processes, on torch.distributed: NCCL between GPUs, Gloo or shared memory between CPUs."""
 
+import datetime
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from bow.cluster.heartbeat import advice
 from bow.cluster.world import DONE, PATIENCE, PendingSum, World
@@ -21,6 +23,10 @@ T = TypeVar("T")
 BYTES_PER_MB = 2**20
 
 CPU = torch.device("cpu")
+
+# After a failure: seconds that a process waits for the others, which notice it in their next sum.
+REUNION = datetime.timedelta(seconds=30)
+POLL_S = 0.02
 
 Bucket: TypeAlias = float | Literal["variable"] | None  # MiB per bucket of a sum; None: one bucket for all
 
@@ -42,7 +48,8 @@ class CheckedSum(PendingSum):
         self._call = call
 
     def wait(self) -> None:
-        for part in self._parts:
+        parts, self._parts = self._parts, ()  # a connection stays open as long as its sums are kept
+        for part in parts:
             self._call(part.wait)
 
 
@@ -78,23 +85,13 @@ class Processes(World):
         self._bucket_mb = bucket_mb
         self._group = group
         self._device = device
-        self._owns_group = store is not None
+        self._store = store
+        self._has_lost_one = False
         self._may_share = device.type == "cpu" and self.nodes == 1 < self.size and bucket_mb is None
         self._shared: SharedSums | None = None
         self._near: list[Processes] = []  # worlds of this machine's processes
         if store is not None:
-            # torch names groups by a counter per process, which a failed initialisation leaves advanced. Ranks whose
-            # names differ would wait for each other until the timeout.
-            dist.distributed_c10d._world.group_count = 0
-            self._call(
-                dist.init_process_group,
-                backend_for(device),
-                store=store,
-                rank=self.rank,
-                world_size=self.size,
-                timeout=PATIENCE,
-                device_id=device if device.type == "cuda" else None,
-            )
+            self._connect(store, PATIENCE)
 
     def sum(self, tensor: Tensor) -> PendingSum:
         self.sums += 1
@@ -168,8 +165,31 @@ class Processes(World):
         finally:
             self.close()
 
+    def reunite(self, place: int | None) -> bool:
+        # Sums on a GPU that were issued before the failure would leave invalid weights.
+        if self._store is None or self._device.type == "cuda" or self.nodes > 1:
+            return False
+        self.close()  # what others are waiting for fails
+        try:
+            self._store.set(f"at/{self.rank}", str(place))
+            if place is None:
+                return False
+            places = [f"at/{rank}" for rank in range(self.size)]
+            give_up = time.monotonic() + REUNION.total_seconds()
+            while not self._store.check(places):
+                if self._has_lost_one or time.monotonic() > give_up:
+                    return False
+                time.sleep(POLL_S)
+            if len({self._store.get(each) for each in places}) > 1:
+                return False
+            self._connect(PrefixStore("again", self._store), REUNION)
+        except (RuntimeError, ClusterError):
+            return False
+        return True
+
     def abort(self) -> None:
         """Abort sums of NCCL; those of Gloo fail when a process ends."""
+        self._has_lost_one = True
         group = self._group or dist.group.WORLD
         if self._device.type == "cuda" and group is not None:
             self.was_aborted = True
@@ -181,8 +201,23 @@ class Processes(World):
         if self._shared is not None:
             self._shared.close()
             self._shared = None
-        if self._owns_group and dist.is_initialized():
+        self._near = []
+        if self._store is not None and dist.is_initialized():
             dist.destroy_process_group()
+
+    def _connect(self, store: Store, patience: datetime.timedelta) -> None:
+        # torch names groups by a counter per process, which a failed initialisation leaves advanced. Ranks whose
+        # names differ would wait for each other until the timeout.
+        dist.distributed_c10d._world.group_count = 0
+        self._call(
+            dist.init_process_group,
+            backend_for(self._device),
+            store=store,
+            rank=self.rank,
+            world_size=self.size,
+            timeout=patience,
+            device_id=self._device if self._device.type == "cuda" else None,
+        )
 
     def _shares(self, tensor: Tensor) -> bool:
         """Whether a sum uses shared memory; allocates more if necessary."""

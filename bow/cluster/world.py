@@ -78,6 +78,10 @@ class World:
         """Return the world of this machine's processes; collective."""
         return self
 
+    def reunite(self, place: int | None) -> bool:
+        """After a failure, connect all processes again if they are at the same place; None: this one cannot go on."""
+        return place is not None
+
     def abort(self) -> None:
         """Abort sums that would wait forever for a process that ended; from any thread."""
 

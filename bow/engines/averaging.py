@@ -53,6 +53,7 @@ class ModelAveraging:
     def before_step(self, stepping: list[bool]) -> list[bool]:
         """Average gradients, if the synchroniser does, and return which learners step."""
         if self._sync.timing is not Timing.BEFORE_STEP:
+            self.wait()  # now, because a sum that fails must leave the learners unchanged
             return stepping
         contributors = self._sum(sum(stepping))
         self._apply(contributors)
@@ -64,7 +65,6 @@ class ModelAveraging:
             self._sum(learners)
             self._apply(learners)
         if self._sync.timing is Timing.WITH_STEP:
-            self.wait()
             self._apply(learners)
             self._average_nodes(round_index)
 

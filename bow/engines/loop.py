@@ -40,6 +40,7 @@ class Loop(abc.ABC):
         self.group = context.group
         self.sync = context.sync
         self.settings = context.settings
+        self.is_undone = True  # whether the round that failed has left the learners as they were before it
         if context.settings.dispatch == "first_come" and keeps_step:
             warnings.warn(
                 f'dispatch="first_come" has no effect in engine {name}, whose learners run in lockstep; '
@@ -232,7 +233,7 @@ class RoundLoop(Loop):
     def round(self, batches: Batches) -> Outcome:
         context = self.context
         due = context.averaging.due(context.round_index)
-        self._has_stepped = False
+        self._has_stepped = self.is_undone = False
         context.snapshot.discard()
         with Uninterrupted(lambda: self._has_stepped or self.runner.has_written):
             try:
@@ -243,6 +244,7 @@ class RoundLoop(Loop):
                 if not (self._has_stepped or self.runner.has_written):
                     self._has_stepped = True  # Ctrl-C waits for it
                     context.snapshot.restore()
+                    self.is_undone = True
                 raise
             self._end_round(outcome, due)
         return outcome
@@ -286,8 +288,10 @@ class RoundLoop(Loop):
         return outcome
 
     def _step(self, outcome: Outcome, due: bool) -> None:
-        context, self._has_stepped = self.context, True
-        step_learners(context, outcome, due)
+        context = self.context
+        stepping = before_step(context, outcome, due)
+        self._has_stepped = True
+        step_learners(context, stepping)
         context.restarts.after_step(outcome)
         if due:
             context.averaging.after_step(context.round_index)
@@ -315,6 +319,7 @@ class RoundLoop(Loop):
             return []
         context = self.context
         due = context.averaging.due(context.round_index + len(batches) - 1)
+        self.is_undone = False
         context.restarts.observe_learning_rate()
         self.group.gather_buffers()  # for learners that restart meanwhile
         with Uninterrupted():  # learners step during these rounds
@@ -331,17 +336,19 @@ class RoundLoop(Loop):
         return outcomes
 
 
-def step_learners(context: RoundContext, outcome: Outcome, due: bool) -> None:
-    """Step learners with their gradients, clipped, and averaged first if the synchroniser does so."""
-    group, stepping = context.group, outcome.healthy
+def before_step(context: RoundContext, outcome: Outcome, due: bool) -> list[bool]:
+    """Average gradients, if the synchroniser does so, and return which learners step; none has changed yet."""
     if outcome.any_diverged:
-        for learner, diverged in zip(group.learners, outcome.diverged, strict=True):
+        for learner, diverged in zip(context.group.learners, outcome.diverged, strict=True):
             if diverged:
                 learner.gradient.zero_()
-    if due:
-        stepping = context.averaging.before_step(stepping)
-    clip(group.matrix.gradients, context.settings.clip_norm)
-    group.optimizer.step(stepping)
+    return context.averaging.before_step(outcome.healthy) if due else outcome.healthy
+
+
+def step_learners(context: RoundContext, stepping: Sequence[bool]) -> None:
+    """Step learners with their gradients, clipped."""
+    clip(context.group.matrix.gradients, context.settings.clip_norm)
+    context.group.optimizer.step(stepping)
 
 
 def step_row(context: RoundContext, learner: int) -> None:

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from bow.cluster import World
 from bow.data import BatchStream
 from bow.data.stream import TensorStream
-from bow.errors import BowError, CheckpointError, DeviceMemoryError, SettingError, disk_reason
+from bow.errors import CheckpointError, ClusterError, DeviceMemoryError, SettingError, disk_reason
 from bow.observe.records import plain
 from bow.training.batches import DataSource
 from bow.training.checks import asks_for_rounds
@@ -237,20 +237,22 @@ def _without_numpy(value: Any) -> Any:
 
 SHARE = 0.01  # largest part of the training time for automatic checkpoints
 LEAST_S = 60.0  # shortest interval between two of them; shorter trainings write none
+LEAST_OF_SEVERAL_S = 5.0  # on several devices, one of which may fail when others have already begun the next round
 BYTES_PER_S = 200e6  # assumed write speed for the first checkpoint; later ones are timed
 
 
 class CheckpointTimer:
     """Schedule of automatic checkpoints."""
 
-    def __init__(self, num_bytes: float, now_s: float) -> None:
-        self._due_s = now_s + max(LEAST_S, num_bytes / BYTES_PER_S / SHARE)
+    def __init__(self, num_bytes: float, now_s: float, *, is_alone: bool = True) -> None:
+        self._least_s = LEAST_S if is_alone else LEAST_OF_SEVERAL_S
+        self._due_s = now_s + max(self._least_s, num_bytes / BYTES_PER_S / SHARE)
 
     def is_due(self, now_s: float) -> bool:
         return now_s >= self._due_s
 
     def wrote(self, began_s: float, ended_s: float) -> None:
-        self._due_s = ended_s + max(LEAST_S, (ended_s - began_s) / SHARE)
+        self._due_s = ended_s + max(self._least_s, (ended_s - began_s) / SHARE)
 
 
 class RunCheckpoints:
@@ -262,8 +264,8 @@ class RunCheckpoints:
         self._records = records
         self._state = state  # of the whole training; a collective call that returns it at rank 0
         copies = context.replicas.group.num_all + 1  # times 3 below: with optimizer state such as Adam's
-        self._timer = CheckpointTimer(3 * 4 * context.replicas.num_parameters * copies, time.perf_counter())
-        self.dealt_from: dict[str, Any] = {}  # the stream before the last deal
+        size, is_alone = 3 * 4 * context.replicas.num_parameters * copies, context.world.is_one
+        self._timer = CheckpointTimer(size, time.perf_counter(), is_alone=is_alone)
 
     @property
     def is_due(self) -> bool:
@@ -293,25 +295,23 @@ class RunCheckpoints:
         resume_hint = f"; {self.resume_hint}" if is_returned else ""
         self._records.event("interrupted", f"{signal.Signals(number).name}: the training ends{resume_hint}")
 
-    def write_pre_failure(self, stream: dict[str, Any] | None = None) -> None:
-        """Write a checkpoint after a failure that has not changed the learners, with this state of the stream."""
+    def write_pre_failure(self, is_between: bool, stream: dict[str, Any] | None) -> None:
+        """Write a checkpoint with this state of the stream, if all devices are between the same two rounds."""
+        replicas, world, position = self._context.replicas, self._context.world, self._position
         asked_for = self._context.config.run.checkpoint_every is not None
-        has_run = self._position.meter.samples > 0 and self._position.round == self._context.replicas.rounds
-        if asked_for and self._context.world.is_one and has_run:
-            self.write(stream)
+        has_run = position.meter.samples > 0 and position.round == replicas.rounds
+        can = asked_for and has_run and is_between and (world.is_one or isinstance(replicas, Replicas))
+        if world.reunite(position.round if can else None):
+            with contextlib.suppress(ClusterError):
+                self.write(stream)
 
-    def rounds_failed(self, error: Exception) -> None:
-        """Write a checkpoint if the error has left the learners unchanged."""
+    def is_undone(self, error: Exception) -> bool:
+        """Whether rounds that failed have left the learners unchanged."""
         replicas = self._context.replicas
-        if isinstance(error, BowError) or not isinstance(replicas, Replicas):
-            leaves_nothing = isinstance(error, DeviceMemoryError)
-        else:
-            # In asynchronous or first-come rounds, learners have already moved when a step raises.
-            is_fixed = replicas.loop.settings.dispatch == "fixed"
-            in_turn = replicas.engine in ("eager", "graph") and replicas.streams is None and is_fixed
-            leaves_nothing = in_turn and type(replicas.optimizer).__module__.startswith("torch.optim.")
-        if leaves_nothing:
-            self.write_pre_failure(self.dealt_from)
+        if isinstance(error, DeviceMemoryError) or not isinstance(replicas, Replicas):
+            return isinstance(error, DeviceMemoryError)
+        # Streams issue rounds ahead.
+        return replicas.engine.startswith(("eager", "graph")) and replicas.streams is None and replicas.loop.is_undone
 
     @property
     def resume_hint(self) -> str:

@@ -105,7 +105,8 @@ class Run:
     Args:
         path: the run directory; None: `runs/<date>_<time>_<model>`.
         checkpoint_every: rounds between checkpoints, of which the last two are kept; None writes none. `"auto"` writes
-            at most one a minute, in at most 1 % of the time, and deletes them when the training has ended.
+            at most one a minute, or every five seconds on several devices, in at most 1 % of the time, and deletes
+            them when the training has ended.
         resume: a checkpoint, a run directory, or `"auto"`: resume in `path` if it holds anything to resume, as
             processes restarted by torchrun do. The run directory is the checkpoint's own, where checkpoints of later
             rounds are deleted, or one without a run. Optimizer and scheduler settings are the checkpoint's, all

@@ -62,7 +62,8 @@ class TrainingLoop:
         self._dealing = Dealing(context, self._records, hooks, self._agreement, self._evaluations)
         self._watch: Watch | None = None
         self._compiling: CompilingBeside | None = None
-        self._is_between = True  # no batches have been dealt that learners have yet to run
+        self._is_between = True  # the learners are as of the last round that was counted
+        self._dealt_from: dict[str, Any] | None = None  # the stream before batches that learners have yet to run
         self._asked_to_stop = False
         self._agreed_to_stop = False
         self._seconds = 0.0
@@ -116,13 +117,13 @@ class TrainingLoop:
                 self._train()
         except BaseException as error:
             is_new = self._context.fresh and not self.position.meter.samples
+            if isinstance(error, Exception):
+                is_between = self._is_between and not isinstance(error, DivergenceError)
+                self._checkpoints.write_pre_failure(is_between, self._dealt_from)
             if isinstance(error, Exception) and is_new and leads:
                 directory.discard()
-            else:
-                if self._is_between and isinstance(error, Exception) and not isinstance(error, DivergenceError):
-                    self._checkpoints.write_pre_failure()
-                if leads and newest_round(directory.checkpoints) is not None:
-                    error.add_note(self.resume_hint)
+            elif leads and newest_round(directory.checkpoints) is not None:
+                error.add_note(self.resume_hint)
             self._records.close()
             raise
         finally:
@@ -272,22 +273,19 @@ class TrainingLoop:
         self._records.end(self._evaluations.state["best"].get("round"))
 
     def _deal(self) -> list[Deal]:
-        self._is_between, before = False, self._context.stream.state_dict()
-        self._checkpoints.dealt_from = before
-        try:
-            deals = self._dealing.deal()
-        except Exception:
-            self._checkpoints.write_pre_failure(before)
-            raise
-        self._is_between = not deals
+        self._dealt_from = self._context.stream.state_dict()
+        deals = self._dealing.deal()
+        if not deals:
+            self._dealt_from = None
         return deals
 
     def _rounds(self, deals: Sequence[Deal]) -> None:
         before, meter = self.round, self.position.meter
+        self._is_between = False
         try:
             ran = self._dealing.run(deals, self._watch if self._world.is_one else None)
         except Exception as error:
-            self._checkpoints.rounds_failed(error)
+            self._is_between = self._checkpoints.is_undone(error)
             raise
         try:
             if self._dealing.ends_with(deals):
@@ -319,7 +317,7 @@ class TrainingLoop:
             if self._context.config.is_per_round:
                 needs_loss = isinstance(self._scheduler, ReduceLROnPlateau)
                 step_scheduler(self._scheduler, mean_loss([outcome.losses], self._world) if needs_loss else math.nan)
-        self._is_between = True
+        self._is_between, self._dealt_from = True, None
         if failure is not None:
             raise failure
 
@@ -339,23 +337,23 @@ class TrainingLoop:
 
     def _end_epoch(self, epochs: float) -> None:
         before, self.position.epoch = self.position.epoch, int(epochs)
-        record = {
-            "kind": "epoch",
-            "epoch": epochs,
-            **self._records.place,
-            "train_loss": self._epoch.mean_loss(),
-            "samples_per_s": self.position.meter.throughput,
-        }
-        signals = self._context.tuned.signals
-        if signals is not None and math.isfinite(noise := signals.noise_scale or 0.0) and noise:
-            record["noise_scale"] = noise
         try:
+            record = {
+                "kind": "epoch",
+                "epoch": epochs,
+                **self._records.place,
+                "train_loss": self._epoch.mean_loss(),
+                "samples_per_s": self.position.meter.throughput,
+            }
             values = self._evaluations.evaluate()
             self._epoch.check_values(values)
+            of_training = self._epoch.take_values()
         except Exception:
             self.position.epoch = before  # which ends where the training goes on
             raise
-        of_training = self._epoch.take_values()
+        signals = self._context.tuned.signals
+        if signals is not None and math.isfinite(noise := signals.noise_scale or 0.0) and noise:
+            record["noise_scale"] = noise
         self.history.append(self._records.log(record | values | (of_training | values)))
         try:
             self._epoch.check_divergence(self._context.config.on_nan, self._has_ended)

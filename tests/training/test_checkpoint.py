@@ -35,6 +35,8 @@ def test_automatic_checkpoints_are_a_minute_apart_and_take_a_hundredth_of_the_ti
     assert (timer.is_due(59.0), timer.is_due(61.0)) == (False, True)
     timer.wrote(61.0, 64.0)
     assert (timer.is_due(360.0), timer.is_due(365.0)) == (False, True)
+    of_several = CheckpointTimer(1000, now_s=0.0, is_alone=False)
+    assert (of_several.is_due(4.0), of_several.is_due(6.0)) == (False, True)
 
 
 def net() -> nn.Module:

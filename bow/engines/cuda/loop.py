@@ -15,7 +15,7 @@ from bow.engines.cuda.runner import AheadDeviceRunner, DeviceRunner, issue_ahead
 from bow.engines.cuda.transfers import LOSS, METRICS
 from bow.engines.cuda.whole_round import UNROLLED, RoundGraphs, unchanged
 from bow.engines.live_check import Expected
-from bow.engines.loop import Loop, rounds_to_synchronise, step_learners
+from bow.engines.loop import Loop, before_step, rounds_to_synchronise, step_learners
 from bow.engines.memory import out_of_memory_explained
 from bow.engines.outcome import LearningConfig, Outcome
 from bow.errors import BowError, CaptureError, reason
@@ -246,7 +246,7 @@ class DeviceRoundLoop(Loop):
         if self.sync.timing is not Timing.BEFORE_STEP:
             outcome.healthy = active  # else the host waits, as a mean of gradients must leave out diverged learners
         # Checking weights would synchronise host and device; infinite ones show in the next loss, or in z.
-        step_learners(context, outcome, due)
+        step_learners(context, before_step(context, outcome, due))
         if due:
             context.averaging.after_step(context.round_index)
         context.order.learners_moved()
