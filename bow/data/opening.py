@@ -323,13 +323,15 @@ def open_stream(
     return DatasetStream(_map_dataset(data), batch_size, passes, seed)
 
 
-def evaluation_batches(data: Any, batch_size: int | None = None) -> Iterator[Batch]:
+def evaluation_batches(
+    data: Any, batch_size: int | None = None, *, setting: str = "validation.batch_size"
+) -> Iterator[Batch]:
     """Return batches in order, once, the last one possibly smaller; of 256 samples, or the loader's own size."""
     data = as_torch_data(data)
-    size = DEFAULT_EVALUATION_BATCH_SIZE if batch_size is None else whole("validation.batch_size", batch_size)
+    size = DEFAULT_EVALUATION_BATCH_SIZE if batch_size is None else whole(setting, batch_size)
     if isinstance(data, DataLoader):
         if batch_size not in (None, data.batch_size):
-            raise _batch_size_conflict("validation.batch_size", size, data)
+            raise _batch_size_conflict(setting, size, data)
         return one_pass(data, seed=0, epoch=0)
     if isinstance(data, IterableDataset):
         return one_pass(DataLoader(data, batch_size=size), seed=0, epoch=0)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from bow.errors import DivergenceError
@@ -10,6 +10,7 @@ from bow.members.loop import SweepLoop, held_out
 from bow.members.member import Member, Progress
 from bow.observe import RunDirectory
 from bow.observe.records import read_records
+from bow.observe.report import continuous
 from bow.training.checkpoint import delete_checkpoints, newest_round, save_checkpoint
 from bow.training.config import TrainConfig
 from bow.training.result import Result
@@ -91,10 +92,13 @@ class TrainingsLoop(SweepLoop):
     def _read_events(self, member: Member, later: float) -> None:
         """Copy the events of a training, of which those before its last rung are the member's already."""
         path = RunDirectory(member.run_dir).metrics_path
-        read = read_records(path) if path.exists() else []
-        events = [record for record in read if record["kind"] == "event" and record["event"] != "stopped"]  # at a rung
-        new = events[len(member.events) :]
-        member.events += [{**record, "time_s": record["time_s"] + later} for record in new]
+        read = continuous(read_records(path)) if path.exists() else []
+        known = set(map(_identity, member.events))
+        for record in read:
+            if (
+                record["kind"] == "event" and record["event"] != "stopped" and _identity(record) not in known
+            ):  # at a rung
+                member.events.append({**record, "time_s": record["time_s"] + later})
 
     def _has_all_rounds(self, progress: Progress) -> bool:
         steps, epochs = self._config.train.steps, self._config.train.epochs
@@ -104,6 +108,10 @@ class TrainingsLoop(SweepLoop):
         if not isinstance(self._config.train.run.checkpoint_every, int):  # checkpoints were for resuming at rungs
             delete_checkpoints(RunDirectory(progress.member.run_dir).checkpoints)
         super()._count(progress)
+
+
+def _identity(event: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(event.get(name) for name in ("round", "event", "message"))
 
 
 class _Part:

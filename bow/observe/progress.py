@@ -172,9 +172,13 @@ def _end_line(record: Record) -> str:
 def watched(budget_s: float | None, console: Console) -> Iterator[Callable[[float, int, float], bool]]:
     interruption = Interruption([signal.SIGINT])
     with _bar("searching", "{task.description}", console) as bar, interruption.watched():
-        task = bar.add_task("", total=budget_s)
+        task, has_begun = bar.add_task("building the problem", total=budget_s), False
 
         def tell(seconds: float, proposals: int, best_ns: float) -> bool:
+            nonlocal has_begun
+            if not has_begun:
+                bar.reset(task)  # the time that it shows
+                has_begun = True
             bar.update(task, completed=seconds, description=f"best {best_ns / 1e6:.3f} ms, {proposals:,} examined")
             return interruption.signal is None
 

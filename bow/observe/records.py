@@ -96,18 +96,18 @@ def call_text(function: Callable[..., Any]) -> str:
     return getattr(function, "__qualname__", None) or type(function).__qualname__
 
 
-def read_records(path: str | Path) -> list[dict[str, Any]]:
-    """Read the records of a `metrics.jsonl`, without lines cut off by a crash."""
+def read_records(path: str | Path, *, strict: bool = True) -> list[dict[str, Any]]:
+    """Read the records of a `metrics.jsonl`, without lines cut off by a crash; unless `strict`, without wrong ones."""
     try:
         with Path(path).open(encoding="utf-8", errors="replace") as lines:
-            return list(_parsed(path, lines))
+            return list(_parsed(path, lines, strict))
     except RunDirectoryError:
         raise
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read ({error.strerror or error}); make it readable") from error
 
 
-def _parsed(path: str | Path, lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+def _parsed(path: str | Path, lines: Iterator[str], strict: bool) -> Iterator[dict[str, Any]]:
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
@@ -116,6 +116,8 @@ def _parsed(path: str | Path, lines: Iterator[str]) -> Iterator[dict[str, Any]]:
         if not isinstance(record, dict) or "kind" not in record:
             continue
         if (wrong := _wrong_field(record)) is not None:
+            if not strict:
+                continue
             what = reprlib.repr(record[wrong])
             raise RunDirectoryError(f"{path}, line {number}: {wrong} cannot be {what}; correct or remove the line")
         yield record

@@ -67,8 +67,10 @@ class CompilingBeside:
         self._began = done
         resumed = self._context.resumed
         path = None if resumed is None else RunDirectory(resumed).metrics_path
-        records = read_records(path) if path is not None and path.is_file() else []
-        decided = [each for each in records if each.get("event") in (SWITCHED, STAYED) and each["round"] >= done]
+        records = read_records(path, strict=False) if path is not None and path.is_file() else []
+        decided = [
+            each for each in records if each.get("event") in (SWITCHED, STAYED) and each.get("round", -1) >= done
+        ]
         if not decided:
             return
         event, message, at = (decided[-1][name] for name in ("event", "message", "round"))

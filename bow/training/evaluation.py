@@ -277,6 +277,7 @@ def evaluate(
     check_names("a metric", [getattr(metric, "name", None) for metric in metrics])
     task = LearningConfig(check_step(loss, step), engine=Engine(precision=precision))
     device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    evaluation_batches(data, batch_size, setting="batch_size")
     evaluator = Evaluator(data, loss, metrics, batch_size)
     try:
         with in_mode(model, False), own_numbers(derive_seed(task.seed, EVALUATION), device):

@@ -2,14 +2,16 @@
 
 import dataclasses
 import functools
+import json
 import os
 import random
 import signal
 import subprocess
 import textwrap
 import time
+import types
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -26,6 +28,7 @@ from bow.members.cohort import Cohort
 from bow.members.loop import SweepLoop
 from bow.members.member import Progress
 from bow.members.stopping import Rungs
+from bow.members.trainings import TrainingsLoop
 from bow.observe import read_records
 from tests.forked import FORKED
 from tests.members.test_equality import FLAT, LABELS, assert_same, mlp, swept
@@ -410,3 +413,25 @@ def test_what_the_last_check_of_a_closed_cohort_raises_loses_nothing(
     result = train("auto")
     assert all(member.model is not None for member in result.members)
     assert opened == [1, 2, 3]  # the first one had ended
+
+
+def test_events_of_a_killed_part_that_was_repeated_are_there_once(tmp_path: Path) -> None:
+    def start(time_s: float) -> dict[str, Any]:
+        return {"kind": "start", "time_s": time_s}
+
+    def event(round_index: int, time_s: float) -> dict[str, Any]:
+        return {"kind": "event", "time_s": time_s, "round": round_index, "event": "changed", "message": f"{time_s} s"}
+
+    first = [start(0), event(3, 1.0), event(8, 2.0), {"kind": "event", "time_s": 2.0, "round": 8, "event": "stopped"}]
+    killed = [start(2), event(9, 3.0), event(13, 4.0)]  # which goes on from a checkpoint of round 12
+    repeated = [start(3), event(13, 3.5), event(15, 5.0)]
+    last = [start(5), event(17, 6.0)]
+    member = types.SimpleNamespace(run_dir=tmp_path, events=[])
+    for records, rounds in (
+        (first, [3, 8]), (first + killed + repeated, [3, 8, 9, 13, 15]),
+        (first + killed + repeated + last, [3, 8, 9, 13, 15, 17]),
+    ):  # fmt: skip
+        (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)) + "\n")
+        TrainingsLoop._read_events(cast(Any, None), cast(Any, member), 10.0)
+        assert [each["round"] for each in member.events] == rounds
+    assert [each["time_s"] for each in member.events] == [11.0, 12.0, 13.0, 13.5, 15.0, 16.0]

@@ -192,3 +192,16 @@ def test_long_lines_and_tables_of_a_terminal():
     assert wrapped("in the end, an accuracy of 92.11 %", 32) == ["in the end, an accuracy of", "    92.11 %"]
     assert wrapped("a training of about 42 s is too short", 22) == ["a training of about", "    42 s is too short"]
     assert wrapped("short", 20) == ["short"]
+
+
+def test_the_time_of_a_search_begins_with_its_first_proposal():
+    now, text = [0.0], io.StringIO()
+    console = Console(file=text, force_terminal=True, color_system=None, width=120, get_time=lambda: now[0])
+    with watched(100.0, console) as tell:
+        now[0] = 20.0
+        tell(0.0, 0, 2e6)
+        now[0] = 25.0
+        tell(5.0, 10, 1e6)
+    assert "building the problem" in text.getvalue()
+    assert "0:00:05 best 1.000 ms, 10 examined" in text.getvalue()
+    assert "0:00:25" not in text.getvalue()

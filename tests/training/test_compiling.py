@@ -324,3 +324,19 @@ def test_the_process_ends_with_the_training_and_removes_its_files(
     with pytest.raises(ProcessLookupError):
         os.killpg(group, 0)
     assert not list((tmp_path / "cache").glob(f"*/{SCRATCH}*"))
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    ['{"kind": "event", "event": "compiled", "round": "x"}', '{"kind": "event", "event": "compiled"}', '{"kind": "ev'],
+)
+def test_damaged_records_do_not_end_a_training_that_goes_on(
+    train: Train, compilers: list[Compiler], monkeypatch: pytest.MonkeyPatch, damaged: str
+) -> None:
+    monkeypatch.setattr(Compiler, "ends_after", 7)
+    whole = train(checkpoint_every=4)
+    with (whole.run_dir / "metrics.jsonl").open("a") as file:
+        file.write(damaged)
+    elsewhere = train("elsewhere", resume=whole.run_dir / "checkpoints" / "round_00000004.pt")
+    assert events(elsewhere.run_dir) == [("compiled", 8)]
+    assert all(map(torch.equal, weights(whole), weights(elsewhere)))

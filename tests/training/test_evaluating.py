@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import bow
-from bow.errors import BowError, DataError
+from bow.errors import BowError, DataError, SettingError
 
 Data = tuple[Tensor, Tensor]
 
@@ -83,3 +83,13 @@ def test_what_cannot_be_evaluated_is_refused(
 ) -> None:
     with pytest.raises(BowError, match=message):
         bow.evaluate(**{"model": model, "data": data, **changes})
+
+
+def test_a_refused_batch_size_is_named_as_the_argument_is() -> None:
+    model, data = nn.Linear(2, 2), (torch.zeros(64, 2), torch.zeros(64, dtype=torch.long))
+    with pytest.raises(SettingError, match=r"^batch_size must be .* got 0"):
+        bow.evaluate(model, data, batch_size=0)
+    with pytest.raises(SettingError, match=r"^batch_size=3 contradicts the DataLoader.* leave batch_size out"):
+        bow.evaluate(model, DataLoader(TensorDataset(*data), batch_size=2), batch_size=3)
+    with pytest.raises(SettingError, match=r"^validation\.batch_size must be .* got 0"):
+        bow.train(model, data, cross_entropy, validation=bow.Validation(data, batch_size=0))
