@@ -52,6 +52,13 @@ class CheckedSum(PendingSum):
         for part in parts:
             self._call(part.wait)
 
+    def withdraw(self) -> None:
+        shared = [part for part in self._parts if isinstance(part, PendingSum)]
+        for part in shared:
+            part.withdraw()
+        if not shared:  # of Gloo: the next sum would be matched with this one
+            super().withdraw()
+
 
 class Ranks(NamedTuple):
     """Rank of a process among all and on its machine, and number of its machine."""

@@ -84,6 +84,11 @@ class SharedSums:
                 os.sched_yield()
                 time.sleep(0 if now - began < SPIN_S else PAUSE_S)  # lets other Python threads run, too
 
+    def withdraw(self, number: int) -> None:
+        """Take back a contribution; processes that have not used it wait for another one, or find this one gone."""
+        self._begun, self._last = number - 1, None
+        self._say(COUNT, self._begun)
+
     def close(self) -> None:
         self._say(GONE, 1)
 
@@ -119,6 +124,12 @@ class SharedSum(PendingSum):
         torch.add(first, second, out=tensor)  # in order of ranks, so that all processes get the same bits
         for row in others:
             tensor.add_(row)
+
+    def withdraw(self) -> None:
+        if self._left is not None:
+            sums, *_, number = self._left
+            self._left = None
+            sums.withdraw(number)
 
 
 def is_possible() -> bool:

@@ -1,10 +1,13 @@
 """The processes that train together, one per device, as seen by one of them."""
 
+import contextlib
 import datetime
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor
+
+from bow.errors import ClusterError
 
 T = TypeVar("T")
 
@@ -17,6 +20,11 @@ class PendingSum:
 
     def wait(self) -> None:
         """Return when the sum is complete; on a GPU, once the current stream is ordered after it."""
+
+    def withdraw(self) -> None:
+        """End it after a failure: the contribution is not added up, unless others may have used it."""
+        with contextlib.suppress(ClusterError):
+            self.wait()
 
 
 DONE = PendingSum()

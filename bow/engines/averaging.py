@@ -8,7 +8,6 @@ from torch import Tensor
 
 from bow.cluster import DONE, PendingSum
 from bow.devices import Kernels
-from bow.errors import ClusterError
 from bow.replicas import LearnerGroup
 from bow.sync import Synchroniser, Timing, TwoLevel, is_plain_sma
 
@@ -86,12 +85,12 @@ class ModelAveraging:
 
     @contextlib.contextmanager
     def overlapping_sum(self) -> Iterator[None]:
-        """Overlap learning with a sum; on failure, wait for it, or the next sum would be matched with this one."""
+        """Overlap learning with a sum, which is withdrawn on failure."""
         try:
             yield
         except BaseException:
-            with contextlib.suppress(ClusterError):
-                self.wait()
+            summing, self.summing = self.summing, DONE
+            summing.withdraw()
             raise
 
     def _sum(self, contributors: int) -> int:

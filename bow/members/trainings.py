@@ -92,13 +92,12 @@ class TrainingsLoop(SweepLoop):
     def _read_events(self, member: Member, later: float) -> None:
         """Copy the events of a training, of which those before its last rung are the member's already."""
         path = RunDirectory(member.run_dir).metrics_path
-        read = continuous(read_records(path)) if path.exists() else []
+        read = continuous(read_records(path, strict=False)) if path.exists() else []
         known = set(map(_identity, member.events))
         for record in read:
-            if (
-                record["kind"] == "event" and record["event"] != "stopped" and _identity(record) not in known
-            ):  # at a rung
-                member.events.append({**record, "time_s": record["time_s"] + later})
+            is_event = record["kind"] == "event" and record.get("event") != "stopped"  # at a rung
+            if is_event and _identity(record) not in known:
+                member.events.append({**record, "time_s": record.get("time_s", 0.0) + later})
 
     def _has_all_rounds(self, progress: Progress) -> bool:
         steps, epochs = self._config.train.steps, self._config.train.epochs

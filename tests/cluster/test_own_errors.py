@@ -36,11 +36,13 @@ class Failure:
         where: `"callback"`, `"epoch"`, `"data"`, `"step"`, `"metric"` or `""`.
         ranks: on which devices.
         after: behind which round.
+        first: whether the other device has yet to end this round then, where it is a step that fails.
     """
 
     where: str = ""
     ranks: tuple[int, ...] = (0, 1)
     after: int = AT
+    first: bool = True
     calls: int = 0
 
     def __repr__(self) -> str:  # or a step with another failure would be another step
@@ -48,10 +50,13 @@ class Failure:
 
     def at(self, where: str, call: int) -> None:
         """Called where something could fail, which it does at this call."""
-        if where != self.where or int(os.environ.get("RANK", "0")) not in self.ranks:
+        if where != self.where:
             return
         self.calls += 1
-        if self.calls == call:
+        fails = int(os.environ.get("RANK", "0")) in self.ranks
+        if self.calls == call and where == "step" and fails != self.first:
+            time.sleep(1.0)
+        if self.calls == call and fails:
             raise OSError("the picture is damaged")
 
     def on_round_end(self, run: Any) -> None:
@@ -137,7 +142,9 @@ CASES = [
     (Failure("data", (0,)), AT),
     (Failure("data", (1,)), AT),
     (Failure("step"), AT),
-    (Failure("step", (1,)), 8),  # the other device has stepped by then
+    (Failure("step", (1,)), AT),
+    (Failure("step", (0,)), AT),
+    (Failure("step", (1,), first=False), 8),  # the other device has stepped by then
     (Failure("epoch", (1,)), 7),
     (Failure("metric", (0,)), 7),
 ]

@@ -133,3 +133,22 @@ def test_a_process_that_goes_ends_the_sum_of_the_others(ending: str) -> None:
     with pytest.raises(ClusterError, match=r"rank 1|out"):
         in_world(2, leaving)
     assert time.monotonic() - began < 60
+
+
+def withdrawn(world: World) -> list[float]:
+    own = torch.tensor([1.0 + world.rank])
+    pending = world.sum(own)
+    if world.rank == 1:
+        pending.withdraw()
+        own = torch.tensor([5.0])
+        pending = world.sum(own)
+    else:
+        time.sleep(0.5)
+    pending.wait()
+    after = torch.tensor([10.0])
+    world.sum(after).wait()
+    return [float(own), float(after)]
+
+
+def test_a_contribution_that_is_withdrawn_is_replaced_by_the_next() -> None:
+    assert in_world(2, withdrawn) == [[6.0, 20.0]] * 2
