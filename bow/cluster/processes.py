@@ -1,6 +1,7 @@
 """A world of several processes, on torch.distributed: NCCL between GPUs, Gloo or shared memory between CPUs."""
 
 import datetime
+import importlib
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
@@ -185,6 +186,7 @@ class Processes(World):
             give_up = time.monotonic() + REUNION.total_seconds()
             while not self._store.check(places):
                 if self._has_lost_one or time.monotonic() > give_up:
+                    self._store.set(f"at/{self.rank}", str(None))
                     return False
                 time.sleep(POLL_S)
             if len({self._store.get(each) for each in places}) > 1:
@@ -213,6 +215,8 @@ class Processes(World):
             dist.destroy_process_group()
 
     def _connect(self, store: Store, patience: datetime.timedelta) -> None:
+        # Where it is imported later, its default arguments are the process group, whose connections then stay open.
+        importlib.import_module("torch.distributed.nn.functional")
         # torch names groups by a counter per process, which a failed initialisation leaves advanced. Ranks whose
         # names differ would wait for each other until the timeout.
         dist.distributed_c10d._world.group_count = 0

@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -201,3 +203,21 @@ def test_where_a_process_is_killed_nobody_waits_for_it_and_the_last_checkpoint_i
     with pytest.raises(ClusterError, match="rank 1 ended with signal SIGKILL") as caught:
         train(tmp_path / "run", callbacks=[Kill()])
     assert caught.value.__notes__[0].startswith("there is a checkpoint of round 8; resume with")
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from tests.cluster.test_own_errors import Failure, train
+train(Path(sys.argv[1]), Failure("callback", (1,), after=1), checkpoint_every=100)
+"""
+
+
+def test_the_connections_of_a_process_are_closed_at_once(tmp_path: Path) -> None:
+    """In fresh interpreters: what they import during the training may refer to its process group."""
+    began = time.monotonic()
+    ran = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "run")], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert "rank 1: OSError: the picture is damaged\nthere is a checkpoint of round 1; resume with" in ran.stderr
+    assert time.monotonic() - began < 60
