@@ -1,8 +1,11 @@
 """Data sets without a download: scikit-learn's digits, Python's help texts, synthetic images."""
 
 import functools
+import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -34,13 +37,23 @@ def digits(limit: int | None = None) -> DataSplits:
     return splits.limited(limit)
 
 
+_DIGITS = "datasets/data/digits.csv.gz"  # in scikit-learn's folder: 64 pixels and a label per line
+
+
 @functools.cache
 def _digits() -> tuple[Tensor, Tensor]:
-    # A local import: scikit-learn takes a second to import, and only this data set needs it.
-    from sklearn.datasets import load_digits
+    # Not by load_digits, if possible: scikit-learn takes a second to import.
+    spec = importlib.util.find_spec("sklearn")
+    folders = (spec and spec.submodule_search_locations) or ()
+    file = next((file for folder in folders if (file := Path(folder, _DIGITS)).exists()), None)
+    if file is None:
+        from sklearn.datasets import load_digits
 
-    bunch = load_digits()
-    return torch.as_tensor(bunch.images).unsqueeze(1), torch.as_tensor(bunch.target, dtype=torch.int64)
+        images, labels = load_digits(return_X_y=True)
+    else:
+        rows = np.loadtxt(file, delimiter=",")
+        images, labels = rows[:, :-1], rows[:, -1]
+    return torch.as_tensor(images).reshape(-1, 1, 8, 8), torch.as_tensor(labels, dtype=torch.int64)
 
 
 _VALIDATION_SHARE = 0.1

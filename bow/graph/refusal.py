@@ -55,6 +55,8 @@ def quiet() -> Iterator[None]:
         for name, logger in logging.root.manager.loggerDict.items()
         if name.startswith("torch") and isinstance(logger, logging.Logger) and not logger.disabled
     ]
+    records = logging.getLogger("torch.__trace")  # makes a stack trace for every record, even if disabled
+    handlers, records.handlers = records.handlers, []
     for logger in loggers:
         logger.disabled = True
     try:
@@ -62,6 +64,7 @@ def quiet() -> Iterator[None]:
             warnings.simplefilter("ignore")
             yield
     finally:
+        records.handlers = handlers
         for logger in loggers:
             logger.disabled = False
 

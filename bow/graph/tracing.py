@@ -1,9 +1,9 @@
 """Trace a learning step into ATen operators. The only file of bow.graph that uses torch's private modules.
 
 Two passes. The first runs the step, autograd included, on fake tensors and records the operators that eager PyTorch
-calls, each with the module that called it, its phase, and the autograd node that it made or belongs to. The second
-replays the record under `functionalize`, so that no operator writes to its arguments; an operator of the second pass
-inherits the origin of its operator in the first.
+calls, each with the module that called it, its phase, and the autograd node that it made or belongs to. The second,
+for a record in which operators write to their arguments, replays it under `functionalize`, so that none does; an
+operator of the second pass inherits the origin of its operator in the first.
 """
 
 import contextlib
@@ -36,6 +36,8 @@ _UNHOLDABLE = {
     _aten._cudnn_rnn.default,
     _aten.miopen_rnn.default,
 }
+
+_HIDES_WRITES = _aten.native_batch_norm.default  # its schema declares none
 
 Node: TypeAlias = fx.Node
 
@@ -87,7 +89,9 @@ def trace(
             given = [node for node in recorded.graph.nodes if node.op == "placeholder"]
             for node in recorded.graph.nodes:
                 _check_repeatable(node, type(step.model).__name__, unrolled, set(given[: len(parameters)]))
-            functional = make_fx(_replay(recorded), tracing_mode="fake")(*flat)
+            functional = recorded
+            if any(map(_writes, recorded.graph.nodes)):
+                functional = make_fx(_replay(recorded), tracing_mode="fake")(*flat)
     except BowError:
         raise
     except Exception as error:
@@ -178,8 +182,8 @@ class _Functional(fx.Interpreter):
         return result
 
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if target is _aten.native_batch_norm.default and args[5] and args[3] is not None:
-            # Its schema hides that it writes the running statistics; this operator declares it and is the same kernel.
+        if target is _HIDES_WRITES and args[5] and args[3] is not None:
+            # It writes the running statistics; this operator declares it and is the same kernel.
             target = _aten._native_batch_norm_legit.default
         if _fills_at_random(target) and not args[0].is_contiguous():
             # Its functional form makes a contiguous tensor; this view keeps the memory order, and with it the kernels
@@ -187,6 +191,11 @@ class _Functional(fx.Interpreter):
             super().call_function(target, (_in_memory_order(args[0]), *args[1:]), kwargs)
             return args[0]
         return super().call_function(target, args, kwargs)
+
+
+def _writes(node: Node) -> bool:
+    overload = isinstance(node.target, torch._ops.OpOverload)
+    return node.target is _HIDES_WRITES or (overload and node.target._schema.is_mutable)
 
 
 def _fills_at_random(target: Any) -> bool:

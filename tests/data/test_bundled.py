@@ -1,11 +1,14 @@
 """Data without a download."""
 
+import subprocess
 import sys
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from bow.data import SyntheticSamples, digits, synthetic_images, text
+from bow.data import bundled
 from bow.errors import DataError, SettingError
 
 
@@ -19,6 +22,21 @@ def test_digits_are_split_once_and_by_class() -> None:
     share = held_out_labels.bincount() / (labels.bincount() + held_out_labels.bincount())
     assert splits.classes == len(share) == 10
     assert share.sub(0.2).abs().max() < 0.01
+
+
+@pytest.mark.parametrize("file", [bundled._DIGITS, "somewhere else"])
+def test_digits_are_scikit_learns(monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    monkeypatch.setattr(bundled, "_DIGITS", file)
+    images, labels = bundled._digits.__wrapped__()
+    expected = load_digits()
+    assert torch.equal(images, torch.as_tensor(expected.images).unsqueeze(1))
+    assert torch.equal(labels, torch.as_tensor(expected.target))
+
+
+def test_digits_are_read_without_importing_scikit_learn() -> None:
+    code = "import sys; from bow.data import digits; digits(); print('sklearn' in sys.modules, 'scipy' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
 
 
 def test_limit_of_digits() -> None:

@@ -3,6 +3,7 @@
 import copy
 import functools
 import itertools
+import logging
 import math
 
 import pytest
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 import bow
 from bow.engines.random import NumbersOfGraph
 from bow.engines.thread_pool import num_threads
-from bow.graph import StepGraph, kinds
+from bow.graph import StepGraph, kinds, tracing
 from bow.runtime.local import LocalRuntime
 from tests.graph.cases import PAPER_MODELS, Eager, Remembering, assert_equal, captured, onednn, state
 
@@ -34,6 +35,25 @@ def test_running_the_graph_equals_autograd_exactly_on_two_batches(name: str, loa
                 return case.loss(learner(inputs), targets)
 
             assert_equal(outputs, Eager.step(model, step))
+
+
+@pytest.mark.parametrize(("middle", "passes"), [(nn.ReLU(), 1), (nn.ReLU(inplace=True), 2), (nn.BatchNorm1d(4), 2)])
+def test_only_a_step_that_writes_is_traced_a_second_time(
+    middle: nn.Module, passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_fx, traced = tracing.make_fx, []
+    monkeypatch.setattr(tracing, "make_fx", lambda *args, **settings: traced.append(1) or make_fx(*args, **settings))
+    model = nn.Sequential(nn.Linear(3, 4), middle, nn.Linear(4, 2))
+    bow.capture(model, (torch.randn(5, 3), torch.randn(5, 2)), F.mse_loss)
+    assert len(traced) == passes
+
+
+def test_torch_makes_no_records_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = logging.NullHandler()
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "handlers", [handler])
+    monkeypatch.setattr("torch.utils._traceback.CapturedTraceback.extract", lambda **_: pytest.fail("a stack trace"))
+    bow.capture(nn.Linear(3, 2), (torch.randn(5, 3), torch.randn(5, 2)), F.mse_loss)
+    assert logging.getLogger("torch.__trace").handlers == [handler]
 
 
 class Swish(torch.autograd.Function):
