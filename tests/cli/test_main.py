@@ -60,9 +60,7 @@ def test_version_is_the_package_version(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().out == f"bow {bow.__version__}\n"
 
 
-def test_what_is_quiet_prints_errors_only(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_quiet_prints_errors_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("bow.cli.diagnosis.advice", lambda machine: ["what takes seconds to measure"])
     assert main(["doctor", "-q"]) == 0
     assert main(["--quiet", "trian"]) == 2

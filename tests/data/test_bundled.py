@@ -7,8 +7,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from bow.data import SyntheticSamples, digits, synthetic_images, text
-from bow.data import bundled
+from bow.data import SyntheticSamples, bundled, digits, synthetic_images, text
 from bow.errors import DataError, SettingError
 
 
