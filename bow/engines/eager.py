@@ -173,7 +173,9 @@ class LearningTasks:
     def _sums_of_frozen(self, learner: Learner) -> dict[str, Tensor]:
         """Return a sum of every parameter that the learner shares with others, by name."""
         own = {} if len(self._group) == 1 else dict(learner.module.named_parameters())
-        shared = {name: parameter for name, parameter in self._group.named_frozen() if own.get(name) is parameter}
+        # An embedding with max_norm writes the same in every learner.
+        scaled = {id(m.weight) for m in learner.module.modules() if getattr(m, "max_norm", None) is not None}
+        shared = {n: p for n, p in self._group.named_frozen() if own.get(n) is p and id(p) not in scaled}
         return {name: each.detach().sum(dtype=torch.float64) for name, each in shared.items() if not each.is_complex()}
 
     def _check_parameters(self, learner: Learner, views: Mapping[str, Tensor], frozen: Mapping[str, Tensor]) -> None:
