@@ -194,8 +194,8 @@ class _Functional(fx.Interpreter):
 
 
 def _writes(node: Node) -> bool:
-    overload = isinstance(node.target, torch._ops.OpOverload)
-    return node.target is _HIDES_WRITES or (overload and node.target._schema.is_mutable)
+    target: Any = node.target
+    return target is _HIDES_WRITES or (isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable)
 
 
 def _fills_at_random(target: Any) -> bool:
