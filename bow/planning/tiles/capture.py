@@ -324,9 +324,12 @@ class _Translation:
             elif spec.kind is InputKind.USER_INPUT:
                 values[node] = TensorRef(next(batch))
             else:
+                constant = self._program.constants[spec.target or ""]
+                if not isinstance(constant, Tensor):
+                    raise refusal(self._name, "draws from a torch.Generator", "use torch's default random numbers")
                 # A copy: the user may change the tensor in place, which another capture has to show.
-                tensor = self._program.constants[spec.target or ""].detach().clone()
-                values[node] = Constant((node.name,), node.meta["val"], functools.partial(constant_tensor, tensor))
+                constant = constant.detach().clone()
+                values[node] = Constant((node.name,), node.meta["val"], functools.partial(constant_tensor, constant))
         return values
 
     def _translated(self, node: fx.Node) -> Any:

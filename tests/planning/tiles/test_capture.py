@@ -21,6 +21,8 @@ from bow.planning.problem.partition import Partition, everything_on
 from bow.planning.rules import RULES
 from bow.planning.tiles import TileRuntime, capture_operators
 
+GENERATOR = torch.Generator()
+
 
 def kinds(graph: OperatorGraph) -> dict[str, int]:
     return dict(collections.Counter(operator.kind for operator in graph.operators))
@@ -340,6 +342,10 @@ def counting(model: Any, inputs: Tensor) -> Tensor:
     return F.linear(inputs, model.weight) / model.in_features
 
 
+def drawing(model: Any, inputs: Tensor) -> Tensor:
+    return F.linear(inputs, model.weight) * torch.rand(4, generator=GENERATOR)
+
+
 def on_a_buffer(model: Any, inputs: Tensor) -> Tensor:
     model.seen.mul_(0.9)
     return F.linear(inputs, model.weight) * model.seen
@@ -365,6 +371,7 @@ def on_a_buffer(model: Any, inputs: Tensor) -> Tensor:
             CaptureError,
             "reads a value, in aten.repeat_interleave",
         ),
+        (drawing, CaptureError, "draws from a torch.Generator; use torch's default"),
         (counting, CaptureError, "changes attribute 'in_features' of the model.*, or train without a partition"),
         (in_place, CaptureError, "changes a tensor in place .* that is used again elsewhere"),
         (on_a_buffer, CaptureError, "in place .*; change nothing but counters, or train without a partition"),
