@@ -42,18 +42,16 @@ _DIGITS = "datasets/data/digits.csv.gz"  # in scikit-learn's folder: 64 pixels a
 
 @functools.cache
 def _digits() -> tuple[Tensor, Tensor]:
-    # Not by load_digits, if possible: scikit-learn takes a second to import.
+    # From the file, if found: scikit-learn takes a second to import.
     spec = importlib.util.find_spec("sklearn")
-    folders = (spec and spec.submodule_search_locations) or ()
-    file = next((file for folder in folders if (file := Path(folder, _DIGITS)).exists()), None)
-    if file is None:
+    file = Path((spec and spec.origin) or "").parent / _DIGITS
+    if file.exists():
+        rows = torch.as_tensor(np.loadtxt(file, delimiter=","))
+    else:
         from sklearn.datasets import load_digits
 
-        images, labels = load_digits(return_X_y=True)
-    else:
-        rows = np.loadtxt(file, delimiter=",")
-        images, labels = rows[:, :-1], rows[:, -1]
-    return torch.as_tensor(images).reshape(-1, 1, 8, 8), torch.as_tensor(labels, dtype=torch.int64)
+        rows = torch.as_tensor(np.column_stack(load_digits(return_X_y=True)))
+    return rows[:, :-1].reshape(-1, 1, 8, 8), rows[:, -1].long()
 
 
 _VALIDATION_SHARE = 0.1

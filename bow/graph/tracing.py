@@ -89,9 +89,8 @@ def trace(
             given = [node for node in recorded.graph.nodes if node.op == "placeholder"]
             for node in recorded.graph.nodes:
                 _check_repeatable(node, type(step.model).__name__, unrolled, set(given[: len(parameters)]))
-            functional = recorded
-            if any(map(_writes, recorded.graph.nodes)):
-                functional = make_fx(_replay(recorded), tracing_mode="fake")(*flat)
+            is_done = not any(map(_writes, recorded.graph.nodes))
+            functional = recorded if is_done else make_fx(_replay(recorded), tracing_mode="fake")(*flat)
     except BowError:
         raise
     except Exception as error:
@@ -194,8 +193,8 @@ class _Functional(fx.Interpreter):
 
 
 def _writes(node: Node) -> bool:
-    target: Any = node.target
-    return target is _HIDES_WRITES or (isinstance(target, torch._ops.OpOverload) and target._schema.is_mutable)
+    schema = getattr(node.target, "_schema", None)
+    return node.target is _HIDES_WRITES or (schema is not None and schema.is_mutable)
 
 
 def _fills_at_random(target: Any) -> bool:

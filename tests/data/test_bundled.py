@@ -5,7 +5,6 @@ import sys
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 from bow.data import SyntheticSamples, bundled, digits, synthetic_images, text
 from bow.errors import DataError, SettingError
@@ -25,6 +24,8 @@ def test_digits_are_split_once_and_by_class() -> None:
 
 @pytest.mark.parametrize("file", [bundled._DIGITS, "somewhere else"])
 def test_digits_are_scikit_learns(monkeypatch: pytest.MonkeyPatch, file: str) -> None:
+    from sklearn.datasets import load_digits
+
     monkeypatch.setattr(bundled, "_DIGITS", file)
     images, labels = bundled._digits.__wrapped__()
     expected = load_digits()

@@ -36,7 +36,7 @@ def _tokens() -> Batch:
 
 
 PAPER_MODELS = {
-    "resnet32": Case(lambda: ResNet(32, width=8), _images, F.cross_entropy),
+    "resnet14": Case(lambda: ResNet(14, width=8), _images, F.cross_entropy),
     "lstm": Case(lambda: LSTMLanguageModel(20, 16, 32, layers=2), _tokens, sequence_cross_entropy, mkldnn=False),
     "transformer": Case(lambda: Transformer(20, context=8), _tokens, sequence_cross_entropy),
 }
