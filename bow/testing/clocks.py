@@ -8,7 +8,7 @@ missing wait is found in every run.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 Clock: TypeAlias = dict[str, int]  # by actor: how much of its work has ended
 
@@ -19,8 +19,7 @@ def merge(clock: Clock, other: Clock) -> None:
             clock[actor] = time
 
 
-@dataclass(frozen=True)
-class Access:
+class Access(NamedTuple):
     """One read or write."""
 
     actor: str
@@ -30,12 +29,6 @@ class Access:
     begin: int  # the first byte, counted from the start of the allocation
     end: int  # the byte after the last one
 
-    def conflicts(self, other: "Access") -> bool:
-        return (self.writes or other.writes) and self.begin < other.end and other.begin < self.end
-
-    def covered_by(self, clock: Clock) -> bool:
-        return clock.get(self.actor, 0) >= self.time
-
 
 @dataclass
 class History:
@@ -44,20 +37,28 @@ class History:
     owner: str  # the actor that allocated it, to which its memory is freed
     accesses: list[Access] = field(default_factory=list)
 
+    # Both run for every operator over every access of a matrix of weights: no calls inside.
+
     def unordered(self, access: Access, clock: Clock) -> Access | None:
-        return next((a for a in self.accesses if a.conflicts(access) and not a.covered_by(clock)), None)
+        """Return an earlier access that conflicts with this one and is not known to have ended."""
+        _, _, _, writes, begin, end = access
+        for a in self.accesses:
+            if a.begin < end and begin < a.end and (writes or a.writes) and clock.get(a.actor, 0) < a.time:
+                return a
+        return None
 
     def add(self, access: Access) -> None:
         """Record an access; drop earlier ones that are implied by it."""
-        self.accesses = [a for a in self.accesses if not _replaces(access, a)] + [access]
+        actor, _, _, writes, begin, end = access
+        self.accesses = [
+            a
+            for a in self.accesses
+            if a.begin < begin or end < a.end or not (writes or (a.actor == actor and not a.writes))
+        ]
+        self.accesses.append(access)
 
     def unfinished(self, clock: Clock) -> Access | None:
-        return next((a for a in self.accesses if not a.covered_by(clock)), None)
-
-
-def _replaces(new: Access, old: Access) -> bool:
-    inside = new.begin <= old.begin and old.end <= new.end
-    return inside and (new.writes or (new.actor == old.actor and not old.writes))
+        return next((a for a in self.accesses if clock.get(a.actor, 0) < a.time), None)
 
 
 def extent(offset: int, sizes: Iterable[int], strides: Iterable[int], itemsize: int) -> tuple[int, int]:
