@@ -1,6 +1,8 @@
 """Weights & Biases and MLflow: the only file that imports wandb or mlflow, and only when a run uses them."""
 
 import importlib.util
+import math
+import operator
 import os
 import time
 from collections import Counter
@@ -57,6 +59,8 @@ class WandbLogger:
         self.dir = None if dir is None else given_path("dir", dir)
         self._run: Run | None = None
         self._events: Counter[str] = Counter()
+        self._step = 0
+        self._waiting: list[Record] = []  # events
 
     def for_member(self, name: str, group: str) -> "WandbLogger":
         """Return a logger for a member's run, in the group of the sweep."""
@@ -66,8 +70,9 @@ class WandbLogger:
         """Log one record; the first opens the run, the `end` record becomes its summary."""
         if self._run is None:
             self._run = self._open(record)
-        if values := _series(record, self._events):
-            self._run.log(values, step=record["round"])
+        self._waiting += [record] if "round" in record else []
+        if record["kind"] != "event":
+            self._write(up_to=record.get("round", 0))
         if record["kind"] == "end":
             names = ("round", "samples", "seconds", "samples_per_s", "time_to_target_s", "learner_restarts")
             final = {name: record.get(name) for name in names} | metrics(record)
@@ -75,7 +80,19 @@ class WandbLogger:
 
     def close(self) -> None:
         if self._run is not None:
+            self._write(up_to=math.inf)
             self._run.finish()
+
+    def _write(self, up_to: float) -> None:
+        # wandb drops points whose step is before the last one. Events may come late, from other devices, or early: a
+        # resumed training tells at once of the later round in which it will repeat a decision.
+        assert self._run is not None
+        due = [record for record in self._waiting if record["round"] <= up_to]
+        self._waiting = [record for record in self._waiting if record["round"] > up_to]
+        for record in sorted(due, key=operator.itemgetter("round")):
+            self._step = max(self._step, record["round"])
+            if values := _series(record, self._events):
+                self._run.log(values, step=self._step)
 
     def _open(self, record: Record) -> "Run":
         if self.mode == "offline":
