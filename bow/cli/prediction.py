@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from bow.cli.arguments import check_values, loss_or_step, metrics_of, model_and_data
 from bow.cli.composition import recompose
 from bow.data import evaluation_batches
+from bow.engines import Engine, autocast
 from bow.errors import DataError, ModelError, RunDirectoryError, SettingError, disk_reason, reason
 from bow.observe import RunDirectory, read_records
 from bow.observe.run_directory import readable
@@ -58,7 +59,8 @@ def run(words: Sequence[str]) -> int:
     with readable(directory.path):
         model = _loaded(make(), directory, options["model"])
     inputs = splits.validation[0] if given[1] == VALIDATION else _read(given_path("data", given[1], DataError), model)
-    outputs = _outputs(model, inputs)
+    precision = Engine(**composition.settings["engine"]).precision  # as evaluations of the run have computed
+    outputs = _outputs(model, inputs, precision)
     path = given_path("out", options["out"] or directory.path / "predictions.npy")
     try:
         with path.open("wb") as file:
@@ -67,8 +69,9 @@ def run(words: Sequence[str]) -> int:
         raise SettingError(f"out={path} cannot be written ({disk_reason(error)}); name another file") from error
     measured: dict[str, float] = {}
     if given[1] == VALIDATION:  # the same metrics as in the run's training
-        metrics = metrics_of(composition.settings["validation"]["metrics"])
-        measured = evaluate(model, splits.validation, metrics, **loss_or_step(composition, splits))
+        validation = composition.settings["validation"]
+        how = {**loss_or_step(composition, splits), "batch_size": validation["batch_size"], "precision": precision}
+        measured = evaluate(model, splits.validation, metrics_of(validation["metrics"]), **how)
     values = "".join(f", {name} {metric_text(name, value)}" for name, value in measured.items())
     say(f"outputs {list(outputs.shape)}{values}: {path}")
     return 0
@@ -112,11 +115,12 @@ def _read(path: Path, model: nn.Module) -> Tensor:
 
 
 @torch.no_grad()
-def _outputs(model: nn.Module, inputs: Tensor) -> Tensor:
+def _outputs(model: nn.Module, inputs: Tensor, precision: str | None) -> Tensor:
     made = []
     for batch in evaluation_batches(inputs):
         try:
-            outputs = model(batch)
+            with autocast(inputs.device, precision):
+                outputs = model(batch)
         except Exception as error:
             raise DataError(
                 f"the model fails on inputs of shape {tuple(inputs.shape)} ({reason(error)}); scale them as in training"

@@ -28,7 +28,7 @@ def expected(path: Path, inputs: torch.Tensor) -> np.ndarray:
     model = LeNet(classes=10, channels=1, size=8)
     load_model(model, path)
     with torch.no_grad():
-        return model.eval()(inputs).numpy()
+        return model.eval()(inputs).float().numpy()
 
 
 def test_outputs_of_a_file_are_those_of_the_model(
@@ -54,6 +54,21 @@ def test_what_was_held_out_is_measured_too(run_dir: Path, capsys: pytest.Capture
     path = best if best.exists() else run_dir / "model.safetensors"
     held_out = digits().validation[0]
     np.testing.assert_allclose(np.load(run_dir / "predictions.npy"), expected(path, held_out), rtol=1e-4, atol=1e-5)
+
+
+def test_what_was_held_out_is_predicted_in_the_precision_of_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run"
+    words = ["data.limit=64", "learners=1", "engine=eager", "engine.precision=bfloat16", "validation.batch_size=50"]
+    assert main(["train", *words, f"run={path}"]) == 0
+    last = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])
+    capsys.readouterr()
+    assert main(["predict", str(path), "validation"]) == 0
+    assert f", loss {metric_text('loss', last['loss'])}, " in capsys.readouterr().out
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = expected(path / "model.safetensors", digits().validation[0])
+    np.testing.assert_array_equal(np.load(path / "predictions.npy")[:256], outputs[:256])
 
 
 def test_the_best_model_is_no_other(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
