@@ -435,7 +435,7 @@ class Hooked:
             self._call(run, hook)
         self._call(run, "on_train_epoch_end")
         self._heed(run)
-        trainer.current_epoch += 1
+        trainer.current_epoch = run.epoch  # a round may complete several
         if trainer.current_epoch < trainer.max_epochs and not trainer.should_stop:
             self._call(run, "on_train_epoch_start")
 

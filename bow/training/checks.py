@@ -179,11 +179,13 @@ def make_scheduler(
     return scheduler
 
 
-def step_scheduler(scheduler: LRScheduler | None, loss: float) -> None:
+def step_scheduler(scheduler: LRScheduler | None, loss: float, epochs: int = 1) -> None:
+    """Step a scheduler once for each epoch that has ended, at least once; one that follows a loss, once."""
     if isinstance(scheduler, ReduceLROnPlateau):
         scheduler.step(loss)
     elif scheduler is not None:
-        scheduler.step()
+        for _ in range(max(epochs, 1)):
+            scheduler.step()
 
 
 def asks_for_rounds(factory: Callable[..., Any] | None) -> bool:

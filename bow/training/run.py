@@ -361,7 +361,8 @@ class TrainingLoop:
             self._hooks.call("on_epoch_end", self, self.history[-1])
         finally:  # what fails there leaves a checkpoint
             if not self._context.config.is_per_round:
-                step_scheduler(self._scheduler, values.get("loss", record["train_loss"]))
+                loss = values.get("loss", record["train_loss"])
+                step_scheduler(self._scheduler, loss, self.epoch - before)
             self._epoch.end()
         self._apply_stop_rules()
 

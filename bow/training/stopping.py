@@ -95,13 +95,13 @@ class EarlyStopping:
     def is_over(self, history: Sequence[Mapping[str, Any]]) -> bool:
         """Return whether a training with these epochs ends."""
         sign = 1 if is_higher_better(self.metric, self.higher_is_better) else -1
-        best, since = -math.inf, 0
-        for record in history:
+        best, best_at, epoch = -math.inf, 0.0, 0.0
+        for index, record in enumerate(history, 1):
             value = sign * value_of(record, self.metric)
-            since += 1
+            epoch = record.get("epoch", index)  # a round may complete several
             if value > best + self.least:
-                best, since = value, 0
-        return since >= self.patience
+                best, best_at = value, epoch
+        return epoch - best_at >= self.patience
 
 
 def check_rules(stop: Any, kinds: Any = StopRule, known: str = "bow.EarlyStopping") -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
 import bow
 from benchmarks.models import let_torchvision_be_imported
@@ -184,6 +184,18 @@ def test_callbacks_hear_of_rounds_epochs_and_values(pl: Any, kinds: Any, tmp_pat
     ]  # fmt: skip
     assert [each[1:] for each in heard if each[0] == "batch"] == [(index, index + 1) for index in range(12)]
     assert len(result.history) == 2
+
+
+def test_callbacks_are_told_of_all_the_epochs_that_a_round_completes(pl: Any, kinds: Any, tmp_path: Path) -> None:
+    heard: list[Any] = []
+
+    class Counting(pl.Callback):  # type: ignore[misc,name-defined]
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            heard.append((trainer.current_epoch, trainer.global_step))
+
+    data = DataLoader(TensorDataset(INPUTS, LABELS), batch_sampler=BatchSampler(range(24), 4, drop_last=False))
+    trained(kinds[0](), data, tmp_path, callbacks=[Counting()], learners=12, epochs=6)
+    assert heard == [(0, 0), (2, 1), (4, 2)]
 
 
 def test_early_stopping_is_bows(pl: Any, kinds: Any, tmp_path: Path) -> None:

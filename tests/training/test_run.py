@@ -20,7 +20,7 @@ from safetensors.torch import load_file, load_model, save_model
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 import bow
 from bow.errors import DataError, DivergenceError, SettingError
@@ -204,6 +204,18 @@ def test_the_scheduler_is_stepped_per_epoch_or_round(
     assert rates.lrs[: len(expected)] == expected
     assert len(rates.lrs) == 12
     assert result.history[0]["lr"] == (0.1 if interval == "epoch" else pytest.approx(0.1 / 2**6))
+
+
+def test_the_scheduler_is_stepped_for_each_of_the_epochs_that_a_round_completes(
+    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+) -> None:
+    rates, samples = Rates(), TensorDataset(*data)
+    loader = DataLoader(samples, batch_sampler=BatchSampler(RandomSampler(samples), 16, drop_last=False))
+    halved = functools.partial(StepLR, step_size=1, gamma=0.5)
+    settings = {"batch_size": None, "epochs": 6, "learners": 6, "optimizer": SGD, "scheduler": halved}
+    result = train(model, loader, callbacks=[rates], **settings)
+    assert [record["epoch"] for record in result.history] == [2, 4, 6]
+    assert rates.lrs == [0.1, 0.025, 0.00625]
 
 
 @pytest.mark.parametrize("validated", [True, False])

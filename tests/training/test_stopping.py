@@ -233,6 +233,13 @@ def test_a_loss_that_is_lost_uses_patience_up(lost: float) -> None:
     assert not bow.EarlyStopping(patience=2).is_over([*history, {"loss": 1.0}])
 
 
+def test_patience_counts_the_epochs_that_a_round_completes() -> None:
+    history = [{"epoch": 2, "loss": 1.0}, {"epoch": 4, "loss": 1.0}, {"epoch": 6, "loss": 1.0}]
+    assert not bow.EarlyStopping(patience=3).is_over(history[:2])
+    assert bow.EarlyStopping(patience=3).is_over(history)
+    assert bow.EarlyStopping(patience=2).is_over(history[:2])
+
+
 def averaged(model: nn.Module, data: Data, decay: float, epochs: int) -> nn.Module:
     """The plain loop with torch's own average."""
     model = copy.deepcopy(model)
