@@ -258,7 +258,7 @@ class Job : public Work {
   int add_commit(int group, const std::vector<std::pair<int, at::Tensor>>& targets) {
     std::vector<int> reads;
     for (const auto& target : targets) reads.push_back(target.first);
-    return add(std::make_unique<Commit>(targets, std::move(reads)), group);
+    return add(std::make_unique<Commit>(learner(group).outcome, targets, std::move(reads)), group);
   }
 
   int add_average(int part, int parts) { return add(std::make_unique<Average>(rows_, part, parts), kNone); }

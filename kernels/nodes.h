@@ -459,13 +459,16 @@ class Finish : public Node {
   bool into_row_;
 };
 
-// Write the values that persist between rounds (a learner's buffers), once no learning task can fail any more.
+// Write the values that persist between rounds (a learner's buffers), once no learning task can fail any more. Those of
+// a learning task whose loss or gradient is not finite are discarded with its step.
 class Commit : public Node {
  public:
-  Commit(std::vector<std::pair<int, at::Tensor>> targets, std::vector<int> reads)
-      : Node(std::move(reads), {}), targets_(std::move(targets)) {}
+  Commit(
+      std::shared_ptr<TaskOutcome> outcome, std::vector<std::pair<int, at::Tensor>> targets, std::vector<int> reads)
+      : Node(std::move(reads), {}), outcome_(std::move(outcome)), targets_(std::move(targets)) {}
 
   void run(Slots& slots) override {
+    if (!outcome_->finite) return;
     std::vector<at::Tensor> values;
     for (auto& [slot, target] : targets_) {
       const at::Tensor& value = slots[slot];
@@ -483,6 +486,7 @@ class Commit : public Node {
     return false;
   }
 
+  std::shared_ptr<TaskOutcome> outcome_;
   std::vector<std::pair<int, at::Tensor>> targets_;
 };
 

@@ -4,7 +4,7 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from bow.engines.restarts import Restarts
 from bow.engines.task import Step
 from bow.graph.outside import OutsideTensors
 from bow.graph.refusal import set_state, state_of
-from bow.replicas import LearnerGroup
+from bow.replicas import Learner, LearnerGroup
 from bow.schedule import Span
 from bow.seeds import derive_seed
 from bow.sync import Synchroniser
@@ -48,14 +48,14 @@ LARGE_BYTES = 2**20  # larger buffers, such as masks, are seldom written to and 
 
 
 class RoundSnapshot:
-    """Snapshot of the state that learning tasks in Python change, to undo a round that ends before the step."""
+    """Snapshot of the state that learning tasks in Python change, to undo a round, or one of its tasks."""
 
     def __init__(self, group: LearnerGroup, step: Step) -> None:
         self._group = group
         self._step = step
         self._generators: list[Any] | None = None  # owned by the step
         self._slots: list[tuple[dict[str, Tensor | None], dict[str, Tensor | None]]] = []
-        self._kept: list[tuple[Tensor, Tensor]] = []
+        self._kept: dict[int, Tensor] = {}  # values by the id of the buffer
         self._states: list[tuple[Any, Any]] = []
         self._versions: dict[int, tuple[Tensor, int]] = {}
 
@@ -69,21 +69,28 @@ class RoundSnapshot:
         large = [buffer for buffer in there if buffer.nbytes > LARGE_BYTES and not buffer.is_inference()]
         before, self._versions = self._versions, {id(buffer): (buffer, buffer._version) for buffer in large}
         still = {key for key, (_, version) in self._versions.items() if key in before and before[key][1] == version}
-        self._kept = [(buffer, buffer.clone()) for buffer in there if id(buffer) not in still]
+        self._kept = {id(buffer): buffer.clone() for buffer in there if id(buffer) not in still}
         self._states = [(each, state_of(each)) for each in self._generators]
 
     def restore(self) -> None:
-        for slots, before in self._slots:
-            slots.clear()
-            slots.update(before)
-        for buffer, value in self._kept:
-            buffer.copy_(value)
+        for learner in self._group.learners:
+            self.restore_buffers(learner)
         for generator, state in self._states:
             set_state(generator, state)
         self.discard()
 
+    def restore_buffers(self, learner: Learner) -> None:
+        """Restore a learner's buffers, if there is a snapshot of this round."""
+        own = set(map(id, learner.buffers))
+        for slots, before in (each for each in self._slots if id(each[0]) in own):
+            slots.clear()
+            slots.update(before)
+            for buffer in before.values():
+                if id(buffer) in self._kept:
+                    cast(Tensor, buffer).copy_(self._kept[id(buffer)])
+
     def discard(self) -> None:
-        self._slots, self._kept, self._states = [], [], []
+        self._slots, self._kept, self._states = [], {}, []
 
 
 class RoundContext:

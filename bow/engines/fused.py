@@ -46,14 +46,20 @@ def vectorised(group: LearnerGroup, settings: LearningConfig) -> Vectorised:
     return run
 
 
+def write_buffers(result: TaskResult, buffers: dict[str, Tensor]) -> None:
+    """Write the buffers of the learners whose task is finite; the others take no step."""
+    for name, buffer in result.buffers.items():
+        finite = result.finite.view(-1, *[1] * (buffer.dim() - 1))
+        buffers[name].copy_(torch.where(finite, buffer, buffers[name]))
+
+
 def writing_results(together: Vectorised) -> TogetherTask:
     def run(
         rows: Tensor, gradients: Tensor, buffers: dict[str, Tensor], batch: Batch
     ) -> tuple[Tensor, Tensor, Metrics]:
         result = together(rows, buffers, batch)
         gradients.copy_(result.gradient)
-        for name, buffer in result.buffers.items():
-            buffers[name].copy_(buffer)
+        write_buffers(result, buffers)
         return result.loss, result.finite, result.metrics
 
     return run
@@ -301,8 +307,7 @@ class SgdRound:
                 moved, z_next = moved - corrections, torch.addcmul(z + corrections.sum(0), z - z_prev, mu)
             momenta.copy_(momenta_next)
             weights.copy_(torch.where(finite, moved, z_next))  # the same arithmetic as in the kernels
-            for name, buffer in result.buffers.items():
-                buffers[name].copy_(buffer)
+            write_buffers(result, buffers)
             return result.loss, result.finite & torch.isfinite(moved.sum(1)), result.metrics, z_next
 
         return compiled(run)

@@ -320,6 +320,7 @@ class RoundLoop(Loop):
         context = self.context
         due = context.averaging.due(context.round_index + len(batches) - 1)
         self.is_undone = False
+        context.snapshot.discard()
         context.restarts.observe_learning_rate()
         self.group.gather_buffers()  # for learners that restart meanwhile
         with Uninterrupted():  # learners step during these rounds
@@ -342,6 +343,7 @@ def before_step(context: RoundContext, outcome: Outcome, due: bool) -> list[bool
         for learner, diverged in zip(context.group.learners, outcome.diverged, strict=True):
             if diverged:
                 learner.gradient.zero_()
+                context.snapshot.restore_buffers(learner)
     return context.averaging.before_step(outcome.healthy) if due else outcome.healthy
 
 

@@ -5,6 +5,7 @@ from bow.replicas.buffers import buffer_slots as buffer_slots
 from bow.replicas.buffers import buffer_state as buffer_state
 from bow.replicas.buffers import copy_buffers as copy_buffers
 from bow.replicas.buffers import load_buffers as load_buffers
+from bow.replicas.buffers import nan_buffers as nan_buffers
 from bow.replicas.buffers import recalibrate as recalibrate
 from bow.replicas.buffers import tied_buffers as tied_buffers
 from bow.replicas.group import Learner as Learner

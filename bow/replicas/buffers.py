@@ -68,6 +68,11 @@ def copy_buffers(source: nn.Module, target: nn.Module) -> None:
     gather_buffers(target, [source], "first")
 
 
+def nan_buffers(module: nn.Module) -> Iterator[str]:
+    """Yield the names of the buffers that hold NaN."""
+    return (name for name, own in module.named_buffers() if own.is_floating_point() and bool(own.isnan().any()))
+
+
 def buffer_state(module: nn.Module) -> dict[str, Tensor]:
     return {
         name: buffer.clone()

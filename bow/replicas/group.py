@@ -18,6 +18,7 @@ from bow.replicas.buffers import (
     copy_buffers,
     gather_buffers,
     load_buffers,
+    nan_buffers,
     split_buffers,
 )
 from bow.replicas.layout import ParameterLayout
@@ -215,9 +216,11 @@ class LearnerGroup:
         self, diverged: Sequence[bool], center: Tensor | None = None, *, weights: bool = True, gather: bool = True
     ) -> None:
         """Restart diverged learners from the central model, or from `center`."""
-        healthy = [learner.module for learner, bad in zip(self.learners, diverged, strict=True) if not bad]
-        if healthy and gather:
-            gather_buffers(self._central, healthy, self.buffer_policy)
+        sources = [learner.module for learner, bad in zip(self.learners, diverged, strict=True) if not bad]
+        if gather and not sources:  # those of before the round, unless the device has written the round's
+            sources = [module for module in self._modules() if not any(nan_buffers(module))]
+        if gather and sources:
+            gather_buffers(self._central, sources, self.buffer_policy)
         for index, bad in enumerate(diverged):
             if bad:
                 copy_buffers(self._central, self.learners[index].module)
@@ -270,7 +273,7 @@ class LearnerGroup:
             ends = list(itertools.accumulate(self.by_device))
             pieces = [state["learners"][end - n : end] for end, n in zip(ends, self.by_device, strict=True)]
             leading = state["learners"][0]
-            first = {"buffers": leading["buffers"], "optimizer": leading["optimizer"] if alike else None}
+            first = {**leading, "weights": None, "optimizer": leading["optimizer"] if alike else None}
             as_before = state["nodes"] == self.nodes and len(state["devices"]) == len(pieces)
             devices = state["devices"] if as_before else [{}] * len(pieces)
             parts = [(shared, first, *each) for each in zip(pieces, devices, strict=True)]
@@ -284,7 +287,8 @@ class LearnerGroup:
         missing = [None] * (len(self) - len(learners))
         for index, saved in enumerate([*learners, *missing]):
             self.matrix.weights_of(index).copy_(shared["z"] if saved is None else saved["weights"])
-            load_buffers(self.learners[index].module, first["buffers"] if saved is None else saved["buffers"])
+            module, own = self.learners[index].module, first if saved is None else saved
+            load_buffers(module, own["buffers"])
             if saved is None:
                 self.optimizer.reset(index)
         states = [  # tensors are used without a copy: each learner needs its own
@@ -296,10 +300,11 @@ class LearnerGroup:
         return bool(kept)
 
     def _state_of(self, index: int) -> dict[str, Any]:
+        module = self.learners[index].module
         return {
             "weights": on_cpu(self.matrix.weights_of(index)),
             "optimizer": self.optimizer.state_of(index),
-            "buffers": {name: on_cpu(buffer) for name, buffer in buffer_state(self.learners[index].module).items()},
+            "buffers": {name: on_cpu(buffer) for name, buffer in buffer_state(module).items()},
         }
 
     def named_frozen(self) -> Iterator[tuple[str, nn.Parameter]]:

@@ -21,7 +21,13 @@ from bow.engines.eager import batch_of
 from bow.engines.loop import MAX_ROUNDS_TOGETHER
 from bow.engines.thread_pool import num_threads
 from bow.errors import BowError, DataError, ModelError, SettingError, reason
-from bow.replicas import buffer_state, in_mode, load_buffers, recalibrate
+from bow.replicas import (
+    buffer_state,
+    in_mode,
+    load_buffers,
+    nan_buffers,
+    recalibrate,
+)
 from bow.seeds import derive_seed
 from bow.training.batches import batches_in
 from bow.training.checks import check_objects, check_step, num_not_finite, remedy_of
@@ -81,7 +87,7 @@ class BestEvaluation:
                 for name, parameter in last.named_parameters():
                     parameter.copy_(self.state["tensors"][name])
                 load_buffers(last, self.state["tensors"])
-        return BestModel(last, **{name: value for name, value in self.state.items() if name != "tensors"})
+        return BestModel(last, **{name: self.state[name] for name in ("metric", "metrics", "round", "epoch")})
 
     def _goodness(self, metric: str, values: Mapping[str, float]) -> float:
         higher = is_higher_better(metric, self._directions.get(metric))
@@ -151,10 +157,9 @@ class NotFinite(NamedTuple):
     def found(cls, name: str, value: float, index: int, batch: Any, model: nn.Module) -> "NotFinite":
         count = num_not_finite(batch)
         cause = f"{count} values of the batch are not finite" if count else "the batch itself is finite"
-        broken = (name for name, own in model.named_buffers() if own.is_floating_point() and bool(own.isnan().any()))
         if count:
             remedy = "correct the data"
-        elif (buffer := next(broken, None)) is not None:
+        elif (buffer := next(nan_buffers(model), None)) is not None:
             remedy = f"buffer {buffer!r} of the model holds NaN, which may have been there before the training"
         else:
             remedy = "the model may be diverging"

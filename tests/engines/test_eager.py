@@ -212,6 +212,21 @@ def test_the_buffers_of_diverged_learners_do_not_reach_the_central_model(sync, n
     assert torch.isfinite(trained(batch()[0])).all()
 
 
+@pytest.mark.parametrize("engine", ["eager", "graph", "fused", "streams"])
+@pytest.mark.parametrize("settings", [{}, {"clip_norm": 1.0}, {"sync": SSGD()}], ids=["plain", "clipped", "SSGD"])
+def test_a_round_without_a_healthy_learner_leaves_the_buffers_of_the_training(settings: dict, engine: str) -> None:
+    with torch.compiler.set_stance("force_eager"):
+        trained = replicas(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3)), engine=engine, **settings)
+        for t in range(3):
+            trained.round([batch(2 * t), batch(2 * t + 1)])
+        means = [trained.learner(index)[0].running_mean.clone() for index in range(2)]
+        with pytest.warns(UserWarning, match="learner 0's loss was nan"):
+            trained.round([poisoned(), poisoned()])
+    torch.testing.assert_close(trained.central[0].running_mean, sum(means) / 2)
+    assert trained.learner(1)[0].num_batches_tracked == 3
+    trained.close()
+
+
 def test_zero_grad_does_not_end_learning() -> None:
     trained = replicas()
     trained.optimizer.zero_grad()

@@ -181,6 +181,18 @@ def test_buffers_that_state_dicts_leave_out_are_saved_too() -> None:
     assert buffer_state(other.learners[1].module)["seen"].tolist() == [3.0]
 
 
+def test_learners_that_all_diverge_have_the_buffers_of_those_without_nan() -> None:
+    group = group_of(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)))
+    for learner, mean in zip(group.learners, (float("nan"), 2.0), strict=True):
+        learner.module[0].running_mean.fill_(mean)
+    group.restart([True, True])
+    for learner in group.learners:
+        assert learner.module[0].running_mean.tolist() == [2.0, 2.0]
+        learner.module[0].running_mean.fill_(float("nan"))
+    group.restart([True, True])
+    assert [learner.module[0].running_mean.tolist() for learner in group.learners] == [[2.0, 2.0]] * 2
+
+
 def test_a_buffer_that_is_an_expanded_tensor_is_copied() -> None:
     model = nn.Linear(3, 2)
     model.register_buffer("mask", torch.ones(1).expand(3))
