@@ -12,7 +12,15 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten
 
 from bow.errors import CheckpointError, ModelError, SettingError
-from bow.replicas import LearnerGroup, OptimizerFactory, buffer_state, copy_buffers, load_buffers
+from bow.replicas import (
+    LearnerGroup,
+    OptimizerFactory,
+    buffer_state,
+    copy_buffers,
+    extra_state,
+    load_buffers,
+    load_extra_state,
+)
 from bow.replicas.buffers import buffer_slots
 from bow.replicas.group import Learner
 from bow.replicas.layout import MEMORY_ORDER, ParameterLayout, other_order
@@ -102,6 +110,7 @@ class MemberGroup(LearnerGroup):
             if name not in buffers:
                 owner._buffers[key] = None  # the previous member may have set it
         load_buffers(module, buffers)
+        load_extra_state(module, extra_state(model))
         for name, frozen in model.named_parameters():
             if name not in self.layout.names:
                 module.get_parameter(name).data.copy_(frozen)
@@ -124,6 +133,7 @@ class MemberGroup(LearnerGroup):
         module = self.learners[row].module
         self.matrix.weights_of(row).copy_(state["weights"])
         load_buffers(module, state["buffers"])
+        load_extra_state(module, state.get("extra", {}))  # older states have none
         for name, frozen in state["frozen"].items():
             module.get_parameter(name).data.copy_(frozen)
         self.optimizer.load(row, state["optimizer"])

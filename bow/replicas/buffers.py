@@ -1,5 +1,6 @@
-"""The central model's buffers: batch-norm statistics are averaged, all others are learner 0's."""
+"""The central model's buffers: batch-norm statistics are averaged, all others, and extra state, are learner 0's."""
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -21,7 +22,7 @@ def check_policy(policy: str) -> None:
 
 @torch.no_grad()
 def gather_buffers(central: nn.Module, learners: Sequence[nn.Module], policy: BufferPolicy) -> None:
-    """Set the central model's buffers from those of the learners."""
+    """Set the central model's buffers and extra state from those of the learners."""
     averaged = _statistics(central, ("running_mean", "running_var")) if policy == "average" else set()
     kept = _statistics(central, NORM_BUFFERS) if policy == "recalibrate" else set()
     owned = [dict(buffer_slots(learner)) for learner in learners]
@@ -33,6 +34,7 @@ def gather_buffers(central: nn.Module, learners: Sequence[nn.Module], policy: Bu
             module._buffers[key] = None
         else:
             _assign(module, key, _mean([v for v in values if v is not None]) if name in averaged else values[0])
+    load_extra_state(central, extra_state(learners[0]))
 
 
 @torch.no_grad()
@@ -79,6 +81,26 @@ def buffer_state(module: nn.Module) -> dict[str, Tensor]:
         for name, (owner, key) in buffer_slots(module)
         if (buffer := owner._buffers[key]) is not None
     }
+
+
+def extra_state(model: nn.Module) -> dict[str, Any]:
+    """Return copies of what modules add to state dicts by `get_extra_state`, by the names of the modules."""
+    return {name: copy.deepcopy(module.get_extra_state()) for name, module in _with_extra_state(model)}
+
+
+def load_extra_state(model: nn.Module, state: Mapping[str, Any]) -> None:
+    for name, module in _with_extra_state(model):
+        if name in state:
+            module.set_extra_state(copy.deepcopy(state[name]))
+
+
+def _with_extra_state(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    own, plain = ("get_extra_state", "set_extra_state"), nn.Module
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if all(getattr(type(module), each) is not getattr(plain, each) for each in own)
+    ]
 
 
 def load_buffers(module: nn.Module, state: Mapping[str, Tensor]) -> None:

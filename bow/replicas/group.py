@@ -16,8 +16,10 @@ from bow.replicas.buffers import (
     buffer_state,
     check_policy,
     copy_buffers,
+    extra_state,
     gather_buffers,
     load_buffers,
+    load_extra_state,
     nan_buffers,
     split_buffers,
 )
@@ -289,6 +291,7 @@ class LearnerGroup:
             self.matrix.weights_of(index).copy_(shared["z"] if saved is None else saved["weights"])
             module, own = self.learners[index].module, first if saved is None else saved
             load_buffers(module, own["buffers"])
+            load_extra_state(module, own.get("extra", {}))  # older states have none
             if saved is None:
                 self.optimizer.reset(index)
         states = [  # tensors are used without a copy: each learner needs its own
@@ -305,6 +308,7 @@ class LearnerGroup:
             "weights": on_cpu(self.matrix.weights_of(index)),
             "optimizer": self.optimizer.state_of(index),
             "buffers": {name: on_cpu(buffer) for name, buffer in buffer_state(module).items()},
+            "extra": extra_state(module),
         }
 
     def named_frozen(self) -> Iterator[tuple[str, nn.Parameter]]:

@@ -147,7 +147,8 @@ def _check_readable(file: BinaryIO) -> None:
     if foreign:
         raise SettingError(
             f"checkpoints hold tensors, arrays and plain values, got {', '.join(sorted(foreign))}; keep it out of the "
-            "state of the scheduler, the optimizer and the records, or use checkpoint_every=None"
+            "state of the scheduler, the optimizer and the records, and out of modules' extra state, or use "
+            "checkpoint_every=None"
         )
 
 

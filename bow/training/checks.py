@@ -24,7 +24,7 @@ from bow.engines import Batch, Loss, Step, check_loss, choose_engine, own_loss, 
 from bow.engines.config import ROUND_CAPTURED, Engine
 from bow.errors import BowError, DataError, GraphError, ModelError, ScheduleError, SettingError, reason
 from bow.graph.outside import OutsideTensors
-from bow.replicas import buffer_state, has_lazy_modules, in_mode, load_buffers
+from bow.replicas import buffer_state, extra_state, has_lazy_modules, in_mode, load_buffers
 from bow.schedule import DynamicSchedule
 from bow.sync import Synchroniser
 from bow.training.metrics import IGNORED_LABEL, Metric, reached
@@ -266,12 +266,13 @@ def check_sampler(data: Any, name: str, count: int | None) -> None:
 
 def unsaved(model: nn.Module) -> dict[str, Any]:
     """Return what a step may change that neither the central model nor a checkpoint has, by what is said of it."""
+    extra = extra_state(model)  # holds what its modules change, as in plain PyTorch
     numbers = {
         f"changes attribute {name!r} of {f'module {path!r}' if path else 'the model'} in Python, which the central "
         "model, its evaluation and checkpoints do not have; keep it in a buffer": value
         for path, module in model.named_modules()
         for name, value in vars(module).items()
-        if isinstance(value, int | float)
+        if isinstance(value, int | float) and path not in extra
     }
     drawn = "draws from {} random, which neither the seed nor checkpoints cover; draw from torch".format
     return {**numbers, drawn("Python's"): random.getstate(), drawn("NumPy's"): str(np.random.get_state())}

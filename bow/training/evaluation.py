@@ -23,8 +23,10 @@ from bow.engines.thread_pool import num_threads
 from bow.errors import BowError, DataError, ModelError, SettingError, reason
 from bow.replicas import (
     buffer_state,
+    extra_state,
     in_mode,
     load_buffers,
+    load_extra_state,
     nan_buffers,
     recalibrate,
 )
@@ -75,7 +77,7 @@ class BestEvaluation:
             weights = {name: each.detach().to("cpu", copy=True) for name, each in model.named_parameters()}
             kept = weights | {name: each.cpu() for name, each in buffer_state(model).items()}
             place = {"round": round_index, "epoch": epoch, "metric": metric, "metrics": dict(values)}
-            self.state = {**place, "tensors": kept}
+            self.state = {**place, "tensors": kept, "extra": extra_state(model)}
 
     def model(self, last: nn.Module, last_round: int) -> BestModel | None:
         """Return the best model: `last` itself, or a copy of it with the kept tensors."""
@@ -87,6 +89,7 @@ class BestEvaluation:
                 for name, parameter in last.named_parameters():
                     parameter.copy_(self.state["tensors"][name])
                 load_buffers(last, self.state["tensors"])
+                load_extra_state(last, self.state.get("extra", {}))  # older states have none
         return BestModel(last, **{name: self.state[name] for name in ("metric", "metrics", "round", "epoch")})
 
     def _goodness(self, metric: str, values: Mapping[str, float]) -> float:

@@ -193,6 +193,40 @@ def test_learners_that_all_diverge_have_the_buffers_of_those_without_nan() -> No
     assert [learner.module[0].running_mean.tolist() for learner in group.learners] == [[2.0, 2.0]] * 2
 
 
+class Calls(nn.Linear):
+    """Counts its calls in Python, and says so in its state dict."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.calls = {"train": 0}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls["train"] += self.training
+        return super().forward(x)
+
+    def get_extra_state(self) -> dict:
+        return self.calls
+
+    def set_extra_state(self, state: dict) -> None:
+        self.calls = state
+
+
+def test_extra_state_goes_with_the_buffers() -> None:
+    group, other = group_of(nn.Sequential(Calls())), group_of(nn.Sequential(Calls()))
+    for learner, count in zip(group.learners, (1, 4), strict=True):
+        for _ in range(count):
+            learner.module(torch.ones(1, 3))
+    assert group.central[0].calls == group.export()[0].calls == {"train": 1}
+    group.add()
+    assert group.learners[2].module[0].calls == {"train": 1}
+    other.load_state(group.state())
+    assert [learner.module[0].calls["train"] for learner in other.learners] == [1, 4]
+    other.restart([True, False])
+    other.learners[1].module(torch.ones(1, 3))
+    assert [learner.module[0].calls["train"] for learner in other.learners] == [4, 5]
+    assert group.template[0].calls == {"train": 0}
+
+
 def test_a_buffer_that_is_an_expanded_tensor_is_copied() -> None:
     model = nn.Linear(3, 2)
     model.register_buffer("mask", torch.ones(1).expand(3))

@@ -68,6 +68,30 @@ def test_a_plain_models_state_restarts_every_learner() -> None:
     assert torch.equal(trained.z, before), "averaging starts at rest, without the earlier momentum of z"
 
 
+class Scaled(nn.Linear):
+    """Has its scale as extra state."""
+
+    scale = 1.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * super().forward(x)
+
+    def get_extra_state(self) -> Any:
+        return {"scale": self.scale}
+
+    def set_extra_state(self, state: Any) -> None:
+        self.scale = state["scale"]
+
+
+def test_extra_state_that_is_loaded_is_every_learners() -> None:
+    trained, plain = replicas(model=Scaled(6, 3)), Scaled(6, 3)
+    plain.scale = 3.0
+    trained.load_state_dict(plain.state_dict())
+    trained.resize(3)
+    assert [trained.learner(index).scale for index in range(3)] == [3.0] * 3
+    assert trained.central.scale == trained.export().scale == 3.0
+
+
 @pytest.mark.parametrize(
     "move", [lambda r: r.to("cpu"), lambda r: r.half(), lambda r: r.double(), lambda r: nn.ModuleList([r]).float()]
 )

@@ -48,6 +48,26 @@ class Recorder:
         return [record for record in self.records if record["kind"] == kind]
 
 
+class Worse(bow.Metric):
+    """A metric by which every evaluation is worse than the one before."""
+
+    name = "worse"
+    higher_is_better = True
+
+    def __init__(self) -> None:
+        self.values = iter(range(0, -100, -1))
+
+    def reset(self) -> None: ...
+
+    def applies(self, outputs: Any, targets: Any) -> bool:
+        return True
+
+    def update(self, outputs: Any, targets: Any) -> None: ...
+
+    def compute(self) -> float:
+        return float(next(self.values))
+
+
 class Rates:
     """Notes the learning rate that each round was trained with."""
 
@@ -438,6 +458,37 @@ class Complex(nn.Linear):
     def __init__(self, *sizes: int) -> None:
         super().__init__(*sizes)
         self.register_buffer("angles", torch.zeros(3, dtype=torch.complex128))
+
+
+class Calls(nn.Linear):
+    """Counts its calls in Python, and says so in its state dict."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        return super().forward(x)
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.calls)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.calls = int(state)
+
+
+def test_extra_state_is_that_of_training_in_the_result_and_in_checkpoints(
+    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    settings = {"validation": bow.Validation(data, metrics=[Worse()]), "checkpoint_every": 6, "learners": 1}
+    first = train(Calls(5, 3), data, epochs=1, **settings)
+    assert first.model.calls == 12
+    result = train(Calls(5, 3), data, epochs=2, run_dir=tmp_path / "other", resume=first.run_dir, **settings)
+    assert result.best is not None
+    assert (result.model.calls, result.best.model.calls) == (24, 12)
+    loaded = Calls(5, 3)
+    assert result.model_path is not None
+    load_model(loaded, result.model_path)
+    assert loaded.calls == 24
 
 
 @pytest.mark.parametrize("kind", [Extra, Complex])
