@@ -231,7 +231,7 @@ class MaxPool : public Operator {
   void run(Slots& slots) override {
     const at::Tensor& input = slots[reads[0]];
     const auto list = [this](size_t i) { return arguments_[i].constant.toIntVector(); };
-    const bool fits = reads.size() == 1 && input.scalar_type() == at::kFloat && input.dim() == 4 &&
+    const bool fits = reads.size() == 1 && input.scalar_type() == at::kFloat && !input.is_neg() && input.dim() == 4 &&
                       input.is_contiguous() && input.size(3) < (1 << 15) && input.size(2) < (1 << 15) &&
                       list(4) == std::vector<int64_t>(list(4).size(), 1) && !arguments_[5].constant.toBool();
     if (!fits) return Operator::run(slots);
@@ -394,8 +394,13 @@ inline bool all_finite(const at::Tensor& tensor) {
   }
 }
 
+// Whether equal memory means equal numbers: conjugation and negation may be bits of a tensor.
+inline bool stored_alike(const at::Tensor& a, const at::Tensor& b) {
+  return a.dtype() == b.dtype() && a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg();
+}
+
 inline void copy_into(const at::Tensor& target, const at::Tensor& source) {
-  if (target.dtype() == source.dtype() && target.is_contiguous() && source.is_contiguous() &&
+  if (stored_alike(target, source) && target.is_contiguous() && source.is_contiguous() &&
       target.numel() == source.numel()) {
     std::memcpy(target.mutable_data_ptr(), source.const_data_ptr(), target.nbytes());
   } else {
@@ -440,7 +445,7 @@ class Finish : public Node {
       const at::Tensor& made = slots[piece.slot];
       finite = finite && all_finite(made);
       // SGD reads the gradient in place if its layout is that of the row.
-      const bool in_place = !into_row_ && made.strides() == piece.view.strides() && made.dtype() == piece.view.dtype();
+      const bool in_place = !into_row_ && made.strides() == piece.view.strides() && stored_alike(made, piece.view);
       if (!in_place) copy_into(piece.view, made);
       outcome_->gradients.push_back(in_place ? made : piece.view);
     }

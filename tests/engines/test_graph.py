@@ -678,6 +678,30 @@ def test_buffers_that_the_model_assigns_follow_eager_through_rounds_of_other_sha
         assert pair.engine == "graph"
 
 
+class Conjugates(nn.Linear):
+    """Two buffers and a gradient are, or become, tensors whose conjugation or negation is a bit."""
+
+    def __init__(self) -> None:
+        super().__init__(FEATURES, CLASSES)
+        self.scale = nn.Parameter(torch.tensor(0.7))
+        self.register_buffer("plain", torch.zeros(FEATURES, dtype=torch.complex128))
+        self.register_buffer("conjugate", torch.zeros(FEATURES, dtype=torch.complex128).conj())
+        self.register_buffer("imaginary", torch.zeros(1))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        turned = torch.complex(inputs, inputs * self.weight[0])
+        mean = turned.detach().mean(0)
+        self.plain, self.conjugate, self.imaginary = mean.conj(), mean, mean[:1].conj().imag
+        return super().forward((turned * torch.complex(torch.zeros_like(self.scale), self.scale).conj()).imag)
+
+
+def test_tensors_that_are_conjugated_or_negated_by_a_bit_follow_eager() -> None:
+    with Pair("graph", Conjugates, learners=2) as pair:
+        for t in range(3):
+            pair.round(batches(t, 2))
+        assert pair.engine == "graph"
+
+
 def test_copies_of_weights_are_made_before_the_executors_step() -> None:
     def step(model: nn.Module, given: Any) -> Tensor:
         return model(given).square().mean()

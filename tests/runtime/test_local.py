@@ -156,13 +156,14 @@ def test_a_recorded_run_has_every_operator_in_its_place(use_native: bool) -> Non
 class Pooling(nn.Module):
     """Max pooling of elements that are their own weights, so that each gradient says which of them was taken."""
 
-    def __init__(self, elements: Tensor, settings: dict[str, Any]) -> None:
+    def __init__(self, elements: Tensor, settings: dict[str, Any], is_negated: bool) -> None:
         super().__init__()
         self.elements = nn.Parameter(elements)
-        self.settings = settings
+        self.settings, self.is_negated = settings, is_negated
 
     def forward(self, noise: Tensor) -> tuple[Tensor, Tensor]:
-        made: tuple[Tensor, Tensor] = F.max_pool2d(self.elements, **self.settings, return_indices=True)
+        elements = torch._neg_view(self.elements) if self.is_negated else self.elements
+        made: tuple[Tensor, Tensor] = F.max_pool2d(elements, **self.settings, return_indices=True)
         pooled, places = made
         weights = noise.flatten()[: pooled.numel()].view_as(pooled)
         return (pooled.nan_to_num() * weights).sum(), (places * weights.double()).sum()
@@ -179,7 +180,7 @@ class Pooling(nn.Module):
         ((1, 2, 9, 9), {"kernel_size": 3, "dilation": 2}),
     ],
 )
-@pytest.mark.parametrize("kind", ["ties", "random", "nan", "infinite", "double", "channels last"])
+@pytest.mark.parametrize("kind", ["ties", "random", "nan", "infinite", "double", "channels last", "negated"])
 def test_max_pooling_is_that_of_torch(shape: tuple[int, ...], settings: dict[str, Any], kind: str) -> None:
     generator = torch.Generator().manual_seed(0)
     elements = torch.randn(shape, generator=generator)
@@ -192,7 +193,7 @@ def test_max_pooling_is_that_of_torch(shape: tuple[int, ...], settings: dict[str
         elements = elements.double()
     if kind == "channels last":
         elements = elements.to(memory_format=torch.channels_last)
-    model = Pooling(elements, settings)
+    model = Pooling(elements, settings, kind == "negated")
     noise = torch.randn(elements.numel() * 2, generator=generator, dtype=elements.dtype)
 
     def step(learner: nn.Module, batch: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
