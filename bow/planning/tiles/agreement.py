@@ -76,8 +76,8 @@ def _compare(
             )
             what = f"would lose {lost}: the {name} would be off by {amount}"
             remedy = "leave out hooks, and autograd functions with a custom backward pass"
-            if name == "loss":  # of which neither is the cause
-                what = f"would lose a change in place, or similar: the loss would be off by {amount}"
+            if not name.startswith("gradient"):  # of which neither is the cause
+                what = f"would lose a change in place, or similar: the {name} would be off by {amount}"
                 remedy = "change a copy"
             raise refusal(type(model).__name__, what, remedy)
 

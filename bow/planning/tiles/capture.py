@@ -31,6 +31,7 @@ from bow.planning.tiles.graph_builder import (
     Value,
     Weight,
     annotate_sample_dims,
+    filled,
 )
 from bow.planning.tiles.inlining import disabled_autocast_left_out, inline_regions
 from bow.planning.tiles.operators import TRANSLATIONS
@@ -50,9 +51,9 @@ def constant_of(node: fx.Node, exported: Exported) -> Constant | None:
     if not isinstance(example, Tensor):
         return None
     if exported.name in _FILLED:
-        return _filled(example, _FILLED[exported.name])
+        return filled(example, _FILLED[exported.name])
     if exported.name in ("new_full", "full_like"):
-        return _filled(example, exported["fill_value"])
+        return filled(example, exported["fill_value"])
     target: Any = node.target
     if torch.Tag.nondeterministic_seeded in target.tags:
         return None
@@ -66,15 +67,6 @@ def constant_of(node: fx.Node, exported: Exported) -> Constant | None:
 def constant_tensor(tensor: Tensor, buffers: Mapping[str, Tensor]) -> Tensor:
     """Return a tensor held by the model's code."""
     return tensor
-
-
-def _filled(example: Tensor, value: float) -> Constant:
-    shape, dtype = tuple(example.shape), example.dtype
-    return Constant((shape, dtype, value), example, functools.partial(_full, shape, dtype, value))
-
-
-def _full(shape: Sequence[int], dtype: torch.dtype, value: float, buffers: Mapping[str, Tensor]) -> Tensor:
-    return torch.full(tuple(shape), value, dtype=dtype)
 
 
 def _picklable_argument(argument: Any) -> Any:
@@ -189,8 +181,8 @@ class CapturedOperators:
     constant_factories: Mapping[int, ConstantFactory]  # of the step-invariant tensors, by number
 
     def constants(self, model: nn.Module, device: torch.device) -> dict[int, Tensor]:
-        buffers = dict(model.named_buffers())
-        return {number: make(buffers).detach().to(device) for number, make in self.constant_factories.items()}
+        buffers = dict(model.named_buffers())  # copied: an operator that writes to one would hide that it is lost
+        return {number: make(buffers).detach().to(device, copy=True) for number, make in self.constant_factories.items()}
 
     def equals(self, other: "CapturedOperators", model: nn.Module) -> bool:
         """Whether another capture of the model's step has the same graph and constants."""
@@ -373,6 +365,8 @@ class _Translation:
         return self._operator(node, exported)
 
     def _operator(self, node: fx.Node, exported: Exported) -> Any:
+        if exported.name == "instance_norm" and exported["use_input_stats"] and exported["running_mean"] is not None:
+            raise refusal(self._name, "updates the running statistics of instance norm", "set track_running_stats=False")
         translate = TRANSLATIONS.get(exported.name) if exported.function.startswith("aten.") else None
         result: Result = None if translate is None else translate(self.builder, exported)
         target: Any = node.target

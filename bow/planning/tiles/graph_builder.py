@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -43,6 +44,15 @@ class Constant:
 
 
 Value: TypeAlias = TensorRef | Weight | Constant
+
+
+def filled(example: Tensor, value: float) -> Constant:
+    shape, dtype = tuple(example.shape), example.dtype
+    return Constant((shape, dtype, value), example, partial(_full, shape, dtype, value))
+
+
+def _full(shape: Sequence[int], dtype: torch.dtype, value: float, buffers: Mapping[str, Tensor]) -> Tensor:
+    return torch.full(tuple(shape), value, dtype=dtype)
 
 
 class GraphBuilder:

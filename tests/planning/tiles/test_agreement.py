@@ -111,6 +111,21 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 }
 
 
+class Updating(nn.Module):
+    """Calls an operator that writes to its arguments, which its signature does not say."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6))
+        self.register_buffer("variance", torch.ones(6))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.native_batch_norm(inputs, None, None, self.mean, self.variance, True, 0.1, 1e-5)[0]
+
+
+REFUSED["buffer"] = lambda: Net(Updating()), "lose a change in place, or similar: the buffer 'between.mean'"
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_strategy_that_would_lose_a_gradient_is_refused(case: str) -> None:
     make, message = REFUSED[case]

@@ -305,6 +305,10 @@ def on_a_part(model: Any, inputs: Tensor) -> Tensor:
     return outputs
 
 
+def on_running_statistics(model: Any, inputs: Tensor) -> Tensor:
+    return F.instance_norm(F.linear(inputs, model.weight).view(-1, 4, 4), model.seen, model.seen + 1).view(-1, 4)
+
+
 def by_autocast(model: Any, inputs: Tensor) -> Tensor:
     with torch.autocast("cpu", torch.bfloat16):
         return F.linear(inputs, model.weight)
@@ -379,6 +383,7 @@ def on_a_buffer(model: Any, inputs: Tensor) -> Tensor:
         (adding_a_counter, CaptureError, "calls in place .*; change nothing but counters"),
         (on_an_assigned_buffer, CaptureError, "change nothing but counters"),
         (on_a_part, CaptureError, "changes a tensor in place .* that is used again elsewhere"),
+        (on_running_statistics, CaptureError, "running statistics of instance norm; set track_running_stats=False, or"),
         (by_autocast, CaptureError, "wrap_with_autocast.*leave out autocast.*, or train without a partition"),
         (in_place_without_gradient, CaptureError, "in place under torch.no_grad.*; change a copy"),
         (in_place_inside_disabled_autocast, CaptureError, "in place under torch.no_grad.*; change a copy"),
@@ -392,7 +397,7 @@ def test_what_cannot_be_captured_is_refused(
     message: str,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    batch = torch.randn(3, 4), torch.randn(3, 4)
+    batch = torch.randn(4, 4), torch.randn(4, 4)
     with pytest.raises(error, match=message) as raised:
         capture_operators(module(forward), batch, F.mse_loss)
     assert "\n" not in str(raised.value)

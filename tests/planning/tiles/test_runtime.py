@@ -171,6 +171,26 @@ def test_many_tiles_on_one_device_train_as_one() -> None:
         assert difference(by_tiles(given, given.strategy(splits), ProcessGroup(CPU)), expected) < TOLERANCE
 
 
+def test_norms_with_a_bias_alone_train_as_one_under_any_split() -> None:
+    class Norms(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.bias = nn.Linear(4, 6), nn.Parameter(torch.rand(6))
+            self.register_buffer("mean", torch.rand(6))
+            self.register_buffer("variance", torch.rand(6))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            hidden = F.layer_norm(self.layer(inputs), (6,), None, self.bias)
+            hidden = F.batch_norm(hidden.tanh(), None, None, None, self.bias, training=True)
+            return F.batch_norm(hidden.tanh(), self.mean, self.variance, None, self.bias)
+
+    torch.manual_seed(0)
+    given = task("norms", Norms(), (torch.rand(8, 4), torch.rand(8, 6)), F.mse_loss, SGD)
+    graph, expected = given.captured.graph, by_pytorch(given)
+    for splits in (everything_on(graph), *(random_splits(graph, 1, random.Random(seed)) for seed in range(3))):
+        assert difference(by_tiles(given, given.strategy(splits), ProcessGroup(CPU)), expected) < TOLERANCE
+
+
 def test_a_weight_that_an_operator_reads_twice_has_one_gradient() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bow.planning.tiles.graph_builder import GraphBuilder, TensorRef, Value, Weight
+from bow.planning.tiles.graph_builder import GraphBuilder, TensorRef, Value, Weight, filled
 from bow.planning.tiles.operators.calls import (
     CALLS,
     Exported,
@@ -133,9 +133,17 @@ def dropout(tile: Tile, operands: Operands, seed: int) -> Outputs:
 _NORM_FLOPS = 8  # per element, an estimate
 
 
+def _affine(builder: GraphBuilder, exported: Exported) -> list[Value]:
+    """Return a norm's weight and bias, of which a tile takes the first as the weight: ones for a bias alone."""
+    weight, bias = exported["weight"], exported["bias"]
+    if weight is None and bias is not None:
+        weight = filled(torch.empty(builder.shape(bias), dtype=builder.dtype(bias), device="meta"), 1.0)
+    return not_none(weight, bias)
+
+
 @translation("batch_norm")
 def _batch_norm(builder: GraphBuilder, exported: Exported) -> Result:
-    samples, affine = exported["input"], not_none(exported["weight"], exported["bias"])
+    samples, affine = exported["input"], _affine(builder, exported)
     mean, variance = exported["running_mean"], exported["running_var"]
     flops = _NORM_FLOPS * exported.size
     if not exported["training"]:
@@ -150,7 +158,7 @@ def _batch_norm(builder: GraphBuilder, exported: Exported) -> Result:
 @translation("layer_norm")
 def _layer_norm(builder: GraphBuilder, exported: Exported) -> Result:
     attributes = {"num_dims": len(exported["normalized_shape"]), "eps": exported["eps"]}
-    operands = not_none(exported["input"], exported["weight"], exported["bias"])
+    operands = [exported["input"], *_affine(builder, exported)]
     return builder.add("layer_norm", operands, exported.outputs, attributes, _NORM_FLOPS * exported.size)
 
 
