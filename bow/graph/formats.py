@@ -110,11 +110,12 @@ def _spec_from_json(read: list[Any]) -> TensorSpec:
 
 
 def _tensor_to_json(tensor: Tensor) -> dict[str, Any]:
-    raw = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    raw = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8).numpy().tobytes()
     return {
         "spec": _spec_to_json(TensorSpec.of(tensor)),
         "device": str(tensor.device),
         "data": base64.b64encode(raw).decode("ascii"),
+        **({"bits": [tensor.is_conj(), tensor.is_neg()]} if tensor.is_conj() or tensor.is_neg() else {}),
     }
 
 
@@ -122,7 +123,10 @@ def _tensor_from_json(read: dict[str, Any]) -> Tensor:
     spec = _spec_from_json(read["spec"])
     raw = bytearray(base64.b64decode(read["data"]))
     flat = torch.frombuffer(raw, dtype=spec.dtype) if raw else torch.empty(0, dtype=spec.dtype)
-    return spec.empty(read["device"]).copy_(flat.view(spec.shape))
+    made = spec.empty(read["device"]).copy_(flat.view(spec.shape))
+    conjugated, negated = read.get("bits", (False, False))  # operators were traced for a tensor with these bits
+    made = made.conj_physical().conj() if conjugated else made
+    return torch._neg_view(made.neg()) if negated else made
 
 
 _COLUMNS = ("#", "phase", "operator", "results", "reads", "module", "parameters", "flop", "bytes", "")

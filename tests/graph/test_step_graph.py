@@ -41,6 +41,20 @@ def test_saving_and_loading_changes_nothing(tmp_path: Path) -> None:
         assert loaded.to_json() == graph.to_json()
 
 
+def test_constants_that_are_conjugated_or_negated_by_a_bit_are_saved() -> None:
+    turn = torch.tensor([1 + 2j, 3 - 4j]).conj()
+    sign = torch._neg_view(torch.tensor([1.0, -2.0]))
+
+    def step(model: nn.Module, batch: Tensor) -> Tensor:
+        return (model(batch) * turn * turn.imag[:1] + sign).abs().sum()
+
+    model, batch = nn.Linear(3, 2), torch.randn(4, 3)
+    graph = bow.capture(model, batch, step=step)
+    read = bow.StepGraph.from_json(graph.to_json())
+    assert read.to_json() == graph.to_json()
+    assert torch.equal(*(each.run(dict(model.named_parameters()), {}, batch).loss for each in (graph, read)))
+
+
 def test_infinite_numbers_are_valid_json() -> None:
     _, graph = captured("transformer")  # fills the future with -inf
     read = json.loads(graph.to_json(), parse_constant=pytest.fail)
