@@ -25,7 +25,7 @@ from bow.graph.operator import TensorSpec
 from bow.interruption import Interruption
 from bow.replicas import LearnerGroup
 from bow.runtime.loading import content_hash
-from bow.runtime.region import Region, compile_region, is_compiled
+from bow.runtime.region import Region, check_compilable, compile_region, is_compiled
 
 MAX_SHAPES = 8  # batch shapes to capture; others run uncaptured
 MAX_CHANGES = 8  # of frozen Python values; after more of them, nothing is captured any more
@@ -198,9 +198,11 @@ class CapturedTasks(CaptureCache[CapturedTask]):
         if task is None or self._num_changes:
             return None
         try:
-            return task.graph if self._compilable is None else self._compilable()
-        except CaptureError:
+            graph = task.graph if self._compilable is None else self._compilable()
+            check_compilable(graph)
+        except (CaptureError, RuntimeUnavailableError):
             return None
+        return graph
 
     @property
     def state(self) -> dict[str, Any]:

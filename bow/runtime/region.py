@@ -1,5 +1,6 @@
 """Compiled regions: a step graph as one library, compiled ahead of time by torch and cached on disk."""
 
+import contextlib
 import operator as python_operator
 import os
 import warnings
@@ -13,6 +14,7 @@ from torch import fx
 
 from bow.compiling import built, cache_folder
 from bow.errors import RuntimeUnavailableError, reason
+from bow.files import write_whole
 from bow.graph import Operator, Ref, StepGraph
 from bow.graph.kinds import is_update, kernel_of
 from bow.graph.lowering import drop_dead
@@ -22,6 +24,7 @@ from bow.runtime.loading import content_hash
 RECIPE = "1"  # change it with the code below, so that regions of earlier versions are not reused
 
 REGION = "region.so"
+REFUSED = "refused.txt"  # instead of it: why torch's compiler cannot compile the graph
 
 # Operators of whose results only the shape is read: random operators overwrite them.
 SHAPE_ONLY = {"aten.empty_like.default", "aten.empty.memory_format", "aten.new_empty.default"}
@@ -42,7 +45,7 @@ class Region:
 
 def compile_region(graph: StepGraph) -> Region:
     """Compile all of a step graph but its updates and random operators, for one thread: 10 to 30 s if not cached."""
-    draws = _draws(graph)
+    draws = check_compilable(graph)
     drawn = {value for draw in draws for value in draw.results}
     inside = [op for op in graph.operators if op not in draws and not is_update(op.kind)]
     inside = drop_dead(inside, graph.results)
@@ -56,6 +59,16 @@ def compile_region(graph: StepGraph) -> Region:
         _compile(graph, inside, reads, makes, target)
 
     return Region(built(_folder(graph), REGION, make), draws, reads, makes)
+
+
+def check_compilable(graph: StepGraph) -> tuple[Operator, ...]:
+    """Return the operators to run before the region; raise if it cannot be compiled, as far as is known."""
+    draws = _draws(graph)
+    try:
+        told = (cache_folder() / _folder(graph) / REFUSED).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return draws
+    raise RuntimeUnavailableError(told)
 
 
 def is_compiled(graph: StepGraph) -> bool:
@@ -85,13 +98,20 @@ def _compile(
 ) -> None:
     module = as_module(operators, reads, makes)
     example = tuple(graph.values[value].empty().zero_() for value in reads)
+    from torch._inductor.exc import CppCompileError  # imports torch's compiler
+
     options: dict[str, Any] = {"cpp.threads": 1, "aot_inductor.output_path": str(target)}
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # torch's compiler warns about itself
             torch._inductor.aot_compile(module, example, options=options)
     except Exception as error:
-        raise RuntimeUnavailableError(f"torch's compiler cannot compile the step ({reason(error)})") from error
+        told = f"torch's compiler cannot compile the step ({reason(error)})"
+        cause = getattr(error, "inner_exception", error)
+        if not isinstance(cause, OSError | MemoryError | CppCompileError):  # a full disk or memory may be emptied
+            with contextlib.suppress(OSError):
+                write_whole(cache_folder() / _folder(graph) / REFUSED, told)
+        raise RuntimeUnavailableError(told) from error
 
 
 def as_module(operators: Sequence[Operator], reads: Sequence[int], makes: Sequence[int]) -> fx.GraphModule:

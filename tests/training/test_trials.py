@@ -236,6 +236,16 @@ def test_building_the_native_runtime_counts_as_compilation(
     assert measure(run, "graph").compile_s == 0
 
 
+def test_a_step_that_cannot_be_one_region_is_not_to_be_compiled(made: list[Trials]) -> None:
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        outputs = model(batch[0])
+        return cross_entropy(outputs * torch.bernoulli(outputs.detach().sigmoid()), batch[1])
+
+    found = [trials(made, **given).compile_s(EngineSetting("graph", 1)) for given in ({}, {"step": step})]
+    assert found[0] is not None
+    assert found[1] is None
+
+
 def test_probing_raises_what_the_user_has_to_hear(made: list[Trials]) -> None:
     def step(model: nn.Module, batch: Any) -> Tensor:
         raise ZeroDivisionError("mine")

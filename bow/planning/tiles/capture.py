@@ -182,7 +182,9 @@ class CapturedOperators:
 
     def constants(self, model: nn.Module, device: torch.device) -> dict[int, Tensor]:
         buffers = dict(model.named_buffers())  # copied: an operator that writes to one would hide that it is lost
-        return {number: make(buffers).detach().to(device, copy=True) for number, make in self.constant_factories.items()}
+        return {
+            number: make(buffers).detach().to(device, copy=True) for number, make in self.constant_factories.items()
+        }
 
     def equals(self, other: "CapturedOperators", model: nn.Module) -> bool:
         """Whether another capture of the model's step has the same graph and constants."""
@@ -366,7 +368,9 @@ class _Translation:
 
     def _operator(self, node: fx.Node, exported: Exported) -> Any:
         if exported.name == "instance_norm" and exported["use_input_stats"] and exported["running_mean"] is not None:
-            raise refusal(self._name, "updates the running statistics of instance norm", "set track_running_stats=False")
+            raise refusal(
+                self._name, "updates the running statistics of instance norm", "set track_running_stats=False"
+            )
         translate = TRANSLATIONS.get(exported.name) if exported.function.startswith("aten.") else None
         result: Result = None if translate is None else translate(self.builder, exported)
         target: Any = node.target
