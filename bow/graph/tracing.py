@@ -8,6 +8,7 @@ operator of the second pass inherits the origin of its operator in the first.
 
 import contextlib
 import itertools
+import operator
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -236,14 +237,15 @@ def _written(node: Node) -> Iterator[Node]:
     assert isinstance(node.target, torch._ops.OpOverload)
     for position, parameter in enumerate(node.target._schema.arguments):
         argument = node.args[position] if position < len(node.args) else node.kwargs.get(parameter.name)
-        if parameter.alias_info is not None and parameter.alias_info.is_write and isinstance(argument, Node):
-            yield argument
+        if parameter.alias_info is not None and parameter.alias_info.is_write:  # of several tensors by a _foreach one
+            yield from (each for each in tree_leaves(argument) if isinstance(each, Node))
 
 
 def _base(node: Node) -> Node:
     """Return the node that owns the memory of a chain of views."""
-    while isinstance(node.target, torch._ops.OpOverload) and isinstance(node.args[0], Node):
-        if not any(returns.alias_info for returns in node.target._schema.returns):
+    while node.args and isinstance(node.args[0], Node):
+        returns = node.target._schema.returns if isinstance(node.target, torch._ops.OpOverload) else ()
+        if node.target is not operator.getitem and not any(each.alias_info for each in returns):
             break
         node = node.args[0]
     return node

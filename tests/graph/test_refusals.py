@@ -81,6 +81,17 @@ def _clamped(model: Model, x: Tensor) -> Tensor:
     return model.linear(x)
 
 
+def _clamped_at_once(model: Model, x: Tensor) -> Tensor:
+    torch._foreach_clamp_min_([model.linear.weight.data, model.linear.bias.data], -0.1)
+    return model.linear(x)
+
+
+def _scaled_by_row(model: Model, x: Tensor) -> Tensor:
+    for row in model.linear.weight.data:
+        row.div_(row.norm())
+    return model.linear(x)
+
+
 def _renormalised(model: Model, x: Tensor) -> Tensor:
     model.linear.weight.data = torch.renorm(model.linear.weight.data, 2, 0, 0.1)
     return model.linear(x)
@@ -96,6 +107,8 @@ def _made_late(model: Model, x: Tensor) -> Tensor:
 REFUSED = {
     "late buffer": (_made_late, "makes buffer 'late'"),
     "parameter in place": (_clamped, "changes a parameter in place (aten.clamp_.default)"),
+    "parameters at once": (_clamped_at_once, "changes a parameter in place (aten._foreach_clamp_min_.Scalar)"),
+    "rows of a parameter": (_scaled_by_row, "changes a parameter in place (aten.div_.Tensor)"),
     "parameter's data": (_renormalised, "assigns to the data of parameter 'linear.weight'"),
     "item": (lambda m, x: m.linear(x) * x.sum().item(), "reads a tensor's value in Python"),
     "if": (lambda m, x: m.linear(x) if x.sum() > 0 else x, "reads a tensor's value in Python"),

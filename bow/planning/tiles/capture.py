@@ -156,7 +156,7 @@ def _counter_buffer(node: fx.Node) -> fx.Node:
 def _is_view(node: fx.Node) -> bool:
     target: Any = node.target
     if not isinstance(target, torch._ops.OpOverload):
-        return False
+        return target is operator.getitem and isinstance(node.args[0], fx.Node) and _is_view(node.args[0])
     return not target._schema.is_mutable and any(each.alias_info for each in target._schema.returns)
 
 
