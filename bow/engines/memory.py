@@ -28,7 +28,14 @@ from bow.devices import memory as device_memory
 from bow.engines.outcome import LearningConfig
 from bow.engines.task import Batch, own_loss, parts_of
 from bow.errors import DeviceMemoryError, SettingError
-from bow.replicas import OptimizerFactory, ReplicaMatrix, has_lazy_modules, kind_of, num_state_tensors
+from bow.replicas import (
+    OptimizerFactory,
+    ReplicaMatrix,
+    has_lazy_modules,
+    is_for_one_learner,
+    kind_of,
+    num_state_tensors,
+)
 from bow.replicas.layout import ALIGNMENT
 from bow.sync import Members, Synchroniser, is_plain_sma
 
@@ -276,6 +283,8 @@ class MemoryBudget:
         )
 
     def most(self, wanted: int) -> int:
+        if wanted > 1 and not isinstance(self.sync, Members) and is_for_one_learner(self.optimizer):
+            wanted = 1  # members have optimizers of their own
         room = self.bytes
         fitting = max(self.need(wanted).fitting(room), int(self.need(1).total_bytes <= room))
         return min(wanted, fitting, MOST_LEARNERS)

@@ -20,6 +20,7 @@ from bow.replicas.model import in_mode as in_mode
 from bow.replicas.model import num_trainable as num_trainable
 from bow.replicas.model import prepare_template as prepare_template
 from bow.replicas.optimizer import OptimizerFactory as OptimizerFactory
+from bow.replicas.optimizer import is_for_one_learner as is_for_one_learner
 from bow.replicas.optimizer import is_plain_adam as is_plain_adam
 from bow.replicas.optimizer import is_plain_sgd as is_plain_sgd
 from bow.replicas.optimizer import kind_of as kind_of

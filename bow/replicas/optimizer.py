@@ -246,12 +246,22 @@ def is_plain_adam(optimizer: Optimizer) -> bool:
 
 def kind_of(optimizer: OptimizerFactory) -> Literal["sgd", "adam"] | None:
     """Return which plain optimizer a factory makes, by a trial; None: another."""
+    made = _tried(optimizer)
+    return None if made is None else "sgd" if is_plain_sgd(made) else "adam" if is_plain_adam(made) else None
+
+
+def is_for_one_learner(optimizer: OptimizerFactory) -> bool:
+    """Return whether a factory makes an optimizer that is refused with several learners, by a trial."""
+    made = _tried(optimizer)
+    return made is not None and is_coupled(made, torch.device("cpu"))
+
+
+def _tried(optimizer: OptimizerFactory) -> Optimizer | None:
     try:
         with optimizers_alone():
-            made = call_factory(optimizer, [("weight", nn.Parameter(torch.ones(3)))])
+            return call_factory(optimizer, [("weight", nn.Parameter(torch.ones(3)))])
     except Exception:  # reported when the optimizer is made for the model
         return None
-    return "sgd" if is_plain_sgd(made) else "adam" if is_plain_adam(made) else None
 
 
 def _is_plain(optimizer: Optimizer, *kinds: type[Optimizer]) -> bool:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from bow import Replicas
 from bow.errors import OptimizerError
 from bow.replicas import LearnerGroup, num_state_tensors
 
@@ -137,6 +138,12 @@ def test_an_optimizer_whose_steps_depend_on_all_gradients_is_for_one_learner() -
         LearnerGroup(nn.Linear(3, 2), factory, learners=2, device=CPU)
     for each in (functools.partial(factory, noise=0.1), LayerwiseSGD, torch.optim.Adafactor):
         LearnerGroup(nn.Linear(3, 2), functools.partial(each, lr=0.1), learners=2, device=CPU)
+
+
+def test_an_optimizer_for_one_learner_gets_one_where_their_number_is_open() -> None:
+    factory = functools.partial(NormedSGD, lr=0.1)
+    loss = nn.functional.cross_entropy
+    assert Replicas(nn.Linear(3, 2), loss, optimizer=factory, device="cpu").learners == 1
 
 
 def test_muon_trains_a_model_of_matrices() -> None:
