@@ -42,7 +42,7 @@ TRAILER = b"bow sha256 "  # appended with a checksum to torch's output, which to
 _TRAILER_BYTES = len(TRAILER) + 64
 _BLOCK_BYTES = 2**20
 # What NumPy's arrays of numbers are unpickled by.
-ARRAYS: list[Any] = [np.ndarray, np.dtype, np.empty(0).__reduce__()[0], codecs.encode]
+ARRAYS: list[Any] = [np.ndarray, np.dtype, np.empty(0).__reduce__()[0], codecs.encode, bytes]
 ARRAYS += [type(np.dtype(code)) for code in "?" + np.typecodes["AllInteger"] + np.typecodes["AllFloat"]]
 _NAME = re.compile(r"round_(\d+)\.pt")
 _PARTS: dict[str, type | tuple[type, ...]] = {
@@ -145,11 +145,14 @@ def _check_readable(file: BinaryIO) -> None:
     with torch.serialization.safe_globals(ARRAYS):
         foreign = torch.serialization.get_unsafe_globals_in_checkpoint(file)
     if foreign:
-        raise SettingError(
-            f"checkpoints hold tensors, arrays and plain values, got {', '.join(sorted(foreign))}; keep it out of the "
-            "state of the scheduler, the optimizer and the records, and out of modules' extra state, or use "
-            "checkpoint_every=None"
-        )
+        raise _refused(", ".join(sorted(foreign)))
+
+
+def _refused(what: str) -> SettingError:
+    return SettingError(
+        f"checkpoints hold tensors, arrays of numbers and plain values, got {what}; keep it out of the state of the "
+        "scheduler, the optimizer and the records, and out of modules' extra state, or use checkpoint_every=None"
+    )
 
 
 def delete_checkpoints_after(directory: Path, round_index: int) -> None:
@@ -225,6 +228,8 @@ def _round_of(checkpoint: Path) -> int:
 
 
 def _without_numpy(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and (value.dtype.kind not in "biufc" or not value.dtype.isnative):
+        raise _refused(f"an array of {value.dtype}")
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
         return value.item()
     if isinstance(value, dict):

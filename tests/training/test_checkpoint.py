@@ -22,7 +22,7 @@ import bow
 from bow.errors import BowError, CheckpointError, DataError, RunDirectoryError, SettingError
 from bow.observe.report import write_report
 from bow.testing import FakeDevice
-from bow.training.checkpoint import CheckpointTimer, save_checkpoint
+from bow.training.checkpoint import CheckpointTimer, load_checkpoint, save_checkpoint
 
 Train = Callable[..., bow.Result]
 
@@ -665,6 +665,22 @@ def test_numpys_numbers_are_saved_as_pythons_wherever_they_are(tmp_path: Path) -
     assert loaded["b"] == counts
     assert type(loaded["b"]) is Counter
     assert type(state["replicas"][0][0]) is np.float32, "the state itself is not changed"
+
+
+@pytest.mark.parametrize("array", [np.empty((0, 3)), np.ones((2, 3), order="F"), np.ones(2, "F")])
+def test_arrays_of_numbers_come_back(tmp_path: Path, array: Any) -> None:
+    loaded = load_checkpoint(save_checkpoint(tmp_path, 1, {"array": array}), {})["array"]
+    assert loaded.dtype == array.dtype
+    assert np.array_equal(loaded, array)
+
+
+@pytest.mark.parametrize(
+    "array", [np.array(["a"]), np.array([1, "a"], object), np.array(["2026-01-01"], "M8[D]"), np.ones(2, ">f8")]
+)
+def test_other_arrays_are_not_written(tmp_path: Path, array: Any) -> None:
+    with pytest.raises(SettingError, match=r"arrays of numbers and plain values, got an array of .*; keep it out"):
+        save_checkpoint(tmp_path, 1, {"scheduler": {"steps": [array]}})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_is_not_continued_in_the_directory_of_another(
