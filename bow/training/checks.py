@@ -269,7 +269,7 @@ def unsaved(model: nn.Module) -> dict[str, Any]:
     extra = extra_state(model)  # holds what its modules change, as in plain PyTorch
     numbers = {
         f"changes attribute {name!r} of {f'module {path!r}' if path else 'the model'} in Python, which the central "
-        "model, its evaluation and checkpoints do not have; keep it in a buffer": value
+        "model, its evaluation and checkpoints do not have; keep it in a buffer": repr(value)
         for path, module in model.named_modules()
         for name, value in vars(module).items()
         if isinstance(value, int | float) and path not in extra
