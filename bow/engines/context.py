@@ -69,7 +69,9 @@ class RoundSnapshot:
         large = [buffer for buffer in there if buffer.nbytes > LARGE_BYTES and not buffer.is_inference()]
         before, self._versions = self._versions, {id(buffer): (buffer, buffer._version) for buffer in large}
         still = {key for key, (_, version) in self._versions.items() if key in before and before[key][1] == version}
-        self._kept = {id(buffer): buffer.clone() for buffer in there if id(buffer) not in still}
+        # An expanded tensor, which a step has assigned, cannot be written to.
+        kept = (buffer for buffer in there if id(buffer) not in still and 0 not in buffer.stride())
+        self._kept = {id(buffer): buffer.clone() for buffer in kept}
         self._states = [(each, state_of(each)) for each in self._generators]
 
     def restore(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 
 from bow.devices import cuda_device
@@ -172,9 +172,10 @@ class LearningTasks:
 
     def _sums_of_frozen(self, learner: Learner) -> dict[str, Tensor]:
         """Return a sum of every parameter that the learner shares with others, by name."""
-        own = {} if len(self._group) == 1 else dict(learner.module.named_parameters())
+        own = {} if self._group.num_all == 1 else dict(learner.module.named_parameters())
         # An embedding with max_norm writes the same in every learner.
-        scaled = {id(m.weight) for m in learner.module.modules() if getattr(m, "max_norm", None) is not None}
+        embeddings = (m for m in learner.module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
+        scaled = {id(each.weight) for each in embeddings if each.max_norm is not None}
         shared = {n: p for n, p in self._group.named_frozen() if own.get(n) is p and id(p) not in scaled}
         return {name: each.detach().sum(dtype=torch.float64) for name, each in shared.items() if not each.is_complex()}
 

@@ -382,7 +382,7 @@ class GraphJobs:
         key = (groups, step_state is not None, *(shape_of(like) if shape is None else shape for shape in shapes))
         if key not in self._by_shapes:
             tasks = self._tasks.by_learner(dealt, shapes, self._context.round_index)
-            if tasks is None:
+            if tasks is None or any(task.graph.metrics.keys() != tasks[0].graph.metrics.keys() for task in tasks):
                 return None
             if len(self._by_shapes) == MAX_JOBS:
                 self._by_shapes.clear()

@@ -113,7 +113,7 @@ def collected(learned: Sequence[Learned | None], z: Tensor) -> tuple[Tensor, Met
     nan = torch.full((), torch.nan, dtype=z.dtype, device=z.device)
     losses = torch.stack([nan if each is None else each.loss.to(z.dtype) for each in learned])
     metrics = [{} if each is None else each.metrics for each in learned]
-    names = next((m for m in metrics if m), {})
+    names = {name: value for each in metrics for name, value in each.items()}  # a batch need not have all of them
     if names:
         nan = torch.full_like(next(iter(names.values())), torch.nan, dtype=torch.float32)
     return losses, {name: torch.stack([m.get(name, nan).to(torch.float32) for m in metrics]) for name in names}

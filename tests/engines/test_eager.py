@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from bow import SMA, SSGD, LocalSGD, Replicas, Run, Variant, sweep
+from bow.cluster import TrialWorld
 from bow.engines.restarts import HOPELESS_ROUNDS
 from bow.errors import DataError, DivergenceError, LossError, ModelError
 from tests.grouped import of_replicas
@@ -43,6 +44,19 @@ def test_a_step_may_take_any_pytree_and_return_metrics() -> None:
     assert trained.last is not None
     assert trained.last.metrics["largest"].shape == (2,)
     assert trained.last.metrics["largest"][0] > losses[0]
+
+
+def test_a_metric_may_be_there_for_another_than_the_first_learner_only() -> None:
+    def step(model: nn.Module, given: tuple[torch.Tensor, torch.Tensor]):
+        some = {"some": given[0].mean()} if len(given[0]) < 8 else {}
+        return cross_entropy(model(given[0]), given[1]), {"mean": given[0].mean(), **some}
+
+    trained = replicas(step=step)
+    trained.round([batch(0), batch(1, size=5)])
+    assert trained.last is not None
+    some = trained.last.metrics["some"]
+    assert some[0].isnan()
+    assert some[1] == trained.last.metrics["mean"][1]
 
 
 def test_stacked_batches_are_a_list_of_batches() -> None:
@@ -318,6 +332,18 @@ def test_parameters_that_cannot_be_written_to_are_told_of(how: str, message: str
     trained.close()
 
 
+def test_a_frozen_parameter_may_not_change_on_one_of_several_devices() -> None:
+    class Two(TrialWorld):
+        size = 2
+
+        def all_gather(self, value):
+            return [value, value]
+
+    trained = replicas(Written("frozen"), learners=1, world=Two())
+    with pytest.raises(ModelError, match="changes parameter 'follows'"):
+        trained.round([batch(0)])
+
+
 def test_members_have_frozen_parameters_of_their_own(tmp_path: Path) -> None:
     data = (torch.randn(16, 6), torch.randint(3, (16,)))
     settings = {"epochs": 2, "batch_size": 4, "optimizer": SGD, "engine": "eager", "run": Run(tmp_path, progress=False)}
@@ -326,6 +352,23 @@ def test_members_have_frozen_parameters_of_their_own(tmp_path: Path) -> None:
     alone = sweep(build, data, cross_entropy, variants=[Variant(seed=1)], **{**settings, "run": Run(progress=False)})
     assert made.members[1].model.follows.abs().sum() > 0
     torch.testing.assert_close(made.members[1].model.follows, alone.members[0].model.follows)
+
+
+def test_an_error_after_a_step_has_assigned_an_expanded_buffer_is_the_users() -> None:
+    class Averaged(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.mean = x.detach().mean().expand(3)
+            if len(x) < 8:
+                raise ZeroDivisionError("mine")
+            return super().forward(x) - self.mean
+
+    model = Averaged(6, 3)
+    model.register_buffer("mean", torch.zeros(3))
+    trained = replicas(model)
+    trained.round([batch(0), batch(1)])
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        trained.round([batch(2), batch(3, size=5)])
+    assert torch.equal(trained.learner(0).mean, batch(0)[0].mean().expand(3))
 
 
 def test_sparse_gradients_are_refused_with_the_remedy() -> None:

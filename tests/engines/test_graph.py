@@ -722,6 +722,21 @@ def test_copies_of_weights_are_made_before_the_executors_step() -> None:
         assert trainings[1].engine == "graph"
 
 
+@pytest.mark.parametrize("sizes", [(8, 6), (6, 8)], ids=str)
+def test_learners_with_batches_of_two_shapes_may_have_different_metrics(sizes: tuple[int, int]) -> None:
+    def step(model: nn.Module, given: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        some = {"some": given[0].mean()} if len(given[0]) == 6 else {}
+        return cross_entropy(model(given[0]), given[1]), {"mean": given[0].mean(), **some}
+
+    with replicas(step=step, learners=2) as training:
+        for t in range(4):
+            training.round([batch(2 * t + j, size) for j, size in enumerate(sizes)])
+            metrics = training.last.metrics
+            assert metrics["some"].isnan().tolist() == [size == 8 for size in sizes]
+            assert metrics["some"].nansum() == metrics["mean"][sizes.index(6)]
+        assert training.engine == "graph"
+
+
 @pytest.mark.parametrize("engine", ["streams", "graph"])
 def test_a_metric_that_is_a_buffer_has_its_value_in_that_task(engine: str) -> None:
     def step(model: nn.Module, given: Any) -> tuple[Tensor, dict[str, Tensor]]:

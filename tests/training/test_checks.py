@@ -499,6 +499,13 @@ def test_an_embedding_that_is_not_trained_may_have_a_largest_norm() -> None:
     assert replicas.round([batch, batch]).isfinite().all()
 
 
+def test_other_modules_may_have_an_attribute_of_that_name() -> None:
+    model = nn.Sequential(nn.Linear(5, 3), nn.Identity())
+    model[1].max_norm = 1.0
+    replicas = bow.Replicas(model, cross_entropy, learners=2, engine="eager", device="cpu")
+    assert replicas.round([(X[:4], Y[:4])] * 2).isfinite().all()
+
+
 @pytest.mark.parametrize(
     ("settings", "total", "needed"),
     [
@@ -576,7 +583,7 @@ class Steps(nn.Linear):
 
     def __init__(self, draw: Callable[[], float]) -> None:
         super().__init__(5, 3)
-        self.draw, self.first = draw, 0.0
+        self.draw, self.first, self.lowest = draw, 0.0, math.nan
 
     def forward(self, inputs: Tensor) -> Tensor:
         self.first, self.last = self.first or 1.0, inputs
