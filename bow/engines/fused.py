@@ -46,23 +46,41 @@ def vectorised(group: LearnerGroup, settings: LearningConfig) -> Vectorised:
     return run
 
 
-def write_buffers(result: TaskResult, buffers: dict[str, Tensor]) -> None:
-    """Write the buffers of the learners whose task is finite; the others take no step."""
-    for name, buffer in result.buffers.items():
-        finite = result.finite.view(-1, *[1] * (buffer.dim() - 1))
-        buffers[name].copy_(torch.where(finite, buffer, buffers[name]))
+def writing_results(together: Vectorised, *, compiles: bool) -> TogetherTask:
+    def learn(
+        rows: Tensor, gradients: Tensor, buffers: dict[str, Tensor], batch: Batch
+    ) -> tuple[Tensor, Tensor, Metrics, dict[str, Tensor]]:
+        result = together(rows, buffers, batch)
+        gradients.copy_(result.gradient)
+        return result.loss, result.finite, result.metrics, finite_buffers(buffers, result)
 
+    inner = compiled(learn) if compiles else learn
 
-def writing_results(together: Vectorised) -> TogetherTask:
     def run(
         rows: Tensor, gradients: Tensor, buffers: dict[str, Tensor], batch: Batch
     ) -> tuple[Tensor, Tensor, Metrics]:
-        result = together(rows, buffers, batch)
-        gradients.copy_(result.gradient)
-        write_buffers(result, buffers)
-        return result.loss, result.finite, result.metrics
+        loss, finite, metrics, after = inner(rows, gradients, buffers, batch)
+        write_buffers(buffers, after)
+        return loss, finite, metrics
 
     return run
+
+
+def finite_buffers(buffers: dict[str, Tensor], result: TaskResult) -> dict[str, Tensor]:
+    """Return the buffers after a task; learners whose task is not finite take no step."""
+    finite = result.finite
+    return {
+        name: torch.where(finite.view(-1, *[1] * (after.dim() - 1)), after, buffers[name])
+        for name, after in result.buffers.items()
+    }
+
+
+def write_buffers(buffers: dict[str, Tensor], after: dict[str, Tensor]) -> None:
+    """Write what a task has made of buffers, outside of its compiled region."""
+    # torch.compile writes mutated inputs back in the order of the arguments, so that one that receives the old value of
+    # another would receive the new one (seen in torch 2.13).
+    if after:
+        torch._foreach_copy_([buffers[name] for name in after], list(after.values()))
 
 
 class StackedBuffers:
@@ -220,13 +238,14 @@ class Fused(TaskRunner):
         if self._has_run:
             return
         self._has_run = True
-        first, *others = (list(learner.module.modules()) for learner in self.group.learners)
-        names = changed(self._python, python_state(first[0])) if others else []
+        first, *others = (dict(learner.module.named_modules()) for learner in self.group.learners)
+        names = changed(self._python, python_state(first[""])) if others else []
         if not names:
             return
         for other in others:
-            for module, source in zip(other, first, strict=True):
-                vars(module).update({name: value for name, value in vars(source).items() if isinstance(value, PLAIN)})
+            for path in other.keys() & first.keys():  # the step may have added modules
+                own = {name: value for name, value in vars(first[path]).items() if isinstance(value, PLAIN)}
+                other[path].__dict__.update(own)
         self._failed.update([WHOLE, *(name for name, _ in self._levels)])
         self._levels, self._whole_round = [], None
         why = f"the step changes {names[0]} in Python, which is separate for every learner"
@@ -247,8 +266,8 @@ class Fused(TaskRunner):
     def _build(self) -> None:
         context = self.context
         together = vectorised(self.group, context.settings)
-        run = writing_results(together)
-        levels = [("fused", compiled(run)), ("fused (not compiled)", run)]
+        ways = (("fused", True), ("fused (not compiled)", False))
+        levels = [(name, writing_results(together, compiles=compiles)) for name, compiles in ways]
         self._levels = [(name, run) for name, run in levels if name not in self._failed]
         whole = WHOLE not in self._failed and self._fits
         self._whole_round = SgdRound(self.group, cast(SMA, context.sync), together) if whole else None
@@ -276,17 +295,16 @@ class SgdRound:
         self._state.begin_round()
         matrix = self._group.matrix
         z, z_prev = matrix.z, matrix.state["z_prev"]
-        loss, finite, metrics, z_next = self._regions[due](
+        loss, finite, metrics, z_next, after = self._regions[due](
             matrix.weights, self._state.moments[0], z, z_prev, self._hyper, buffers, batch
         )
-        if due:
-            # Outside of the region: torch.compile writes mutated inputs back in the order of the arguments, so that
-            # z_prev would receive the new z (seen in torch 2.13).
+        write_buffers(buffers, after)
+        if due:  # outside of the region, for the same reason
             z_prev.copy_(z)
             z.copy_(z_next)
         return Outcome(loss, finite, [True] * len(self._group), metrics)
 
-    def _region(self, synchronise: bool) -> Callable[..., tuple[Tensor, Tensor, Metrics, Tensor]]:
+    def _region(self, synchronise: bool) -> Callable[..., tuple[Tensor, Tensor, Metrics, Tensor, dict[str, Tensor]]]:
         together = self._together
 
         def run(
@@ -297,7 +315,7 @@ class SgdRound:
             hyper: Tensor,
             buffers: dict[str, Tensor],
             batch: Batch,
-        ) -> tuple[Tensor, Tensor, Metrics, Tensor]:
+        ) -> tuple[Tensor, Tensor, Metrics, Tensor, dict[str, Tensor]]:
             *_, alpha, mu = hyper.unbind()
             corrections = torch.sub(weights, z).mul(alpha)  # first: a step may write to its weights
             result = together(weights, buffers, batch)
@@ -307,8 +325,8 @@ class SgdRound:
                 moved, z_next = moved - corrections, torch.addcmul(z + corrections.sum(0), z - z_prev, mu)
             momenta.copy_(momenta_next)
             weights.copy_(torch.where(finite, moved, z_next))  # the same arithmetic as in the kernels
-            write_buffers(result, buffers)
-            return result.loss, result.finite & torch.isfinite(moved.sum(1)), result.metrics, z_next
+            after = finite_buffers(buffers, result)
+            return result.loss, result.finite & torch.isfinite(moved.sum(1)), result.metrics, z_next, after
 
         return compiled(run)
 

@@ -304,6 +304,52 @@ def test_a_metric_that_is_a_weight_has_its_value_before_the_step(optimizer: Call
             torch.testing.assert_close(one.last.metrics["weight"].double(), before, rtol=0, atol=1e-6)
 
 
+class Delayed(nn.Linear):
+    """Keeps the value that another buffer had before."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3, dtype=torch.float64)
+        self.register_buffer("mean", torch.zeros(3, dtype=torch.float64))
+        self.register_buffer("mean_before", torch.zeros(3, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs = super().forward(x)
+        self.mean_before.copy_(self.mean)
+        self.mean.copy_(outputs.detach().mean(0))
+        return outputs + 0.1 * self.mean_before
+
+
+@pytest.mark.parametrize("optimizer", [SGD, torch.optim.AdamW], ids=["whole", "in parts"])
+def test_a_buffer_that_keeps_the_value_of_another_has_the_one_before(optimizer: Callable) -> None:
+    def rounds(one: Replicas) -> None:
+        for t in range(4):
+            one.round([batch(3 * t + j) for j in range(3)])
+
+    assert_same(*in_both(rounds, template=Delayed(), optimizer=optimizer))
+
+
+class Adding(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "act"):
+            self.act = nn.Tanh()
+        return self.act(super().forward(x))
+
+
+@pytest.mark.parametrize("optimizer", [SGD, torch.optim.AdamW], ids=["whole", "in parts"])
+def test_a_step_may_add_modules_in_its_first_pass(optimizer: Callable, not_compiled) -> None:
+    settings = {"template": Adding(6, 3).double(), "optimizer": optimizer}
+    with (
+        contextlib.closing(replicas("fused", **settings)) as one,
+        contextlib.closing(replicas("eager", **settings)) as eager,
+    ):
+        for t in range(3):
+            given = [batch(3 * t + j) for j in range(3)]
+            with pytest.warns(UserWarning, match="of module 'act' in") if t == 0 else contextlib.nullcontext():
+                one.round(given)
+            eager.round(given)
+        assert_same(one, eager)
+
+
 class Counting(nn.Linear):
     calls = 0
 

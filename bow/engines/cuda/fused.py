@@ -12,7 +12,6 @@ from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.learner import WARM_UP, gathered, python_values_restored, state_of
 from bow.engines.cuda.whole_round import RoundGraphs, StaticRound, unchanged
 from bow.engines.fused import StackedBuffers, TogetherTask, vectorised, writing_results
-from bow.engines.task import compiled
 from bow.errors import BowError, reason
 
 
@@ -66,7 +65,7 @@ class CudaFused(RoundGraphs):
                 except Exception as error:
                     if not self._compiles:
                         raise
-                    self._compiles, self._together = False, writing_results(self._vectorised)
+                    self._compiles, self._together = False, writing_results(self._vectorised, compiles=False)
                     self._try(static)  # raises if the error is the user's
                     self.context.log.warn(f"fused is not compiled ({reason(error)}); running {self.description}")
         finally:
@@ -82,8 +81,7 @@ class CudaFused(RoundGraphs):
     def bind(self) -> None:
         super().bind()
         self._vectorised = vectorised(self.context.group, self.context.settings)
-        run = writing_results(self._vectorised)
-        self._together = compiled(run) if self._compiles else run
+        self._together = writing_results(self._vectorised, compiles=self._compiles)
         self._buffers = StackedBuffers(self.context.group)
 
     def _try(self, static: StaticRound) -> None:
