@@ -113,7 +113,8 @@ def _assembled(
     bound = [{name: next(inputs) for name in names} for names in (parameters, buffers, batch)]
     operators, instead = skip_identities(lowering.operators, lowering.values)
     outputs = _output_values(trace.outputs, lowering, instead)
-    operators += _copies_of_parameters(outputs, operators, lowering.values, bound[0])
+    written = {value for name, value in bound[1].items() if outputs["new_buffers"][name] != value}
+    operators += _copies(outputs, operators, lowering.values, written.union(bound[0].values()))
     groups = (outputs[name] for name in ("gradients", "new_buffers", "metrics"))
     wanted = {outputs["loss"], *(value for group in groups for value in group.values())}
     operators = renumber(drop_dead(split_convolution_backward(operators, wanted), wanted))
@@ -144,11 +145,10 @@ def _output_values(outputs: StepOutputs, lowering: Lowering, instead: Mapping[in
     }
 
 
-def _copies_of_parameters(
-    outputs: dict[str, Any], operators: Sequence[Operator], values: dict[int, TensorSpec], parameters: Mapping[str, int]
+def _copies(
+    outputs: dict[str, Any], operators: Sequence[Operator], values: dict[int, TensorSpec], shared: set[int]
 ) -> list[Operator]:
-    """Replace outputs that share a parameter's memory, which the optimizer writes to, by copies; return the copies."""
-    shared = set(parameters.values())
+    """Replace outputs in the memory of inputs that are written to after the step by copies; return the copies."""
     for operator in operators:
         if operator.is_view and not shared.isdisjoint(operator.reads):
             shared.update(value for value in operator.results if value is not None)

@@ -15,6 +15,7 @@ from bow.engines.step_state import fits
 from bow.engines.task import LearningTask, PureTask
 from bow.errors import DataError
 from bow.testing import FakeDevice
+from tests.graph.cases import Delayed
 from tests.grouped import of_replicas
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -302,21 +303,6 @@ def test_a_metric_that_is_a_weight_has_its_value_before_the_step(optimizer: Call
             before = one.W[:, 0].clone()
             one.round([batch(2 * t + j) for j in range(2)])
             torch.testing.assert_close(one.last.metrics["weight"].double(), before, rtol=0, atol=1e-6)
-
-
-class Delayed(nn.Linear):
-    """Keeps the value that another buffer had before."""
-
-    def __init__(self) -> None:
-        super().__init__(6, 3, dtype=torch.float64)
-        self.register_buffer("mean", torch.zeros(3, dtype=torch.float64))
-        self.register_buffer("mean_before", torch.zeros(3, dtype=torch.float64))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        outputs = super().forward(x)
-        self.mean_before.copy_(self.mean)
-        self.mean.copy_(outputs.detach().mean(0))
-        return outputs + 0.1 * self.mean_before
 
 
 @pytest.mark.parametrize("optimizer", [SGD, torch.optim.AdamW], ids=["whole", "in parts"])

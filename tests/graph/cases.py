@@ -103,3 +103,18 @@ class Remembering(nn.Module):
         self.before = self.linear.weight.detach().clone()
         self.row = self.linear.weight[1].detach().clone()
         return made
+
+
+class Delayed(nn.Linear):
+    """Keeps the value that another buffer had before."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3, dtype=torch.float64)
+        self.register_buffer("mean", torch.zeros(3, dtype=torch.float64))
+        self.register_buffer("mean_before", torch.zeros(3, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = super().forward(x)
+        self.mean_before.copy_(self.mean)
+        self.mean.copy_(outputs.detach().mean(0))
+        return outputs + 0.1 * self.mean_before

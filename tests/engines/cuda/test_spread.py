@@ -30,6 +30,7 @@ from bow.testing import FakeDevice
 from tests.engines.cuda.trainings import ADAMW, LEARNERS, SGD, batch, model, round_of, training
 from tests.engines.pairs import TOLERANCE
 from tests.engines.test_agreement import MODELS, random_batch
+from tests.graph.cases import Delayed
 from tests.grouped import of_replicas
 from tests.synchronisers import SYNCHRONISERS
 
@@ -149,6 +150,19 @@ def test_clipping_and_metrics_are_those_of_eager() -> None:
             torch.testing.assert_close(other, one, rtol=0, atol=1e-6)
         assert not torch.allclose(pair.graph.W, free.graph.W, atol=1e-3)  # the limit was felt
         assert pair.graph.loop.take_events() == []
+
+
+def test_a_buffer_that_keeps_the_value_of_another_has_the_one_before() -> None:
+    def step(learner: nn.Module, given: Any) -> Any:
+        before = learner.mean[0].clone()  # type: ignore[index, operator]
+        return cross_entropy(learner(given[0]), given[1]), {"before": before}
+
+    with trainings(Delayed, dealt(bow.capture(Delayed(), batch(0), step=step)), step=step) as pair:
+        for t in range(4):
+            pair.round(round_of(t))
+            one, other = (each.last.metrics["before"] for each in (pair.eager, pair.graph))
+            torch.testing.assert_close(other, one, rtol=0, atol=1e-6)
+        assert pair.graph.engine == "graph"
 
 
 @pytest.mark.filterwarnings("ignore:.*restarts from the central model")
