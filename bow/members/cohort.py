@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map, tree_map_only
 from torch.utils.data import Dataset, Subset
 
 from bow.data import Batch, BatchStream, open_stream
+from bow.data.opening import LoaderStream
 from bow.data.stream import Indexed, TensorStream
 from bow.devices import StreamDevice, available_cores, cuda_device
 from bow.engines import Batches, LearningConfig, Loop, Outcome, Turns, make_engine
@@ -68,6 +69,8 @@ class MemberFeed:
         for stream in self.streams:
             is_first = stream is not None and id(stream) not in shared
             if stream is not None and is_first:
+                if isinstance(stream, LoaderStream):
+                    stream.go_on()  # other members may be in another epoch of the same data set
                 shared[id(stream)] = stream.deal(1)
             if (deal := shared.get(id(stream))) is None:
                 batches.append(None)
@@ -172,7 +175,7 @@ class Cohort:
         self._ends: list[float] = [math.inf] * rows  # round at which a row's member has all its steps
         self._is_reused = is_reused
         self._is_checked = False
-        self.draws = True  # whether evaluation draws random numbers, of a generator that all threads share
+        self.draws = True  # whether evaluation draws random numbers, of generators that all threads share
         self._shown: list[nn.Module] = []  # models that are free for evaluating a member
 
     @property
@@ -319,9 +322,10 @@ class Cohort:
     def evaluate_alone(self, row: int, evaluator: Evaluator) -> dict[str, float]:
         """Run `evaluate` with random numbers of the member's seed."""
         with own_numbers(derive_seed(self._on(row).member.variant.seed, EVALUATION), self.device):
-            before = torch.get_rng_state()
+            before, of_python = torch.get_rng_state(), python_state(nn.Module())
             values = self.evaluate(row, evaluator)
-            self.draws = not torch.equal(torch.get_rng_state(), before)
+            has_drawn = bool(changed(of_python, python_state(nn.Module())))
+            self.draws = has_drawn or not torch.equal(torch.get_rng_state(), before)
         return values
 
     def evaluate(self, row: int, evaluate: Evaluator, model: nn.Module | None = None) -> dict[str, float]:

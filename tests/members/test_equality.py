@@ -2,16 +2,19 @@
 
 import functools
 import itertools
+import random
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
 
 import bow
 from bow.engines.graph_round import GraphRound
@@ -243,23 +246,55 @@ def test_schedulers_are_a_members_own(tmp_path: Path) -> None:
 class Noisy(nn.Module):
     """Draws random numbers in evaluation mode, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, draw: Callable[[], Any]) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(6, 4), nn.Linear(4, 3)
+        self.draw = draw
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.first(x)
-        return self.second(hidden + torch.randn_like(hidden))
+        return self.second(hidden if self.training else hidden + self.draw())
 
 
-def test_random_numbers_of_evaluation_are_those_of_a_members_seed(tmp_path: Path) -> None:
+DRAWS = {"torch": lambda: torch.randn(4), "python": lambda: random.random(), "numpy": lambda: np.random.rand()}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_random_numbers_of_evaluation_are_those_of_a_members_seed(tmp_path: Path, draw: Callable[[], Any]) -> None:
     given = {"validation": (FLAT, LABELS), "epochs": 3}
-    variants = bow.grid(seed=[0, 1, 2])
+    variants, noisy = bow.grid(seed=[0, 1, 2]), functools.partial(Noisy, draw)
     torch.manual_seed(5)
-    result = swept(tmp_path / "sweep", Noisy, (FLAT, LABELS), variants, engine="graph", **given)
+    result = swept(tmp_path / "sweep", noisy, (FLAT, LABELS), variants, engine="graph", **given)
     for number, member in enumerate(result.members):
-        other = alone(tmp_path / str(number), Noisy, (FLAT, LABELS), member.variant, "graph", **given)
+        other = alone(tmp_path / str(number), noisy, (FLAT, LABELS), member.variant, "graph", **given)
         assert [each["loss"] for each in member.history] == [each["loss"] for each in other.history]
+
+
+class Epochs(TensorDataset):
+    """Reads its samples by the epoch that it is told."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> Any:
+        return self.tensors[0][index] + self.epoch, self.tensors[1][index]
+
+
+def test_members_in_different_epochs_of_a_data_set_read_their_own(tmp_path: Path) -> None:
+    class First:
+        def why_over(self, member: Member) -> str | None:
+            return "the first" if member.name == "seed=0" else None
+
+    given = {"validation": None, "epochs": 3, "engine": "eager"}
+    loader = DataLoader(Epochs(FLAT, LABELS), batch_size=16, shuffle=True)
+    variants = bow.grid(seed=[0, 1, 2])
+    result = swept(tmp_path / "sweep", mlp, loader, variants, at_once=2, batch_size=None, stop=First(), **given)
+    for member in result.members[1:]:
+        path = tmp_path / member.name
+        other = alone(path, mlp, loader, member.variant, **given)
+        assert [each["train_loss"] for each in member.history] == [each["train_loss"] for each in other.history]
 
 
 def test_steps_end_a_member_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
