@@ -31,7 +31,8 @@ def rows_of_device(
     on_cpu, is_search, members = is_cpu(device), config.search is not None, config.num_members
     rule = len(available_cores()) * math.ceil(MOST_ROWS / len(available_cores())) if on_cpu else MOST_ROWS
     asked = rule if config.at_once == "auto" else config.at_once
-    engine, fitting = "graph" if config.train.engine.name == "auto" else config.train.engine.name, 2 * asked
+    engine = "graph" if config.train.engine.name == "auto" else config.train.engine.name
+    fitting = 2 * (asked if on_cpu or config.at_once != "auto" else MOST_CUDA)
     for variant in {progress.kind: progress.member.variant for progress in waiting}.values():
         train = config.of(variant)
         opened = None if on_cpu else DataSource(train.data, **train.stream_settings)

@@ -84,6 +84,12 @@ def test_on_a_gpu_the_tuner_finds_how_many(tmp_path: Path, monkeypatch: pytest.M
     assert len(asked) == 1
 
 
+def test_on_a_gpu_as_many_train_as_the_tuner_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "tune", lambda *_, **__: Tuned("eager", 40, 1, False, "calibration"))
+    variants, given = bow.grid(seed=range(40)), {"engine": "eager", "devices": FakeDevice(), "steps": 1}
+    assert swept(tmp_path / "sweep", mlp, (FLAT, LABELS), variants, **given).at_once == 40
+
+
 @pytest.mark.nightly
 def test_trials_on_a_device_change_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class First:
