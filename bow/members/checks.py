@@ -26,7 +26,7 @@ from bow.members.saving import GroupLogger
 from bow.replicas import prepare_template
 from bow.replicas.optimizer import check_parameterwise, is_elementwise, make_optimizer
 from bow.training.batches import DataSource, check_round
-from bow.training.checks import all_labels, check_first_batch, choose_devices, make_scheduler
+from bow.training.checks import all_labels, check_first_batch, check_sampler, choose_devices, make_scheduler
 from bow.training.config import TrainConfig
 from bow.training.epoch import MOST_LOST
 from bow.training.stopping import names_of_epochs, with_directions
@@ -177,7 +177,9 @@ def _warn_of_leaks(variants: Sequence[Variant], num_samples: int) -> None:
 def _try_first_batches(config: SweepConfig) -> None:
     """Build every member's optimizer, scheduler and stream, and run a batch through the model of each kind."""
     train, templates = config.train, dict[Hashable, nn.Module]()
-    place, _ = choose_devices(train.devices.count)
+    place, count = choose_devices(train.devices.count)
+    for name, data in (("data", train.data), ("the validation data", train.validation.data)):
+        check_sampler(data, name, count)
     device = place.torch_device if isinstance(place, StreamDevice) else place
     for variant in config.variants:
         kind = config.kind_of(variant)
