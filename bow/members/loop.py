@@ -1,5 +1,6 @@
 """The loop of a sweep: fill rows from the queue of members, run rounds, end epochs, apply stopping rules."""
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -20,7 +21,7 @@ from bow.members.config import SweepConfig
 from bow.members.member import Member, Progress
 from bow.members.progress import SweepProgress
 from bow.members.rows import rows_of_device
-from bow.members.saving import SweepDirectory
+from bow.members.saving import MEMBERS, SweepDirectory
 from bow.members.stopping import Rungs
 from bow.replicas import num_trainable
 from bow.training.checkpoint import CheckpointTimer
@@ -95,6 +96,8 @@ class SweepLoop:
                 while (self._queue or self._decide()) and self.interrupted_by is None:
                     self._train()
         except Exception:
+            with contextlib.suppress(OSError):  # a training that failed has left it empty, or there is none
+                (self._directory.path / MEMBERS).rmdir()
             if not self._num_rounds and not any(each.is_dir() for each in self._directory.path.iterdir()):
                 self._directory.discard()  # nothing has been trained
             raise

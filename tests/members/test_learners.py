@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import bow
@@ -198,3 +199,13 @@ def test_a_search_proposes_them_too(tmp_path: Path) -> None:
 def test_what_they_cannot_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="learners"):
         swept(tmp_path / "sweep", mlp, (FLAT, LABELS), VARIANTS, **({"learners": 2} | settings))
+
+
+def test_a_sweep_whose_first_training_fails_at_once_leaves_no_directory(tmp_path: Path) -> None:
+    def step(model: nn.Module, batch: Any) -> Tensor:
+        raise OSError("the picture is damaged")
+
+    run = bow.Run(tmp_path / "s", progress=False)
+    with pytest.raises(OSError, match="the picture is damaged"):
+        bow.sweep(mlp, (FLAT, LABELS), step=step, variants=bow.grid(seed=range(2)), learners=2, engine="eager", run=run)
+    assert not (tmp_path / "s").exists()
