@@ -40,7 +40,6 @@ import bow
 from bow.cli import COMMANDS, main
 from bow.compiling import cache_folder
 from bow.observe.report import write_report
-from bow.runtime import loading
 from bow.schedule import FirstComeSchedule, OrderedSchedule
 from bow.training.schedule import read_schedule
 from tests.grouped import SECTIONS, grouped, of_replicas
@@ -382,7 +381,8 @@ def limited(action: Callable[[], Any], folder: Path) -> None:
         os.environ.update(HOME=str(folder / "home"), XDG_CACHE_HOME=str(folder / "cache"), TMPDIR=str(folder))
         os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # no pool of compiler processes
         (folder / "cache" / "bow").mkdir(parents=True)
-        (folder / "cache" / "bow" / runtime().name).symlink_to(runtime())
+        for built in libraries():
+            (folder / "cache" / "bow" / built.name).symlink_to(built)
         tempfile.tempdir = str(folder)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         for name, number in (("out", 1), ("err", 2)):
@@ -400,10 +400,11 @@ def limited(action: Callable[[], Any], folder: Path) -> None:
 
 
 @functools.cache
-def runtime() -> Path:
-    """The folder of the native runtime, which would take half a minute, and more under load, of a call's time."""
-    subprocess.run([sys.executable, "-m", "bow.runtime"], check=True)
-    return cache_folder() / loading._key()
+def libraries() -> list[Path]:
+    """Build the compiled libraries, which would take most of a call's time, or all of it under load."""
+    code = "from bow.runtime import loading; from bow.planning.simulator import simulation"
+    subprocess.run([sys.executable, "-c", f"{code}; loading.native(), simulation.library()"], check=True)
+    return [*cache_folder().glob("runtime-*"), *cache_folder().glob("planner-*")]
 
 
 def processes(session: int) -> int:
@@ -492,7 +493,7 @@ def fuzz(kind: str, count: int, seed: int) -> collections.Counter[str]:
 
 
 def report(num_calls: int = CALLS, num_lines: int = LINES, seed: int = 0) -> int:
-    runtime()  # before the processes that use it
+    libraries()  # before the processes that use them
     found = {"call": fuzz("call", num_calls, seed), "line": fuzz("line", num_lines, seed)}
     for kind, counts in found.items():
         print(kind, json.dumps(dict(counts.most_common()), indent=1))
