@@ -1,19 +1,20 @@
 """All learners in one vectorised learning task: `vmap` over the replica matrix, compiled."""
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from bow.devices.kernels import sgd_step
 from bow.engines.batched_layers import batched_convolutions
 from bow.engines.batches import Batches, Stacked, stack_batches
 from bow.engines.context import RoundContext
 from bow.engines.eager import Eager, SequentialTasks
-from bow.engines.frozen import PLAIN
 from bow.engines.outcome import LearningConfig, Outcome
 from bow.engines.random import NoGenerators
 from bow.engines.runner import InParts, TaskRunner
@@ -81,6 +82,15 @@ def write_buffers(buffers: dict[str, Tensor], after: dict[str, Tensor]) -> None:
     # another would receive the new one (seen in torch 2.13).
     if after:
         torch._foreach_copy_([buffers[name] for name in after], list(after.values()))
+
+
+def row(learner: int, tensor: Tensor) -> Tensor:
+    """Return a learner's part of a tensor that a step has kept from a task of all learners."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        dim, tensor = functorch.maybe_get_bdim(tensor), functorch.get_unwrapped(tensor)
+        tensor = tensor if dim < 0 else tensor.select(dim, learner)
+    return tensor
 
 
 class StackedBuffers:
@@ -238,14 +248,16 @@ class Fused(TaskRunner):
         if self._has_run:
             return
         self._has_run = True
-        first, *others = (dict(learner.module.named_modules()) for learner in self.group.learners)
-        names = changed(self._python, python_state(first[""])) if others else []
+        learners = [dict(learner.module.named_modules()) for learner in self.group.learners]
+        names = changed(self._python, python_state(learners[0][""])) if len(learners) > 1 else []
         if not names:
             return
-        for other in others:
-            for path in other.keys() & first.keys():  # the step may have added modules
-                own = {name: value for name, value in vars(first[path]).items() if isinstance(value, PLAIN)}
-                other[path].__dict__.update(own)
+        for path, module in list(learners[0].items()):
+            owner = f"module {path!r}" if path else "the model"
+            for name, value in [each for each in vars(module).items() if f"attribute {each[0]!r} of {owner}" in names]:
+                for index, modules in enumerate(learners):
+                    if path in modules:  # the step may have added modules
+                        modules[path].__dict__[name] = tree_map_only(Tensor, functools.partial(row, index), value)
         self._failed.update([WHOLE, *(name for name, _ in self._levels)])
         self._levels, self._whole_round = [], None
         why = f"the step changes {names[0]} in Python, which is separate for every learner"

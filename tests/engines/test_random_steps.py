@@ -89,6 +89,12 @@ def test_a_step_with_forward_derivatives_can_be_checked_closely() -> None:
 
 
 @pytest.mark.usefixtures("_uncompiled")
+def test_learners_go_on_with_their_parts_of_a_tensor_that_fused_has_kept() -> None:
+    case = Case(("previous",), "in_dict", False, "module", "sgd", 2)
+    assert outcome(case, "fused", *course_and_bound(case)).startswith("told: the step changes attribute 'last'")
+
+
+@pytest.mark.usefixtures("_uncompiled")
 def test_an_attempt_to_capture_draws_no_random_numbers_of_python() -> None:
     for blocks in (("memory",), ("dense",)):
         case = Case(blocks, "in_random", True, "state", "nesterov", 1)
