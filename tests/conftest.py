@@ -48,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(config.getoption("--threads"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; tests send it
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # torch's graph interpreter uses tqdm if installed, whose thread would outlive a test.
     with contextlib.suppress(ImportError):
         importlib.import_module("tqdm").tqdm.monitor_interval = 0

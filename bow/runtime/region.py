@@ -1,6 +1,5 @@
 """Compiled regions: a step graph as one library, compiled ahead of time by torch and cached on disk."""
 
-import contextlib
 import operator as python_operator
 import os
 import warnings
@@ -14,7 +13,6 @@ from torch import fx
 
 from bow.compiling import built, cache_folder
 from bow.errors import RuntimeUnavailableError, reason
-from bow.files import write_whole
 from bow.graph import Operator, Ref, StepGraph
 from bow.graph.kinds import is_update, kernel_of
 from bow.graph.lowering import drop_dead
@@ -24,7 +22,6 @@ from bow.runtime.loading import content_hash
 RECIPE = "1"  # change it with the code below, so that regions of earlier versions are not reused
 
 REGION = "region.so"
-REFUSED = "refused.txt"  # instead of it: why torch's compiler cannot compile the graph
 
 # Operators of whose results only the shape is read: random operators overwrite them.
 SHAPE_ONLY = {"aten.empty_like.default", "aten.empty.memory_format", "aten.new_empty.default"}
@@ -61,16 +58,6 @@ def compile_region(graph: StepGraph) -> Region:
     return Region(built(_folder(graph), REGION, make), draws, reads, makes)
 
 
-def check_compilable(graph: StepGraph) -> tuple[Operator, ...]:
-    """Return the operators to run before the region; raise if it cannot be compiled, as far as is known."""
-    draws = _draws(graph)
-    try:
-        told = (cache_folder() / _folder(graph) / REFUSED).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return draws
-    raise RuntimeUnavailableError(told)
-
-
 def is_compiled(graph: StepGraph) -> bool:
     """Whether the graph has been compiled on this machine, so that `compile_region` only loads it."""
     return os.path.exists(cache_folder() / _folder(graph) / REGION)  # noqa: PTH110 - False if the folder cannot be read
@@ -81,7 +68,8 @@ def _folder(graph: StepGraph) -> str:
     return f"region-{content_hash(RECIPE, torch.backends.cpu.get_cpu_capability(), graph.to_json())}"
 
 
-def _draws(graph: StepGraph) -> tuple[Operator, ...]:
+def check_compilable(graph: StepGraph) -> tuple[Operator, ...]:
+    """Return the random operators, which run before the region; raise if they cannot."""
     shaped = {value for op in graph.operators if op.kind in SHAPE_ONLY for value in op.results}
     draws = tuple(op for op in graph.operators if op.is_random)
     for draw in draws:
@@ -98,20 +86,13 @@ def _compile(
 ) -> None:
     module = as_module(operators, reads, makes)
     example = tuple(graph.values[value].empty().zero_() for value in reads)
-    from torch._inductor.exc import CppCompileError  # imports torch's compiler
-
     options: dict[str, Any] = {"cpp.threads": 1, "aot_inductor.output_path": str(target)}
     try:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")  # torch's compiler warns about itself
             torch._inductor.aot_compile(module, example, options=options)
     except Exception as error:
-        told = f"torch's compiler cannot compile the step ({reason(error)})"
-        cause = getattr(error, "inner_exception", error)
-        if not isinstance(cause, OSError | MemoryError | CppCompileError):  # a full disk or memory may be emptied
-            with contextlib.suppress(OSError):
-                write_whole(cache_folder() / _folder(graph) / REFUSED, told)
-        raise RuntimeUnavailableError(told) from error
+        raise RuntimeUnavailableError(f"torch's compiler cannot compile the step ({reason(error)})") from error
 
 
 def as_module(operators: Sequence[Operator], reads: Sequence[int], makes: Sequence[int]) -> fx.GraphModule:

@@ -1,16 +1,11 @@
 """Compiled regions: the numbers of the graph, to rounding."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-import torch._inductor
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bow
-from bow.compiling import CACHE
 from bow.errors import RuntimeUnavailableError
 from bow.graph import StepGraph
 from bow.models import LSTMLanguageModel, ResNet, Transformer, sequence_cross_entropy
@@ -79,26 +74,6 @@ def test_random_numbers_that_depend_on_computed_values_are_not_compiled() -> Non
     graph = bow.capture(model, (torch.randn(3, 4), torch.randint(2, (3,))), F.cross_entropy)
     with pytest.raises(RuntimeUnavailableError, match=r"aten.bernoulli.default draws .* runs operator by operator"):
         compile_region(graph)
-
-
-@pytest.mark.parametrize("error", [AssertionError("unsupported"), OSError("disk full"), MemoryError()], ids=repr)
-def test_what_torch_cannot_compile_is_not_tried_again(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tries = []
-
-    def fail(*_: Any, **__: Any) -> None:
-        tries.append(error)
-        raise error
-
-    monkeypatch.setenv(CACHE, str(tmp_path))
-    monkeypatch.setattr(torch._inductor, "aot_compile", fail)
-    graph = bow.capture(nn.Linear(4, 2), (torch.randn(3, 4), torch.randint(2, (3,))), F.cross_entropy)
-    for _ in range(2):
-        with pytest.raises(RuntimeUnavailableError, match="torch's compiler cannot compile the step") as raised:
-            compile_region(graph)
-        assert "\n" not in str(raised.value)
-    assert len(tries) == (1 if isinstance(error, AssertionError) else 2)
 
 
 def test_the_function_that_is_compiled_is_the_graph() -> None:
