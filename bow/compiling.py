@@ -158,16 +158,18 @@ def source_hash(*parts: str) -> str:
     return hashlib.sha256("\0".join((instruction_set(), compiler_version(), *parts)).encode()).hexdigest()[:24]
 
 
-def compile_cpp(what: str, arguments: Sequence[str], takes: str) -> None:
-    command = [*compiler(what), *arguments]
+def compile_cpp(what: str, arguments: Sequence[str], target: Path, takes: str) -> None:
+    command = [*compiler(what), *arguments, "-o", str(target)]
     print(f"bow: building {what}, once on this machine ({takes})", file=Expendable(sys.stderr))
     # In a group of its own: Ctrl-C reaches the compiler by us alone, whose parts would go on without it. Other threads
     # receive no signals, and leave it in ours.
     is_main = threading.current_thread() is threading.main_thread()
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # What an interrupted compiler leaves is deleted with the folder of the target.
+    environment = {**os.environ, "TMPDIR": str(target.parent)}
     with (
         _unwound_by_signals() if is_main else contextlib.nullcontext(),
-        subprocess.Popen(command, **pipes, process_group=0 if is_main else None) as made,
+        subprocess.Popen(command, **pipes, env=environment, process_group=0 if is_main else None) as made,
     ):
         try:
             while True:
@@ -179,7 +181,7 @@ def compile_cpp(what: str, arguments: Sequence[str], takes: str) -> None:
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 end = os.killpg if is_main else os.kill
-                end(made.pid, signal.SIGTERM)  # upon which it removes its files
+                end(made.pid, signal.SIGTERM)
             made.communicate()
             raise
     if made.returncode:

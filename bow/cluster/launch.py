@@ -17,7 +17,7 @@ from typing import Any
 import cloudpickle
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
-from bow.cluster.heartbeat import advice
+from bow.cluster.heartbeat import MISSED_S, advice
 from bow.errors import BowError, ClusterError, SettingError, reason
 
 POLL_S = 0.2
@@ -127,12 +127,13 @@ class Workers:
             ended = {
                 rank: status for rank, each in enumerate(self._processes, 1) if (status := each.poll()) is not None
             }
-            causes = [rank for rank, status in ended.items() if status != CONSEQUENCE]
+            told = [rank for rank in range(1, len(self._processes) + 1) if self._message(rank).exists()]
+            causes = told or [rank for rank, status in ended.items() if status != CONSEQUENCE]
             if ended and since is None:
                 since = time.monotonic()
-            if self._failure is None and since is not None and (causes or time.monotonic() - since > GRACE_S):
-                rank = min(causes or ended, key=lambda each: not self._message(each).exists())
-                self._failure = self._explain(rank, ended[rank])
+            if self._failure is None and (causes or (since is not None and time.monotonic() - since > GRACE_S)):
+                rank = min(causes or ended)
+                self._failure = self._explain(rank, ended.get(rank, 0))
             if self._failure is not None and ended and self.on_failure is not None:
                 on_failure, self.on_failure = self.on_failure, None
                 with contextlib.suppress(RuntimeError):  # all processes are already leaving
@@ -162,7 +163,7 @@ def _check_open_files(size: int) -> None:
 
 def failed(workers: Workers, error: BowError) -> BowError:
     """Return the error of the worker that caused this one, if it left a message; else this one."""
-    why = workers.failure(within_s=GRACE_S)
+    why = workers.failure(within_s=MISSED_S)  # on a busy machine it takes long to leave one
     if why is None:
         return error
     cause = ClusterError(why)

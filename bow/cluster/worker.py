@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bow.cluster.launch import CONSEQUENCE, JOB
 from bow.errors import BowError, ClusterError, reason
+from bow.files import write_whole
 
 FAILED = 2
 
@@ -27,9 +28,9 @@ def main(folder: Path, rank: str) -> int:
         return CONSEQUENCE
     except Exception as error:
         message = str(error) if isinstance(error, BowError) else f"{type(error).__name__}: {reason(error)}"
+        write_whole(folder / f"failure_{rank}", message)
         if not isinstance(error, BowError):
             traceback.print_exc()
-        (folder / f"failure_{rank}").write_text(message, encoding="utf-8")
         return FAILED
     except (KeyboardInterrupt, SystemExit):
         pass  # terminated from outside, like rank 0

@@ -113,9 +113,7 @@ def compile_extension(source: Path, target: Path, name: str) -> None:
         f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         *(flag for path in includes for flag in ("-isystem", path)),
         str(source),
-        "-o",
-        str(target),
         *(f"-L{path}" for path in libraries),
         *("-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"),
     ]
-    compile_cpp("the native runtime", arguments, takes=f"{BUILD_S:.0f} s of one core")
+    compile_cpp("the native runtime", arguments, target, takes=f"{BUILD_S:.0f} s of one core")

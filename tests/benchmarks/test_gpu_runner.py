@@ -27,7 +27,7 @@ import os, sys, time
 from benchmarks.gpu import testing
 from tests.gpu.case import Case, Skipped
 
-testing.CASE_S = 2.0
+testing.CASE_S = 5.0
 
 def fine(machine): pass
 def wrong(machine): assert mended(), "no"
@@ -49,12 +49,12 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     (tmp_path / "tests" / "gpu" / "made_up.py").write_text(GROUP)
     (tmp_path / "sitecustomize.py").write_text(
         "from benchmarks.gpu import parts\n"
-        "parts.PARTS = (parts.Part('tests_kernels', 'testing', 60.0, arguments={'group': 'made_up'}),)\n"
+        "parts.PARTS = (parts.Part('tests_kernels', 'testing', 600.0, arguments={'group': 'made_up'}),)\n"
     )
-    monkeypatch.setattr(program, "PARTS", (Part("tests_kernels", "testing", 60.0, arguments={"group": "made_up"}),))
+    monkeypatch.setattr(program, "PARTS", (Part("tests_kernels", "testing", 600.0, arguments={"group": "made_up"}),))
     # `tests` and `tests.gpu` are namespaces: this is one more place
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
-    return Config(out=tmp_path / "out", fake=True, budget_s=100.0)
+    return Config(out=tmp_path / "out", fake=True, budget_s=1000.0)
 
 
 def states(config: Config) -> dict[str, str]:
@@ -63,7 +63,7 @@ def states(config: Config) -> dict[str, str]:
 
 
 def test_a_group_goes_on_behind_tests_that_end_its_process(made_up: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(testing, "CASE_S", 2.0)
+    monkeypatch.setattr(testing, "CASE_S", 5.0)
     assert program.run(made_up, "a command") == 0  # nothing is judged on the fake device
     assert states(made_up) == {
         "fine": "passed",

@@ -94,7 +94,7 @@ def test_the_other_devices_take_part_in_every_step_until_they_may_go(monkeypatch
 
     monkeypatch.setattr("benchmarks.placement_steps.TileRuntime", Runtime)
     monkeypatch.setattr("benchmarks.placement_steps.time.perf_counter", lambda: getattr(clocks, "now", 0.0))
-    barrier, values = threading.Barrier(2, timeout=60), [None, None]
+    barrier, values = threading.Barrier(2, timeout=600), [None, None]
     first, second = (real_steps(devices=2, group=InThreads(n, barrier, values), steps=3) for n in range(2))
     other = threading.Thread(target=second.serve)
     other.start()
@@ -102,7 +102,7 @@ def test_the_other_devices_take_part_in_every_step_until_they_may_go(monkeypatch
     placements = [(0,) * count, (1,) * count, (0, *(1,) * (count - 1))]
     assert first(placements) == [3.0, 3.0, 3.0]
     first.close()
-    other.join(20)
+    other.join(60)
     assert not other.is_alive()
     assert strategies[0] == strategies[1] == [list(placement) for placement in placements]
 

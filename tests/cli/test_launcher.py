@@ -72,7 +72,7 @@ def test_processes_train_together_from_the_command_line(tmp_path: Path) -> None:
         check=False,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=600,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert ran.returncode == 0, ran.stderr[-3000:]

@@ -357,8 +357,8 @@ def test_away_from_a_terminal_nothing_stands_for_the_bar(capsys: pytest.CaptureF
 def test_ctrl_c_keeps_the_best_strategy(said: Callable[[], str]) -> None:
     before = signal.getsignal(signal.SIGINT)
     began = time.monotonic()
-    assert main(["plan", *MODEL, NODE, "budget_s=300"]) == 0
-    assert time.monotonic() - began < 250
+    assert main(["plan", *MODEL, NODE, "budget_s=3600"]) == 0
+    assert time.monotonic() - began < 1800
     assert "interrupted" in said()
     Partition.from_json(Path("plan/partition.json").read_text())
     assert signal.getsignal(signal.SIGINT) is before

@@ -99,7 +99,7 @@ def kill(process: subprocess.Popen[str], chosen: random.Random) -> None:
     workers = children(process.pid)
     if workers and chosen.random() < 0.5:
         os.kill(chosen.choice(workers), signal.SIGKILL)
-        process.wait(timeout=60)
+        process.wait(timeout=600)
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -40,7 +40,7 @@ def test_one_that_is_asked_to_end_ends_all(tmp_path: Path, whom: str) -> None:
     process = begun(folder, *(["15"] if whom == "rank 1" else []))
     if whom == "rank 0":
         process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=240)
+    _, said = process.communicate(timeout=600)
     assert process.returncode == 128 + signal.SIGTERM, said
     (checkpoint,) = (folder / "checkpoints").iterdir()
     stopped = int(checkpoint.stem.removeprefix("round_"))

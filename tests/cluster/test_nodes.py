@@ -63,7 +63,7 @@ def test_two_machines_train_together(machines: Machines, tmp_path: Path) -> None
         for prefix in prefixes
     ]
     try:
-        said = [process.communicate(timeout=200) for process in running]
+        said = [process.communicate(timeout=600) for process in running]
     finally:
         for process in running:
             process.kill()

@@ -132,7 +132,7 @@ def test_a_process_that_goes_ends_the_sum_of_the_others(ending: str) -> None:
     began = time.monotonic()
     with pytest.raises(ClusterError, match=r"rank 1|out"):
         in_world(2, leaving)
-    assert time.monotonic() - began < 60
+    assert time.monotonic() - began < 600
 
 
 def withdrawn(world: World) -> list[float]:

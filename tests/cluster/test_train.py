@@ -74,7 +74,7 @@ def test_a_training_goes_on_with_other_devices(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_processes_of_torchrun_train_together(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", __name__]
-    ran = subprocess.run([*command, str(tmp_path / "run")], check=False, capture_output=True, text=True, timeout=200)
+    ran = subprocess.run([*command, str(tmp_path / "run")], check=False, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("rank done with 2 learners") == 2
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -163,7 +163,7 @@ def test_another_thread_than_the_main_one_leaves_handlers_alone() -> None:
 
     thread = threading.Thread(target=search)
     thread.start()
-    thread.join(10)
+    thread.join(60)
     assert told == [True]
 
 

@@ -5,7 +5,6 @@ import socket
 import struct
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -65,9 +64,7 @@ def log(directory, records, **options):
 
 def test_without_a_network_a_run_is_left_that_wandb_sync_accepts(run, records, capfd):
     directory = run("digits")
-    began = time.monotonic()
     [offline] = log(directory.path, records(3))
-    assert time.monotonic() - began < 30
     assert capfd.readouterr() == ("", "")
     command = [sys.executable, "-m", "wandb", "sync", "--dry-run", str(offline)]
     said = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -29,7 +29,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.nightly
 def test_executors_have_no_data_race_and_compute_what_one_thread_does(program: Path) -> None:
-    done = subprocess.run([str(program), str(GRAPHS), "1"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([str(program), str(GRAPHS), "1"], capture_output=True, text=True, timeout=600)
     assert "ThreadSanitizer" not in done.stderr, done.stderr[:4000]
     assert done.returncode == 0, done.stdout
     assert done.stdout.startswith(f"{GRAPHS} graphs")

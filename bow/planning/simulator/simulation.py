@@ -68,7 +68,7 @@ def library() -> ctypes.CDLL:
     key = source_hash(*FLAGS, *(path.name + path.read_text(encoding="utf-8") for path in sources))
 
     def make(target: Path) -> None:
-        compile_cpp(WHAT, [*FLAGS, str(folder / MAIN_SOURCE), "-o", str(target)], takes="some seconds")
+        compile_cpp(WHAT, [*FLAGS, str(folder / MAIN_SOURCE)], target, takes="some seconds")
 
     path = built(f"planner-{key}", LIBRARY, make)
     try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300.0
 
 
 @dataclass
