@@ -23,7 +23,7 @@ from tests import forked
 
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no compiler threads outlive a test
 
-_GRACE_S = 30.0
+_GRACE_S = 120.0
 
 # Deterministic examples; no deadlines, because test machines may be busy.
 settings.register_profile("bow", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -26,7 +26,7 @@ job.train(Path(sys.argv[1]), *fault, learners=2, devices=2, checkpoint_every=100
 
 def begun(folder: Path, *fault: str) -> subprocess.Popen[str]:
     process = subprocess.Popen([*FORKED, "-c", SCRIPT, str(folder), *fault], stderr=subprocess.PIPE, text=True)
-    give_up = time.monotonic() + 100
+    give_up = time.monotonic() + 600
     while not (folder / "metrics.jsonl").exists():
         assert time.monotonic() < give_up
         time.sleep(0.05)

@@ -57,7 +57,7 @@ class Failure:
         self.calls += 1
         fails = int(os.environ.get("RANK", "0")) in self.ranks
         if self.calls == call and where == "step" and fails != self.first:
-            time.sleep(1.0)
+            time.sleep(2.0)
         if self.calls == call and fails:
             raise OSError("the picture is damaged")
 

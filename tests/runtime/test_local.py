@@ -310,7 +310,7 @@ def num_threads() -> int:
 def _no_thread_stays() -> Iterator[None]:
     before = num_threads()
     yield
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while num_threads() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert num_threads() <= before
