@@ -47,6 +47,7 @@ class LearningStep(nn.Module):
                 f"{type(model).__name__} cannot be copied ({reason(error)}); "
                 "remove what copy.deepcopy cannot copy from the module"
             ) from error
+        leave_weights(self.model)
         self._step = step
         self.trained = [name for name, p in model.named_parameters() if p.requires_grad]
 
@@ -96,6 +97,20 @@ class LearningStep(nn.Module):
             loss, metrics = functional_call(self, state, (batch, differentiate))
         after = {name: state[f"model.{name}"].detach() for name in buffers}
         return StepOutputs(loss.detach(), dict(zip(self.trained, gradients, strict=True)), after, metrics)
+
+
+def leave_weights(model: nn.Module) -> None:
+    """Have recurrent layers leave their weights where they are.
+
+    With cuDNN they move them, out of a learner's row, whenever these are other tensors than before, as in every step.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.RNNBase):
+            module.flatten_parameters = _leave  # type: ignore[method-assign]
+
+
+def _leave() -> None:
+    pass
 
 
 def refuse_scripted(model: nn.Module) -> None:

@@ -244,6 +244,9 @@ class LearnerGroup:
         for name, parameter in exported.named_parameters():
             parameter.data = parameter.detach().clone()  # no longer a view of z
             parameter.requires_grad_(flags[name])
+        for module in exported.modules():
+            if isinstance(module, nn.RNNBase):
+                del module.flatten_parameters  # what `leave_weights` has put over the class's
         return exported.eval()
 
     def state(self, own: Collection[str] = ()) -> dict[str, Any] | None:

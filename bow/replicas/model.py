@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bow.errors import ModelError, reason
-from bow.graph.learning_step import refuse_parameter_hooks, refuse_scripted
+from bow.graph.learning_step import leave_weights, refuse_parameter_hooks, refuse_scripted
 from bow.replicas.layout import ParameterLayout
 
 PARALLEL_WRAPPERS = {"DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule"}
@@ -103,6 +103,7 @@ def replicate(
             f"{type(template).__name__} cannot be copied ({reason(error)}); "
             "remove what copy.deepcopy cannot copy from the module"
         ) from error
+    leave_weights(replica)
     placed: dict[int, tuple[Tensor, Tensor]] = {}  # a buffer of several modules stays one tensor
     for module in replica.modules():
         for name, buffer in module._buffers.items():

@@ -124,3 +124,33 @@ def test_what_an_engine_cannot_do_is_said_and_runs_otherwise(engine: str, name: 
             pair.round(network.batches(2, seed=0))
         pair.round(network.batches(2, seed=1))
         assert pair.engine == FALLBACKS[engine, name]
+
+
+def moved_by_cudnn(layer: nn.RNNBase) -> None:
+    """What `flatten_parameters` does on a GPU."""
+    flat = torch.cat([weight.detach().flatten() for weight in layer._flat_weights])
+    begin = 0
+    for weight in layer._flat_weights:
+        weight.data = flat[begin : begin + weight.numel()].view_as(weight)
+        begin += weight.numel()
+
+
+@pytest.mark.usefixtures("_uncompiled")
+@pytest.mark.parametrize("engine", ["eager", *OTHERS])
+def test_recurrent_layers_leave_their_weights_in_the_rows(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    network, made = NETWORKS["lstm"], []
+    for moves in (False, True):
+        if moves:
+            monkeypatch.setattr(nn.RNNBase, "flatten_parameters", moved_by_cudnn)
+        with network.pair(engine, "momentum", learners=2) as pair:
+            for t in range(3):
+                pair.round(network.batches(2, seed=t))
+            trained = pair.trainings[1]
+            trained.learner(0)(network.batches(1, seed=3)[0][0])
+            row = trained.W.untyped_storage().data_ptr()
+            assert {each.untyped_storage().data_ptr() for each in trained.learner(0).parameters()} == {row}
+            assert pair.engine == engine
+            made.append(trained.export())
+    plain, own = (each.state_dict() for each in made)
+    torch.testing.assert_close(own, plain)
+    assert not any("flatten_parameters" in vars(module) for module in made[1].modules())
