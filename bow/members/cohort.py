@@ -14,7 +14,7 @@ from bow.data import Batch, BatchStream, open_stream
 from bow.data.opening import LoaderStream
 from bow.data.stream import Indexed, TensorStream
 from bow.devices import StreamDevice, available_cores, cuda_device
-from bow.engines import Batches, LearningConfig, Loop, Outcome, Turns, make_engine
+from bow.engines import LearningConfig, Loop, Outcome, Turns, make_engine
 from bow.engines.captured import shape_of
 from bow.engines.thread_pool import num_threads
 from bow.errors import ModelError, SettingError
@@ -26,6 +26,7 @@ from bow.members.saving import THREADS
 from bow.replicas import prepare_template
 from bow.seeds import derive_seed
 from bow.sync import Members
+from bow.training.batches import RoundBatches
 from bow.training.checks import make_scheduler
 from bow.training.evaluation import EVALUATION, Evaluator, own_numbers
 from bow.training.metrics import mean_of
@@ -163,6 +164,7 @@ class Cohort:
         name = "graph" if train.engine.name == "auto" else train.engine.name
         self.loop: Loop = make_engine(name, self.group, Members(), task, streams)
         self.feed = MemberFeed(rows)
+        self._round_batches = RoundBatches(self.group, self.loop, streams, checks_outside=False)
         self.rows: list[Progress | None] = [None] * rows
         self.trained: list[Member] = []  # the last ones on the rows
         self.num_rounds = 0  # run so far
@@ -255,7 +257,7 @@ class Cohort:
                 return ready
         batches, self._dealt = self.feed.deal()
         self.num_rounds += 1
-        self._issued = [self.loop.round(part) for part in self._parts(batches)]
+        self._issued = [self.loop.round(self._round_batches.prepare(part)) for part in self._parts(batches)]
         return None
 
     def outcomes(self, ready: "ReadyTurns | None") -> Iterator[RowOutcome]:
@@ -290,7 +292,7 @@ class Cohort:
             progress.losses.append(outcome.losses[row : row + 1])
             yield row, progress, outcome.healthy[row], each[1]
 
-    def _parts(self, batches: Sequence[Batch | None]) -> list[Batches]:
+    def _parts(self, batches: Sequence[Batch | None]) -> list[list[Batch | None]]:
         """Group batches by shape: one that an engine cannot take would keep all of its round from running as usual."""
         shapes = [None if batch is None else shape_of(batch) for batch in batches]
         kinds = dict.fromkeys(shape for shape in shapes if shape is not None)

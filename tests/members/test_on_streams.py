@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import bow
+from bow.errors import DataError
 from bow.members.cohort import Cohort
 from bow.testing import FakeDevice
 from tests.members.test_equality import (
@@ -34,6 +35,18 @@ def test_members_become_what_they_become_alone(engine: str, tmp_path: Path) -> N
     for number, member in enumerate(result.members):
         other = alone(tmp_path / str(number), Normed, data, member.variant, devices=FakeDevice(), **settings)
         assert_same(member, other)
+
+
+def test_batches_are_moved_to_a_gpu_where_the_engine_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begin = Cohort.begin
+
+    def elsewhere(self: Cohort, turns: int) -> Any:
+        self.group.device = torch.device("meta")  # the only other device that is always there
+        return begin(self, turns)
+
+    monkeypatch.setattr(Cohort, "begin", elsewhere)
+    with pytest.raises(DataError, match="on the meta device"):
+        swept(tmp_path / "sweep", mlp, (FLAT, LABELS), [bow.Variant()], engine="eager")
 
 
 def test_sgd_is_that_of_torch_where_a_kernel_steps_one_alone(tmp_path: Path) -> None:
