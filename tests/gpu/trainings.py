@@ -110,6 +110,8 @@ def made(
     torch.manual_seed(0)
     trained = subject(machine, name)
     settings = {"optimizer": OPTIMIZERS["momentum"], "learners": 2, "loss": trained.loss, **settings}
+    if engine == "graph":
+        settings["capture"] = "learner"  # by itself it is a whole round where there is one learner
     if "step" in settings:
         del settings["loss"]
     return bow.Replicas(trained.build().to(dtype), **of_replicas(engine=engine, device=machine.device, **settings))  # type: ignore[arg-type]
