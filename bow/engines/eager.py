@@ -141,7 +141,7 @@ class LearningTasks:
                 parameters = {f"model.{name}": view for name, view in self._group.layout.views(learner.row).items()}
                 is_first = not self._has_run
                 outside = OutsideTensors(self._settings.step, learner.module) if is_first else None
-                frozen = self._sums_of_frozen(learner) if is_first else {}
+                frozen = sums_of_frozen(self._group, learner) if is_first else {}
                 # The views have every name of a tied parameter; looking for ties takes longer than a tiny task.
                 with forward():
                     loss, metrics = functional_call(task, parameters, (batch,), tie_weights=False)
@@ -149,7 +149,8 @@ class LearningTasks:
                     raise LossError("the loss does not depend on the model's parameters; compute it from model outputs")
                 if outside is not None:
                     outside.check(loss, [learner.row, batch])
-                    self._check_parameters(learner, parameters, frozen)
+                    _check_views(learner, parameters)
+                    check_frozen(self._group, learner, frozen)
                     self._has_run = True
                 (gradient,) = torch.autograd.grad(loss, learner.row)
         except IndexError as error:
@@ -169,32 +170,6 @@ class LearningTasks:
         learner.gradient.copy_(gradient)
         # Copies: a metric may be a buffer or a parameter, which the next task or the step changes.
         return Learned(loss.detach(), {name: value.detach().clone() for name, value in metrics.items()})
-
-    def _sums_of_frozen(self, learner: Learner) -> dict[str, Tensor]:
-        """Return a sum of every parameter that the learner shares with others, by name."""
-        own = {} if self._group.num_all == 1 else dict(learner.module.named_parameters())
-        # An embedding with max_norm writes the same in every learner.
-        embeddings = (m for m in learner.module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
-        scaled = {id(each.weight) for each in embeddings if each.max_norm is not None}
-        shared = {n: p for n, p in self._group.named_frozen() if own.get(n) is p and id(p) not in scaled}
-        return {name: each.detach().sum(dtype=torch.float64) for name, each in shared.items() if not each.is_complex()}
-
-    def _check_parameters(self, learner: Learner, views: Mapping[str, Tensor], frozen: Mapping[str, Tensor]) -> None:
-        """Raise if the first task has changed parameters in a way that training would ignore or learners share."""
-        memory = learner.row.untyped_storage().data_ptr()
-        for name, view in views.items():
-            if view.untyped_storage().data_ptr() != memory:
-                raise ModelError(
-                    f"the step assigns to the data of parameter {name.removeprefix('model.')!r}, which is a view of a "
-                    "row and would not change there; write into it: parameter.data.copy_(...)"
-                )
-        now = self._sums_of_frozen(learner) if frozen else {}
-        for name, before in frozen.items():
-            if not torch.equal(now[name].nan_to_num(), before.nan_to_num()):
-                raise ModelError(
-                    f"the step changes parameter {name!r}, which is not trained and so is shared by all learners; "
-                    "make it a buffer, of which every learner has its own, or use learners=1"
-                )
 
     def _learn_compiled(
         self, compiled: Callable[..., TaskResult], learner: Learner, task: LearningTask, batch: Batch
@@ -231,3 +206,35 @@ class LearningTasks:
             return alone(row, buffers, batch)
 
         return compiled(run)
+
+
+def _check_views(learner: Learner, views: Mapping[str, Tensor]) -> None:
+    """Raise if the first task has changed parameters in a way that training would ignore."""
+    memory = learner.row.untyped_storage().data_ptr()
+    for name, view in views.items():
+        if view.untyped_storage().data_ptr() != memory:
+            raise ModelError(
+                f"the step assigns to the data of parameter {name.removeprefix('model.')!r}, which is a view of a row "
+                "and would not change there; write into it: parameter.data.copy_(...)"
+            )
+
+
+def sums_of_frozen(group: LearnerGroup, learner: Learner) -> dict[str, Tensor]:
+    """Return a sum of every parameter that the learner shares with others, by name."""
+    own = {} if group.num_all == 1 else dict(learner.module.named_parameters())
+    # An embedding with max_norm writes the same in every learner.
+    embeddings = (m for m in learner.module.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
+    scaled = {id(each.weight) for each in embeddings if each.max_norm is not None}
+    shared = {n: p for n, p in group.named_frozen() if own.get(n) is p and id(p) not in scaled}
+    return {name: each.detach().sum(dtype=torch.float64) for name, each in shared.items() if not each.is_complex()}
+
+
+def check_frozen(group: LearnerGroup, learner: Learner, sums: Mapping[str, Tensor]) -> None:
+    """Raise if the first task has changed parameters that learners share, of which these are the sums before it."""
+    now = sums_of_frozen(group, learner) if sums else {}
+    for name, before in sums.items():
+        if not torch.equal(now[name].nan_to_num(), before.nan_to_num()):
+            raise ModelError(
+                f"the step changes parameter {name!r}, which is not trained and so is shared by all learners; "
+                "make it a buffer, of which every learner has its own, or use learners=1"
+            )

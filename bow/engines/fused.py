@@ -1,6 +1,7 @@
 """All learners in one vectorised learning task: `vmap` over the replica matrix, compiled."""
 
 import contextlib
+import copy
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -8,13 +9,13 @@ from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map
 
 from bow.devices.kernels import sgd_step
 from bow.engines.batched_layers import batched_convolutions
 from bow.engines.batches import Batches, Stacked, stack_batches
 from bow.engines.context import RoundContext
-from bow.engines.eager import Eager, SequentialTasks
+from bow.engines.eager import Eager, SequentialTasks, check_frozen, sums_of_frozen
 from bow.engines.outcome import LearningConfig, Outcome
 from bow.engines.random import NoGenerators
 from bow.engines.runner import InParts, TaskRunner
@@ -22,7 +23,7 @@ from bow.engines.step_state import Numbers, StepState, fits
 from bow.engines.task import Batch, LearningTask, Metrics, PureTask, TaskResult, compiled
 from bow.errors import BowError, ModelError, reason
 from bow.graph.execution import lent_generator
-from bow.graph.refusal import changed, python_state
+from bow.graph.refusal import PythonState, changed, python_state
 from bow.interruption import Interruption
 from bow.replicas import LearnerGroup, buffer_slots, tied_buffers
 from bow.sync import SMA
@@ -38,11 +39,23 @@ def vectorised(group: LearnerGroup, settings: LearningConfig) -> Vectorised:
     task = LearningTask(group.learners[0].module, settings.task_step, group.device, settings.precision)
     function: Vectorised = torch.vmap(PureTask(task, group.layout), randomness="different")
 
+    slots = buffer_slots(group.learners[0].module)
+    empty = [(name, owner, key) for name, (owner, key) in slots if owner._buffers[key] is None]
+
     def run(rows: Tensor, buffers: dict[str, Tensor], batch: Batch) -> TaskResult:
         if torch.compiler.is_compiling():  # torch compiles no operator that takes a generator
             return function(rows, buffers, batch)
-        with NoGenerators():  # type: ignore[no-untyped-call]
-            return function(rows, buffers, batch)
+        try:
+            with NoGenerators():  # type: ignore[no-untyped-call]
+                return function(rows, buffers, batch)
+        finally:
+            for name, owner, key in empty:
+                if (made := owner._buffers[key]) is None:
+                    continue
+                made, dim = unwrapped(made)
+                owner._buffers[key] = made if dim < 0 else None
+                if dim >= 0:
+                    raise RuntimeError(f"the step makes buffer {name!r}, which is another one for every learner")
 
     return run
 
@@ -69,11 +82,13 @@ def writing_results(together: Vectorised, *, compiles: bool) -> TogetherTask:
 
 def finite_buffers(buffers: dict[str, Tensor], result: TaskResult) -> dict[str, Tensor]:
     """Return the buffers after a task; learners whose task is not finite take no step."""
-    finite = result.finite
-    return {
-        name: torch.where(finite.view(-1, *[1] * (after.dim() - 1)), after, buffers[name])
-        for name, after in result.buffers.items()
-    }
+    kept = {}
+    for name, after in result.buffers.items():
+        before = buffers[name]
+        if after.shape != before.shape or after.dtype != before.dtype:  # raised before anything is written
+            raise RuntimeError(f"the step changes the shape or dtype of buffer {name!r}")
+        kept[name] = torch.where(result.finite.view(-1, *[1] * (after.dim() - 1)), after, before)
+    return kept
 
 
 def write_buffers(buffers: dict[str, Tensor], after: dict[str, Tensor]) -> None:
@@ -84,13 +99,20 @@ def write_buffers(buffers: dict[str, Tensor], after: dict[str, Tensor]) -> None:
         torch._foreach_copy_([buffers[name] for name in after], list(after.values()))
 
 
-def row(learner: int, tensor: Tensor) -> Tensor:
-    """Return a learner's part of a tensor that a step has kept from a task of all learners."""
-    functorch = torch._C._functorch
+def own_part(learner: int, value: Any) -> Any:
+    """Return a learner's part of what a step has kept from a task of all learners."""
+    if not isinstance(value, Tensor):
+        return copy.copy(value) if isinstance(value, set | dict | list) else value  # learners must not share it
+    tensor, dim = unwrapped(value)
+    return tensor if dim < 0 else tensor.select(dim, learner)
+
+
+def unwrapped(tensor: Tensor) -> tuple[Tensor, int]:
+    """Return a tensor without what `vmap` and `grad` have wrapped it in, and its dimension of learners; -1: none."""
+    functorch, dim = torch._C._functorch, -1
     while functorch.is_functorch_wrapped_tensor(tensor):
-        dim, tensor = functorch.maybe_get_bdim(tensor), functorch.get_unwrapped(tensor)
-        tensor = tensor if dim < 0 else tensor.select(dim, learner)
-    return tensor
+        dim, tensor = max(dim, functorch.maybe_get_bdim(tensor)), functorch.get_unwrapped(tensor)
+    return tensor, dim
 
 
 class StackedBuffers:
@@ -144,7 +166,8 @@ class Fused(TaskRunner):
         self._whole_round: SgdRound | None = None
         self._failed: set[str] = set()
         self._has_run = self._in_region = False
-        self._python: dict[str, str] = {}
+        self._python: PythonState = {}
+        self._frozen: dict[str, Tensor] = {}
         self._build()
 
     @property
@@ -170,7 +193,8 @@ class Fused(TaskRunner):
 
     def learn_and_step(self, batches: Batches, due: bool, in_parts: InParts) -> Outcome:
         if not self._has_run:
-            self._python = python_state(self.group.learners[0].module)
+            first = self.group.learners[0]
+            self._python, self._frozen = python_state(first.module), sums_of_frozen(self.group, first)
         stacked = stack_batches(batches) if self._whole_round is not None and self._fits else None
         self._in_region = stacked is not None
         if stacked is None or self._whole_round is None:
@@ -248,16 +272,19 @@ class Fused(TaskRunner):
         if self._has_run:
             return
         self._has_run = True
+        check_frozen(self.group, self.group.learners[0], self._frozen)
         learners = [dict(learner.module.named_modules()) for learner in self.group.learners]
         names = changed(self._python, python_state(learners[0][""])) if len(learners) > 1 else []
         if not names:
             return
-        for path, module in list(learners[0].items()):
-            owner = f"module {path!r}" if path else "the model"
-            for name, value in [each for each in vars(module).items() if f"attribute {each[0]!r} of {owner}" in names]:
-                for index, modules in enumerate(learners):
-                    if path in modules:  # the step may have added modules
-                        modules[path].__dict__[name] = tree_map_only(Tensor, functools.partial(row, index), value)
+        for _, path, name in names:
+            first = None if path is None else learners[0].get(path)
+            if path is None or first is None or name not in vars(first):
+                continue
+            value = vars(first)[name]
+            for index, modules in enumerate(learners):
+                if path in modules:  # the step may have added modules
+                    modules[path].__dict__[name] = tree_map(functools.partial(own_part, index), value)
         self._failed.update([WHOLE, *(name for name, _ in self._levels)])
         self._levels, self._whole_round = [], None
         why = f"the step changes {names[0]} in Python, which is separate for every learner"
@@ -331,13 +358,13 @@ class SgdRound:
             *_, alpha, mu = hyper.unbind()
             corrections = torch.sub(weights, z).mul(alpha)  # first: a step may write to its weights
             result = together(weights, buffers, batch)
+            after = finite_buffers(buffers, result)
             finite, z_next = result.finite.unsqueeze(1), z
             moved, momenta_next = sgd_step(weights, momenta, result.gradient, finite, hyper.unbind())
             if synchronise:
                 moved, z_next = moved - corrections, torch.addcmul(z + corrections.sum(0), z - z_prev, mu)
             momenta.copy_(momenta_next)
             weights.copy_(torch.where(finite, moved, z_next))  # the same arithmetic as in the kernels
-            after = finite_buffers(buffers, result)
             return result.loss, result.finite & torch.isfinite(moved.sum(1)), result.metrics, z_next, after
 
         return compiled(run)

@@ -7,7 +7,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -72,19 +72,35 @@ def quiet() -> Iterator[None]:
 _PLAIN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, type(None))
 
 
-def python_state(model: nn.Module, functions: Iterable[type] = ()) -> dict[str, str]:
-    """Return plain Python values that the step can change, as text, by a name for error messages."""
+class Place(NamedTuple):
+    """Place of a Python value that the step can change."""
+
+    text: str  # for messages
+    module: str | None = None  # path of the module whose attribute it is
+    attribute: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+PythonState: TypeAlias = dict[Place, str]
+
+
+def python_state(model: nn.Module, functions: Iterable[type] = ()) -> PythonState:
+    """Return plain Python values that the step can change, as text."""
     state = {
-        "the state of Python's random": str(hash(random.getstate())),
-        "the state of numpy.random": str(np.random.get_state()),
+        Place("the state of Python's random"): str(hash(random.getstate())),
+        Place("the state of numpy.random"): str(np.random.get_state()),
     }
     for path, module in model.named_modules():
         owner = f"module {path!r}" if path else "the model"
-        state.update(_plain(f"attribute {{}} of {owner}", vars(module)))
+        for name, shown in _plain(vars(module)):
+            state[Place(f"attribute {name!r} of {owner}", path, name)] = shown
     for function in functions:
-        state.update(_plain(f"{function.__name__}.{{}}", vars(function)))
+        state.update({Place(f"{function.__name__}.{name!r}"): shown for name, shown in _plain(vars(function))})
         for code in _functions(function):
-            state.update(_plain(f"variable {{}} of {function.__name__}", _outside(code)))
+            shown_by_name = _plain(_outside(code))
+            state.update({Place(f"variable {name!r} of {function.__name__}"): shown for name, shown in shown_by_name})
     return state
 
 
@@ -124,24 +140,22 @@ def set_state(generator: Any, state: Any) -> None:
         generator.set_state(state)
 
 
-def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
+def changed(before: PythonState, after: PythonState) -> list[Place]:
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
 def refuse_changes(
-    model: str, before: dict[str, str], after: dict[str, str], refusal: Callable[..., CaptureError] = refusal
+    model: str, before: PythonState, after: PythonState, refusal: Callable[..., CaptureError] = refusal
 ) -> None:
     if names := changed(before, after):
         cause = f"changes {names[0]}, a change that is lost when the captured step is replayed"
         raise refusal(model, cause, "keep what changes in a buffer")
 
 
-def _plain(label: str, values: Mapping[str, Any]) -> dict[str, str]:
-    return {
-        label.format(repr(name)): _shown(value)
-        for name, value in values.items()
-        if isinstance(value, (*_PLAIN, Tensor)) and not name.startswith("__") and not _is_of_torch(name)
-    }
+def _plain(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in values.items():
+        if isinstance(value, (*_PLAIN, Tensor)) and not name.startswith("__") and not _is_of_torch(name):
+            yield name, _shown(value)
 
 
 def _shown(value: Any) -> str:

@@ -344,9 +344,22 @@ class Counting(nn.Linear):
         return super().forward(x) / self.calls
 
 
+class Collecting(nn.Linear):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.calls: set[int] = set()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add(len(self.calls))
+        return super().forward(x) / len(self.calls)
+
+
 @pytest.mark.parametrize("optimizer", [SGD, torch.optim.AdamW], ids=["whole", "in parts"])
-def test_a_model_that_counts_in_python_counts_for_every_learner(optimizer: Callable, not_compiled) -> None:
-    template = Counting(6, 3).double()
+@pytest.mark.parametrize("kind", [Counting, Collecting])
+def test_a_model_that_counts_in_python_counts_for_every_learner(
+    kind: type[nn.Linear], optimizer: Callable, not_compiled
+) -> None:
+    template = kind(6, 3).double()
     settings = {"template": template, "optimizer": optimizer}
     with (
         contextlib.closing(replicas("fused", **settings)) as one,
@@ -431,6 +444,48 @@ def test_buffers_that_a_model_assigns_anew_agree(stance: str) -> None:
         both = in_both(rounds, template=template)
     assert both[0].central.mean.abs().sum() > 0
     assert_same(*both)
+
+
+class Keeping(nn.Linear):
+    """Assigns to its buffer what a function makes of the batch and the buffer."""
+
+    def __init__(self, before: torch.Tensor | None, make: Callable) -> None:
+        super().__init__(6, 3, dtype=torch.float64)
+        self.make = make
+        self.register_buffer("kept", before)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        before = 0 if self.kept is None else self.kept.sum()
+        self.kept = self.make(x.detach(), self.kept)
+        return super().forward(x) * (1 + before)
+
+
+KEPT: dict[str, tuple[torch.Tensor | None, Callable]] = {
+    "shape": (torch.zeros(1).double(), lambda x, _: x.mean(0)),
+    "fewer elements": (torch.zeros(6).double(), lambda x, _: x.mean(0)[:1]),
+    "type": (torch.zeros((), dtype=torch.int64), lambda _, kept: kept + 0.5),
+    "made": (None, lambda x, _: x.mean(0)),
+    "made of no batch": (None, lambda _, __: torch.full((3,), 0.1)),
+}
+
+
+@pytest.mark.parametrize("optimizer", [SGD, torch.optim.AdamW], ids=["whole", "in parts"])
+@pytest.mark.parametrize("kept", KEPT)
+def test_a_step_may_give_a_buffer_another_shape_or_type(kept: str, optimizer: Callable, not_compiled) -> None:
+    settings = {"template": Keeping(*KEPT[kept]), "optimizer": optimizer}
+    engine = "fused" if kept == "made of no batch" else "eager"
+    with (
+        contextlib.closing(replicas("fused", **settings)) as one,
+        contextlib.closing(replicas("eager", **settings)) as eager,
+    ):
+        for t in range(3):
+            given = [batch(3 * t + j) for j in range(3)]
+            falls_back = engine == "eager" and t == 0
+            with pytest.warns(UserWarning, match="buffer 'kept'") if falls_back else contextlib.nullcontext():
+                one.round(given)
+            eager.round(given)
+        assert one.engine == engine
+        assert_same(one, eager)
 
 
 SCALE = 1.0

@@ -55,6 +55,12 @@ def test_constants_that_are_conjugated_or_negated_by_a_bit_are_saved() -> None:
     assert torch.equal(*(each.run(dict(model.named_parameters()), {}, batch).loss for each in (graph, read)))
 
 
+def test_modules_may_have_names_with_braces() -> None:
+    model = nn.ModuleDict({"{a}": nn.Linear(3, 2)})
+    graph = bow.capture(model, torch.randn(4, 3), step=lambda model, batch: model["{a}"](batch).square().sum())
+    assert set(graph.gradients) == {"{a}.weight", "{a}.bias"}
+
+
 def test_infinite_numbers_are_valid_json() -> None:
     _, graph = captured("transformer")  # fills the future with -inf
     read = json.loads(graph.to_json(), parse_constant=pytest.fail)
