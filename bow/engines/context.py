@@ -15,7 +15,7 @@ from bow.engines.restarts import Restarts
 from bow.engines.task import Step
 from bow.graph.outside import OutsideTensors
 from bow.graph.refusal import set_state, state_of
-from bow.replicas import Learner, LearnerGroup
+from bow.replicas import Learner, LearnerGroup, is_expanded
 from bow.schedule import Span
 from bow.seeds import derive_seed
 from bow.sync import Synchroniser
@@ -69,8 +69,7 @@ class RoundSnapshot:
         large = [buffer for buffer in there if buffer.nbytes > LARGE_BYTES and not buffer.is_inference()]
         before, self._versions = self._versions, {id(buffer): (buffer, buffer._version) for buffer in large}
         still = {key for key, (_, version) in self._versions.items() if key in before and before[key][1] == version}
-        # An expanded tensor, which a step has assigned, cannot be written to.
-        kept = (buffer for buffer in there if id(buffer) not in still and 0 not in buffer.stride())
+        kept = (buffer for buffer in there if id(buffer) not in still and not is_expanded(buffer))
         self._kept = {id(buffer): buffer.clone() for buffer in kept}
         self._states = [(each, state_of(each)) for each in self._generators]
 

@@ -59,11 +59,14 @@ class Restarts:
         self._note("restart", f"{fell}: all learners restart from the central model")
         return True
 
-    def restart(self, diverged: Sequence[bool], weights: bool = True, gather: bool = True) -> None:
+    def restart(
+        self, diverged: Sequence[bool], weights: bool = True, gather: bool = True, written: bool = False
+    ) -> None:
         if not self._sync.restarts_diverged:
             return
         center = self._sync.center(self._group.matrix)
-        self._group.restart(diverged, center, weights=weights and self.replaces_weights, gather=gather)
+        weights = weights and self.replaces_weights
+        self._group.restart(diverged, center, weights=weights, gather=gather, written=written)
 
     def after_step(self, outcome: Outcome) -> None:
         """Restart learners whose step led to non-finite weights, before others average with them."""

@@ -5,6 +5,7 @@ from bow.replicas.buffers import buffer_slots as buffer_slots
 from bow.replicas.buffers import buffer_state as buffer_state
 from bow.replicas.buffers import copy_buffers as copy_buffers
 from bow.replicas.buffers import extra_state as extra_state
+from bow.replicas.buffers import is_expanded as is_expanded
 from bow.replicas.buffers import load_buffers as load_buffers
 from bow.replicas.buffers import load_extra_state as load_extra_state
 from bow.replicas.buffers import nan_buffers as nan_buffers

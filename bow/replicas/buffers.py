@@ -139,10 +139,15 @@ def _mean(values: list[Tensor]) -> Tensor:
     return torch.where((stacked == stacked[0]).all(), stacked[0], stacked.mean(dim=0))
 
 
+def is_expanded(tensor: Tensor) -> bool:
+    """Return whether several elements are at one place of memory, so that a tensor cannot be written to."""
+    return torch._debug_has_internal_overlap(tensor) == 1
+
+
 def _assign(module: nn.Module, key: str, value: Tensor) -> None:
     current = module._buffers.get(key)
     fits = current is not None and current.shape == value.shape and current.dtype == value.dtype
-    if current is not None and fits and 0 not in current.stride():  # an expanded tensor cannot be written to
+    if current is not None and fits and not is_expanded(current):
         current.copy_(value)
     else:
         module._buffers[key] = value.clone()

@@ -215,12 +215,18 @@ class LearnerGroup:
 
     @torch.no_grad()
     def restart(
-        self, diverged: Sequence[bool], center: Tensor | None = None, *, weights: bool = True, gather: bool = True
+        self,
+        diverged: Sequence[bool],
+        center: Tensor | None = None,
+        *,
+        weights: bool = True,
+        gather: bool = True,
+        written: bool = False,  # whether the buffers of diverged learners may be those of the failed task
     ) -> None:
         """Restart diverged learners from the central model, or from `center`."""
         sources = [learner.module for learner, bad in zip(self.learners, diverged, strict=True) if not bad]
-        if gather and not sources:  # those of before the round, unless the device has written the round's
-            sources = [module for module in self._modules() if not any(nan_buffers(module))]
+        if gather and not sources:
+            sources = [module for module in self._modules() if not (written and any(nan_buffers(module)))]
         if gather and sources:
             gather_buffers(self._central, sources, self.buffer_policy)
         for index, bad in enumerate(diverged):

@@ -230,7 +230,9 @@ def test_the_buffers_of_diverged_learners_do_not_reach_the_central_model(sync, n
 @pytest.mark.parametrize("settings", [{}, {"clip_norm": 1.0}, {"sync": SSGD()}], ids=["plain", "clipped", "SSGD"])
 def test_a_round_without_a_healthy_learner_leaves_the_buffers_of_the_training(settings: dict, engine: str) -> None:
     with torch.compiler.set_stance("force_eager"):
-        trained = replicas(nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3)), engine=engine, **settings)
+        model = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3))
+        model.register_buffer("unknown", torch.tensor(float("nan")))  # no sign of a failed task
+        trained = replicas(model, engine=engine, **settings)
         for t in range(3):
             trained.round([batch(2 * t), batch(2 * t + 1)])
         means = [trained.learner(index)[0].running_mean.clone() for index in range(2)]
@@ -279,6 +281,8 @@ class Written(nn.Linear):
             self.weight.data = self.weight.data.clamp(-0.1, 0.1)
         elif self.how == "in place":
             self.weight.data.clamp_(-0.1, 0.1)
+        elif self.how == "frozen at once":
+            torch._foreach_add_([self.follows], 0.1)
         else:
             self.follows.data.mul_(0.9).add_(self.weight.data, alpha=0.1)
         return super().forward(x) + nn.functional.linear(x, self.follows)
@@ -316,18 +320,19 @@ def test_weights_that_the_step_writes_to_are_averaged_as_in_eager(engine: str) -
         trained.close()
 
 
-@pytest.mark.parametrize("engine", ["eager", "graph", "streams"])
+@pytest.mark.parametrize("engine", ["eager", "graph", "fused", "streams"])
 @pytest.mark.parametrize(
     ("how", "message"),
     [
         ("assigned", "assigns to the data of parameter 'weight'.*copy_"),
         ("frozen", "changes parameter 'follows'.*buffer"),
+        ("frozen at once", "changes parameter 'follows'.*buffer"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*cannot be captured")
+@pytest.mark.filterwarnings("ignore:.*cannot be captured", "ignore:.*does not work for this model")
 def test_parameters_that_cannot_be_written_to_are_told_of(how: str, message: str, engine: str) -> None:
     trained = replicas(Written(how), engine=engine)
-    with pytest.raises(ModelError, match=message):
+    with torch.compiler.set_stance("force_eager"), pytest.raises(ModelError, match=message):
         trained.round([batch(0), batch(1)])
     trained.close()
 
@@ -369,6 +374,21 @@ def test_an_error_after_a_step_has_assigned_an_expanded_buffer_is_the_users() ->
     with pytest.raises(ZeroDivisionError, match="mine"):
         trained.round([batch(2), batch(3, size=5)])
     assert torch.equal(trained.learner(0).mean, batch(0)[0].mean().expand(3))
+
+
+def test_an_error_leaves_a_buffer_that_is_one_element_of_an_expanded_tensor() -> None:
+    class Calls(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.calls.add_(1)
+            return super().forward(x) / (len(x) == 8)
+
+    model = Calls(6, 3)
+    model.register_buffer("calls", torch.zeros(1))
+    trained = replicas(model)
+    trained.learner(0)._buffers["calls"] = torch.zeros(1).expand(2)[:1]
+    with pytest.raises(ValueError, match="batch_size"):
+        trained.round([batch(0), (batch(1)[0], batch(1, size=5)[1])])
+    assert trained.learner(0).calls == 0
 
 
 def test_sparse_gradients_are_refused_with_the_remedy() -> None:

@@ -185,11 +185,11 @@ def test_learners_that_all_diverge_have_the_buffers_of_those_without_nan() -> No
     group = group_of(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)))
     for learner, mean in zip(group.learners, (float("nan"), 2.0), strict=True):
         learner.module[0].running_mean.fill_(mean)
-    group.restart([True, True])
+    group.restart([True, True], written=True)
     for learner in group.learners:
         assert learner.module[0].running_mean.tolist() == [2.0, 2.0]
         learner.module[0].running_mean.fill_(float("nan"))
-    group.restart([True, True])
+    group.restart([True, True], written=True)
     assert [learner.module[0].running_mean.tolist() for learner in group.learners] == [[2.0, 2.0]] * 2
 
 

@@ -104,7 +104,7 @@ class PendingRounds:
         if diverged:
             which = [learner in diverged for learner in range(len(context.group))]
             with context.device.on(context.order.sync_stream):
-                context.restarts.restart(which, weights=not restarted)
+                context.restarts.restart(which, weights=not restarted, written=True)
             context.order.learners_moved()
 
     def _finish_oldest(self) -> None:
