@@ -278,13 +278,15 @@ class Fused(TaskRunner):
         if not names:
             return
         for _, path, name in names:
-            first = None if path is None else learners[0].get(path)
-            if path is None or first is None or name not in vars(first):
+            if path is None or path not in learners[0]:
                 continue
-            value = vars(first)[name]
+            first = vars(learners[0][path]).copy()
             for index, modules in enumerate(learners):
                 if path in modules:  # the step may have added modules
-                    modules[path].__dict__[name] = tree_map(functools.partial(own_part, index), value)
+                    own = modules[path].__dict__
+                    own.pop(name, None)  # which the step may have done
+                    if name in first:
+                        own[name] = tree_map(functools.partial(own_part, index), first[name])
         self._failed.update([WHOLE, *(name for name, _ in self._levels)])
         self._levels, self._whole_round = [], None
         why = f"the step changes {names[0]} in Python, which is separate for every learner"

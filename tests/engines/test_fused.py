@@ -354,8 +354,20 @@ class Collecting(nn.Linear):
         return super().forward(x) / len(self.calls)
 
 
+class Starting(nn.Linear):
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(*sizes)
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "calls"):
+            return super().forward(x)
+        del self.calls
+        return 2 * super().forward(x)
+
+
 @pytest.mark.parametrize("optimizer", [SGD, torch.optim.AdamW], ids=["whole", "in parts"])
-@pytest.mark.parametrize("kind", [Counting, Collecting])
+@pytest.mark.parametrize("kind", [Counting, Collecting, Starting])
 def test_a_model_that_counts_in_python_counts_for_every_learner(
     kind: type[nn.Linear], optimizer: Callable, not_compiled
 ) -> None:
