@@ -175,8 +175,10 @@ class LearningTasks:
         self, compiled: Callable[..., TaskResult], learner: Learner, task: LearningTask, batch: Batch
     ) -> Learned:
         before = None if self._is_checked else python_state(learner.module)
+        frozen = {} if self._is_checked else sums_of_frozen(self._group, learner)
+        buffers = buffer_state(learner.module)
         try:
-            result = compiled(learner.row.detach(), buffer_state(learner.module), batch)
+            result = compiled(learner.row.detach(), buffers, batch)
         except (BowError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -189,8 +191,11 @@ class LearningTasks:
             return learned
         if before is not None:
             self._is_checked = True
+            check_frozen(self._group, learner, frozen)
             if names := changed(before, python_state(learner.module)):
                 self._stop_compiling(f"the step changes {names[0]} in Python, which is separate for every learner")
+            elif made := buffer_state(learner.module).keys() - buffers.keys():
+                self._stop_compiling(f"the step makes buffer {min(made)!r}; register it with a tensor")
         learner.gradient.copy_(result.gradient)
         load_buffers(learner.module, result.buffers)
         return Learned(result.loss, result.metrics)

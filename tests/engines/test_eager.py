@@ -1,3 +1,4 @@
+import contextlib
 import copy
 import functools
 import os
@@ -335,6 +336,29 @@ def test_parameters_that_cannot_be_written_to_are_told_of(how: str, message: str
     with torch.compiler.set_stance("force_eager"), pytest.raises(ModelError, match=message):
         trained.round([batch(0), batch(1)])
     trained.close()
+
+
+def test_a_compiled_step_may_not_write_to_what_learners_share() -> None:
+    trained = replicas(Written("frozen at once"), compile=True)
+    with torch.compiler.set_stance("force_eager"), pytest.raises(ModelError, match="changes parameter 'follows'"):
+        trained.round([batch(0), batch(1)])
+
+
+def test_a_compiled_step_that_makes_a_buffer_makes_one_for_every_learner() -> None:
+    class Centering(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.mean = x.detach().mean(0) if self.mean is None else self.mean
+            return super().forward(x - self.mean)
+
+    model = Centering(6, 3)
+    model.register_buffer("mean", None)
+    plain, compiled = (replicas(model, compile=compile) for compile in (False, True))
+    for t in range(2):
+        told = pytest.warns(UserWarning, match="makes buffer 'mean'; register") if t == 0 else contextlib.nullcontext()
+        plain.round([batch(2 * t), batch(2 * t + 1)])
+        with torch.compiler.set_stance("force_eager"), told:
+            compiled.round([batch(2 * t), batch(2 * t + 1)])
+    torch.testing.assert_close(compiled.W, plain.W)
 
 
 def test_a_frozen_parameter_may_not_change_on_one_of_several_devices() -> None:
