@@ -33,29 +33,30 @@ ORDER_BYTES = torch.int64.itemsize  # of each sample, for its place in an epoch
 
 
 class PrivateRandom:
-    """A private random state of torch (CPU), Python and NumPy, in effect only inside `active()`."""
+    """A private random state of torch (CPU), `generators`, Python and NumPy, in effect only inside `active()`."""
 
-    def __init__(self, seed: int) -> None:
-        self._state = torch.Generator().manual_seed(seed).get_state()
-        self._others: Any = random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state()
+    def __init__(self, seed: int, generators: Iterable[torch.Generator] = ()) -> None:
+        self._generators = (torch.default_generator, *generators)
+        drawn = [torch.Generator(each.device).manual_seed(seed).get_state() for each in self._generators]
+        self._states: Any = drawn, random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state()
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Use this state; the next `active()` continues where this one ends."""
-        outside, others = torch.get_rng_state(), (random.getstate(), np.random.get_state())
-        torch.set_rng_state(self._state)
-        _set_others(*self._others)
+        outside = self._exchange(self._states)
         try:
             yield
         finally:
-            self._state, self._others = torch.get_rng_state(), (random.getstate(), np.random.get_state())
-            torch.set_rng_state(outside)
-            _set_others(*others)
+            self._states = self._exchange(outside)
 
-
-def _set_others(python: Any, numpy: Any) -> None:
-    random.setstate(python)
-    np.random.set_state(numpy)
+    def _exchange(self, states: Any) -> Any:
+        """Set the states; return those before."""
+        before = [each.get_state() for each in self._generators], random.getstate(), np.random.get_state()
+        for generator, state in zip(self._generators, states[0], strict=True):
+            generator.set_state(state)
+        random.setstate(states[1])
+        np.random.set_state(states[2])
+        return before
 
 
 class DatasetStream(IndexedStream):
@@ -156,9 +157,9 @@ class LoaderStream(BatchStream):
         return max(0, -(-left // learners))
 
     def go_on(self) -> None:
-        """Go on with the epoch under way after others have read the same data set."""
-        if self._pass is not None and callable(set_epoch := getattr(self._loader.dataset, "set_epoch", None)):
-            set_epoch(self._epoch)
+        """Go on with the epoch under way after others may have read the same data set."""
+        if self._pass is not None:
+            _tell_epoch(self._loader, self._epoch, again=False)
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self._epoch, "batches_of_epoch": self._batches_of_epoch, "seed": self._seed}
@@ -199,9 +200,9 @@ class LoaderStream(BatchStream):
 
 
 def one_pass(loader: DataLoader[Any], seed: int, epoch: int) -> Iterator[Batch]:
-    epoch_seed = derive_seed(seed, epoch)
-    _tell_epoch(loader, epoch, epoch_seed)
-    private = PrivateRandom(epoch_seed)
+    _tell_epoch(loader, epoch)
+    own = (getattr(part, "generator", None) for part in (loader, *_samplers(loader)))
+    private = PrivateRandom(derive_seed(seed, epoch), [each for each in own if isinstance(each, torch.Generator)])
     with private.active():
         batches = _begun(loader)
     while True:
@@ -250,14 +251,18 @@ def is_iterable(data: object) -> bool:
     return isinstance(data.dataset if isinstance(data, DataLoader) else data, IterableDataset)
 
 
-def _tell_epoch(loader: DataLoader[Any], epoch: int, epoch_seed: int) -> None:
-    samplers = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
-    for part in (loader.dataset, *samplers):
-        if callable(set_epoch := getattr(part, "set_epoch", None)):
+_told: dict[int, int] = {}  # the epoch that a data set or sampler was told last, by its id
+
+
+def _tell_epoch(loader: DataLoader[Any], epoch: int, *, again: bool = True) -> None:
+    for part in (loader.dataset, *_samplers(loader)):
+        if callable(set_epoch := getattr(part, "set_epoch", None)) and (again or _told.get(id(part)) != epoch):
+            _told[id(part)] = epoch
             set_epoch(epoch)
-    for part in (loader, *samplers):
-        if isinstance(generator := getattr(part, "generator", None), torch.Generator):
-            generator.manual_seed(epoch_seed)
+
+
+def _samplers(loader: DataLoader[Any]) -> tuple[Any, ...]:
+    return loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)
 
 
 def _samples_per_epoch(loader: DataLoader[Any]) -> int | None:

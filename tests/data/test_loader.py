@@ -310,6 +310,40 @@ def test_what_persistent_workers_draw_depends_on_seed_and_epoch_only() -> None:
     assert all(torch.equal(a, b) for a, b in zip(drawn(resumed), expected[3:], strict=True))
 
 
+@pytest.mark.parametrize("settings", [{"replacement": True, "num_samples": 200}, {"num_samples": 15}], ids=str)
+def test_passes_side_by_side_draw_from_a_sampler_s_generator_as_alone(settings: dict[str, Any]) -> None:
+    data, generator = _numbers(), torch.Generator()
+    loader = _loader(shuffle=False, sampler=RandomSampler(data, generator=generator, **settings), generator=generator)
+    before, expected = generator.get_state(), [_batches(open_stream(loader, epochs=2, seed=seed)) for seed in (0, 1)]
+    streams = [open_stream(loader, epochs=2, seed=seed) for seed in (0, 1)]
+    found: list[list[Any]] = [[], []]
+    while all(dealt := [stream.deal(1) for stream in streams]):
+        for batches, deal in zip(found, dealt, strict=True):
+            batches += [] if deal is None else [deal.batches[0][0].tolist()]
+        list(evaluation_batches(loader))
+    assert found == expected
+    assert torch.equal(generator.get_state(), before)
+
+
+class _Redrawn(TensorDataset):
+    """Draws as it goes, from the beginning whenever it is told the epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        self.random = random.Random(epoch)
+
+    def __getitem__(self, index: int) -> Any:
+        return (torch.tensor(self.random.random()),)
+
+
+def test_data_that_nobody_else_has_read_are_not_told_the_epoch_again() -> None:
+    loader = DataLoader(_Redrawn(torch.zeros(10)), batch_size=4)
+    expected, stream, found = _batches(open_stream(loader, epochs=2)), open_stream(loader, epochs=2), []
+    while deal := stream.deal(1):
+        found.append(deal.batches[0][0].tolist())
+        stream.go_on()  # type: ignore[attr-defined]
+    assert found == expected
+
+
 def test_samplers_are_told_the_epoch() -> None:
     loader = _loader(shuffle=False, sampler=DistributedSampler(_numbers(), num_replicas=1, rank=0))
     batches = _batches(open_stream(loader, epochs=2))

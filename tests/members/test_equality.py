@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import bow
 from bow.engines.graph_round import GraphRound
@@ -282,13 +282,19 @@ class Epochs(TensorDataset):
         return self.tensors[0][index] + self.epoch, self.tensors[1][index]
 
 
-def test_members_in_different_epochs_of_a_data_set_read_their_own(tmp_path: Path) -> None:
+def drawing_as_it_goes() -> RandomSampler:
+    return RandomSampler(LABELS, replacement=True, generator=torch.Generator())
+
+
+@pytest.mark.parametrize("sampler", [lambda: None, drawing_as_it_goes], ids=["shuffled", "with replacement"])
+def test_members_in_different_epochs_of_a_data_set_read_their_own(tmp_path: Path, sampler: Callable) -> None:
     class First:
         def why_over(self, member: Member) -> str | None:
             return "the first" if member.name == "seed=0" else None
 
     given = {"validation": None, "epochs": 3, "engine": "eager"}
-    loader = DataLoader(Epochs(FLAT, LABELS), batch_size=16, shuffle=True)
+    drawn = sampler()
+    loader = DataLoader(Epochs(FLAT, LABELS), batch_size=16, sampler=drawn, shuffle=drawn is None)
     variants = bow.grid(seed=[0, 1, 2])
     result = swept(tmp_path / "sweep", mlp, loader, variants, at_once=2, batch_size=None, stop=First(), **given)
     for member in result.members[1:]:
