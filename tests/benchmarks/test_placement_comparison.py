@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import placement_comparison
+from benchmarks import harness, placement, placement_comparison
 from benchmarks.placement_comparison import METHODS, compare, table
 from benchmarks.placement_machine import k80_machine
 from bow.errors import RuntimeUnavailableError, ScheduleError, SettingError
@@ -101,12 +101,24 @@ def test_searches_look_at_no_more_placements_than_they_may(evaluate, monkeypatch
     assert not asked[0].descend
 
 
+@pytest.mark.usefixtures("compiled")  # before the compiler is hidden
 def test_what_a_method_cannot_do_is_said_in_its_row_and_the_others_go_on(evaluate, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     rows = compare(evaluate, BUDGET, methods=("scotch", "gpu"))
     assert rows[0].seconds is None
     assert "apt-get install scotch" in rows[0].why_not
     assert rows[1].seconds is not None
+
+
+@pytest.mark.usefixtures("compiled")  # before the compiler is hidden
+def test_the_benchmark_says_first_what_is_not_installed(monkeypatch, capsys):
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(harness, "parallel", lambda cells, workers: [])
+    placement.simulated(placement.Config(networks=("rnnlm",)))
+    said = "".join(capsys.readouterr())
+    assert said.count("\n") == 1
+    assert "scotch, mincut are left out: static mapping needs Scotch's program" in said
+    assert "apt-get install scotch" in said
 
 
 def test_a_placement_that_does_not_fit_says_what_is_too_small():
