@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from bow.errors import SettingError
 
@@ -85,7 +86,8 @@ def buffer_state(module: nn.Module) -> dict[str, Tensor]:
 
 def extra_state(model: nn.Module) -> dict[str, Any]:
     """Return copies of what modules add to state dicts by `get_extra_state`, by the names of the modules."""
-    return {name: copy.deepcopy(module.get_extra_state()) for name, module in _with_extra_state(model)}
+    own = {name: module.get_extra_state() for name, module in _with_extra_state(model)}
+    return copy.deepcopy(tree_map_only(Tensor, Tensor.detach, own))  # a value of the last step has its graph
 
 
 def load_extra_state(model: nn.Module, state: Mapping[str, Any]) -> None:

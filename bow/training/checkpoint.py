@@ -228,10 +228,10 @@ def _round_of(checkpoint: Path) -> int:
 
 
 def _without_numpy(value: Any) -> Any:
-    if isinstance(value, np.ndarray) and (value.dtype.kind not in "biufc" or not value.dtype.isnative):
-        raise _refused(f"an array of {value.dtype}")
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and not value.ndim):
         return value.item()
+    if isinstance(value, np.ndarray) and (value.dtype.kind not in "biufc" or not value.dtype.isnative):
+        raise _refused(f"an array of {value.dtype}")
     if isinstance(value, dict):
         entries = {_without_numpy(key): _without_numpy(entry) for key, entry in value.items()}
         same = copy.copy(value)  # keeps the type, such as a scheduler's Counter

@@ -227,6 +227,14 @@ def test_extra_state_goes_with_the_buffers() -> None:
     assert group.template[0].calls == {"train": 0}
 
 
+def test_extra_state_may_be_a_value_of_the_last_step() -> None:
+    group = group_of(nn.Sequential(Calls()))
+    group.learners[0].module[0].calls = {"mean": group.learners[0].module(torch.ones(1, 3)).mean()}
+    mean = group.central[0].calls["mean"]
+    assert torch.equal(mean, group.learners[0].module[0].calls["mean"])
+    assert not mean.requires_grad
+
+
 def test_a_buffer_that_is_an_expanded_tensor_is_copied() -> None:
     model = nn.Linear(3, 2)
     model.register_buffer("mask", torch.ones(1).expand(3))
