@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_model
 
 import bow
-from bow.cli import main
+from bow.cli import main, prediction
 from bow.data import digits
 from bow.models import LeNet
 from bow.observe import RunDirectory
@@ -57,15 +57,16 @@ def test_what_was_held_out_is_measured_too(run_dir: Path, capsys: pytest.Capture
 
 
 def test_what_was_held_out_is_predicted_in_the_precision_of_the_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(prediction, "metric_text", lambda name, value: repr(value))
     path = tmp_path / "run"
     words = ["data.limit=64", "learners=1", "engine=eager", "engine.precision=bfloat16", "validation.batch_size=50"]
     assert main(["train", *words, f"run={path}"]) == 0
     last = json.loads((path / "metrics.jsonl").read_text().splitlines()[-1])
     capsys.readouterr()
     assert main(["predict", str(path), "validation"]) == 0
-    assert f", loss {metric_text('loss', last['loss'])}, " in capsys.readouterr().out
+    assert f", loss {last['loss']!r}, " in capsys.readouterr().out
     with torch.autocast("cpu", torch.bfloat16):
         outputs = expected(path / "model.safetensors", digits().validation[0])
     np.testing.assert_array_equal(np.load(path / "predictions.npy")[:256], outputs[:256])

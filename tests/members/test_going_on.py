@@ -25,6 +25,7 @@ from bow.engines.graph_round import GraphRound
 from bow.errors import CheckpointError, RunDirectoryError
 from bow.members import Member
 from bow.members.cohort import Cohort
+from bow.members.group import MemberGroup
 from bow.members.loop import SweepLoop
 from bow.members.member import Progress
 from bow.members.stopping import Rungs
@@ -32,6 +33,7 @@ from bow.members.trainings import TrainingsLoop
 from bow.observe import read_records
 from tests.forked import FORKED
 from tests.members.test_equality import FLAT, LABELS, assert_same, mlp, swept
+from tests.replicas.test_group import Calls
 
 SCRIPT = """
 import os, signal, sys, torch
@@ -340,6 +342,17 @@ def test_other_data_and_functions_do_not_go_on(other: dict[str, Any], tmp_path: 
     with pytest.raises(CheckpointError, match="other variants, data or settings"):
         bow.sweep(run=run, **(given | other))
     assert before == {path: path.read_bytes() for path in (tmp_path / "sweep").rglob("*") if path.is_file()}
+
+
+def test_extra_state_is_a_member_s_own() -> None:
+    factory = functools.partial(torch.optim.SGD, lr=0.1)
+    first, other = (MemberGroup(Calls(), factory, 2, torch.device("cpu")) for _ in range(2))
+    first.learners[1].module(torch.ones(1, 3))
+    other.load_state_of(0, first.state_of(1))
+    assert [learner.module.calls["train"] for learner in other.learners] == [1, 0]
+    first.place(1, Calls(), factory, seed=0)
+    assert first.learners[1].module.calls["train"] == 0
+    assert other.learners[0].module.calls["train"] == 1
 
 
 def test_a_sweep_and_a_training_do_not_go_on_in_each_others_directory(tmp_path: Path) -> None:

@@ -113,12 +113,12 @@ def test_the_run_that_is_left_holds_everything(run, records):
 def test_events_that_come_early_or_late_do_not_hide_the_series(tmp_path):
     """A resumed training tells at once of a decision that it will repeat; events of other devices come late."""
     start, first, second, third = ({"kind": "rounds", "time_s": 1.0, "round": 10 * n, "loss": 0.5} for n in range(4))
-    early, late = ({"kind": "event", "time_s": 1.0, "round": n, "event": "e", "message": "m"} for n in (25, 5))
-    [offline] = log(tmp_path, [start, early, first, late, second, third])
+    early, late, own = ({"kind": "event", "time_s": 1.0, "round": n, "event": "e", "message": "m"} for n in (25, 5, 22))
+    [offline] = log(tmp_path, [start, early, first, late, second, own, third])
     [file] = offline.glob("*.wandb")
     rows = [items(record.history.item) for record in offline_records(file) if record.HasField("history")]
     assert [row["_step"] for row in rows if "train/loss" in row] == [0, 10, 20, 30]
-    assert [(row["_step"], row["events/e"]) for row in rows if "events/e" in row] == [(10, 1), (25, 2)]
+    assert [(row["_step"], row["events/e"]) for row in rows if "events/e" in row] == [(10, 1), (22, 2), (25, 3)]
 
 
 def test_runs_of_one_process_do_not_mix(tmp_path, records):

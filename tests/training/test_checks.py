@@ -623,5 +623,8 @@ def test_a_loader_that_gives_each_process_a_share_is_refused_with_several(train:
         train(model, loader, batch_size=None, devices=2)
     with pytest.raises(DataError, match="validation data has a DistributedSampler"):
         train(model, (X, Y), validation=loader, devices=2)
-    with pytest.raises(DataError, match="data has a DistributedSampler"):
-        bow.sweep(model, loader, nn.functional.cross_entropy, variants=bow.grid(seed=[0, 1]), devices=2)
+    swept = functools.partial(bow.sweep, model, variants=bow.grid(seed=[0, 1]), devices=2)
+    with pytest.raises(DataError, match="DataLoader of data has a DistributedSampler"):
+        swept(loader, cross_entropy)
+    with pytest.raises(DataError, match="validation data has a DistributedSampler"):
+        swept((X, Y), cross_entropy, validation=loader)
