@@ -659,7 +659,11 @@ def test_numpys_numbers_do_not_make_a_checkpoint_unreadable(train: Train, data: 
 
 def test_numpys_numbers_are_saved_as_pythons_wherever_they_are(tmp_path: Path) -> None:
     counts = Counter({np.int64(5): 2})
-    state = {"replicas": [(np.float32(0.5), {"a": np.array(3)}, np.array("a"))], np.str_("b"): counts, "c": torch.ones(2)}
+    state = {
+        "replicas": [(np.float32(0.5), {"a": np.array(3)}, np.array("a"))],
+        np.str_("b"): counts,
+        "c": torch.ones(2),
+    }
     loaded = torch.load(save_checkpoint(tmp_path, 1, state), weights_only=True)
     assert loaded["replicas"] == [(0.5, {"a": 3}, "a")]
     assert loaded["b"] == counts
