@@ -252,7 +252,7 @@ class LearnerGroup:
             parameter.requires_grad_(flags[name])
         for module in exported.modules():
             if isinstance(module, nn.RNNBase):
-                del module.flatten_parameters  # what `leave_weights` has put over the class's
+                vars(module).pop("flatten_parameters", None)  # which `leave_weights` has put over the class's
         return exported.eval()
 
     def state(self, own: Collection[str] = ()) -> dict[str, Any] | None:
