@@ -158,8 +158,8 @@ class LoaderStream(BatchStream):
 
     def go_on(self) -> None:
         """Go on with the epoch under way after others may have read the same data set."""
-        if self._pass is not None:
-            _tell_epoch(self._loader, self._epoch, again=False)
+        if self._pass is not None and _told.get(id(self._loader.dataset)) != self._epoch:
+            _tell_epoch(self._loader.dataset, self._epoch)
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self._epoch, "batches_of_epoch": self._batches_of_epoch, "seed": self._seed}
@@ -200,8 +200,10 @@ class LoaderStream(BatchStream):
 
 
 def one_pass(loader: DataLoader[Any], seed: int, epoch: int) -> Iterator[Batch]:
-    _tell_epoch(loader, epoch)
-    own = (getattr(part, "generator", None) for part in (loader, *_samplers(loader)))
+    samplers = (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None))
+    for part in (loader.dataset, *samplers):
+        _tell_epoch(part, epoch)
+    own = (getattr(part, "generator", None) for part in (loader, *samplers))
     private = PrivateRandom(derive_seed(seed, epoch), [each for each in own if isinstance(each, torch.Generator)])
     with private.active():
         batches = _begun(loader)
@@ -254,15 +256,10 @@ def is_iterable(data: object) -> bool:
 _told: dict[int, int] = {}  # the epoch that a data set or sampler was told last, by its id
 
 
-def _tell_epoch(loader: DataLoader[Any], epoch: int, *, again: bool = True) -> None:
-    for part in (loader.dataset, *_samplers(loader)):
-        if callable(set_epoch := getattr(part, "set_epoch", None)) and (again or _told.get(id(part)) != epoch):
-            _told[id(part)] = epoch
-            set_epoch(epoch)
-
-
-def _samplers(loader: DataLoader[Any]) -> tuple[Any, ...]:
-    return loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)
+def _tell_epoch(part: Any, epoch: int) -> None:
+    if callable(set_epoch := getattr(part, "set_epoch", None)):
+        set_epoch(epoch)
+        _told[id(part)] = epoch
 
 
 def _samples_per_epoch(loader: DataLoader[Any]) -> int | None:
