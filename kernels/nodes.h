@@ -360,7 +360,11 @@ class Region : public Node {
   void run(Slots& slots) override {
     std::vector<at::Tensor> inputs;
     inputs.reserve(reads.size());
-    for (int slot : reads) inputs.push_back(slots[slot]);
+    for (int slot : reads) {
+      const at::Tensor& value = slots[slot];
+      const bool is_stored = !value.is_conj() && !value.is_neg();  // else its memory, which compiled code reads, differs
+      inputs.push_back(is_stored ? value : value.new_empty_strided(value.sizes(), value.strides()).copy_(value));
+    }
     std::vector<at::Tensor> outputs = runner_.run(inputs);
     for (size_t i = 0; i < makes.size(); ++i) {
       if (makes[i] != kNone) slots[makes[i]] = std::move(outputs.at(i));
