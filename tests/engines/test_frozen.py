@@ -4,10 +4,11 @@ import argparse
 import array
 import dataclasses
 import functools
+import itertools
 import sys
 import types
 from collections import ChainMap, UserDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -197,9 +198,15 @@ def batch(seed: int) -> tuple[Tensor, Tensor]:
     return torch.randn(4, 6, generator=generator), torch.randint(3, (4,), generator=generator)
 
 
-@pytest.mark.sample(2)
-@pytest.mark.parametrize("engine", ["graph", "graph@fake", "graph+round@fake"])
-@pytest.mark.parametrize("name", PLACES)
+def every_place() -> Iterator[Any]:
+    """Each on one of the engines in turn; `--nightly` has all."""
+    for (i, name), (j, engine) in itertools.product(
+        enumerate(PLACES), enumerate(("graph", "graph@fake", "graph+round@fake"))
+    ):
+        yield pytest.param(name, engine, marks=pytest.mark.nightly if (i - j) % 3 else ())
+
+
+@pytest.mark.parametrize(("name", "engine"), list(every_place()))
 def test_a_value_that_changes_is_captured_anew_wherever_it_lies(name: str, engine: str) -> None:
     loss, put = place(name)
     engine, _, fake = engine.partition("@")

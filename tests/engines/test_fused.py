@@ -275,8 +275,9 @@ class Shared(nn.Module):
 @pytest.mark.parametrize(("engine", "assigns"), [("fused", False), ("fused", True), ("eager", False)])
 def test_a_buffer_of_two_modules_stays_one(engine: str, assigns: bool) -> None:
     template = Shared(assigns=assigns)
+    stance = {"stance": "force_eager"} if assigns else {"stance": "default", "force_backend": "aot_eager"}
     with (
-        torch.compiler.set_stance("default", force_backend="aot_eager"),
+        torch.compiler.set_stance(**stance),
         contextlib.closing(replicas(engine, template=template, compile=True)) as one,
         contextlib.closing(replicas("eager", template=template)) as eager,
         pytest.warns(UserWarning, match="assigns to buffer 'second.calls'") if assigns else contextlib.nullcontext(),

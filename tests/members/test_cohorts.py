@@ -30,6 +30,7 @@ trained: dict[tuple[str, str], Any] = {}
 """Members of each engine, alone."""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("at_once", [2, 3, "auto"])
 @pytest.mark.parametrize("engine", ["eager", "graph"])
 def test_members_of_other_shapes_equal_those_alone(engine: str, at_once: Any, tmp_path: Path) -> None:

@@ -42,12 +42,12 @@ def test_no_partition_takes_less_than_the_bound(name: str, topology: str) -> Non
     bound_ns, count = least_batch_ns(problem), problem.topology.num_devices
     assert bound_ns > 0
     space, partitions = SplitSpace(graph, RULES, count), []
-    for _ in range(20):
+    for _ in range(6):
         partitions += [space.random_partition(source), random_splits(graph, count, source)]
     for splits in partitions:
         if max(split.num_tiles for split in splits) <= count:
             assert bound_ns <= problem.simulate(splits).makespan_ns
-    found = search(problem, SearchSettings(proposals=500, budget_s=None, starts=("single", "data")))
+    found = search(problem, SearchSettings(proposals=200, budget_s=None, starts=("single", "data")))
     assert bound_ns <= found.makespan_ns
     apart = problem.simulate(everything_on(graph), learners=2)
     assert least_batch_ns(problem, (2,)) <= apart.makespan_ns / 2

@@ -192,18 +192,24 @@ def unrolled(
         replicas.close()
 
 
+UNROLLED: list[tuple[str, dict[str, Any], int]] = [
+    ("graph+round", {}, 7),
+    ("graph+round", {"optimizer": ADAMW, "clip_norm": 0.1}, 7),
+    ("graph+round", {"sync": bow.SMA(restart="drop"), "drop_at": 24}, 6),
+    ("graph+round", {"sync": bow.SMA(every=2)}, 0),
+    ("graph", {"learners": 1, "optimizer": ADAMW}, 7),
+    ("fused", {"optimizer": ADAMW}, 7),
+]
+
+
 @pytest.mark.parametrize(
-    ("engine", "settings", "calls"),
-    [
-        ("graph+round", {}, 7),
-        ("graph+round", {"optimizer": ADAMW, "clip_norm": 0.1}, 7),
-        ("graph+round", {"sync": bow.SMA(restart="drop"), "drop_at": 24}, 6),
-        ("graph+round", {"sync": bow.SMA(every=2)}, 0),
-        ("graph", {"learners": 1, "optimizer": ADAMW}, 7),
-        ("fused", {"optimizer": ADAMW}, 7),
+    ("engine", "settings", "calls", "diverges"),
+    [  # every second one diverges; `--nightly` has them all
+        pytest.param(*case, diverges, marks=pytest.mark.nightly if diverges != number % 2 else ())
+        for number, case in enumerate(UNROLLED)
+        for diverges in (False, True)
     ],
 )
-@pytest.mark.parametrize("diverges", [False, True])
 def test_rounds_that_one_graph_holds_are_those_that_are_issued_one_by_one(
     engine: str, settings: dict[str, Any], calls: int, diverges: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
