@@ -97,7 +97,7 @@ UNREPLAYED = ("gradient of", "fused@fake")
 STEPS = {"loss": of_the_loss, "gradient of": of_the_gradient, "beta": of_a_metric, "buffer": of_a_buffer}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("what", "engine"), [case for case in product(STEPS, REPLAYING) if case != UNREPLAYED])
 def test_what_cannot_be_watched_ends_the_replay(what: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     replicas = training(engine, step=STEPS[what])
@@ -170,6 +170,7 @@ def in_place(learner: nn.Module, given: Any) -> Any:
     return cross_entropy(learner(given[0].mul_(3)), given[1])
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("engine", REPLAYING)
 def test_a_step_that_writes_to_its_batch_sees_each_batch_once(engine: str) -> None:
     made = [training(name, step=in_place) for name in (engine, "eager")]
@@ -452,7 +453,7 @@ def test_what_was_measured_of_learners_side_by_side_is_said_as_it_was_measured()
     )
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("what", "engine"), [case for case in product(STEPS, REPLAYING) if case != UNREPLAYED])
 def test_a_change_behind_the_last_check_is_told_at_the_end(
     what: str, engine: str, monkeypatch: pytest.MonkeyPatch
@@ -473,7 +474,7 @@ def test_a_change_behind_the_last_check_is_told_at_the_end(
     replicas.close()
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("engine", REPLAYING)
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
 @pytest.mark.parametrize("sync", [bow.SMA(alpha=0.1), bow.SMA(alpha=0.1, every=2)], ids=["every", "second"])

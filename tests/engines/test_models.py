@@ -96,7 +96,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.parametrize(("engine", "optimizer", "learners"), CASES)
 @pytest.mark.parametrize("name", NETWORKS)

@@ -32,7 +32,7 @@ def _images() -> Batch:
 
 
 def _tokens() -> Batch:
-    return torch.randint(20, (3, 8)), torch.randint(20, (3, 8))
+    return torch.randint(20, (3, 5)), torch.randint(20, (3, 5))
 
 
 PAPER_MODELS = {

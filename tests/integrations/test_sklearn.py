@@ -38,13 +38,19 @@ def small(num_features: int, num_outputs: int, width: int = 8) -> nn.Module:
 
 
 def every_check() -> Iterator[Any]:
-    """Of a regressor those of its targets always, and nightly the others, for which the two have one class."""
+    """Of a regressor those of its targets always, and nightly the others, for which the two have one class.
+
+    Of checks that come several times, with arrays of other kinds, the first always.
+    """
+    seen = set()
     for estimator in (Classifier(**QUICK), Regressor(**{**QUICK, "epochs": 8})):
         for made, check in estimator_checks_generator(estimator):
             name = check.func.__name__
             is_own = isinstance(estimator, Classifier) or "regressor" in name or "_y" in name
-            marks = () if is_own else pytest.mark.nightly
-            yield pytest.param(made, check, marks=marks, id=f"{type(estimator).__name__}-{name}")
+            named = f"{type(estimator).__name__}-{name}"
+            marks = () if is_own and named not in seen else pytest.mark.nightly
+            seen.add(named)
+            yield pytest.param(made, check, marks=marks, id=named)
 
 
 @pytest.mark.parametrize(("estimator", "check"), list(every_check()))

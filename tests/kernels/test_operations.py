@@ -27,6 +27,16 @@ OPTIMIZERS = [Numbers(momentum=0.0, weight_decay=0.0), Numbers(), Numbers(nester
 
 with_every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 synchronising_or_not = pytest.mark.parametrize("synchronise", [True, False], ids=["synchronise", "alone"])
+of_whole_rounds = pytest.mark.parametrize(
+    ("dtype", "synchronise", "diverged"),
+    [  # any two of these meet in a case that always runs; the others are nightly
+        pytest.param(*case, marks=pytest.mark.nightly if sum(numbers) % 2 else (), id="-".join(map(str, case)))
+        for numbers, case in (
+            zip(*each, strict=True)
+            for each in itertools.product(*map(enumerate, (DTYPES, (True, False), ("none", "some", "all"))))
+        )
+    ],
+)
 
 
 def on(device: torch.device, numbers: Numbers | AdamNumbers) -> Tensor:
@@ -103,9 +113,7 @@ def test_sgd_row(kernels: Kernels, device: torch.device, dtype: torch.dtype, syn
         memory.check_guards()
 
 
-@with_every_dtype
-@synchronising_or_not
-@pytest.mark.parametrize("diverged", ["none", "some", "all"])
+@of_whole_rounds
 def test_sgd_round(
     kernels: Kernels, device: torch.device, dtype: torch.dtype, synchronise: bool, diverged: str
 ) -> None:
@@ -125,9 +133,7 @@ def test_sgd_round(
         memory.check_guards()
 
 
-@with_every_dtype
-@synchronising_or_not
-@pytest.mark.parametrize("diverged", ["none", "some", "all"])
+@of_whole_rounds
 def test_adam_round(
     kernels: Kernels, device: torch.device, dtype: torch.dtype, synchronise: bool, diverged: str
 ) -> None:

@@ -469,6 +469,7 @@ def test_one_batch_that_is_not_finite_ends_a_member_among_its_turns(
     assert [member.stopped for member in result.members] == ["diverged"] * 4
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("batches", ["own", "shared"])
 @pytest.mark.parametrize("model", ["mlp", "normed"])
 def test_members_that_take_turns_equal_those_that_keep_step(

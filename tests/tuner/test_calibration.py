@@ -45,7 +45,7 @@ def three_engines(curve: Curve) -> dict[str, Curve]:
     return {"eager": lambda k: 1.1 - 0.05 / k, "graph": curve, "streams": slower(curve, 0.6)}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("family", "minutes"),
     [*((family, 10) for family in FAMILIES), ("flat peak", 4), ("twelve cores", 4), ("six cores in stairs", 4)],

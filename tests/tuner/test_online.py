@@ -18,7 +18,7 @@ RUNS = range(100)
 WINDOWS = 600
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_settles_within_one_learner_of_the_optimum_and_stays(family: str) -> None:
     """The optimum: any number from the fewest learners within the threshold of the best to the fewest that are best."""
