@@ -27,6 +27,7 @@ _GRACE_S = 120.0
 
 # Deterministic examples; no deadlines, because test machines may be busy.
 settings.register_profile("bow", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("by day", settings.get_profile("bow"), max_examples=40)
 settings.load_profile("bow")
 
 # Before the first test imports bow.
@@ -55,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
         importlib.import_module("tqdm").tqdm.monitor_interval = 0
     config.stash[_LEFT_OUT] = Counter()
     if not config.getoption("--nightly"):
+        settings.load_profile("by day")
         if forked.PLACE not in os.environ:  # the processes of pytest-xdist share a server
             folder = forked.folder()
             os.environ[forked.PLACE] = f"{folder.name}/socket"
