@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,6 +43,20 @@ def _roles(function: OpOverload) -> tuple[bool, tuple[tuple[str, bool], ...]]:
     written.update(UNDECLARED.get(function, ()))
     is_view = not written and any(result.alias_info is not None for result in schema.returns)
     return is_view, tuple((argument.name, argument.name in written) for argument in schema.arguments)
+
+
+class Place(NamedTuple):
+    """Where in memory a tensor lies."""
+
+    tensor: Tensor
+    key: int
+    begin: int
+    end: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Place":
+        begin, end = extent(int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.itemsize)
+        return cls(tensor, key_of(tensor), begin, end)
 
 
 def tensors_in(value: Any) -> list[Tensor]:
@@ -86,27 +100,27 @@ class AccessLog:
         self.collect()
         return sum(max((a.end for a in h.accesses), default=0) for _, h in self._histories.values())
 
-    def tick(self, actor: str, what: object, reads: Sequence[Tensor], writes: Sequence[Tensor]) -> None:
+    def tick(self, actor: str, what: object, reads: Sequence[Place], writes: Sequence[Place]) -> None:
         """Check and record the accesses of one piece of work."""
         if not reads and not writes:
             return  # clocks only count accesses
         clock = self.clock(actor)
         merge(clock, self.clocks[HOST])  # what the host knew to have ended when it issued this
-        clock[actor] = clock.get(actor, 0) + 1
-        for tensor, is_write in [*((t, False) for t in reads), *((t, True) for t in writes)]:
-            begin, end = extent(int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.itemsize)
-            access = Access(actor, clock[actor], what, is_write, begin, end)
-            if not self.knows(tensor):  # allocated before `issuing`
-                self.allocate(CALLER, [tensor])
-            _, history = self._histories[key_of(tensor)]
-            earlier = history.unordered(access, clock)
-            if earlier is not None:
-                raise RaceError(
-                    f"{what} on {actor} {'writes' if is_write else 'reads'} bytes {begin} to {end} of a tensor "
-                    f"{tuple(tensor.shape)} while {earlier.what} on {earlier.actor} may still be "
-                    f"{'writing' if earlier.writes else 'reading'} them; no event orders the two"
-                )
-            history.add(access)
+        clock[actor] = now = clock.get(actor, 0) + 1
+        for places, is_write in ((reads, False), (writes, True)):
+            for tensor, key, begin, end in places:
+                access = Access(actor, now, what, is_write, begin, end)
+                if key not in self._histories:  # allocated before `issuing`
+                    self.allocate(CALLER, [tensor])
+                _, history = self._histories[key]
+                earlier = history.unordered(access, clock)
+                if earlier is not None:
+                    raise RaceError(
+                        f"{what} on {actor} {'writes' if is_write else 'reads'} bytes {begin} to {end} of a tensor "
+                        f"{tuple(tensor.shape)} while {earlier.what} on {earlier.actor} may still be "
+                        f"{'writing' if earlier.writes else 'reading'} them; no event orders the two"
+                    )
+                history.add(access)
 
     def allocate(self, actor: str, tensors: Sequence[Tensor]) -> None:
         """Register new memory of tensors, which is freed to this actor."""

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from bow.devices.base import CapturedGraph, Event, Stream, StreamDevice
 from bow.devices.cores import available_cores
-from bow.testing.accesses import CALLER, HOST, AccessLog, accessed, key_of, tensors_in
+from bow.testing.accesses import CALLER, HOST, AccessLog, Place, accessed, key_of, tensors_in
 from bow.testing.accesses import RaceError as RaceError
 from bow.testing.clocks import Clock, merge
 
@@ -118,7 +118,8 @@ class _GraphStep:
     what: str
 
     def __post_init__(self) -> None:
-        self.reads, self.writes = accessed(self.function, self.arguments, self.keywords)
+        reads, writes = accessed(self.function, self.arguments, self.keywords)
+        self.reads, self.writes = list(map(Place.of, reads)), list(map(Place.of, [*writes, *self.made]))
         self.given = {key_of(tensor) for tensor in tensors_in((self.arguments, self.keywords))}
 
 
@@ -172,9 +173,9 @@ class FakeGraph(CapturedGraph):
     def _run(self, actor: str, step: _GraphStep) -> None:
         device = self._device
         device.launches[actor] = device.launches.get(actor, 0) + 1
-        if not (step.reads or step.writes or step.made):
+        if not (step.reads or step.writes):
             return  # views, which are inlined in the steps that use them
-        device.log.tick(actor, step.what, step.reads, step.writes + step.made)
+        device.log.tick(actor, step.what, step.reads, step.writes)
         drawing = step.random and self.generator is not None
         with device.drawing_from(self.generator) if drawing else contextlib.nullcontext():  # type: ignore[arg-type]
             made = step.function(*step.arguments, **step.keywords)
@@ -339,13 +340,13 @@ class FakeDevice(StreamDevice):
     def write_host(self, target: Tensor, source: Tensor) -> None:
         assert self.log.is_pinned(target)
         with self.lock, _unseen():
-            self.log.tick(HOST, "host write", [], [target])
+            self.log.tick(HOST, "host write", [], [Place.of(target)])
             target.copy_(source)
 
     def read_host(self, pinned: Tensor) -> list[Any]:
         assert self.log.is_pinned(pinned)
         with self.lock, _unseen():
-            self.log.tick(HOST, "host read", [pinned], [])
+            self.log.tick(HOST, "host read", [Place.of(pinned)], [])
             values: list[Any] = pinned.tolist()
         return values
 
@@ -378,11 +379,12 @@ class FakeDevice(StreamDevice):
             given = {key_of(tensor) for tensor in tensors_in((arguments, keywords))}
             if function is _aten.lift_fresh.default and not self.log.knows(arguments[0]):
                 self.log.allocate(actor, [arguments[0]])  # just made by torch.tensor
-            self.log.tick(actor, function, reads, writes)
+            self.log.tick(actor, function, list(map(Place.of, reads)), list(map(Place.of, writes)))
             made = function(*arguments, **keywords)
             fresh = [tensor for tensor in tensors_in(made) if key_of(tensor) not in given]
-            self.log.allocate(actor, fresh)
-            self.log.tick(actor, function, [], fresh)
+            if fresh:
+                self.log.allocate(actor, fresh)
+                self.log.tick(actor, function, [], list(map(Place.of, fresh)))
             if function in _BLOCKING:
                 if getattr(self._current, "must_not_wait", False):
                     raise CaptureRuleError(f"{function} makes the host wait")

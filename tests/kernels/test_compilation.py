@@ -34,7 +34,7 @@ def test_nvcc_compiles_without_spilling(architecture: str, tmp_path: Path) -> No
     assert set(spills) == {("0", "0", "0")}, done.stderr
 
 
-@pytest.mark.sample(4, 2)
+@pytest.mark.nightly
 @for_every_architecture
 def test_nvrtc_compiles_what_cupy_is_given(architecture: str, nvrtc: ctypes.CDLL) -> None:
     cubin = compile_with_nvrtc(nvrtc, source(), architecture)
