@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.manycore.simulator import simulate_operators
@@ -71,7 +71,6 @@ def by_the_tick(scheduler: CoRunScheduler, duration: dict[int, int], before: Dep
     return {operator: tuple(when) for operator, when in found.items()}
 
 
-@settings(max_examples=40)
 @given(st.data(), dependencies(most=10), st.sampled_from([Fraction(1), Fraction(13, 10), Fraction(2)]))
 def test_slowing_down_is_the_same_as_one_nanosecond_after_the_other(
     data: st.DataObject, before: Dependencies, factor: Fraction

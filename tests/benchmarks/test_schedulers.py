@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.manycore.schedulers import TeamScheduler
@@ -35,7 +35,6 @@ def options(draw: st.DrawFn, before: Dependencies) -> dict[str, Any]:
     return {"dependencies": before, "executors": executors, **{name: chosen[name] for name in names}}
 
 
-@settings(max_examples=40)
 @given(st.data(), dependencies())
 def test_operators_are_given_out_by_the_rules_whatever_the_options(data: st.DataObject, before: Dependencies) -> None:
     check_options(TeamScheduler, data.draw(options(before)), data.draw(listed(st.integers(0, 9), before)))

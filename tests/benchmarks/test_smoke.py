@@ -17,14 +17,14 @@ TINY = "quick=true stint_s=0.001 repeats=1"
 RUNS = {
     "accuracy": ("quick=true target=0.2", "accuracy"),
     "budgets": ("quick=true", "budgets"),
-    "sweep": ("quick=true workers=1 epochs=1 learners=2 mus=0.5", "sweep"),
     "costs-papers": ("quick=true parts=papers,climbing", "costs"),
     "memory": ("quick=true", "memory"),
     "micro-threads": ("quick=true parts=threads", "micro"),
-    "planner-clusters": ("quick=true parts=clusters,simulators cluster_s=0.05", "planner"),
     "placement": ("quick=true networks=rnnlm methods=cpu,gpu,expert,mcmc placements=8", "placement"),
 }
 SLOW = {
+    "planner-clusters": ("quick=true parts=clusters,simulators cluster_s=0.05", "planner"),
+    "sweep": ("quick=true workers=1 epochs=1 learners=2 mus=0.5", "sweep"),
     "start": ("quick=true", "start"),
     "models": ("quick=true", "models"),
     "gpu": ("fake=true processes=false quick=true", "gpu"),

@@ -69,7 +69,6 @@ def _samples(stream: BatchStream, learners: list[int]) -> list[int]:
 
 
 @sources
-@settings(deadline=None, max_examples=60)
 @given(num_samples=counts, batch_size=counts, epochs=st.integers(1, 4), learners=learner_counts)
 def test_every_sample_is_seen_once_an_epoch(
     source: Callable[[int], object], num_samples: int, batch_size: int, epochs: int, learners: list[int]
@@ -82,7 +81,6 @@ def test_every_sample_is_seen_once_an_epoch(
 
 
 @sources
-@settings(deadline=None, max_examples=60)
 @given(num_samples=counts, batch_size=counts, epochs=st.integers(1, 4), learners=learner_counts)
 def test_only_the_last_round_is_short(
     source: Callable[[int], object], num_samples: int, batch_size: int, epochs: int, learners: list[int]
@@ -103,7 +101,6 @@ def test_only_the_last_round_is_short(
     assert position == epochs * num_samples
 
 
-@settings(deadline=None, max_examples=60)
 @given(num_samples=counts, batch_size=counts, learners=learner_counts, seed=st.integers(-(2**40), 2**70))
 def test_order_depends_on_neither_learners_nor_batch_size_nor_source(
     num_samples: int, batch_size: int, learners: list[int], seed: int
@@ -115,7 +112,6 @@ def test_order_depends_on_neither_learners_nor_batch_size_nor_source(
 
 
 @sources
-@settings(deadline=None, max_examples=60)
 @given(num_samples=counts, batch_size=counts, learners=learner_counts, stop_after=st.integers(0, 12))
 def test_going_on_from_a_saved_position_equals_never_having_stopped(
     source: Callable[[int], object], num_samples: int, batch_size: int, learners: list[int], stop_after: int

@@ -102,6 +102,25 @@ def test_a_training_goes_on_with_the_ways_that_it_has_chosen(chosen, not_compile
 
 
 @pytest.mark.usefixtures("_unchecked_shapes")
+def test_code_for_one_way_has_another_key_than_that_for_another(chosen) -> None:
+    keys = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> torch.fx.GraphModule:
+        keys.append(torch.compiler.config.cache_key_tag)
+        return graph
+
+    for way in ("grouped", "product", "grouped"):
+        chosen(way)
+        with torch.compiler.set_stance("default", force_backend=backend):
+            fused = replicas("fused", template=convolutional())
+            fused.round([batch(j) for j in range(3)])
+        assert fused.engine == "fused"
+    assert len(keys) == 3
+    assert keys[0] == keys[2] != keys[1]
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("_unchecked_shapes")
 def test_code_that_torch_has_kept_is_used_for_the_ways_that_it_was_made_for(chosen, monkeypatch, tmp_path) -> None:
     # Kernels may be there already, as C++ is compiled by its text; which graphs have them is forgotten.
     graphs = "torch._inductor.codecache.FxGraphCache", "torch._functorch._aot_autograd.autograd_cache.AOTAutogradCache"

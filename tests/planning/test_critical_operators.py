@@ -19,7 +19,6 @@ from tests.planning.search_graphs import perceptron
 from tests.planning.test_search import problem_of
 
 
-@settings(max_examples=40)
 @given(st.randoms(use_true_random=False))
 def test_the_chain_takes_the_whole_step(source: random.Random) -> None:
     step = random_step(source)

@@ -6,7 +6,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.costs.climbing import HillClimb
@@ -34,7 +34,6 @@ def climbed(curve: tuple[float, float], climb: HillClimb) -> HillClimb:
     return climb
 
 
-@settings(max_examples=40)
 @given(convex, st.integers(1, 80), st.booleans())
 def test_with_interval_1_the_optimum_of_a_convex_curve_is_found(
     curve: tuple[float, float], cores: int, caches: bool
@@ -44,7 +43,6 @@ def test_with_interval_1_the_optimum_of_a_convex_curve_is_found(
     assert time_s(curve, climb.best) == best
 
 
-@settings(max_examples=40)
 @given(convex, st.data(), st.integers(1, 80), st.booleans())
 def test_no_more_cases_are_measured_than_the_paper_says(
     curve: tuple[float, float], data: st.DataObject, cores: int, caches: bool
@@ -54,7 +52,6 @@ def test_no_more_cases_are_measured_than_the_paper_says(
     assert 1 <= len(climb.measured) <= math.ceil(2 * cores / interval)
 
 
-@settings(max_examples=40)
 @given(convex, st.data(), st.integers(2, 80), st.booleans())
 def test_each_lane_ends_where_time_has_risen_or_threads_have_run_out(
     curve: tuple[float, float], data: st.DataObject, cores: int, caches: bool

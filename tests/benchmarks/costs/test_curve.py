@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.costs.climbing import Curve, HillClimb, accuracy
@@ -11,7 +11,6 @@ from benchmarks.costs.machine import Threads, cases
 from bow.errors import SettingError
 
 
-@settings(max_examples=40)
 @given(st.dictionaries(st.builds(Threads, st.integers(1, 40)), st.floats(0.0, 1e3), min_size=1))
 def test_a_curve_is_exact_where_it_was_measured_and_between_its_neighbours_elsewhere(
     measured: dict[Threads, float],

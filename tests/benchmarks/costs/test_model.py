@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.costs.climbing import accuracy, r_squared
@@ -14,7 +14,6 @@ positive = st.floats(1e-6, 1e6)
 pairs = st.lists(st.tuples(positive, positive), min_size=1, max_size=20)
 
 
-@settings(max_examples=40)
 @given(pairs)
 def test_accuracy_is_the_papers(both: list[tuple[float, float]]) -> None:
     predicted, actual = map(np.array, zip(*both, strict=True))
@@ -22,7 +21,6 @@ def test_accuracy_is_the_papers(both: list[tuple[float, float]]) -> None:
     assert accuracy(list(predicted), list(actual)) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
-@settings(max_examples=40)
 @given(pairs)
 def test_r_squared_is_the_part_of_the_variance_that_is_explained(both: list[tuple[float, float]]) -> None:
     predicted, actual = map(np.array, zip(*both, strict=True))

@@ -367,7 +367,6 @@ def small() -> Small:
     return Small(model, batch, captured, problem_on(captured.graph, 1))
 
 
-@hypothesis.settings(max_examples=40)
 @hypothesis.given(seed=st.integers(0, 2**32))
 def test_what_the_simulator_accepts_runs_and_nothing_else(small: Small, seed: int) -> None:
     graph = small.captured.graph

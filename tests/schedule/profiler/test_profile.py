@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bow.errors import ScheduleError
@@ -45,7 +45,6 @@ def test_a_summary_is_median_and_distance_of_quartiles(seconds: list[float]) -> 
     assert found.repeats == len(seconds)
 
 
-@settings(max_examples=40)
 @given(profiles())
 def test_json_gives_the_same_profile_back(profile: Profile) -> None:
     assert Profile.from_json(profile.to_json()) == profile

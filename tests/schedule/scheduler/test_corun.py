@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.manycore.simulator import simulate_operators
@@ -131,7 +131,6 @@ def usual_threads(case: dict[str, Any]) -> list[int]:
     return [numbers[kind] for kind in case["kinds"]]
 
 
-@settings(max_examples=40)
 @given(CASES, st.data(), st.sampled_from([1, 2, 3, 4]), st.booleans())
 def test_every_strategy_gives_a_schedule_that_can_be_carried_out(
     case: dict[str, Any], data: st.DataObject, strategy: Any, narrow: bool
@@ -174,7 +173,6 @@ def test_strategies_3_and_4_start_what_fits_and_else_what_takes_longest(
         rules.check(event)
 
 
-@settings(max_examples=40)
 @given(CASES)
 def test_nothing_outlasts_what_runs_unless_it_takes_longest_of_all(case: dict[str, Any]) -> None:
     watched = Watched(CoRunScheduler(**case, strategy=3))
@@ -195,7 +193,6 @@ def test_nothing_outlasts_what_runs_unless_it_takes_longest_of_all(case: dict[st
             moment.carry_out(start)
 
 
-@settings(max_examples=40)
 @given(CASES, st.data(), st.sampled_from([1, 2, 3, 4]), st.booleans())
 def test_threads_that_share_caches_or_not_still_give_a_schedule_that_can_be_carried_out(
     case: dict[str, Any], data: st.DataObject, strategy: Any, narrow: bool
@@ -208,7 +205,6 @@ def test_threads_that_share_caches_or_not_still_give_a_schedule_that_can_be_carr
     check_carried_out(timeline, before)
 
 
-@settings(max_examples=40)
 @given(CASES, st.sampled_from([1, 2, 3, 4]), st.booleans())
 def test_caches_that_no_cores_share_change_nothing(case: dict[str, Any], strategy: Any, narrow: bool) -> None:
     arguments = {**case, "strategy": strategy, "narrow": narrow}
@@ -359,7 +355,6 @@ def test_what_begins_when_another_ends_was_not_beside_it() -> None:
     assert interference.pairs == {("a", "b")}
 
 
-@settings(max_examples=40)
 @given(CASES, st.data(), st.sampled_from([3, 4]))
 def test_what_has_interfered_never_runs_together_again(
     case: dict[str, Any], data: st.DataObject, strategy: Any
@@ -382,7 +377,6 @@ def test_what_has_interfered_never_runs_together_again(
                 assert tuple(names) not in known or one.details["operator"] == other.details["operator"]
 
 
-@settings(max_examples=40)
 @given(CASES, st.data())
 def test_a_step_observes_what_took_too_long_beside_what(case: dict[str, Any], data: st.DataObject) -> None:
     interference = Interference(case["kinds"])

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bow.errors import ScheduleError
@@ -30,13 +30,11 @@ def options(draw: st.DrawFn, before: Dependencies) -> dict[str, Any]:
     return {"dependencies": before, "executors": executors, **{name: chosen[name] for name in names}}
 
 
-@settings(max_examples=40)
 @given(st.data(), dependencies())
 def test_operators_are_given_out_by_the_rules_whatever_the_options(data: st.DataObject, before: Dependencies) -> None:
     check_options(ListScheduler, data.draw(options(before)), data.draw(listed(st.integers(0, 9), before)))
 
 
-@settings(max_examples=40)
 @given(dependencies(), st.data(), st.integers(1, 4))
 def test_the_critical_path_goes_first_and_nobody_waits_for_work(
     before: Dependencies, data: st.DataObject, executors: int

@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.manycore.simulator import simulate_operators
@@ -74,7 +74,6 @@ def by_definition(
     return starts
 
 
-@settings(max_examples=40)
 @given(recorded())
 def test_repeating_decisions_with_the_predicted_times_gives_the_same_timeline(case) -> None:
     recorder, before, cores, durations, timeline = case
@@ -90,7 +89,6 @@ def test_repeating_decisions_with_the_predicted_times_gives_the_same_timeline(ca
     assert begins(timeline) == by_definition(exact, held, durations)
 
 
-@settings(max_examples=40)
 @given(recorded())
 def test_without_what_was_waited_for_on_purpose_nothing_starts_later(case) -> None:
     recorder, before, cores, durations, timeline = case
@@ -120,7 +118,6 @@ def test_a_core_that_was_left_idle_on_purpose_is_told_by_the_waits() -> None:
         assert begins(repeated)[3] == begin
 
 
-@settings(max_examples=40)
 @given(recorded(), st.data())
 def test_on_other_times_an_order_can_be_carried_out_as_well(case, data: st.DataObject) -> None:
     recorder, before, cores, _, _ = case
@@ -134,7 +131,6 @@ def test_on_other_times_an_order_can_be_carried_out_as_well(case, data: st.DataO
         assert mine == list(operators)
 
 
-@settings(max_examples=40)
 @given(recorded())
 def test_a_schedule_takes_the_order_of_the_cores(case) -> None:
     recorder, before, cores, _, _ = case

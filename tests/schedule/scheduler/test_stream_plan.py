@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterable
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bow.schedule.scheduler.stream_plan import START, PlannedTask, StreamPlan
@@ -57,7 +57,6 @@ def is_ordered(before: dict[int, set[int]], dependencies: dict[int, list[int]]) 
     )
 
 
-@settings(max_examples=40)
 @given(CASES)
 def test_everything_is_ordered_and_no_wait_can_be_left_out(case) -> None:
     order, dependencies, num_streams = case
@@ -71,7 +70,6 @@ def test_everything_is_ordered_and_no_wait_can_be_left_out(case) -> None:
         assert not is_ordered(behind(in_order + left, tasks), dependencies)
 
 
-@settings(max_examples=40)
 @given(CASES)
 def test_the_waits_are_the_transitive_reduction_between_streams(case) -> None:
     order, dependencies, num_streams = case
@@ -96,7 +94,6 @@ def test_one_stream_waits_for_nothing(case) -> None:
     assert not plan.awaited
 
 
-@settings(max_examples=40)
 @given(CASES, st.data())
 def test_memory_goes_back_at_the_first_turn_that_knows_its_uses_to_be_over(case, data: st.DataObject) -> None:
     order, dependencies, num_streams = case
