@@ -3,10 +3,12 @@
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map_only
 
 from bow.data import Indexed
 from bow.devices import CapturedGraph, Event, Kernels, Stream, StreamDevice
@@ -279,14 +281,24 @@ def python_values_restored(model: nn.Module, *, strictly: bool) -> Iterator[None
             attributes[name] = value
 
 
-class _CounterStub:
-    """Count what a batch norm adds to its number of batches."""
+class _Counter(Tensor):
+    """A batch norm's number of batches: what is added is only noted, until anything else is done with it."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    __slots__ = ("buffer", "noted")
 
-    def add_(self, count: int) -> None:
-        self.count += count
+    def read(self) -> Tensor:
+        if self.noted:
+            self.buffer.add_(self.noted)
+            self.noted = 0
+        return self.buffer
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.add_ and type(args[1]) is int and not kwargs:
+            args[0].noted += args[1]
+            return args[0]
+        args, kwargs = tree_map_only(_Counter, _Counter.read, (args, kwargs or {}))
+        return func(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -294,17 +306,21 @@ def fused_batch_counters(model: nn.Module) -> Iterator[None]:
     """Count the batches of all batch norms by one operator after the learning task, not by one each."""
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
     norms = [module for module in model.modules() if type(module) in kinds and module.momentum is not None]
-    found = [(norm, norm._buffers["num_batches_tracked"], _CounterStub()) for norm in norms]
-    counters = [(norm, buffer, calls) for norm, buffer, calls in found if buffer is not None]
-    for norm, _, calls in counters:
-        norm._buffers["num_batches_tracked"] = calls  # type: ignore[assignment]
+    counters: list[tuple[nn.Module, _Counter]] = []
+    for norm in norms:
+        if (buffer := norm._buffers["num_batches_tracked"]) is not None:
+            counter = buffer.as_subclass(_Counter)
+            counter.buffer, counter.noted = buffer, 0
+            norm._buffers["num_batches_tracked"] = counter
+            counters.append((norm, counter))
     try:
         yield
     finally:
-        for norm, buffer, _ in counters:
-            norm._buffers["num_batches_tracked"] = buffer
-    for count in sorted({calls.count for _, _, calls in counters} - {0}):
-        torch._foreach_add_([buffer for _, buffer, calls in counters if calls.count == count], count)
+        for norm, counter in counters:
+            if norm._buffers["num_batches_tracked"] is counter:
+                norm._buffers["num_batches_tracked"] = counter.buffer
+    for count in sorted({counter.noted for _, counter in counters} - {0}):
+        torch._foreach_add_([counter.buffer for _, counter in counters if counter.noted == count], count)
 
 
 def _closing(task: SpreadTask | None) -> contextlib.AbstractContextManager[object]:

@@ -102,6 +102,35 @@ def test_dropout_is_that_of_eager_where_the_generator_is(engine: str) -> None:
     trainings[1].close()
 
 
+class Warming(nn.Sequential):
+    """Reads how many batches its norm has seen, behind it."""
+
+    assigns = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, seen = super().forward(x), self[1].num_batches_tracked
+        if self.assigns:
+            self[1].num_batches_tracked = seen * 2
+        return y * (seen / (seen + 3)) + (seen > 2)
+
+
+@pytest.mark.parametrize("assigns", [False, True])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_counts_of_batches_can_be_read_by_the_step(engine: str, assigns: bool) -> None:
+    def build() -> nn.Module:
+        made = Warming(*model())
+        made.assigns = assigns
+        return made
+
+    trainings = [training(name, where, build) for name, where in (("eager", "cpu"), (engine, FakeDevice()))]
+    for t in range(5):
+        one, other = (replicas.round(round_of(t)) for replicas in trainings)
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+    assert trainings[1].engine == engine
+    assert {int(each.learner(1)[1].num_batches_tracked) for each in trainings} == {62 if assigns else 5}
+    trainings[1].close()
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_callers_random_numbers_are_left_alone(engine: str, device: FakeDevice) -> None:
     replicas = training(engine, device, functools.partial(model, dropout=0.5))
@@ -392,7 +421,8 @@ def test_training_goes_on_behind_an_error_in_the_middle_of_a_round(engine: str, 
 def test_streams_offload_what_backward_needs(optimizer: Any, device: FakeDevice) -> None:
     def build() -> nn.Module:
         torch.manual_seed(0)
-        layers = nn.Sequential(nn.Linear(6, 600), nn.Tanh(), nn.Linear(600, 600), nn.Tanh(), nn.Linear(600, 3))
+        norm = nn.BatchNorm1d(600)
+        layers = nn.Sequential(nn.Linear(6, 600), nn.Tanh(), nn.Linear(600, 600), norm, nn.Tanh(), nn.Linear(600, 3))
         return layers.double()
 
     def round_of_many(t: int) -> list[Any]:
