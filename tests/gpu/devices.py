@@ -15,6 +15,7 @@ from torch import Tensor
 import bow
 from benchmarks.gpu.machine import Machine
 from bow.cluster import PendingSum, Processes, TrialWorld, World
+from bow.cluster.processes import Ranks
 from tests.gpu.case import Case
 from tests.gpu.trainings import batches, exact, few, is_fake, training, weights
 
@@ -58,7 +59,7 @@ def _world(machine: Machine, kind: type[Processes] = Processes) -> Iterator[Worl
         yield TrialWorld()
         return
     device = machine.device.torch_device
-    own = kind(device, rank=0, size=1, local_rank=0, local_size=1, store=dist.HashStore())
+    own = kind(device, Ranks(0, 1, 0, 1), dist.HashStore())
     try:
         yield own
     finally:
