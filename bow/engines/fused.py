@@ -94,9 +94,10 @@ def finite_buffers(buffers: dict[str, Tensor], result: TaskResult) -> dict[str, 
 def write_buffers(buffers: dict[str, Tensor], after: dict[str, Tensor]) -> None:
     """Write what a task has made of buffers, outside of its compiled region."""
     # torch.compile writes mutated inputs back in the order of the arguments, so that one that receives the old value of
-    # another would receive the new one (seen in torch 2.13).
-    if after:
-        torch._foreach_copy_([buffers[name] for name in after], list(after.values()))
+    # another would receive the new one (seen in torch 2.13). Only tensors of one dtype share a kernel on a GPU.
+    for dtype in dict.fromkeys(value.dtype for value in after.values()):
+        names = [name for name, value in after.items() if value.dtype == dtype]
+        torch._foreach_copy_([buffers[name] for name in names], [after[name] for name in names])
 
 
 def own_part(learner: int, value: Any) -> Any:

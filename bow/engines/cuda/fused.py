@@ -10,6 +10,7 @@ from bow.engines.batched_layers import ALGORITHMS, Algorithms, batched_convoluti
 from bow.engines.batches import FlatBatch
 from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.learner import WARM_UP, gathered, python_values_restored, state_of
+from bow.engines.cuda.transfers import FINITE
 from bow.engines.cuda.whole_round import RoundGraphs, StaticRound, unchanged
 from bow.engines.fused import StackedBuffers, TogetherTask, vectorised, writing_results
 from bow.errors import BowError, reason
@@ -95,6 +96,6 @@ class CudaFused(RoundGraphs):
         batch = gathered(static.batch.batch, self.context.kernels)
         with torch.autograd.set_multithreading_enabled(False), batched_convolutions(self._algorithms):
             loss, finite, metrics = self._together(matrix.weights, matrix.gradients, self._buffers.tensors(), batch)
-        values = [loss, finite, *metrics.values()]
-        static.rows.copy_(torch.stack([value.to(static.rows.dtype) for value in values], dim=1))
-        return finite.to(static.rows.dtype)
+        values = [value.to(static.rows.dtype) for value in (loss, finite, *metrics.values())]
+        torch.stack(values, dim=1, out=static.rows)
+        return values[FINITE]
