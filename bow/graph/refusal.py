@@ -79,7 +79,7 @@ def numpy_random() -> str:
 _PLAIN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, type(None))
 
 
-class Place(NamedTuple):
+class ValuePlace(NamedTuple):
     """Place of a Python value that the step can change."""
 
     text: str  # for messages
@@ -90,24 +90,26 @@ class Place(NamedTuple):
         return self.text
 
 
-PythonState: TypeAlias = dict[Place, str]
+PythonState: TypeAlias = dict[ValuePlace, str]
 
 
 def python_state(model: nn.Module, functions: Iterable[type] = ()) -> PythonState:
     """Return plain Python values that the step can change, as text."""
     state = {
-        Place("the state of Python's random"): str(hash(random.getstate())),
-        Place("the state of numpy.random"): numpy_random(),
+        ValuePlace("the state of Python's random"): str(hash(random.getstate())),
+        ValuePlace("the state of numpy.random"): numpy_random(),
     }
     for path, module in model.named_modules():
         owner = f"module {path!r}" if path else "the model"
         for name, shown in _plain(vars(module)):
-            state[Place(f"attribute {name!r} of {owner}", path, name)] = shown
+            state[ValuePlace(f"attribute {name!r} of {owner}", path, name)] = shown
     for function in functions:
-        state.update({Place(f"{function.__name__}.{name!r}"): shown for name, shown in _plain(vars(function))})
+        state.update({ValuePlace(f"{function.__name__}.{name!r}"): shown for name, shown in _plain(vars(function))})
         for code in _functions(function):
             shown_by_name = _plain(_outside(code))
-            state.update({Place(f"variable {name!r} of {function.__name__}"): shown for name, shown in shown_by_name})
+            state.update(
+                {ValuePlace(f"variable {name!r} of {function.__name__}"): shown for name, shown in shown_by_name}
+            )
     return state
 
 
@@ -147,7 +149,7 @@ def set_state(generator: Any, state: Any) -> None:
         generator.set_state(state)
 
 
-def changed(before: PythonState, after: PythonState) -> list[Place]:
+def changed(before: PythonState, after: PythonState) -> list[ValuePlace]:
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 

@@ -45,7 +45,7 @@ def _roles(function: OpOverload) -> tuple[bool, tuple[tuple[str, bool], ...]]:
     return is_view, tuple((argument.name, argument.name in written) for argument in schema.arguments)
 
 
-class Place(NamedTuple):
+class MemoryRange(NamedTuple):
     """Where in memory a tensor lies."""
 
     tensor: Tensor
@@ -54,7 +54,7 @@ class Place(NamedTuple):
     end: int
 
     @classmethod
-    def of(cls, tensor: Tensor) -> "Place":
+    def of(cls, tensor: Tensor) -> "MemoryRange":
         begin, end = extent(int(tensor.storage_offset()), tensor.shape, tensor.stride(), tensor.itemsize)
         return cls(tensor, key_of(tensor), begin, end)
 
@@ -100,7 +100,7 @@ class AccessLog:
         self.collect()
         return sum(max((a.end for a in h.accesses), default=0) for _, h in self._histories.values())
 
-    def tick(self, actor: str, what: object, reads: Sequence[Place], writes: Sequence[Place]) -> None:
+    def tick(self, actor: str, what: object, reads: Sequence[MemoryRange], writes: Sequence[MemoryRange]) -> None:
         """Check and record the accesses of one piece of work."""
         if not reads and not writes:
             return  # clocks only count accesses

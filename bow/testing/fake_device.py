@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from bow.devices.base import CapturedGraph, Event, Stream, StreamDevice
 from bow.devices.cores import available_cores
-from bow.testing.accesses import CALLER, HOST, AccessLog, Place, accessed, key_of, tensors_in
+from bow.testing.accesses import CALLER, HOST, AccessLog, MemoryRange, accessed, key_of, tensors_in
 from bow.testing.accesses import RaceError as RaceError
 from bow.testing.clocks import Clock, merge
 
@@ -119,7 +119,7 @@ class _GraphStep:
 
     def __post_init__(self) -> None:
         reads, writes = accessed(self.function, self.arguments, self.keywords)
-        self.reads, self.writes = list(map(Place.of, reads)), list(map(Place.of, [*writes, *self.made]))
+        self.reads, self.writes = list(map(MemoryRange.of, reads)), list(map(MemoryRange.of, [*writes, *self.made]))
         self.given = {key_of(tensor) for tensor in tensors_in((self.arguments, self.keywords))}
 
 
@@ -340,13 +340,13 @@ class FakeDevice(StreamDevice):
     def write_host(self, target: Tensor, source: Tensor) -> None:
         assert self.log.is_pinned(target)
         with self.lock, _unseen():
-            self.log.tick(HOST, "host write", [], [Place.of(target)])
+            self.log.tick(HOST, "host write", [], [MemoryRange.of(target)])
             target.copy_(source)
 
     def read_host(self, pinned: Tensor) -> list[Any]:
         assert self.log.is_pinned(pinned)
         with self.lock, _unseen():
-            self.log.tick(HOST, "host read", [Place.of(pinned)], [])
+            self.log.tick(HOST, "host read", [MemoryRange.of(pinned)], [])
             values: list[Any] = pinned.tolist()
         return values
 
@@ -379,12 +379,12 @@ class FakeDevice(StreamDevice):
             given = {key_of(tensor) for tensor in tensors_in((arguments, keywords))}
             if function is _aten.lift_fresh.default and not self.log.knows(arguments[0]):
                 self.log.allocate(actor, [arguments[0]])  # just made by torch.tensor
-            self.log.tick(actor, function, list(map(Place.of, reads)), list(map(Place.of, writes)))
+            self.log.tick(actor, function, list(map(MemoryRange.of, reads)), list(map(MemoryRange.of, writes)))
             made = function(*arguments, **keywords)
             fresh = [tensor for tensor in tensors_in(made) if key_of(tensor) not in given]
             if fresh:
                 self.log.allocate(actor, fresh)
-                self.log.tick(actor, function, [], list(map(Place.of, fresh)))
+                self.log.tick(actor, function, [], list(map(MemoryRange.of, fresh)))
             if function in _BLOCKING:
                 if getattr(self._current, "must_not_wait", False):
                     raise CaptureRuleError(f"{function} makes the host wait")

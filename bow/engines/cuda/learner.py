@@ -284,7 +284,8 @@ def python_values_restored(model: nn.Module, *, strictly: bool) -> Iterator[None
 class _Counter(Tensor):
     """A batch norm's number of batches: what is added is only noted, until anything else is done with it."""
 
-    __slots__ = ("buffer", "noted")
+    buffer: Tensor
+    noted: int
 
     def read(self) -> Tensor:
         if self.noted:
