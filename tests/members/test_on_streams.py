@@ -26,15 +26,26 @@ from tests.members.test_equality import (
 )
 
 
+trained: dict[tuple[str, int], Any] = {}
+"""Members of `Normed` alone, by engine."""
+
+
+def assert_alone(result: Any, engine: str, tmp_path: Path) -> None:
+    for number, member in enumerate(result.members):
+        if (engine, number) not in trained:
+            settings = {"engine": engine, "optimizer": ADAMW, "devices": FakeDevice()}
+            path = tmp_path / str(number)
+            trained[engine, number] = alone(path, Normed, (IMAGES, LABELS), member.variant, **settings)
+        assert_same(member, trained[engine, number])
+
+
 @pytest.mark.parametrize("engine", ["eager", "graph", "streams"])
 def test_members_become_what_they_become_alone(engine: str, tmp_path: Path) -> None:
     data: Any = (IMAGES, LABELS)
     settings = {"engine": engine, "optimizer": ADAMW}
     result = swept(tmp_path / "sweep", Normed, data, VARIANTS, at_once=2, devices=FakeDevice(), **settings)
     assert result.engine == engine
-    for number, member in enumerate(result.members):
-        other = alone(tmp_path / str(number), Normed, data, member.variant, devices=FakeDevice(), **settings)
-        assert_same(member, other)
+    assert_alone(result, engine, tmp_path)
 
 
 def test_batches_are_moved_to_a_gpu_where_the_engine_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,9 +104,7 @@ def test_several_devices_take_from_one_queue(at_once: Any, tmp_path: Path, monke
     result = swept(tmp_path / "sweep", Normed, (IMAGES, LABELS), VARIANTS, at_once=at_once, **settings)
     assert opened == [(devices[0], 1 if at_once == 1 else 2), (devices[1], 1)]
     assert all(device.replays for device in devices)
-    for number, member in enumerate(result.members):
-        path = tmp_path / str(number)
-        assert_same(member, alone(path, Normed, (IMAGES, LABELS), member.variant, devices=FakeDevice(), **settings))
+    assert_alone(result, "graph", tmp_path)
 
 
 def test_without_gpus_devices_are_shares_of_cores_that_members_share_anyway(tmp_path: Path) -> None:

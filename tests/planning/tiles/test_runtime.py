@@ -76,7 +76,7 @@ def results(request: pytest.FixtureRequest) -> list[Results]:
     """By process; all in one world, since processes take longer to start than to run this."""
     size = LEARNERS * DEVICES
     is_nightly = request.config.getoption("--nightly")
-    names, seeds = (NETWORKS, range(3)) if is_nightly else (NETWORKS[-1:], range(1, 3))
+    names, seeds = (NETWORKS, range(3)) if is_nightly else (NETWORKS[-1:], range(1, 2))
     networks = [trial for seed, name in enumerate(names) for trial in trials(name, size, [seed])]
     given = mixed()
     work = AsyncWork(list(of_everything(given, seeds)), networks, list(with_dropout(range(1))), written_out(given))
@@ -96,11 +96,11 @@ def everything(world: World, work: AsyncWork) -> Results:
 
 
 def of_everything(given: Task, seeds: range) -> Iterator[Trial]:
-    """Strategies for two, three and four devices of as many as there are."""
-    for kind, optimizer in optimizers("mixed").items():
+    """Strategies for two, three and four devices of as many as there are; of one seed, for three and four."""
+    for turn, (kind, optimizer) in enumerate(optimizers("mixed").items()):
         own = dataclasses.replace(given, optimizer=optimizer)
         expected = by_pytorch(own)
-        for seed in seeds:
+        for seed in (each + turn for each in seeds):
             splits = random_splits(given.captured.graph, 2 + seed % 3, random.Random(seed))
             yield Trial(f"{kind}, {seed}", own, splits, expected)
 
@@ -116,7 +116,7 @@ def with_dropout(seeds: range) -> Iterator[Trial]:
 
 def test_any_strategy_trains_as_one_device(results: list[Results]) -> None:
     for found in results:
-        assert len(found.mixed) >= 4
+        assert len(found.mixed) >= 2
         assert max(found.mixed) < TOLERANCE
 
 
