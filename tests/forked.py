@@ -173,7 +173,7 @@ def load() -> None:
     import bow
 
     for found in pkgutil.walk_packages(bow.__path__, "bow."):
-        if not found.name.endswith(("__main__", ".worker")):
+        if not found.name.endswith(("__main__", ".worker", ".sklearn")):  # the last takes more than a second
             try:
                 importlib.import_module(found.name)
             except ImportError:

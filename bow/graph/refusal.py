@@ -3,6 +3,7 @@
 import contextlib
 import io
 import logging
+import pickle
 import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -69,13 +70,6 @@ def quiet() -> Iterator[None]:
             logger.disabled = False
 
 
-def numpy_random() -> str:
-    """Return what tells states of NumPy's generator apart; as text, its numbers would take milliseconds."""
-    state = np.random.get_state(legacy=False)
-    own = [value.tobytes() if isinstance(value, np.ndarray) else value for value in state["state"].values()]
-    return str(hash((*own, state["has_gauss"], state["gauss"])))
-
-
 _PLAIN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, type(None))
 
 
@@ -97,7 +91,7 @@ def python_state(model: nn.Module, functions: Iterable[type] = ()) -> PythonStat
     """Return plain Python values that the step can change, as text."""
     state = {
         ValuePlace("the state of Python's random"): str(hash(random.getstate())),
-        ValuePlace("the state of numpy.random"): numpy_random(),
+        ValuePlace("the state of numpy.random"): str(hash(pickle.dumps(np.random.get_state(legacy=False)))),
     }
     for path, module in model.named_modules():
         owner = f"module {path!r}" if path else "the model"

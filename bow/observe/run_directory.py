@@ -23,9 +23,6 @@ from bow.observe.records import plain
 
 LOCK = ".lock"
 
-# The one in C, where PyYAML has it, reads a file in a tenth of the time.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
 _held: set[int] = set()
 
 
@@ -205,7 +202,7 @@ class RunDirectory:
     def read_config(self) -> Mapping[str, Any]:
         """Return the settings; empty if the file is missing or damaged."""
         try:
-            settings = yaml.load(self.config_path.read_text(encoding="utf-8"), _LOADER)
+            settings = yaml.load(self.config_path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         except (OSError, UnicodeDecodeError, yaml.YAMLError):
             return {}
         return settings if isinstance(settings, Mapping) else {}

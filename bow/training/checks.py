@@ -5,11 +5,13 @@ import copy
 import functools
 import math
 import os
+import pickle
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -23,7 +25,6 @@ from bow.engines import Batch, Loss, Step, check_loss, choose_engine, own_loss, 
 from bow.engines.config import ROUND_CAPTURED, Engine
 from bow.errors import BowError, DataError, GraphError, ModelError, ScheduleError, SettingError, reason
 from bow.graph.outside import OutsideTensors
-from bow.graph.refusal import numpy_random
 from bow.replicas import buffer_state, extra_state, has_lazy_modules, in_mode, load_buffers
 from bow.schedule import DynamicSchedule
 from bow.sync import Synchroniser
@@ -275,7 +276,8 @@ def unsaved(model: nn.Module) -> dict[str, Any]:
         if isinstance(value, int | float) and path not in extra
     }
     drawn = "draws from {} random, which neither the seed nor checkpoints cover; draw from torch".format
-    return {**numbers, drawn("Python's"): random.getstate(), drawn("NumPy's"): numpy_random()}
+    numpy = pickle.dumps(np.random.get_state(legacy=False))
+    return {**numbers, drawn("Python's"): random.getstate(), drawn("NumPy's"): numpy}
 
 
 def all_labels(data: Any) -> Tensor | None:

@@ -25,7 +25,6 @@ from tests.members.test_equality import (
     swept,
 )
 
-
 trained: dict[tuple[str, int], Any] = {}
 """Members of `Normed` alone, by engine."""
 
