@@ -219,6 +219,7 @@ USUAL, HUGE = 1e-10, 1e300
 """Gradients: times the learning rate, the one is 1 and the other infinite."""
 
 
+@pytest.mark.sample(3)
 @pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.filterwarnings("ignore:.*restarts from the central model")
 @pytest.mark.parametrize("learners", [1, 3])

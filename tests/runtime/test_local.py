@@ -169,6 +169,7 @@ class Pooling(nn.Module):
         return (pooled.nan_to_num() * weights).sum(), (places * weights.double()).sum()
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("shape", "settings"),
     [

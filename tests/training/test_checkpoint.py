@@ -151,7 +151,7 @@ class Sequences(Dataset[tuple[Tensor, Tensor]]):
         return inputs, torch.randint(3, (4,), generator=generator)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("engine", ["graph", "graph+round"])
 @pytest.mark.parametrize("crash", range(1, 11))
 def test_what_is_captured_does_not_depend_on_where_a_training_was_interrupted(
