@@ -1,3 +1,5 @@
+import contextlib
+import importlib.metadata
 import os
 import re
 import shutil
@@ -11,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.specifiers import SpecifierSet
 
 import bow
 from bow.cli import COMMANDS
@@ -112,6 +115,18 @@ def test_every_dependency_is_pinned_in_the_constraints() -> None:
     needed = [*PROJECT["project"]["dependencies"], *extras["dev"], *extras["tensorboard"]]
     names = {requirement.split(">")[0].split("[")[0].lower() for requirement in needed} - {"bow-trainer"}
     assert names <= pinned
+
+
+def test_the_oldest_python_can_install_what_is_pinned() -> None:
+    oldest = f"{PROJECT['project']['requires-python'].removeprefix('>=')}.0"
+    pinned = {line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line}
+    newer = {}
+    for name in pinned:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):  # of an extra that is not installed
+            wants = importlib.metadata.metadata(name)["Requires-Python"]
+            if wants and oldest not in SpecifierSet(wants):
+                newer[name] = wants
+    assert newer == {}
 
 
 def test_scripts_of_the_setup_are_sound() -> None:
