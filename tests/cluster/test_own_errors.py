@@ -38,7 +38,7 @@ class Failure:
         where: `"callback"`, `"epoch"`, `"data"`, `"step"`, `"metric"` or `""`.
         ranks: on which devices.
         after: behind which round.
-        first: whether the other device has yet to end this round then, where it is a step that fails.
+        first: whether the other device has yet to step then, which for callbacks need not be so.
     """
 
     where: str = ""
@@ -56,7 +56,8 @@ class Failure:
             return
         self.calls += 1
         fails = int(os.environ.get("RANK", "0")) in self.ranks
-        if self.calls == call and where == "step" and fails != self.first:
+        waits = not fails and where == "step" if self.first else fails
+        if self.calls == call and waits:
             time.sleep(2.0)
         if self.calls == call and fails:
             raise OSError("the picture is damaged")
@@ -181,7 +182,7 @@ OTHERS: list[tuple[Failure, dict[str, Any], int]] = [
     (Failure("step", (1,)), {"sync": bow.SSGD()}, AT),
     (Failure("step", (1,)), {"bucket_mb": 1.0}, 8),  # sums by Gloo
     (Failure("data", (1,)), {"bucket_mb": 1.0}, AT),
-    (Failure("callback", (1,)), {"sync": bow.LocalSGD(every=3)}, 8),  # the other device has stepped in round 11
+    (Failure("callback", (1,), first=False), {"sync": bow.LocalSGD(every=3)}, 8),  # the other has stepped in round 11
     (Failure("callback"), {"sync": bow.LocalSGD(every=3)}, AT),
 ]
 
