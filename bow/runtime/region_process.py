@@ -61,13 +61,12 @@ class RegionProcess:
     def close(self) -> None:
         """End the process, and the compilers that it has started."""
         if not self.has_ended:
-            for number in (signal.SIGTERM, signal.SIGKILL):
-                os.killpg(self._process.pid, number)
-                try:
-                    self._process.wait(GRACE_S)
-                    break
-                except subprocess.TimeoutExpired:
-                    continue
+            os.killpg(self._process.pid, signal.SIGTERM)
+            try:
+                self._process.wait(GRACE_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
             # What is left by SIGKILL, or by a signal before the interpreter was ready for it.
             for left in cache_folder().glob(f"*/{SCRATCH}{self._process.pid}-*"):
                 shutil.rmtree(left, ignore_errors=True)

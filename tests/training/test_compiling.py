@@ -118,7 +118,6 @@ def test_the_learning_task_is_compiled_between_two_rounds(train: Train, compiler
     assert compilers[0].is_closed
     plain = train("plain", engine="graph")
     assert plain.engine == "graph"
-    assert not all(map(torch.equal, weights(result), weights(plain)))
     for own, other in zip(weights(result), weights(plain), strict=True):
         torch.testing.assert_close(own, other)
 

@@ -23,7 +23,8 @@ from bow.errors import BowError, LossError, ModelError, SettingError
 
 Data = dict[str, Tensor]
 
-OPTIMIZER = functools.partial(torch.optim.AdamW, lr=3e-3, weight_decay=0.01)
+# Biases of keys in attention have no gradient but rounding noise, which AdamW would divide by itself.
+OPTIMIZER = functools.partial(torch.optim.AdamW, lr=3e-3, weight_decay=0.01, eps=1e-3)
 WORDS, LENGTH, SAMPLES = 30, 8, 20
 
 
