@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import venv
 import zipfile
@@ -45,7 +46,8 @@ def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from the source distribution, as by `make wheel`: what is missing in either is missing in the wheel."""
     folder = tmp_path_factory.mktemp("wheel")
     packed = folder / build(source, "build_sdist", folder)
-    shutil.unpack_archive(packed, folder, filter="data")
+    safely = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # Python 3.11.4 and newer
+    shutil.unpack_archive(packed, folder, **safely)
     return folder / build(folder / packed.name.removesuffix(".tar.gz"), "build_wheel", folder)
 
 
