@@ -158,7 +158,7 @@ class LoaderStream(BatchStream):
 
     def go_on(self) -> None:
         """Go on with the epoch under way after others may have read the same data set."""
-        if self._pass is not None and _told.get(id(self._loader.dataset)) != self._epoch:
+        if self._pass is not None and _last_told != [self._epoch]:
             _tell_epoch(self._loader.dataset, self._epoch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -253,13 +253,13 @@ def is_iterable(data: object) -> bool:
     return isinstance(data.dataset if isinstance(data, DataLoader) else data, IterableDataset)
 
 
-_told: dict[int, int] = {}  # the epoch that a data set or sampler was told last, by its id
+_last_told = [0]  # the epoch that was told last, to whichever: a data set may pass it on to another
 
 
 def _tell_epoch(part: Any, epoch: int) -> None:
     if callable(set_epoch := getattr(part, "set_epoch", None)):
         set_epoch(epoch)
-        _told[id(part)] = epoch
+        _last_told[:] = [epoch]
 
 
 def _samples_per_epoch(loader: DataLoader[Any]) -> int | None:

@@ -45,17 +45,18 @@ def vectorised(group: LearnerGroup, settings: LearningConfig) -> Vectorised:
     def run(rows: Tensor, buffers: dict[str, Tensor], batch: Batch) -> TaskResult:
         if torch.compiler.is_compiling():  # torch compiles no operator that takes a generator
             return function(rows, buffers, batch)
+        made = []
         try:
             with NoGenerators():  # type: ignore[no-untyped-call]
-                return function(rows, buffers, batch)
+                result = function(rows, buffers, batch)
         finally:
             for name, owner, key in empty:
-                if (made := owner._buffers[key]) is None:
-                    continue
-                made, dim = unwrapped(made)
-                owner._buffers[key] = made if dim < 0 else None
-                if dim >= 0:
-                    raise RuntimeError(f"the step makes buffer {name!r}, which is another one for every learner")
+                if owner._buffers[key] is not None:
+                    made.append(name)
+                    owner._buffers[key] = None
+        if made:
+            raise RuntimeError(f"the step makes buffer {made[0]!r}; register it with a tensor")
+        return result
 
     return run
 

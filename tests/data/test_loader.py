@@ -344,6 +344,38 @@ def test_data_that_nobody_else_has_read_are_not_told_the_epoch_again() -> None:
     assert found == expected
 
 
+class _Wrapped(Dataset[Any]):
+    """Passes on what it is told to a data set that others read, too."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self.wrapped = wrapped
+        self.set_epoch = wrapped.set_epoch
+
+    def __len__(self) -> int:
+        return len(self.wrapped)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.wrapped[index]
+
+
+class _ByEpoch(TensorDataset):
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> Any:
+        return (torch.tensor(self.epoch),)
+
+
+def test_data_that_others_have_read_through_a_wrapper_are_told_the_epoch_again() -> None:
+    data, found = _ByEpoch(torch.zeros(8)), []
+    stream = open_stream(DataLoader(data, batch_size=2), epochs=2)
+    while deal := stream.deal(1):
+        found.append(deal.batches[0][0].unique().item())
+        list(evaluation_batches(DataLoader(_Wrapped(data), batch_size=4)))
+        stream.go_on()  # type: ignore[attr-defined]
+    assert found == [0] * 4 + [1] * 4
+
+
 def test_samplers_are_told_the_epoch() -> None:
     loader = _loader(shuffle=False, sampler=DistributedSampler(_numbers(), num_replicas=1, rank=0))
     batches = _batches(open_stream(loader, epochs=2))

@@ -295,7 +295,7 @@ class _Counter(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.add_ and type(args[1]) is int and not kwargs:
+        if func is Tensor.add_ and len(args) > 1 and type(args[1]) is int and not kwargs:
             args[0].noted += args[1]
             return args[0]
         args, kwargs = tree_map_only(_Counter, _Counter.read, (args, kwargs or {}))
