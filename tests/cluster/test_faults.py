@@ -122,7 +122,7 @@ def test_a_listener_whose_connection_fails_opens_another(monkeypatch: pytest.Mon
         return opened.queue[-1]
 
     with heartbeat.Heartbeat(connect, 0, 2, on_silence=lambda rank, why: None):
-        assert opened.get(timeout=600) is not opened.get(timeout=240)
+        assert opened.get(timeout=600) is not opened.get(timeout=600)
 
 
 def test_the_callers_own_error_ends_the_others() -> None:

@@ -111,10 +111,7 @@ CASES = [
 
 
 def part_of(cases: list[Case]) -> list[Any]:
-    """Every engine meets every model with one optimizer, and half of the synchronisers; `--nightly` has all of them.
-
-    On the fake device, where training takes long, each has another fifth.
-    """
+    """Half of each engine's cases, on the fake device, where training takes long, a fifth; `--nightly` has them all."""
     seen: Counter[str] = Counter()
     chosen = []
     for case in cases:
@@ -144,7 +141,6 @@ def test_engines_follow_eager(case: Case) -> None:
 CHANGING = [Case(e, small_for(sync), "momentum", sync, 2) for e in OTHERS for sync in SYNCHRONISERS]
 
 
-@pytest.mark.sample(2)
 @pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.parametrize("case", part_of(CHANGING), ids=str)
 def test_engines_follow_eager_through_short_rounds_and_changes_of_learners(case: Case) -> None:

@@ -195,7 +195,8 @@ def test_settings_that_change_shapes_and_batches_make_groups(tmp_path: Path) -> 
         for size in (None, 32)
     ]
     result = swept(tmp_path / "sweep", wide, (FLAT, LABELS), variants, engine="graph")
-    for number, member in list(enumerate(result.members))[::3]:  # of each kind
+    for number in (0, 3, 5, 6):  # of each kind one
+        member = result.members[number]
         assert_same(member, alone(tmp_path / str(number), wide, (FLAT, LABELS), member.variant, "graph"))
 
 
