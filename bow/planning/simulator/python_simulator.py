@@ -16,7 +16,7 @@ from bow.planning.problem.device_topology import GIB, DeviceTopology
 from bow.planning.problem.partition import Partition, Split, Tiling
 from bow.planning.simulator.step_model import Identity, StepModel, Task, TaskKind, WeightPart, code_of, replica_bytes
 from bow.schedule import Span, Timeline
-from bow.schedule.scheduler.protocol import followers
+from bow.schedule.scheduler.protocol import ReadyOperators, followers
 
 
 @dataclass(frozen=True)
@@ -247,14 +247,10 @@ def simulate_tasks(graph: TaskGraph) -> list[TaskTime]:
     """Simulate all tasks in the order in which they become ready."""
     # Tasks leave one queue by (ready time, identity): predecessors leave before their successors, and this is also the
     # order in which every place runs its tasks.
-    missing = [len(before) for before in graph.predecessors]
-    after = followers(graph.predecessors)
-    ready_ns = [0] * len(graph.tasks)
+    progress = ReadyOperators(graph.predecessors)
     free_ns: dict[int, int] = {}
-    times: list[TaskTime | None] = [None] * len(graph.tasks)
-    queue: list[tuple[int, Identity, int]] = [
-        (0, task.identity, number) for number, task in enumerate(graph.tasks) if not missing[number]
-    ]
+    times: dict[int, TaskTime] = {}
+    queue = [(0, graph.tasks[number].identity, number) for number in progress.begin()]
     heapq.heapify(queue)
     while queue:
         ready, _, number = heapq.heappop(queue)
@@ -263,20 +259,17 @@ def simulate_tasks(graph: TaskGraph) -> list[TaskTime]:
         end = start + task.duration_ns
         times[number] = TaskTime(ready, start, end)
         free_ns.update(dict.fromkeys(task.places, end))
-        for later in after[number]:
-            ready_ns[later] = max(ready_ns[later], end)
-            missing[later] -= 1
-            if not missing[later]:
-                heapq.heappush(queue, (ready_ns[later], graph.tasks[later].identity, later))
-    done = [time for time in times if time is not None]
-    assert len(done) == len(times), "tasks wait for each other"
-    return done
+        for later in progress.finish(number):
+            ready = max(times[before].end_ns for before in graph.predecessors[later])
+            heapq.heappush(queue, (ready, graph.tasks[later].identity, later))
+    assert progress.done, "tasks wait for each other"
+    return [times[number] for number in range(len(graph.tasks))]
 
 
 def simulate_passing(graph: TaskGraph) -> list[TaskTime]:
     """Simulate all tasks; a task that can start passes earlier ones that wait for another place."""
     # Whenever tasks end, ready tasks are examined by (ready time, identity), and start if their places are free.
-    missing, after = [len(before) for before in graph.predecessors], followers(graph.predecessors)
+    progress = ReadyOperators(graph.predecessors)
     times: dict[int, TaskTime] = {}
     waiting: list[tuple[int, Identity, int]] = []
     ends: list[tuple[int, int]] = []
@@ -284,10 +277,8 @@ def simulate_passing(graph: TaskGraph) -> list[TaskTime]:
 
     def end(number: int, now: int) -> None:
         busy.difference_update(graph.tasks[number].places)
-        for later in after[number]:
-            missing[later] -= 1
-            if not missing[later]:
-                arrive(later, now)
+        for later in progress.finish(number):
+            arrive(later, now)
 
     def arrive(number: int, now: int) -> None:
         task = graph.tasks[number]
@@ -298,7 +289,7 @@ def simulate_passing(graph: TaskGraph) -> list[TaskTime]:
             end(number, now)
 
     now = 0
-    for number in [number for number, count in enumerate(missing) if not count]:
+    for number in progress.begin():
         arrive(number, now)
     while waiting or ends:
         left = []
