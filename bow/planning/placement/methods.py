@@ -148,8 +148,8 @@ def _learned(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say
 
 def _fastest(evaluator: SimulatedEvaluator, *found: Devices) -> Devices:
     """Return the fastest of some placements and of everything on one device of each kind."""
-    kinds = {device.kind: number for number, device in reversed([*enumerate(evaluator.problem.topology.devices)])}
-    times = ((evaluator.evaluation(each).seconds, each) for each in (*found, *map(evaluator.all_on, kinds.values())))
+    others = map(evaluator.all_on, evaluator.problem.topology.of_each_kind)
+    times = ((evaluator.evaluation(each).seconds, each) for each in (*found, *others))
     return min((seconds, each) for seconds, each in times if seconds is not None)[1]
 
 

@@ -148,6 +148,12 @@ class DeviceTopology:
             for name in _channel_names(link)
         )
 
+    @cached_property
+    def of_each_kind(self) -> tuple[int, ...]:
+        """The first device of each kind, ascending."""
+        kinds = [device.kind for device in self.devices]
+        return tuple(kinds.index(kind) for kind in dict.fromkeys(kinds))
+
     def memory_bytes(self, device: int) -> int:
         return int(self.devices[device].kind.memory_gib * GIB)
 

@@ -39,8 +39,7 @@ def data_parallel(graph: OperatorGraph, rules: Rules, num_devices: int) -> tuple
 
 def single(problem: Problem) -> tuple[Split, ...]:
     """Put everything on one device: of all kinds the fastest one that has the memory."""
-    kinds = {device.kind: number for number, device in reversed([*enumerate(problem.topology.devices)])}
-    found = [everything_on(problem.graph, device) for device in sorted(kinds.values())]
+    found = [everything_on(problem.graph, device) for device in problem.topology.of_each_kind]
     if len(found) == 1:
         return found[0]
 

@@ -264,7 +264,7 @@ class _LeastStep:
         self._model = model = problem.model()
         self._costs, self._is_roofline = problem.costs, isinstance(problem.costs, RooflineCosts)
         self._num_devices = len(problem.topology.devices)
-        self._kinds = tuple({device.kind: number for number, device in enumerate(problem.topology.devices)}.values())
+        self._kinds = problem.topology.of_each_kind
         space = SplitSpace(problem.graph, problem.rules, self._num_devices)
         found: dict[tuple[int, tuple[int, ...]], _Times] = {}  # by what determines an operator's times
         self._operators: list[_Times] = []

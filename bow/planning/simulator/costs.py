@@ -125,33 +125,31 @@ class TaskCosts:
 
     def __init__(self, costs: Costs, topology: DeviceTopology, alike: Sequence[int]) -> None:
         self._costs, self._alike = costs, alike
-        numbers: dict[DeviceKind, int] = {}
-        self._kinds = [numbers.setdefault(device.kind, len(numbers)) for device in topology.devices]
-        self._examples = [self._kinds.index(kind) for kind in range(len(numbers))]
+        examples = {topology.devices[number].kind: number for number in topology.of_each_kind}
+        self._examples = [examples[device.kind] for device in topology.devices]  # by device: the first of its kind
         self._tiles: dict[tuple[int, tuple[int, ...], int], tuple[Times, Times]] = {}
         self._updates: dict[tuple[int, int], int] = {}
 
     def of_tiles(self, operator: int, tiling: Tiling, devices: Sequence[int]) -> tuple[Times, Times]:
-        kinds = [self._kinds[device] for device in devices]
-        used = sorted(set(kinds))
+        examples = [self._examples[device] for device in devices]
+        used = sorted(set(examples))
         if len(used) == 1:
-            return self._of_kind(operator, tiling, used[0])
-        columns = [self._of_kind(operator, tiling, kind) for kind in used]
-        rows = [used.index(kind) for kind in kinds]
-        tiles = np.arange(len(kinds))
+            return self._on(operator, tiling, used[0])
+        columns = [self._on(operator, tiling, device) for device in used]
+        rows = [used.index(device) for device in examples]
+        tiles = np.arange(len(examples))
         forward, backward = (np.stack(of)[rows, tiles] for of in zip(*columns, strict=True))
         return forward, backward
 
     def update_ns(self, weight_bytes: int, device: int) -> int:
-        key = weight_bytes, self._kinds[device]
+        key = weight_bytes, self._examples[device]
         if key not in self._updates:
             self._updates[key] = self._costs.update_ns(weight_bytes, device)
         return self._updates[key]
 
-    def _of_kind(self, operator: int, tiling: Tiling, kind: int) -> tuple[Times, Times]:
-        key = self._alike[operator], tiling.degrees, kind
+    def _on(self, operator: int, tiling: Tiling, device: int) -> tuple[Times, Times]:
+        key = self._alike[operator], tiling.degrees, device
         if key not in self._tiles:
-            device = self._examples[kind]
             times = [self._costs.tile_time(operator, box, device) for box in tiling.boxes]
             self._tiles[key] = (
                 np.array([time.forward_ns for time in times], np.int64),
