@@ -140,7 +140,6 @@ _GRAPHI_TEXTS = {
     "large": _graphi_text(40, 1024),
 }
 
-# By the network's name on the command line.
 _TINY_IMAGES = {"classes": 10, "channels": 3}
 _PATHNETS = {
     "tiny": Size({**_TINY_IMAGES, "size": 16, "filters": 8}, (3, 16, 16), batch=16),

@@ -88,11 +88,4 @@ class OperatorGraph:
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
-        data = {
-            "operators": [{**asdict(operator), "attributes": dict(operator.attributes)} for operator in self.operators],
-            "tensors": {str(number): asdict(tensor) for number, tensor in self.tensors.items()},
-            "batch": self.batch,
-            "weights": {name: asdict(tensor) for name, tensor in self.weights.items()},
-            "loss": self.loss,
-        }
-        return json.dumps({"format": FORMAT, "version": VERSION, **data})
+        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)})
