@@ -100,18 +100,7 @@ def exhaustive(
     """Find the fastest partition, or bound the possible improvement over the best known one."""
     # Depth first with iterative deepening: the threshold rises to the best known time, and every threshold whose pass
     # completes is a lower bound. Korf: Depth-first iterative-deepening, an optimal admissible tree search, 1985.
-    begun = clock()
-
-    def check(prefixes: int, best_ns: int) -> None:
-        seconds = clock() - begun
-        if budget_s is not None and seconds >= budget_s:
-            raise _SearchStoppedError
-        if watch is not None and not watch(seconds, prefixes, best_ns):
-            raise _SearchStoppedError
-
-    found = _Exhaustive(model, space, evaluate, start, prune, check)
-    is_complete = found.run()
-    return found.proof(clock() - begun, is_complete)
+    return _Exhaustive(model, space, evaluate, start, budget_s, prune, watch, clock).run()
 
 
 class _SearchStoppedError(Exception):
@@ -125,11 +114,13 @@ class _Exhaustive:
         space: SplitSpace,
         evaluate: Evaluate,
         start: Sequence[Split] | None,
+        budget_s: float | None,
         prune: bool,
-        check: Callable[[int, int], None],
+        watch: ProgressCallback | None,
+        clock: Callable[[], float],
     ) -> None:
-        self._model, self._space, self._partitions = model, space, space.num_partitions
-        self._evaluate, self._prune, self._check_budget = evaluate, prune, check
+        self._begun, self._clock, self._budget_s, self._watch = clock(), clock, budget_s, watch
+        self._model, self._space, self._evaluate, self._prune = model, space, evaluate, prune
         known = None if start is None else evaluate(start, None)
         self._best = None if start is None or known is None else tuple(start)
         self._makespan: float = math.inf if known is None else known
@@ -139,7 +130,8 @@ class _Exhaustive:
         self._proven_bound_ns: float = 0.0
         self._threshold_ns: float = 0.0
 
-    def run(self) -> bool:
+    def run(self) -> Proof:
+        is_complete = True
         try:
             self._prepare()
             for threshold in self._thresholds():
@@ -149,10 +141,8 @@ class _Exhaustive:
                 if self._proven_bound_ns == self._makespan:
                     break
         except (_SearchStoppedError, KeyboardInterrupt):
-            return False
-        return True
-
-    def proof(self, seconds: float, is_complete: bool) -> Proof:
+            is_complete = False
+        seconds = self._clock() - self._begun
         if self._best is None and not is_complete:
             raise ScheduleError(
                 "the search ended before it found a partition that fits into memory; increase budget_s or pass a start"
@@ -165,7 +155,7 @@ class _Exhaustive:
             self._best,
             int(self._makespan),
             int(self._proven_bound_ns),
-            self._partitions,
+            self._space.num_partitions,
             1 + len(self._image_tables),
             self._prefixes,
             self._evaluated,
@@ -182,7 +172,11 @@ class _Exhaustive:
         self._image_tables = list(_image_tables(self._model, self._options, self._check))
 
     def _check(self) -> None:
-        self._check_budget(self._prefixes, 0 if self._best is None else int(self._makespan))
+        seconds, best_ns = self._clock() - self._begun, 0 if self._best is None else int(self._makespan)
+        if self._budget_s is not None and seconds >= self._budget_s:
+            raise _SearchStoppedError
+        if self._watch is not None and not self._watch(seconds, self._prefixes, best_ns):
+            raise _SearchStoppedError
 
     def _thresholds(self) -> Iterator[float]:
         """Yield the increasing thresholds; each pass examines all partitions below its threshold."""
