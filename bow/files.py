@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
@@ -133,6 +133,15 @@ class JsonFormat:
             raise
         except DAMAGE as error:
             raise self.refusal(f"{self.subject} is damaged ({type(error).__name__}: {error}); {self.remedy}") from error
+
+
+def whole_numbers(numbers: Iterable[Any]) -> tuple[int, ...]:
+    """Read a list of whole numbers; anything else is a `TypeError`, as of a damaged object."""
+    read = tuple(numbers)
+    for number in read:
+        if not isinstance(number, int) or isinstance(number, bool):
+            raise TypeError(f"{number!r} is not a whole number")
+    return read
 
 
 PIN = ".pin"  # suffix of files that users pinned, which only users delete

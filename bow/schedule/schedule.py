@@ -5,12 +5,12 @@ import graphlib
 import itertools
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from bow.errors import ScheduleError
-from bow.files import JsonFormat
+from bow.files import JsonFormat, whole_numbers
 
 FORMAT = JsonFormat(
     "bow schedule",
@@ -232,15 +232,15 @@ _KINDS: dict[str, type[Schedule]] = {
 
 
 def _read(fields: dict[str, Any]) -> Schedule:
-    kind, threads = _KINDS[fields["kind"]], _whole(fields["threads"])
+    kind, threads = _KINDS[fields["kind"]], whole_numbers(fields["threads"])
     if kind is OrderedSchedule:
-        after = tuple((operator, other) for operator, other in map(_whole, fields["after"]))
-        return OrderedSchedule(threads, tuple(map(_whole, fields["order"])), after)
-    stay, small = fields["stay"], _whole(fields["small"])
+        after = tuple((operator, other) for operator, other in map(whole_numbers, fields["after"]))
+        return OrderedSchedule(threads, tuple(map(whole_numbers, fields["order"])), after)
+    stay, small = fields["stay"], whole_numbers(fields["small"])
     if not isinstance(stay, bool):
         raise TypeError(f"{stay!r} is neither true nor false")
     if kind is PrioritySchedule:
-        return PrioritySchedule(threads, _whole(fields["priority"]), stay=stay, small=small)
+        return PrioritySchedule(threads, whole_numbers(fields["priority"]), stay=stay, small=small)
     return FirstComeSchedule(threads, stay=stay, small=small)
 
 
@@ -267,11 +267,3 @@ def _chain(cycle: Sequence[int], most: int = 6) -> str:
     if len(shown) > most:
         shown[most - 2 : -1] = [f"... ({len(shown) - most + 1} more)"]
     return " waits for ".join(shown)
-
-
-def _whole(numbers: Iterable[Any]) -> tuple[int, ...]:
-    read = tuple(numbers)
-    for number in read:
-        if not isinstance(number, int) or isinstance(number, bool):
-            raise TypeError(f"{number!r} is not a whole number")
-    return read

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bow.errors import ScheduleError
-from bow.files import JsonFormat
+from bow.files import JsonFormat, whole_numbers
 from bow.planning.problem.box import Box, tiles, volume
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
 from bow.planning.rules.rule import Rules
@@ -119,15 +119,11 @@ class Partition:
 
     @classmethod
     def _read(cls, fields: dict[str, Any]) -> "Partition":
-        splits = tuple(Split(_whole(split["degrees"]), _whole(split["devices"])) for split in fields["splits"])
-        (learners,) = _whole([fields["learners"]])
+        splits = tuple(
+            Split(whole_numbers(split["degrees"]), whole_numbers(split["devices"])) for split in fields["splits"]
+        )
+        (learners,) = whole_numbers([fields["learners"]])
         return cls(str(fields["graph_hash"]), splits, learners)
-
-
-def _whole(numbers: Any) -> tuple[int, ...]:
-    if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
-        raise TypeError(f"{numbers} are not whole numbers")
-    return tuple(numbers)
 
 
 SUM_ITEMSIZE = 4  # bytes per element of sums over tiles within an operator

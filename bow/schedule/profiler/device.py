@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from bow.devices import CapturedGraph, StreamDevice
-from bow.graph import Operator, StepGraph, capture
+from bow.graph import Operator, capture
 from bow.graph.execution import inputs_of, run_operator
 from bow.graph.learning_step import Step
 from bow.runtime.local import operators_of
@@ -94,8 +94,7 @@ def measure_on(
     # An operator is captured several times in a row, since kernels in a graph cost the time from one to the next, and
     # the graph is replayed right after another replay, so that the host's latency is hidden.
     whole("repeats", repeats)
-    operators = operators_of(step.graph)
-    names = [signature(operator, step.graph) for operator in operators]
+    names = [signature(each, step.graph) for each in operators_of(step.graph)]
     store = ProfileCache(hardware_of(device))
     known = {key: found for key, found in store.read().items() if found.repeats >= repeats} if cache else {}
     if not {key for key, _ in known} >= set(names):
@@ -106,12 +105,7 @@ def measure_on(
         known = {(name, 1): found for name, found in times.items()}
         if cache:
             store.write(known)
-    return Profile(
-        names=tuple(operator.kind for operator in operators),
-        modules=tuple(operator.module for operator in operators),
-        times={1: tuple(known[name, 1] for name in names)},
-        hardware=hardware_of(device),
-    )
+    return Profile.of(step.graph, {1: tuple(known[name, 1] for name in names)}, hardware_of(device))
 
 
 def hardware_of(device: StreamDevice) -> str:
@@ -176,10 +170,10 @@ class _Measuring:
             return OperatorTime(0.0, 0.0, self._repeats)
         graph = self._step.graph
         for _ in range(WARM_UP):
-            _run_and_forget(operator, live, graph)
+            run_operator(operator, dict(live), graph)
         with self._device.capture(self._stream, self._device.generator()) as captured:
             for _ in range(COPIES):
-                _run_and_forget(operator, live, graph)
+                run_operator(operator, dict(live), graph)
         for _ in range(WARM_UP):
             captured.replay()
         found = OperatorTime.of([seconds / COPIES for seconds in self._replays(captured)])
@@ -192,7 +186,3 @@ class _Measuring:
             begin = self._watch.mark()
             captured.replay()
             yield self._watch.seconds(begin, self._watch.mark())
-
-
-def _run_and_forget(operator: Operator, live: Mapping[int, Tensor], graph: StepGraph) -> None:
-    run_operator(operator, dict(live), graph)

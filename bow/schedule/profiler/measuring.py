@@ -75,6 +75,12 @@ class Profile:
                     f"the profile has {len(self.names)} operators but modules or times for {count}; measure again"
                 )
 
+    @classmethod
+    def of(cls, graph: StepGraph, times: Mapping[int, tuple[OperatorTime, ...]], hardware: str) -> "Profile":
+        operators = operators_of(graph)
+        names, modules = (tuple(getattr(each, name) for each in operators) for name in ("kind", "module"))
+        return cls(names, modules, times, hardware)
+
     @property
     def step_s(self) -> dict[int, float]:
         """By number of threads: seconds of all operators, one after another."""
@@ -296,9 +302,8 @@ def measure(
     if progress is not None and not callable(progress):
         raise SettingError(f"progress must be a function of a text, got {progress!r}; leave it out for none")
     _check(threads, interval, cores)
-    operators = operators_of(step.graph)
     machine = hardware("native runtime" if is_available() else "Python")
-    names = [signature(op, step.graph) for op in operators]
+    names = [signature(each, step.graph) for each in operators_of(step.graph)]
     store = ProfileCache(machine)
     known = {key: time for key, time in store.read().items() if time.repeats >= repeats} if cache else {}
 
@@ -315,12 +320,7 @@ def measure(
         times = _climb(with_threads, cores, interval)
     else:
         times = {number: with_threads(number) for number in sorted(set(threads or numbers_of_threads(cores)))}
-    return Profile(
-        names=tuple(op.kind for op in operators),
-        modules=tuple(op.module for op in operators),
-        times=times,
-        hardware=machine,
-    )
+    return Profile.of(step.graph, times, machine)
 
 
 def measure_schedule(step: BoundStep, schedule: Schedule, repeats: int = REPEATS) -> tuple[list[int], Timeline]:
