@@ -15,7 +15,7 @@ from bow.planning.problem.box import Box
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Split
-from bow.planning.simulator.step_model import StepModel, WeightGroup, replica_bytes
+from bow.planning.simulator.step_model import StepModel, WeightGroup, bytes_by_device, replica_bytes
 
 
 @dataclass(frozen=True)
@@ -97,17 +97,13 @@ def group_times(model: StepModel, group: WeightGroup, reader: int, split: Split)
     for boxes, device in zip(model.tilings.of(reader, split.degrees).weights, split.devices, strict=True):
         holdings[tuple(boxes[place] for place in places)].append(device)
     shared = replica_bytes(model.graph, group, holdings)
-    held: dict[int, int] = defaultdict(int)
-    for members, num_bytes in shared.items():
-        for device in members:
-            held[device] += num_bytes
     return GroupTimes(
         {
             members: model.collective(members).time_ns(num_bytes)
             for members, num_bytes in shared.items()
             if len(members) > 1
         },
-        {device: model.costs.update_ns(num_bytes, device) for device, num_bytes in held.items()},
+        {device: model.costs.update_ns(num_bytes, device) for device, num_bytes in bytes_by_device(shared).items()},
     )
 
 

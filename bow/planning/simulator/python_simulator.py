@@ -14,7 +14,16 @@ from typing import Any
 from bow.planning.problem.box import Box, intersection, volume
 from bow.planning.problem.device_topology import GIB, DeviceTopology
 from bow.planning.problem.partition import Partition, Split, Tiling
-from bow.planning.simulator.step_model import Identity, StepModel, Task, TaskKind, WeightPart, code_of, replica_bytes
+from bow.planning.simulator.step_model import (
+    Identity,
+    StepModel,
+    Task,
+    TaskKind,
+    WeightPart,
+    bytes_by_device,
+    code_of,
+    replica_bytes,
+)
 from bow.schedule import Span, Timeline
 from bow.schedule.scheduler.protocol import ReadyOperators, followers
 
@@ -174,10 +183,7 @@ class _TaskGraphBuilder:
                 if group.trainable:
                     backward[device].append(of.backward[tile])
         shared = replica_bytes(self.graph, group, holdings)
-        of_device = {
-            device: sum(num_bytes for members, num_bytes in shared.items() if device in members)
-            for device in sorted({device for members in shared for device in members})
-        }
+        of_device = bytes_by_device(shared)
         for device, num_bytes in of_device.items():
             (self.weight_bytes if group.trainable else self.frozen_bytes)[device] += num_bytes
         if group.trainable:
@@ -416,15 +422,13 @@ class SimulationResult:
 
     @cached_property
     def timeline(self) -> Timeline:
-        return Timeline(self._spans())
-
-    def _spans(self) -> Iterator[Span]:
+        spans = []
         for task, time in zip(self.tasks, self.times, strict=True):
-            name = task_name(self.model, task)
+            name, kind = task_name(self.model, task), task.kind.name.lower()
             details = {"tile": task.tile, "bytes": task.num_bytes, "ready_ns": time.ready_ns}
-            for place in task.places if task.duration_ns else ():
-                where = self.model.place_name(place)
-                yield Span(name, where, time.start_ns, time.end_ns, task.kind.name.lower(), details)
+            places = map(self.model.place_name, task.places if task.duration_ns else ())
+            spans += [Span(name, place, time.start_ns, time.end_ns, kind, details) for place in places]
+        return Timeline(spans)
 
 
 def simulate(model: StepModel, partition: Partition) -> SimulationResult:

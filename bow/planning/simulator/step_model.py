@@ -183,6 +183,14 @@ def replica_bytes(
     return dict(shared)
 
 
+def bytes_by_device(shared: Mapping[tuple[int, ...], int]) -> dict[int, int]:
+    """Return the bytes that each device holds, given those that sets of devices share."""
+    held = Counter[int]()
+    for members, num_bytes in shared.items():
+        held.update(dict.fromkeys(members, num_bytes))
+    return dict(sorted(held.items()))
+
+
 GRADIENT_COPIES = 1.0  # gradients of weights take as much memory as the weights
 AVERAGING_COPIES = 5.0
 """Additional model copies with averaging: correction, central model, its next and last value, their sum."""
