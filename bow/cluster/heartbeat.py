@@ -112,11 +112,18 @@ def _sign(beat: str) -> object:
 
 def _activity(process: int) -> object:
     """Return a value that changes while a process computes or waits for a core or disk; None if unknown."""
+    fields = process_status(process)
+    if fields is None:
+        return None
+    return object() if fields[0] in "RD" else fields[11:13]  # CPU time of all its threads
+
+
+def process_status(process: int) -> list[str] | None:
+    """Return what Linux tells of a process, its state first; None if there is no such process."""
     try:
-        state, *numbers = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return None
-    return object() if state in "RD" else numbers[10:12]  # CPU time of all its threads
 
 
 @functools.cache

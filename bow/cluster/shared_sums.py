@@ -6,13 +6,12 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from bow.cluster.heartbeat import place
+from bow.cluster.heartbeat import place, process_status
 from bow.cluster.world import PATIENCE, PendingSum
 
 MOST_BYTES = 2**26  # of a tensor: for more, socket overhead is not the bottleneck
@@ -95,11 +94,8 @@ class SharedSums:
     def _has_gone(self, other: int) -> bool:
         if self._said(other, GONE):
             return True
-        try:
-            status = Path(f"/proc/{self._said(other, PROCESS)}/stat").read_text(encoding="utf-8")
-        except OSError:
-            return True
-        return status.rpartition(")")[2].split()[0] in "ZX"
+        status = process_status(self._said(other, PROCESS))
+        return status is None or status[0] in "ZX"
 
     def _say(self, what: int, value: int) -> None:
         self._lines[self._rank * LINE // 8 + what] = value
