@@ -16,7 +16,8 @@ from bow.values import given_path
 
 NETWORK = "network"  # the switch that connects the nodes
 _Described = TypeVar("_Described", DeviceKind, Link)
-_KEYS = {"name", "kinds", "devices", "switches", "links", "nodes", "network", "overlap", "sum_us", "passing"}
+SETTINGS = ("overlap", "sum_us", "passing")  # of a topology as a whole, optional
+_KEYS = {"name", "kinds", "devices", "switches", "links", "nodes", "network", *SETTINGS}
 
 
 def shipped_topologies() -> tuple[str, ...]:
@@ -70,9 +71,7 @@ def topology_to_dict(topology: DeviceTopology) -> dict[str, Any]:
         "devices": {device.name: {"kind": device.kind.name, "node": device.node} for device in topology.devices},
         "switches": list(topology.switches),
         "links": [{"between": list(link.ends), **_fields(link, leave_out="ends")} for link in topology.links],
-        "overlap": topology.overlap,
-        "sum_us": topology.sum_us,
-        "passing": topology.passing,
+        **{name: getattr(topology, name) for name in SETTINGS},
     }
 
 
@@ -100,28 +99,20 @@ def _read(data: Mapping[str, Any]) -> DeviceTopology:
     if data.get("network") is not None and nodes > 1:
         switches.append(NETWORK)
         links += _to_network(_mapping("network", data["network"], "names to values"), prefixes)
-    return DeviceTopology(
-        str(data.get("name", "unnamed")),
-        devices,
-        tuple(links),
-        tuple(switches),
-        data.get("overlap", True),
-        data.get("sum_us", 0.0),
-        data.get("passing", False),
-    )
+    settings = {name: data[name] for name in SETTINGS if name in data}
+    return DeviceTopology(str(data.get("name", "unnamed")), devices, tuple(links), tuple(switches), **settings)
 
 
 def _device(name: str, described: str | Mapping[str, Any], kinds: Mapping[str, DeviceKind], node: int) -> Device:
-    if isinstance(described, str):
-        kind = described
-    else:
-        fields = _mapping(f"device {name!r}", described, "kind and node to values; or give its kind alone")
-        _check_keys(f"device {name!r}", fields, needed={"kind"}, known={"kind", "node"})
-        kind, node = str(fields["kind"]), fields.get("node", node)
-        if not isinstance(node, int):
-            raise TopologyError(f"node of device {name!r} must be a whole number, got {node!r}")
+    what = f"device {name!r}"
+    given = {"kind": described} if isinstance(described, str) else described
+    fields = _mapping(what, given, "kind and node to values; or give its kind alone")
+    _check_keys(what, fields, needed={"kind"}, known={"kind", "node"})
+    kind, node = str(fields["kind"]), fields.get("node", node)
+    if not isinstance(node, int):
+        raise TopologyError(f"node of {what} must be a whole number, got {node!r}")
     if kind not in kinds:
-        raise TopologyError(f"device {name!r} is of kind {kind!r}, which is not defined; add it to kinds")
+        raise TopologyError(f"{what} is of kind {kind!r}, which is not defined; add it to kinds")
     return Device(name, kinds[kind], node)
 
 
