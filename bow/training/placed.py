@@ -28,7 +28,7 @@ from bow.planning.search.baselines import data_parallel
 from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime, capture_operators
 from bow.planning.tiles.agreement import check_agreement
 from bow.planning.tiles.capture import refusal
-from bow.planning.tiles.communication import wait_for
+from bow.planning.tiles.communication import synchronise, wait_for
 from bow.planning.tiles.device_state import check_timing
 from bow.planning.tiles.runtime import tile_optimizer
 from bow.planning.tiles.tile_costs import predicted_timeline, save_timelines
@@ -403,8 +403,7 @@ def _step_seconds(runtime: TileRuntime, batch: Batch, steps: int, group: Process
     start = time.perf_counter()
     for index in range(steps):
         runtime.step(batch, index)
-    if group.device.type == "cuda":
-        torch.cuda.synchronize(group.device)
+    synchronise(group.device)
     return time.perf_counter() - start
 
 

@@ -212,6 +212,11 @@ def deprioritise_gloo_threads() -> None:
                 os.sched_setscheduler(int(thread.name), os.SCHED_BATCH, os.sched_param(0))
 
 
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def wait_for(works: Iterable[AsyncWork]) -> None:
     for work in works:
         _translate_errors(work.wait)
@@ -254,8 +259,7 @@ class SpanRecorder:
         self.spans.append(Span(name, self._place, start, self._now(), category))
 
     def _now(self) -> int:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        synchronise(self._device)
         return time.monotonic_ns()
 
 

@@ -27,7 +27,7 @@ from bow.planning.problem.partition import Partition, Split
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
 from bow.planning.tiles.capture import CapturedOperators, capture_operators
-from bow.planning.tiles.communication import Message, ProcessGroup, wait_for
+from bow.planning.tiles.communication import Message, ProcessGroup, synchronise, wait_for
 from bow.planning.tiles.program import tile_program
 from bow.planning.tiles.runtime import TileRuntime
 
@@ -114,8 +114,7 @@ def _one_way_ns(group: ProcessGroup, first: int, second: int, num_bytes: int) ->
         start = time.perf_counter_ns()
         for is_there in (True, False):
             _transfer_once(group, source, other, sends=is_there == (group.rank == first))
-        if group.device.type == "cuda":
-            torch.cuda.synchronize(group.device)
+        synchronise(group.device)
         if turn >= IDLE_WARM_UP:
             times.append(time.perf_counter_ns() - start)
     return statistics.median(times) / 2
@@ -236,8 +235,7 @@ def _step_ns(group: ProcessGroup, runtime: TileRuntime, case: _Case) -> int:
         group.sum_all([torch.zeros(1, device=group.device)])  # barrier
         began = time.perf_counter_ns()
         runtime.step(case.batch, step)
-        if group.device.type == "cuda":
-            torch.cuda.synchronize(group.device)
+        synchronise(group.device)
     return time.perf_counter_ns() - began
 
 
