@@ -24,7 +24,7 @@ from bow.cluster.heartbeat import EXIT_STATUS, Heartbeat
 from bow.cluster.launch import WorkerJob, Workers, failed
 from bow.cluster.processes import Bucket, Processes, Ranks, backend_for
 from bow.cluster.world import ALONE, PATIENCE, World
-from bow.devices import available_cores
+from bow.devices import available_cores, num_threads
 from bow.devices.cores import siblings_of
 from bow.errors import ClusterError, DivergenceError, SettingError, reason
 
@@ -227,16 +227,15 @@ def share_of_machine(world: World, device: torch.device) -> Iterator[None]:
     if device.type != "cpu" or world.local_size == 1 or not hasattr(os, "sched_setaffinity"):
         yield
         return
-    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    before = os.sched_getaffinity(0)
     cores = sorted(available_cores(), key=lambda core: (siblings_of(core)[0], core))  # hyper-threads next to each other
     own = share_of(cores, world.local_rank, world.local_size)
     os.sched_setaffinity(0, own)
-    torch.set_num_threads(len(own))
     try:
-        yield
+        with num_threads(len(own)):
+            yield
     finally:
         os.sched_setaffinity(0, before)
-        torch.set_num_threads(threads)
 
 
 def share_of(cores: list[int], index: int, count: int) -> list[int]:

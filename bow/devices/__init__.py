@@ -6,6 +6,7 @@ from bow.devices.base import Stream as Stream
 from bow.devices.base import StreamDevice as StreamDevice
 from bow.devices.cores import available_cores as available_cores
 from bow.devices.cores import core_sets as core_sets
+from bow.devices.cores import num_threads as num_threads
 from bow.devices.cores import parse_cores as parse_cores
 from bow.devices.cores import physical_first as physical_first
 from bow.devices.cores import pin_here as pin_here

@@ -1,11 +1,12 @@
 """CPU cores of this machine, their division among executors, and their load by other processes."""
 
+import contextlib
 import math
 import os
 import platform
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -134,15 +135,17 @@ def cores_with_two_threads() -> int:
 def _shared_cache(number: int) -> int:
     """Lowest number of the threads that share the largest cache; equal for levels that are shared alike."""
     indices = (_TOPOLOGY / f"cpu{number}").glob("cache/index*")
-    found = [(_level(index), min(_read_cores(index / "shared_cpu_list", number))) for index in indices]
+    found = [
+        (read_number(index / "level") or 0, min(_read_cores(index / "shared_cpu_list", number))) for index in indices
+    ]
     return max(found, default=(0, number))[1]
 
 
-def _level(index: Path) -> int:
+def read_number(path: Path) -> int | None:
     try:
-        return int((index / "level").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return 0
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # missing, or a word such as "max"
+        return None
 
 
 def _read_cores(path: Path, otherwise: int) -> tuple[int, ...]:
@@ -165,6 +168,21 @@ def pin_here(cores: Sequence[int]) -> None:
     """Pin the calling thread, and threads it starts later, to some cores; no cores: leave it unchanged."""
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
+
+
+@contextlib.contextmanager
+def num_threads(threads: int) -> Iterator[None]:
+    """Compute with this many torch threads."""
+    import torch
+
+    before = torch.get_num_threads()
+    if threads != before:
+        torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)
 
 
 LOOK_S = 0.3  # length of the observation

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from bow.devices.base import StreamDevice
+from bow.devices.cores import read_number
 from bow.devices.cuda import cuda_device
 
 MEMINFO = Path("/proc/meminfo")
@@ -38,16 +39,9 @@ def _cgroup() -> tuple[int | None, int]:
         (CGROUP, "memory.max", "memory.current", "inactive_file"),
         (CGROUP / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     ):
-        if (limit_bytes := _number(folder / limit)) is not None:
-            return limit_bytes, max((_number(folder / used) or 0) - _statistic(folder / "memory.stat", cached), 0)
+        if (limit_bytes := read_number(folder / limit)) is not None:
+            return limit_bytes, max((read_number(folder / used) or 0) - _statistic(folder / "memory.stat", cached), 0)
     return None, 0
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):  # missing, or the word "max"
-        return None
 
 
 def _statistic(path: Path, name: str) -> int:

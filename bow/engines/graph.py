@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from bow.data import Indexed
+from bow.devices import num_threads
 from bow.engines.batches import Batches, Stacked, batch_of
 from bow.engines.captured import MAX_SHAPES, CapturedTasks, Shape, shape_of
 from bow.engines.context import RoundContext
@@ -26,7 +27,6 @@ from bow.engines.runner import AheadRunner, InParts, SeedOf
 from bow.engines.step_state import StepState, fits
 from bow.engines.task import Learned, out_of_range
 from bow.engines.task_scheduler import Learn
-from bow.engines.thread_pool import num_threads
 from bow.errors import GraphError, RuntimeUnavailableError, reason
 from bow.graph import StepGraph
 from bow.graph.execution import lent_generator

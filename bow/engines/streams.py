@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bow.devices import available_cores, core_sets, share_cores
+from bow.devices import available_cores, core_sets, num_threads, share_cores
 from bow.engines.batches import Batches, FlatBatch, Stacked
 from bow.engines.context import RoundContext
 from bow.engines.eager import SequentialTasks
@@ -21,7 +21,7 @@ from bow.engines.outcome import Outcome
 from bow.engines.random import DrawWatch, OwnNumbers, uncompiled
 from bow.engines.runner import AheadRunner
 from bow.engines.task_scheduler import Learn, TaskStart
-from bow.engines.thread_pool import ThreadPool, num_threads
+from bow.engines.thread_pool import ThreadPool
 from bow.graph.execution import lent_generator
 
 IN_TURN = (

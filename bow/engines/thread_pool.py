@@ -6,7 +6,7 @@ import math
 import os
 import queue
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeAlias
 
 import torch
@@ -164,16 +164,3 @@ class _PeriodRun:
             self._unfinished -= 1
             if not self._unfinished:
                 self._all_finished.set()
-
-
-@contextlib.contextmanager
-def num_threads(threads: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if threads == before:
-        yield
-        return
-    torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

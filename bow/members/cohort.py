@@ -13,10 +13,9 @@ from torch.utils.data import Dataset, Subset
 from bow.data import Batch, BatchStream, open_stream
 from bow.data.opening import LoaderStream
 from bow.data.stream import Indexed, TensorStream
-from bow.devices import StreamDevice, available_cores, cuda_device
+from bow.devices import StreamDevice, available_cores, cuda_device, num_threads
 from bow.engines import LearningConfig, Loop, Outcome, Turns, make_engine
 from bow.engines.captured import shape_of
-from bow.engines.thread_pool import num_threads
 from bow.errors import ModelError, SettingError
 from bow.graph.refusal import changed, python_state
 from bow.members.config import SweepConfig

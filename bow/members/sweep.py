@@ -15,10 +15,9 @@ from torch.utils.data import DataLoader
 
 from bow.cluster.config import Devices
 from bow.data import as_torch_data, open_stream
-from bow.devices import StreamDevice
+from bow.devices import StreamDevice, num_threads
 from bow.engines import EngineName, Loss, Step
 from bow.engines.config import Engine
-from bow.engines.thread_pool import num_threads
 from bow.errors import RunDirectoryError, SettingError, reason
 from bow.forking import begin_to_compute
 from bow.interruption import end_as_asked

@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader
 
 from bow.data import Batch, batch_length, evaluation_batches, is_in_memory, open_stream
 from bow.data.opening import LoaderStream, PrivateRandom, is_iterable
+from bow.devices import num_threads
 from bow.engines import Engine, LearningConfig, Loss, Step, autocast, loss_of, outputs_of, own_loss
 from bow.engines.eager import batch_of
 from bow.engines.loop import MAX_ROUNDS_TOGETHER
-from bow.engines.thread_pool import num_threads
 from bow.errors import BowError, DataError, ModelError, SettingError, reason
 from bow.replicas import (
     buffer_state,

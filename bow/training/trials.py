@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from bow.devices import StreamDevice, available_cores, share_cores
+from bow.devices import StreamDevice, available_cores, num_threads, share_cores
 from bow.engines.choice import TINY_PARAMETERS
 from bow.engines.config import MemoryFormat
 from bow.engines.offload import OFFLOADING
@@ -161,14 +161,9 @@ class Trials:
 
     @contextlib.contextmanager
     def _apart(self, threads: int) -> Iterator[None]:
-        before = torch.get_num_threads()
-        with without_a_trace(self._config.device):
-            if self._config.on_cpu:
-                torch.set_num_threads(threads)
-            try:
-                yield
-            finally:
-                torch.set_num_threads(before)
+        own = num_threads(threads) if self._config.on_cpu else contextlib.nullcontext()
+        with without_a_trace(self._config.device), own:
+            yield
 
 
 @contextlib.contextmanager

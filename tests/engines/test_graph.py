@@ -21,8 +21,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_leaves
 
 import bow
+from bow import devices
 from bow.devices import available_cores
-from bow.engines import captured, thread_pool
+from bow.engines import captured
 from bow.engines.averaging import ModelAveraging
 from bow.engines.captured import COMPILING_PAYS_S, MAX_SHAPES, compiling_pays
 from bow.engines.eager import LearningTasks, SequentialTasks
@@ -85,7 +86,7 @@ def num_threads() -> int:
 def test_a_round_equals_eager_bit_for_bit_where_the_optimizer_is_torchs_own() -> None:
     optimizer = functools.partial(torch.optim.RMSprop, lr=0.01, momentum=0.9)
     with (
-        thread_pool.num_threads(1),  # three learners leave each of them one, in graph
+        devices.num_threads(1),  # three learners leave each of them one, in graph
         replicas(learners=3, optimizer=optimizer) as graph,
         replicas(learners=3, optimizer=optimizer, engine="eager") as eager,
     ):

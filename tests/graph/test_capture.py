@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bow
+from bow.devices import num_threads
 from bow.engines.random import NumbersOfGraph
-from bow.engines.thread_pool import num_threads
 from bow.graph import StepGraph, kinds, tracing
 from bow.runtime.local import LocalRuntime
 from tests.graph.cases import PAPER_MODELS, Eager, Remembering, assert_equal, captured, onednn, state

@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from bow.devices import num_threads
 from bow.engines.batches import FlatBatch
 from bow.engines.cuda.context import StreamContext
 from bow.engines.cuda.learner import StreamLearner
 from bow.engines.cuda.runner import AheadDeviceRunner, issue_in_parallel
 from bow.engines.cuda.transfers import DeviceBatches
 from bow.engines.task_scheduler import Learn, TaskScheduler, TaskStart
-from bow.engines.thread_pool import ThreadPool, num_threads
+from bow.engines.thread_pool import ThreadPool
 
 
 class CudaStreams(AheadDeviceRunner):

@@ -12,12 +12,13 @@ from pathlib import Path
 import torch
 
 from bow.cluster import WorkerJob, World, join, start
-from bow.devices import available_cores, processor
+from bow.devices import available_cores, num_threads, processor
 from bow.devices.cores import warn_if_busy
 from bow.devices.links import Connection, gpu_uuid, read_gpu_links
+from bow.devices.memory import host_memory
 from bow.errors import SettingError
 from bow.planning.problem.device_topology import GIB, Device, DeviceKind, DeviceTopology, Link
-from bow.planning.tiles.communication import ProcessGroup
+from bow.planning.tiles.communication import ProcessGroup, synchronise
 from bow.planning.tiles.link_benchmark import cache_busy_links, measure_busy_links, measured_topology
 
 SIDE = {"cpu": 512, "cuda": 4096}  # of the square matrices whose product is timed
@@ -28,17 +29,7 @@ REPEATS = 5
 HALF_OUTPUTS = {"cpu": 64, "cuda": 4 * 128}
 
 
-def device_kind(device: torch.device, name: str, memory_gib: float, threads: int | None = None) -> DeviceKind:
-    before = torch.get_num_threads()
-    if threads is not None:
-        torch.set_num_threads(threads)
-    try:
-        return _measured_kind(device, name, memory_gib)
-    finally:
-        torch.set_num_threads(before)
-
-
-def _measured_kind(device: torch.device, name: str, memory_gib: float) -> DeviceKind:
+def device_kind(device: torch.device, name: str, memory_gib: float) -> DeviceKind:
     side, copied = SIDE[device.type], COPIED[device.type]
     left, right = torch.randn(2, side, side, device=device)
     source = torch.randn(copied, device=device)
@@ -64,21 +55,15 @@ def _measured_kind(device: torch.device, name: str, memory_gib: float) -> Device
 def _time_s(device: torch.device, run: Callable[[], object]) -> float:
     times = []
     for _ in range(1 + REPEATS):
-        _finish(device)
+        synchronise(device)
         start = time.perf_counter()
         run()
-        _finish(device)
+        synchronise(device)
         times.append(time.perf_counter() - start)
     return statistics.median(times[1:])
 
 
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 MACHINE = "machine"  # topology name of the current machine
-MEMORY = Path("/proc/meminfo")
 THREADS = Path("/proc/self/task")
 NVLINK_GB_PER_S = 20.0  # each NVLink, per direction: data sheet 25 GB/s since V100, about 80 % of it in practice
 # Between GPUs without NVLink, on PCIe 3.0 x16; replaced by measurements.
@@ -129,14 +114,13 @@ def core_kind(threads: int) -> str:
 @contextlib.contextmanager
 def pinned_to(cores: Sequence[int]) -> Iterator[None]:
     """Pin all threads of this process, including Gloo's, to some cores, and compute with this many threads."""
-    threads, before = torch.get_num_threads(), os.sched_getaffinity(0)
-    torch.set_num_threads(len(cores))
-    _pin(cores)
-    try:
-        yield
-    finally:
-        _pin(before)
-        torch.set_num_threads(threads)
+    before = os.sched_getaffinity(0)
+    with num_threads(len(cores)):
+        _pin(cores)
+        try:
+            yield
+        finally:
+            _pin(before)
 
 
 def _pin(cores: Sequence[int] | set[int]) -> None:
@@ -167,7 +151,8 @@ def _cores(count: int | None) -> DeviceTopology:
     if not 1 <= count <= cores:
         raise SettingError(f"{count} devices need {count} cores, this process has {cores}; use fewer")
     threads = cores // count
-    kind = device_kind(torch.device("cpu"), core_kind(threads), _memory_gib() / count, threads)
+    with num_threads(threads):
+        kind = device_kind(torch.device("cpu"), core_kind(threads), host_memory()[0] / GIB / count)
     names = [f"core{number}" if threads == 1 else f"cores{number}" for number in range(count)]
     return topology_with_assumed_links([Device(name, kind) for name in names])
 
@@ -204,12 +189,3 @@ def _gpu_links(devices: Sequence[Device], uuids: Sequence[str]) -> Iterator[Link
                 slowest = min(slowest, connection, key=PCIE_GB_PER_S.__getitem__)
     if others:
         yield Link(tuple(sorted(others)), PCIE_LATENCY_US, PCIE_GB_PER_S[slowest], shared=True)
-
-
-def _memory_gib() -> float:
-    """Return the memory of this machine; 4 GiB if unknown."""
-    try:
-        first = MEMORY.read_text(encoding="ascii").splitlines()[0]
-        return int(first.split()[1]) * 1024 / GIB
-    except (OSError, ValueError, IndexError):
-        return 4.0

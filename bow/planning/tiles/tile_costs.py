@@ -222,7 +222,7 @@ def predicted_timeline(graph: OperatorGraph, partition: Partition, group: Proces
     # Tile costs are those measured earlier on this machine (`bow plan costs=measured`), otherwise from a roofline with
     # the device's current speed. Costs of messages and sums during training are those cached by a plan
     # (`topology=machine`) or an earlier training, otherwise measured now and cached.
-    kind = device_kind(group.device, "measured", MEMORY_GIB, torch.get_num_threads())
+    kind = device_kind(group.device, "measured", MEMORY_GIB)
     inventory = DeviceInventory.of(group)
     link_models, sum_us = cached_busy_links(group, inventory)
     if group.rank:

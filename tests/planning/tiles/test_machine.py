@@ -26,7 +26,7 @@ KIND = DeviceKind("core", memory_gib=1, tflops=0.05, gb_per_s=8)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is measured."""
 
-    def kind(device: torch.device, name: str, memory_gib: float, threads: int | None = None) -> DeviceKind:
+    def kind(device: torch.device, name: str, memory_gib: float) -> DeviceKind:
         return DeviceKind(name, memory_gib=memory_gib, tflops=1, gb_per_s=10)
 
     monkeypatch.setattr(machine, "device_kind", kind)
@@ -49,6 +49,13 @@ def test_cores_are_shared_out_evenly_and_every_pair_is_joined(monkeypatch: pytes
     assert read_devices("cpu").num_devices == 6
     with pytest.raises(SettingError, match="7 devices need 7 cores, this process has 6"):
         read_devices("cpu", 7)
+
+
+@pytest.mark.usefixtures("quick")
+def test_cores_share_the_memory_that_a_container_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bow.devices.memory._cgroup", lambda: (2**30, 0))
+    monkeypatch.setattr(machine, "available_cores", lambda: range(2))
+    assert read_devices("cpu", 2).devices[0].kind.memory_gib == 0.5
 
 
 LISTING = "GPU 0: H100 (UUID: GPU-0a)\nGPU 1: H100 (UUID: GPU-1b)\nGPU 2: H100 (UUID: GPU-2c)\n"
