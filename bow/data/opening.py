@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,7 @@ class LoaderStream(BatchStream):
         self._seed = seed
         self._epoch = 0
         self._batches_of_epoch = 0
+        self._told = 0  # changes of the epoch that was told, up to when this pass told its own
         self._pass: Iterator[Batch] | None = None
         self._next: Batch | None = None
 
@@ -158,8 +160,9 @@ class LoaderStream(BatchStream):
 
     def go_on(self) -> None:
         """Go on with the epoch under way after others may have read the same data set."""
-        if self._pass is not None and _last_told != [self._epoch]:
+        if self._pass is not None and self._told != _told.changes:
             _tell_epoch(self._loader.dataset, self._epoch)
+            self._told = _told.changes
 
     def state_dict(self) -> dict[str, Any]:
         return {"epoch": self._epoch, "batches_of_epoch": self._batches_of_epoch, "seed": self._seed}
@@ -180,6 +183,7 @@ class LoaderStream(BatchStream):
     def _begin(self) -> None:
         self._pass = one_pass(self._loader, self._seed, self._epoch)
         self._next = next(self._pass, None)
+        self._told = _told.changes
         if self._next is None:
             raise DataError("the DataLoader yields no batches; give it more samples or drop_last=False")
 
@@ -253,13 +257,22 @@ def is_iterable(data: object) -> bool:
     return isinstance(data.dataset if isinstance(data, DataLoader) else data, IterableDataset)
 
 
-_last_told = [0]  # the epoch that was told last, to whichever: a data set may pass it on to another
+@dataclass
+class _Told:
+    """The epoch that was told last, to whichever, since a data set may pass it on to another; how often it changed."""
+
+    epoch: int = 0
+    changes: int = 0
+
+
+_told = _Told()
 
 
 def _tell_epoch(part: Any, epoch: int) -> None:
     if callable(set_epoch := getattr(part, "set_epoch", None)):
         set_epoch(epoch)
-        _last_told[:] = [epoch]
+        _told.changes += epoch != _told.epoch
+        _told.epoch = epoch
 
 
 def _samples_per_epoch(loader: DataLoader[Any]) -> int | None:

@@ -376,6 +376,20 @@ def test_data_that_others_have_read_through_a_wrapper_are_told_the_epoch_again()
     assert found == [0] * 4 + [1] * 4
 
 
+def test_data_that_another_pass_has_read_are_told_the_epoch_again_whatever_other_data_were_told() -> None:
+    data, found = _ByEpoch(torch.zeros(8)), []
+    stream, other = (open_stream(DataLoader(data, batch_size=2), epochs=2) for _ in range(2))
+    for _ in range(5):
+        other.deal(1)  # into the second epoch
+    for _ in range(4):
+        stream.go_on()  # type: ignore[attr-defined]
+        if deal := stream.deal(1):
+            found.append(deal.batches[0][0].unique().item())
+        other.go_on()  # type: ignore[attr-defined]
+        list(evaluation_batches(DataLoader(_ByEpoch(torch.zeros(8)), batch_size=4)))
+    assert found == [0] * 4
+
+
 def test_samplers_are_told_the_epoch() -> None:
     loader = _loader(shuffle=False, sampler=DistributedSampler(_numbers(), num_replicas=1, rank=0))
     batches = _batches(open_stream(loader, epochs=2))
