@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 from bow.data import Indexed
 
@@ -37,7 +37,7 @@ def present(batches: Batches, learners: int) -> list[bool]:
 def stack_batches(batches: Batches) -> Batch | None:
     """Stack the learners' batches to tensors `[learners, batch, ...]`; None if structures or shapes differ."""
     if isinstance(batches, Stacked):
-        return batches.value
+        return stored(batches.value)
     flat: list[tuple[list[Any], Any]] = []
     for batch in batches:
         if batch is None:
@@ -59,6 +59,13 @@ def is_tuple_of_tensors(batch: Batch) -> bool:
 
 def leaves_of(batch: Batch) -> list[Any]:
     return list(batch) if is_tuple_of_tensors(batch) else tree_leaves(batch)
+
+
+def stored(batch: Batch) -> Batch:
+    """Return a batch whose tensors are none that a bit conjugates or negates, which `torch.compile` (2.13) ignores."""
+    if any(isinstance(leaf, Tensor) and (leaf.is_conj() or leaf.is_neg()) for leaf in leaves_of(batch)):
+        return tree_map_only(Tensor, lambda t: t.resolve_conj().resolve_neg(), batch)
+    return batch
 
 
 def structure_of(batch: Batch) -> Any:  # None if it holds anything but tensors

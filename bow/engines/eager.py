@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bow.devices import cuda_device
-from bow.engines.batches import Batches
+from bow.engines.batches import Batches, stored
 from bow.engines.batches import batch_of as batch_of
 from bow.engines.context import RoundContext
 from bow.engines.offload import Around, OffloadedTasks
@@ -178,7 +178,7 @@ class LearningTasks:
         frozen = {} if self._is_checked else sums_of_frozen(self._group, learner)
         buffers = buffer_state(learner.module)
         try:
-            result = compiled(learner.row.detach(), buffers, batch)
+            result = compiled(learner.row.detach(), stored(buffers), stored(batch))
         except (BowError, torch.OutOfMemoryError):
             raise
         except Exception as error:

@@ -361,6 +361,35 @@ def test_a_compiled_step_that_makes_a_buffer_makes_one_for_every_learner() -> No
     torch.testing.assert_close(compiled.W, plain.W)
 
 
+@pytest.mark.parametrize("engine", ["eager", "streams", "fused"])
+def test_compiled_steps_read_what_a_bit_negates_as_the_numbers_that_it_is(engine: str) -> None:
+    def negated(x: torch.Tensor) -> torch.Tensor:
+        return torch.complex(x, -x).conj().imag
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]):
+        """Reads memory, as compiled code does."""
+        return lambda *given: graph(*(torch._neg_view(each) if each.is_neg() else each for each in given))
+
+    class Shifting(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x - self.shift)
+
+    model = Shifting(6, 3)
+    model.register_buffer("shift", torch.ones(6))
+    plain = replicas(model)
+    with contextlib.closing(replicas(model, engine=engine, compile=True)) as compiled:
+        for index in range(2 if engine != "fused" else 0):  # which has them in a stack
+            compiled.learner(index)._buffers["shift"] = negated(torch.ones(6))
+        for t in range(3):
+            (x, y), (other, labels) = batch(2 * t), batch(2 * t + 1)
+            plain.round([(x, y), (other, labels)])
+            given = (negated(torch.stack([x, other])), torch.stack([y, labels]))
+            with torch.compiler.set_stance("default", force_backend=backend):
+                compiled.round(given if t % 2 else [(negated(x), y), (other, labels)])
+        torch.testing.assert_close(compiled.W, plain.W)
+        assert compiled.engine == engine
+
+
 def test_a_frozen_parameter_may_not_change_on_one_of_several_devices() -> None:
     class Two(TrialWorld):
         size = 2
