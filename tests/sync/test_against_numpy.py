@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,16 +147,20 @@ def one_learner_cases() -> list[Case]:
 
 TABLE = [*sma_cases(), *restart_cases(), *other_cases(), *one_learner_cases()]
 
-NIGHTLY = [
-    # SMA's whole grid is there for two or for five learners; three and four are in the other tables.
-    *(
-        case
-        for number, case in enumerate(sma_cases())
-        if case.learners in (3, 4) or (number + number // 2 + number // 6) % 2 != (case.learners == 5)
-    ),
-    # Of a setting of another one, two numbers of learners with their optimizers, and of the next setting the other two.
-    *(case for number, case in enumerate(other_cases()) if (number + number // 4) % 2),
-]
+
+def by_day() -> Iterator[Case]:
+    """Every setting of a synchroniser in one case, and of SMA every two; `--nightly` has their whole tables."""
+    for number, case in enumerate(sma_cases()):
+        pair = number // 2 % 9  # of alpha and mu
+        if case.learners == (2, 5)[pair // 2 % 2] and number % 2 == pair % 2:
+            yield case
+    yield from restart_cases()
+    # Of every setting one number of learners with its optimizer, and of the next setting another one.
+    yield from (case for number, case in enumerate(other_cases()) if (number + number // 4) % 4 == 0)
+    yield from one_learner_cases()
+
+
+BY_DAY = list(by_day())
 
 # One of each synchroniser, where the whole table would only take longer.
 ONE_OF_EACH = [
@@ -338,9 +342,15 @@ def test_a_restart_moves_the_learners_to_z_and_keeps_their_momenta() -> None:
         assert momentum.abs().max() > 0
 
 
-@pytest.mark.parametrize("learners", [2, 4])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_ssgd_is_one_learner_with_a_batch_k_times_as_large(learners: int, optimizer: str) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "learners"),
+    [
+        pytest.param(optimizer, learners, marks=pytest.mark.nightly if (number + learners // 2) % 2 else ())
+        for number, optimizer in enumerate(OPTIMIZERS)
+        for learners in (2, 4)
+    ],
+)
+def test_ssgd_is_one_learner_with_a_batch_k_times_as_large(optimizer: str, learners: int) -> None:
     pair = Pair(Case("SSGD", {}, learners, optimizer, "constant", "tanh"))
     torch.manual_seed(0)
     plain = MODELS["tanh"][0]()
@@ -431,7 +441,7 @@ def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.quick(4)
 @pytest.mark.usefixtures("_no_report")
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.nightly if case in NIGHTLY else (), id=str(case)) for case in TABLE]
+    "case", [pytest.param(case, marks=() if case in BY_DAY else pytest.mark.nightly, id=str(case)) for case in TABLE]
 )
 def test_fifty_rounds_of_training_follow_the_formulas(case: Case, tmp_path: Path) -> None:
     with shape_checks.during(False):  # those below check the same shapes
