@@ -13,6 +13,7 @@ from bow.testing.clocks import Access, Clock, History, extent, merge
 
 HOST = "host"
 CALLER = "caller"
+COLLECT_EVERY = 16  # operators: looking at all live memory takes as long as some operators
 
 _aten: Any = torch.ops.aten
 
@@ -82,6 +83,7 @@ class AccessLog:
         self._histories: dict[int, tuple[StorageWeakRef, History]] = {}
         self._weak: dict[int, int] = {}  # by key: the weak reference's storage
         self._pinned: set[int] = set()
+        self._turn = 0
 
     def clock(self, actor: str) -> Clock:
         return self.clocks.setdefault(actor, {})
@@ -128,6 +130,12 @@ class AccessLog:
             reference = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
             self._histories[key_of(tensor)] = (reference, History(actor))
             self._weak[key_of(tensor)] = reference.cdata
+
+    def collect_sometimes(self) -> None:
+        """Collect at one operator in a few. Any wait has to collect before its clock learns what has ended."""
+        self._turn += 1
+        if self._turn % COLLECT_EVERY == 0:
+            self.collect()
 
     def collect(self) -> None:
         """Check freed allocations: their owner may reuse the memory at once."""

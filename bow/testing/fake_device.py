@@ -58,6 +58,7 @@ class FakeEvent(Event):
         device = self._device
         with device.lock:
             if not device.left_out(HOST, self):
+                device.log.collect()
                 merge(device.log.host, self.clock)
 
     def query(self) -> bool:
@@ -86,6 +87,7 @@ class FakeStream(Stream):
             elif capture is not None and stream in capture.clocks:
                 raise CaptureRuleError(f"{stream} is being captured and cannot wait for {event.name} outside of it")
             elif not left_out:
+                device.log.collect()
                 merge(device.log.clock(stream), event.clock)
 
     def record(self, event: Event) -> None:
@@ -375,7 +377,7 @@ class FakeDevice(StreamDevice):
                 return self._capture.run(self, actor, function, arguments, keywords)
             reads, writes = accessed(function, arguments, keywords)
             self.launches[actor] = self.launches.get(actor, 0) + 1
-            self.log.collect()
+            self.log.collect_sometimes()
             given = {key_of(tensor) for tensor in tensors_in((arguments, keywords))}
             if function is _aten.lift_fresh.default and not self.log.knows(arguments[0]):
                 self.log.allocate(actor, [arguments[0]])  # just made by torch.tensor
@@ -388,6 +390,7 @@ class FakeDevice(StreamDevice):
             if function in _BLOCKING:
                 if getattr(self._current, "must_not_wait", False):
                     raise CaptureRuleError(f"{function} makes the host wait")
+                self.log.collect()
                 merge(self.log.host, self.log.clock(actor))
             return made
 
