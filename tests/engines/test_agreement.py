@@ -110,13 +110,13 @@ CASES = [
 ]
 
 
-def part_of(cases: list[Case]) -> list[Any]:
-    """Half of each engine's cases, on the fake device, where training takes long, a fifth; `--nightly` has them all."""
+def part_of(cases: list[Case], first: int = 0) -> list[Any]:
+    """A third of each engine's cases, others for each, on the fake device a fifth; `--nightly` has them all."""
     seen: Counter[str] = Counter()
     chosen = []
     for case in cases:
         number, turn = seen[case.engine], OTHERS.index(case.engine)
-        is_nightly = (number + turn) % 5 if FAKE in case.engine else (number + number // 2 + turn) % 2
+        is_nightly = (number + turn) % 5 if FAKE in case.engine else (number + turn + first) % 3
         chosen.append(pytest.param(case, marks=pytest.mark.nightly if is_nightly else ()))
         seen[case.engine] += 1
     return chosen
@@ -142,7 +142,7 @@ CHANGING = [Case(e, small_for(sync), "momentum", sync, 2) for e in OTHERS for sy
 
 
 @pytest.mark.usefixtures("_uncompiled")
-@pytest.mark.parametrize("case", part_of(CHANGING), ids=str)
+@pytest.mark.parametrize("case", part_of(CHANGING, first=1), ids=str)  # other synchronisers than above
 def test_engines_follow_eager_through_short_rounds_and_changes_of_learners(case: Case) -> None:
     with case.pair() as pair:
         for t, k in enumerate([2, 2, 3, 3, 4, 3, 3, 2, 2]):
