@@ -13,6 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -146,6 +147,29 @@ def _no_choices_in_the_users_cache(
     monkeypatch.setattr("bow.training.tuning.cache_folder", folder)
     monkeypatch.setattr("bow.engines.captured.cache_folder", lambda: _steps)
     monkeypatch.setattr("bow.engines.fastest.fastest", lambda names, *_: names[-1])
+
+
+@pytest.fixture(autouse=True)
+def _short_warm_ups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a capture libraries choose algorithms, but none does so on the fake device."""
+    if not (request.config.getoption("--nightly") or torch.cuda.is_available()):
+        for module in ("learner", "fused"):
+            monkeypatch.setattr(f"bow.engines.cuda.{module}.WARM_UP", 1)
+
+
+@pytest.fixture
+def _captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedules of a test spread the same step: on devices with streams it is captured once for batches of a shape."""
+    learner = importlib.import_module("bow.engines.cuda.learner")
+    capture, kept = learner.capture_step, {}
+
+    def capture_once(model: torch.nn.Module, batch: Any, *, step: Any) -> Any:
+        shapes = tuple((each.shape, each.dtype) for each in batch)
+        if shapes not in kept:
+            kept[shapes] = capture(model, batch, step=step)
+        return kept[shapes]
+
+    monkeypatch.setattr(learner, "capture_step", capture_once)
 
 
 @pytest.fixture

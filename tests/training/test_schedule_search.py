@@ -27,6 +27,8 @@ from bow.training.replicas import ReplicasConfig
 from bow.training.schedule import decide, engine_with
 from tests.training.blueprints import replicas_config
 
+pytestmark = pytest.mark.usefixtures("_captured_once")
+
 Train = Callable[..., bow.Result]
 
 

@@ -105,6 +105,7 @@ def spread_over(streams: int) -> Schedule:
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("_captured_once")
 def test_every_wait_of_a_schedule_is_needed() -> None:
     device = FakeDevice()
     assert train_spread(device)

@@ -35,6 +35,7 @@ from tests.grouped import of_replicas
 from tests.synchronisers import SYNCHRONISERS
 
 
+@functools.cache
 def step_graph(build: Callable[[], nn.Module] = model, given: Any = None) -> Any:
     return bow.capture(build(), batch(0) if given is None else given, cross_entropy)
 
