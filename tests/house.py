@@ -255,10 +255,12 @@ def _each_dotted(module: Module) -> Iterator[str]:
                 yield first.value.rstrip(".") + ".*"
 
 
-def loaded(root: Path) -> list[str]:
-    """Return the modules of bow that `bow.train` loads."""
-    done = subprocess.run([sys.executable, "-P", "-c", LOADED], cwd=root, capture_output=True, text=True, check=True)
-    return done.stdout.split()
+def loaded(root: Path, more: str = "") -> list[list[str]]:
+    """Return the modules of bow that `bow.train` loads, and the words of each line that more code prints behind it."""
+    command = [sys.executable, "-P", "-c", LOADED + more]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return [line.split() for line in done.stdout.splitlines()]
 
 
 def wheel_kib(root: Path) -> float:
@@ -296,7 +298,7 @@ def table(root: Path, package: str = "bow", with_wheel: bool = False) -> dict[st
         "most parameters": f"{max(parameters(node) for _, node in functions)}",
     }
     if package == "bow":
-        used = [modules[name] for name in loaded(root) if name in modules]
+        used = [modules[name] for name in loaded(root)[0] if name in modules]
         found["modules (lines) that bow.train loads"] = f"{len(used)} ({sum(module.lines for module in used):,})"
         if with_wheel:
             found["wheel"] = f"{wheel_kib(root):.0f} KiB"

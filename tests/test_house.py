@@ -59,10 +59,27 @@ def test_what_a_class_inherits_it_can_do() -> None:
     assert len(unfinished) <= UNFINISHED, unfinished
 
 
+# Names that users meet beside `bow.train`, which loads all of its packages.
+NAMED = "bow.members.StopRule, bow.observe.WandbLogger, bow.sync.Synchroniser, bow.sweep; print(*sys.modules)"
+
+
+@functools.cache
+def loaded() -> list[list[str]]:
+    """One fresh interpreter, which takes seconds to load torch."""
+    return house.loaded(ROOT, NAMED)
+
+
 def test_training_loads_what_it_needs() -> None:
-    loaded = house.loaded(ROOT)
-    assert len(loaded) <= LOADED_MODULES
-    assert sum(modules()[name].lines for name in loaded if name in modules()) <= LOADED_LINES
+    loaded_by_training, _ = loaded()
+    assert len(loaded_by_training) <= LOADED_MODULES
+    assert sum(modules()[name].lines for name in loaded_by_training if name in modules()) <= LOADED_LINES
+
+
+def test_importing_bow_finds_its_packages_and_imports_no_library_of_an_adapter() -> None:
+    _, every = loaded()
+    needed_by_some = {"hydra", "omegaconf", "wandb", "cupy", "sklearn", "optuna", "bow.integrations"}
+    needed_by_some |= {"matplotlib", "tensorboard", "jinja2.environment"}
+    assert not needed_by_some & set(every)
 
 
 def test_docstrings_of_internal_functions_have_no_lists_of_arguments() -> None:

@@ -148,11 +148,14 @@ def test_nothing_is_imported_before_it_is_needed(tmp_path: Path) -> None:
     ("first", "given", "policy"), [("sys", None, "PASSIVE"), ("sys", "ACTIVE", "ACTIVE"), ("torch", None, "None")]
 )
 def test_threads_wait_without_spinning_unless_told_otherwise(
-    monkeypatch: pytest.MonkeyPatch, first: str, given: str | None, policy: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, first: str, given: str | None, policy: str
 ) -> None:
+    (tmp_path / "torch.py").touch()  # what counts is that it has been imported, and torch takes seconds
+    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(bow.__file__).parents[1])])}
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     if given is not None:
         monkeypatch.setenv("OMP_WAIT_POLICY", given)
     code = f"import {first}, bow, os; print(os.environ.get('OMP_WAIT_POLICY'))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=os.environ | path, capture_output=True, text=True, check=True)
     assert done.stdout.split() == [policy]
