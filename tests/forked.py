@@ -2,8 +2,8 @@
 
 `install` makes `subprocess` start commands with `FORKED`, and the processes that bow itself starts, in this way. Each
 has its own arguments, environment, folder, cores, input and output, and ends like a new interpreter. Settings that take
-effect before imports (`PYTHONPATH`, loaded modules) need a real process, which `pytest --nightly` starts
-everywhere.
+effect before imports (`PYTHONPATH`, unless `AFTERWARDS` is set, and loaded modules) need a real process, which
+`pytest --nightly` starts everywhere.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ SCRIPTS = (
 )
 
 PLACE = "BOW_TESTS_FORKED"  # the server's socket, for processes started by forked ones
+AFTERWARDS = "BOW_TESTS_PATHS"  # set: `PYTHONPATH` and its `sitecustomize` need not come before the imports
 LIMIT = 2**20  # maximum size of a request
 POLL_S = 0.05
 STILL_WANTED_S = 2.0  # interval between checks that tests are still running
@@ -72,7 +73,7 @@ class Forked(_real):  # type: ignore[type-arg, valid-type, misc]
         _, _, cwd, env, _, _, shell, *pipes = rest[:13]
         words = request_of(args) if executable is None and not shell and PLACE in os.environ else None
         env = dict(os.environ if env is None else env)
-        if words is None or _added_paths(env) != _added_paths(_first):
+        if words is None or (AFTERWARDS not in env and _added_paths(env) != _added_paths(_first)):
             super()._execute_child(args, executable, preexec_fn, *rest)
             return
         request = {
@@ -262,6 +263,10 @@ def become(request: dict[str, Any]) -> None:
     is_file = request["kind"] == "file"
     sys.argv = [request["what"] if is_file else "-c", *request["words"]]
     sys.path[0] = {"-m": request["folder"], "-c": "", "file": str(Path(request["what"]).parent)}[request["kind"]]
+    if AFTERWARDS in os.environ:
+        sys.path[1:1] = _added_paths(os.environ)
+        sys.modules.pop("sitecustomize", None)
+        importlib.import_module("sitecustomize")
     if request["unbuffered"]:
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
     subprocess.Popen = Forked  # type: ignore[misc]

@@ -56,6 +56,7 @@ def made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     monkeypatch.setattr(program, "PARTS", (Part("tests_kernels", "testing", 600.0, arguments={"group": "made_up"}),))
     # `tests` and `tests.gpu` are namespaces: this is one more place
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    monkeypatch.setenv(forked.AFTERWARDS, "1")
     return Config(out=tmp_path / "out", fake=True, budget_s=1000.0)
 
 
