@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
 import shape_checks
@@ -46,8 +45,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Idle threads of a second OpenMP pool spin, which costs more than it gains on two busy cores.
-    torch.set_num_threads(config.getoption("--threads"))
+    if not config.getoption("tx", None) or "PYTEST_XDIST_WORKER" in os.environ:  # those who run tests need torch
+        import torch
+
+        # Idle threads of a second OpenMP pool spin, which costs more than it gains on two busy cores.
+        torch.set_num_threads(config.getoption("--threads"))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in the background of a shell; tests send it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
@@ -79,6 +81,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests that cannot run here or are of another tier; skips would hide other skips."""
+    import torch
+
     is_quick = config.option.markexpr == "quick"
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU"
     reasons = {
@@ -175,6 +179,8 @@ def _captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _uncompiled() -> Iterator[None]:
     """Disable compilation in the compiled engine, which takes most of a minute."""
+    import torch
+
     with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
         warnings.filterwarnings("ignore", "torch.compile with fullgraph=True found no compiled frames")  # torch 2.12
         yield

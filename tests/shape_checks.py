@@ -2,7 +2,8 @@
 
 Only functions with shape annotations are wrapped, and only those annotations are checked: a test that passes a
 wrong type on purpose should meet bow's own error. Code traced by `torch.compile` is not checked, because the check
-itself cannot be traced. The checks take a fifth of the time of a test, so they are enabled by `during`.
+itself cannot be traced. The checks take a fifth of the time of a test, so they are enabled by `during`. What they need
+is imported with the package: the process of pytest-xdist that only hands out the tests does without.
 """
 
 import contextlib
@@ -15,10 +16,6 @@ from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import FunctionType, ModuleType
 from typing import Any
-
-import torch
-from beartype import beartype
-from jaxtyping import AbstractArray, jaxtyped
 
 _is_on = False
 
@@ -44,10 +41,11 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
     hints = function.__annotations__
     if not any(map(_has_shape, hints.values())):
         return function
+    from torch.compiler import is_compiling
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not _is_on or torch.compiler.is_compiling():
+        if not _is_on or is_compiling():
             return function(*args, **kwargs)
         return with_check()(*args, **kwargs)
 
@@ -56,6 +54,9 @@ def checked(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_check(function: Callable[..., Any]) -> Callable[..., Any]:
+    from beartype import beartype
+    from jaxtyping import jaxtyped
+
     hints = function.__annotations__
     plain = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
@@ -94,6 +95,8 @@ def _check_members(owner: Any, module: str) -> None:
 
 
 def _has_shape(hint: object) -> bool:
+    from jaxtyping import AbstractArray
+
     if isinstance(hint, type) and not isinstance(hint, types.GenericAlias):
         return issubclass(hint, AbstractArray)
     return any(map(_has_shape, typing.get_args(hint)))
