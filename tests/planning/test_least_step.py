@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -34,8 +37,13 @@ NODE = load_topology("p100_node")
 TOPOLOGIES = {"pair": load_topology("two_cores"), "node": NODE, "cluster": load_topology("p100_cluster", 3)}
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-@pytest.mark.parametrize("name", GRAPHS)
+def every_graph_on_every_topology() -> Iterator[Any]:
+    """Each graph on one of the topologies in turn; `--nightly` has all."""
+    for (i, name), (j, topology) in itertools.product(enumerate(GRAPHS), enumerate(TOPOLOGIES)):
+        yield pytest.param(name, topology, marks=pytest.mark.nightly if i % len(TOPOLOGIES) != j else ())
+
+
+@pytest.mark.parametrize(("name", "topology"), list(every_graph_on_every_topology()))
 def test_no_partition_takes_less_than_the_bound(name: str, topology: str) -> None:
     graph, source = GRAPHS[name], random.Random(5)
     problem = problem_of(graph, TOPOLOGIES[topology])
