@@ -3,13 +3,16 @@
 import functools
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bow.cli import main, scheduling
 from bow.devices import available_cores
 from bow.errors import RuntimeUnavailableError
+from bow.graph import StepGraph, capture
 from bow.models import NETWORKS
 from bow.models.networks import Network, Size
 from bow.schedule import OrderedSchedule, Schedule, Timeline
@@ -33,9 +36,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def captured() -> Callable[..., StepGraph]:
+    """Captures the first step that it is given, for all tests of the short LSTM."""
+    graphs: list[StepGraph] = []
+
+    def captured(*given: Any, **options: Any) -> StepGraph:
+        if not graphs:
+            graphs.append(capture(*given, **options))
+        return graphs[0]
+
+    return captured
+
+
 @pytest.fixture
-def short_lstm(monkeypatch: pytest.MonkeyPatch) -> Network:
+def short_lstm(monkeypatch: pytest.MonkeyPatch, captured: Callable[..., StepGraph]) -> Network:
     """The LSTM of the papers in a size that takes no time."""
+    monkeypatch.setattr("bow.schedule.profiler.measuring.capture", captured)
     lstm = NETWORKS["lstm"]
     size = Size({"vocabulary": 5, "hidden": 4, "layers": 2}, (2,), batch=3)
     short = Network(lstm.title, lstm.model, lstm.loss, lstm.samples, {"tiny": size, "short": size})
