@@ -1,8 +1,8 @@
 """Convert the command line to plain settings with hydra; only this module uses hydra, and rewords its errors."""
 
-import copy
 import functools
 import itertools
+import pickle
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, MissingConfigException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from bow.cli.checking import suggestion
@@ -249,15 +249,16 @@ def _composed(overrides: Sequence[Override]) -> DictConfig:
     if any(override.key_or_group == SEARCH_PATH for override in overrides):
         return hydra_compose(CONFIG, overrides=list(map(_line, overrides)), return_hydra_config=True)
     chosen = [override for override in overrides if override.key_or_group in _groups()]
-    config = copy.deepcopy(_of_groups(tuple(map(_line, chosen))))
+    config: DictConfig = pickle.loads(_of_groups(tuple(map(_line, chosen))))
     values = OverridesParser.create().parse_overrides([_line(each) for each in overrides if each not in chosen])
     ConfigLoaderImpl._apply_overrides_to_config(values, config)
     return config
 
 
 @functools.cache
-def _of_groups(chosen: tuple[str, ...]) -> DictConfig:
-    return hydra_compose(CONFIG, overrides=list(chosen), return_hydra_config=True)
+def _of_groups(chosen: tuple[str, ...]) -> bytes:
+    """Return the pickled configuration: a copy by pickle takes a fraction of the time of `copy.deepcopy`."""
+    return pickle.dumps(hydra_compose(CONFIG, overrides=list(chosen), return_hydra_config=True))
 
 
 def _rejected(error: Exception, overrides: Sequence[Override]) -> SettingError:
@@ -315,9 +316,11 @@ def _instead_of(key: str, known: set[str], choices: Mapping[str, str]) -> str:
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:
-    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    """Return the settings without hydra's own, which are removed from the configuration."""
+    with open_dict(config):
+        config.pop("hydra", None)
     try:
-        settings = OmegaConf.to_container(own, resolve=True, throw_on_missing=True)
+        settings = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         key = error.full_key or "a setting"
         raise SettingError(f"{key} cannot be resolved: {_first_line(error)}; correct the expression in ${{}}") from None
