@@ -156,6 +156,8 @@ def _no_choices_in_the_users_cache(
 @pytest.fixture(autouse=True)
 def _short_warm_ups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before a capture libraries choose algorithms, but none does so on the fake device."""
+    import torch
+
     if not (request.config.getoption("--nightly") or torch.cuda.is_available()):
         for module in ("learner", "fused"):
             monkeypatch.setattr(f"bow.engines.cuda.{module}.WARM_UP", 1)
@@ -167,7 +169,7 @@ def _captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     learner = importlib.import_module("bow.engines.cuda.learner")
     capture, kept = learner.capture_step, {}
 
-    def capture_once(model: torch.nn.Module, batch: Any, *, step: Any) -> Any:
+    def capture_once(model: Any, batch: Any, *, step: Any) -> Any:
         shapes = tuple((each.shape, each.dtype) for each in batch)
         if shapes not in kept:
             kept[shapes] = capture(model, batch, step=step)
