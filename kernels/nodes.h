@@ -363,7 +363,7 @@ class Region : public Node {
     for (int slot : reads) {
       const at::Tensor& value = slots[slot];
       const bool is_stored = !value.is_conj() && !value.is_neg();  // else its memory, which compiled code reads, differs
-      inputs.push_back(is_stored ? value : value.new_empty_strided(value.sizes(), value.strides()).copy_(value));
+      inputs.push_back(is_stored ? value : copied(value));
     }
     std::vector<at::Tensor> outputs = runner_.run(inputs);
     for (size_t i = 0; i < makes.size(); ++i) {
@@ -372,6 +372,14 @@ class Region : public Node {
   }
 
  private:
+  static at::Tensor copied(const at::Tensor& value) {  // with the same strides
+    at::Tensor once = value;  // of expanded dimensions
+    for (int64_t dim = 0; dim < value.dim(); ++dim) {
+      if (value.stride(dim) == 0 && value.size(dim) > 1) once = once.narrow(dim, 0, 1);
+    }
+    return once.new_empty_strided(once.sizes(), once.strides()).copy_(once).expand(value.sizes());
+  }
+
   torch::inductor::AOTIModelContainerRunnerCpu runner_;
 };
 

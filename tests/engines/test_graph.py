@@ -505,7 +505,8 @@ def test_autocast_is_captured() -> None:
 
 
 @pytest.mark.nightly
-def test_a_compiled_learning_task_follows_eager_and_says_so() -> None:
+@pytest.mark.parametrize("is_expanded", [False, True])
+def test_a_compiled_learning_task_follows_eager_and_says_so(is_expanded: bool) -> None:
     with (
         torch._inductor.config.patch(compile_threads=1),  # no pool of threads that outlives the test
         Pair("graph", classifier, compile=True) as pair,
@@ -514,7 +515,8 @@ def test_a_compiled_learning_task_follows_eager_and_says_so() -> None:
             given = batches(t, 3)
             inputs, targets = given[t % 2]
             turned = torch.complex(inputs, -inputs).conj() if t % 2 else torch.complex(inputs, inputs)
-            given[t % 2] = turned.imag, targets  # the same numbers, negated by a bit in some rounds
+            # the same numbers, negated by a bit in some rounds
+            given[t % 2] = turned.imag[:1].expand_as(inputs) if is_expanded else turned.imag, targets
             pair.round(given)
         assert pair.engine == "graph (compiled)"
 
