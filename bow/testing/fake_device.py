@@ -282,6 +282,8 @@ class FakeDevice(StreamDevice):
                 yield
         finally:
             self._current.seen = False
+        with self.lock:
+            self.log.collect()  # perhaps nothing is issued after this
 
     def event(self, name: str) -> Event:
         return FakeEvent(name, self)

@@ -108,6 +108,24 @@ def test_memory_that_is_given_back_while_in_use(device: FakeDevice, later: str) 
             LATER[later](device.stream("a"), done)
 
 
+def test_memory_that_is_given_back_after_the_last_operator(device: FakeDevice) -> None:
+    x = torch.zeros(4)
+
+    def issue() -> None:
+        with device.issuing():
+            with device.on(device.stream("a")):
+                made = torch.ones(4)
+            device.stream("a").record(done := device.event("done"))
+            device.stream("b").wait(done)
+            with device.on(device.stream("b")):
+                x.add_(made)
+            del made
+            gc.collect()
+
+    with pytest.raises(RaceError, match="given back"):
+        issue()
+
+
 def test_pinned_memory_is_the_hosts_again_once_it_waited(device: FakeDevice) -> None:
     pinned, target, copied = device.pinned((4,), torch.float32), torch.zeros(4), device.event("copied")
     stream = device.stream("copies")
