@@ -76,11 +76,17 @@ def test_a_directory_that_cannot_be_written_is_an_error():
 
 def test_settings_are_written_as_yaml_that_people_read(tmp_path):
     directory = RunDirectory.create(tmp_path / "run", "run")
-    settings = {"optimizer": functools.partial(torch.optim.SGD, lr=0.1), "sync": {"mu": 0.5}, "shape": (1, 8)}
+    settings = {
+        "optimizer": functools.partial(torch.optim.SGD, lr=0.1),
+        "sync": {"mu": 0.5},
+        "shape": (1, 8),
+        "name": "größer 🎯",
+    }
     directory.write_config(settings)
-    expected = {"optimizer": "SGD(lr=0.1)", "sync": {"mu": 0.5}, "shape": [1, 8]}
+    expected = {"optimizer": "SGD(lr=0.1)", "sync": {"mu": 0.5}, "shape": [1, 8], "name": "größer 🎯"}
     assert yaml.safe_load(directory.config_path.read_text()) == expected
-    assert list(directory.read_config()) == ["optimizer", "sync", "shape"]
+    assert "name: größer 🎯" in directory.config_path.read_text()
+    assert list(directory.read_config()) == ["optimizer", "sync", "shape", "name"]
 
 
 def test_settings_for_which_there_is_no_room_leave_what_was_there(tmp_path):
