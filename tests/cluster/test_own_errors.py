@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -28,6 +30,29 @@ STEPS, AT = 24, 10
 
 PER_ROUND = 2
 """Learners of each device."""
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 300
+    while not condition():
+        if time.monotonic() > give_up:  # no assert: what a step reaches is watched, and pytest rewrites asserts
+            raise TimeoutError
+        time.sleep(0.02)
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def other_has_failed() -> bool:
+    """Whether the other device has withdrawn from the round, and says how far it has come."""
+    store = dist.distributed_c10d._get_default_store().underlying_store
+    return store.check([f"at/{1 - rank()}"])
+
+
+def stepped() -> Path:
+    """Is there when one device has ended the round in which the other one is to fail."""
+    return Path(os.environ["BOW_TEST_STEPPED"])
 
 
 @dataclasses.dataclass(repr=False)
@@ -55,14 +80,20 @@ class Failure:
         if where != self.where:
             return
         self.calls += 1
-        fails = int(os.environ.get("RANK", "0")) in self.ranks
-        waits = not fails and where == "step" if self.first else fails
-        if self.calls == call and waits:
-            time.sleep(2.0)
-        if self.calls == call and fails:
+        if self.calls != call or not self.ranks:
+            return
+        if rank() in self.ranks:
+            if not self.first:
+                wait_for(stepped().exists)
             raise OSError("the picture is damaged")
+        if self.first and where == "step":
+            wait_for(other_has_failed)
 
     def on_round_end(self, run: Any) -> None:
+        if self.ranks and not self.first:
+            run._agreement.next_round = STEPS  # in an exchange, the other device would wait for this one
+            if run.round > self.after and rank() not in self.ranks:
+                stepped().touch()
         self.at("callback", self.after)
 
     def on_epoch_end(self, run: Any, record: Any) -> None:
@@ -151,6 +182,11 @@ CASES = [
     (Failure("epoch", (1,)), 7),
     (Failure("metric", (0,)), 7),
 ]
+
+
+@pytest.fixture(autouse=True)
+def where_stepped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOW_TEST_STEPPED", str(tmp_path / "stepped"))
 
 
 @pytest.mark.sample(2)

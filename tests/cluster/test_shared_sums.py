@@ -140,10 +140,10 @@ def withdrawn(world: World) -> list[float]:
     pending = world.sum(own)
     if world.rank == 1:
         pending.withdraw()
+    world.all_gather(None)  # now nobody reads what was withdrawn
+    if world.rank == 1:
         own = torch.tensor([5.0])
         pending = world.sum(own)
-    else:
-        time.sleep(0.5)
     pending.wait()
     after = torch.tensor([10.0])
     world.sum(after).wait()
