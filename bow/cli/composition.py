@@ -317,9 +317,9 @@ def _instead_of(key: str, known: set[str], choices: Mapping[str, str]) -> str:
 
 def _plain(config: DictConfig) -> dict[str, Any]:
     """Return the settings without hydra's own, which are removed from the configuration."""
-    with open_dict(config):
-        config.pop("hydra", None)
     try:
+        with open_dict(config):
+            config.pop("hydra", None)
         settings = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         key = error.full_key or "a setting"

@@ -119,7 +119,7 @@ def _activity(process: int) -> object:
 
 
 def process_status(process: int) -> list[str] | None:
-    """Return what Linux tells of a process, its state first; None if there is no such process."""
+    """Return what Linux tells of a process, its state first; None if it tells nothing, as of one that has ended."""
     try:
         return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:

@@ -178,7 +178,7 @@ class LearningTasks:
         frozen = {} if self._is_checked else sums_of_frozen(self._group, learner)
         buffers = buffer_state(learner.module)
         try:
-            result = compiled(learner.row.detach(), stored(buffers), stored(batch))
+            result = compiled(learner.row.detach(), buffers, stored(batch))
         except (BowError, torch.OutOfMemoryError):
             raise
         except Exception as error:

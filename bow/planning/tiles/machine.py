@@ -7,7 +7,6 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import torch
 
@@ -18,7 +17,7 @@ from bow.devices.links import Connection, gpu_uuid, read_gpu_links
 from bow.devices.memory import host_memory
 from bow.errors import SettingError
 from bow.planning.problem.device_topology import GIB, Device, DeviceKind, DeviceTopology, Link
-from bow.planning.tiles.communication import ProcessGroup, synchronise
+from bow.planning.tiles.communication import THREADS, ProcessGroup, synchronise
 from bow.planning.tiles.link_benchmark import cache_busy_links, measure_busy_links, measured_topology
 
 SIDE = {"cpu": 512, "cuda": 4096}  # of the square matrices whose product is timed
@@ -64,7 +63,6 @@ def _time_s(device: torch.device, run: Callable[[], object]) -> float:
 
 
 MACHINE = "machine"  # topology name of the current machine
-THREADS = Path("/proc/self/task")
 NVLINK_GB_PER_S = 20.0  # each NVLink, per direction: data sheet 25 GB/s since V100, about 80 % of it in practice
 # Between GPUs without NVLink, on PCIe 3.0 x16; replaced by measurements.
 PCIE_GB_PER_S: dict[Connection, float] = {"SWITCH": 12.0, "HOST": 11.0, "NODE": 10.0, "SYSTEM": 8.0}
