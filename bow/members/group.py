@@ -2,14 +2,15 @@
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from bow.errors import CheckpointError, ModelError, SettingError
 from bow.replicas import (
@@ -28,6 +29,9 @@ from bow.replicas.matrix import ReplicaMatrix
 from bow.replicas.model import replicate
 from bow.replicas.optimizer import OptimizerRows, make_optimizer, on_cpu
 from bow.seeds import derive_seed
+
+# Attributes of modules whose values are theirs, or change.
+NOT_FIXED = ("training", "_parameters", "_buffers", "_modules")
 
 
 class MemberOptimizers:
@@ -173,13 +177,22 @@ class MemberGroup(LearnerGroup):
 
 
 def fixed_values(model: nn.Module) -> dict[str, Any]:
-    """Return numbers, strings and tensors in plain attributes of modules, by a name for messages."""
-    return {
-        f"attribute {name!r} of module {path!r}" if path else f"attribute {name!r}": value
-        for path, module in model.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, (bool, int, float, str, Tensor)) and name != "training"
-    }
+    """Return types of modules, and numbers, strings, tensors and arrays in their attributes, by a name for messages."""
+    own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+    found: dict[str, Any] = {}
+    for path, module in model.named_modules():
+        where = f" of module {path!r}" if path else ""
+        found[f"the type{where}"] = type(module).__qualname__
+        for name, value in vars(module).items():
+            if name not in NOT_FIXED and _is_fixed(value, own):
+                found[f"attribute {name!r}{where}"] = value
+    return found
+
+
+def _is_fixed(value: Any, own: Container[int]) -> bool:
+    leaves = tree_leaves(value)
+    kinds = (bool, int, float, str, type(None), Tensor, np.ndarray, np.generic)
+    return bool(leaves) and all(isinstance(leaf, kinds) and id(leaf) not in own for leaf in leaves)
 
 
 def is_same(one: Any, other: Any) -> bool:
@@ -191,7 +204,10 @@ def is_same(one: Any, other: Any) -> bool:
         return all(is_same(getattr(one, each.name), getattr(other, each.name)) for each in dataclasses.fields(one))
     if isinstance(one, (tuple, list, Mapping)):
         (leaves, kind), (others, other_kind) = tree_flatten(one), tree_flatten(other)
-        return kind == other_kind and all(is_same(a, b) for a, b in zip(leaves, others, strict=True))
+        if not kind.is_leaf():  # as is one of a class that torch does not know
+            return kind == other_kind and all(is_same(a, b) for a, b in zip(leaves, others, strict=True))
+    if isinstance(one, np.ndarray):
+        return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
     if isinstance(one, Tensor):
         alike = one.shape == other.shape and one.dtype == other.dtype
         return alike and bool(((one == other) | ((one != one) & (other != other))).all())

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import math
 import random
 import threading
 import warnings
@@ -19,9 +20,12 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 import bow
 from bow.engines.graph_round import GraphRound
 from bow.engines.live_check import LiveCheck
-from bow.members import Member
+from bow.errors import ModelError, SettingError
+from bow.members import Member, cohort
 from bow.members.cohort import Cohort
+from bow.members.group import is_same
 from bow.models import LeNet, ResNet
+from bow.observe import read_records
 
 SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-4)
 ADAMW = functools.partial(torch.optim.AdamW, lr=0.003)
@@ -414,6 +418,22 @@ class Projected(nn.Linear):
         self.fixed = torch.randn(6, 6)
 
 
+class Permuted(nn.Linear):
+    """Keeps a drawn order in another container."""
+
+    def __init__(self, container: Callable[[list[int]], Any], count: int = 6) -> None:
+        super().__init__(6, 3)
+        self.order = container(torch.randperm(count).tolist())
+        self.sizes = {"in": [6], "out": (3, None)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, self.order])
+
+
+def one_of_two() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 6), nn.Tanh() if torch.rand(()) < 0.5 else nn.Sigmoid(), nn.Linear(6, 3))
+
+
 def half_frozen() -> nn.Module:
     model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3))
     model[int(torch.randint(2, ()))].requires_grad_(False)
@@ -430,6 +450,9 @@ def two_groups(parameters: Any, first: int) -> torch.optim.Optimizer:
     ("model", "variants", "said"),
     [
         (Projected, bow.grid(seed=range(2)), "differ in attribute 'fixed'"),
+        (functools.partial(Permuted, list), bow.grid(seed=range(2)), "differ in attribute 'order'"),
+        (functools.partial(Permuted, np.array), bow.grid(seed=range(2)), "differ in attribute 'order'"),
+        (one_of_two, bow.grid(seed=range(8)), "differ in the type of module '1'"),
         (lambda: nn.Sequential(nn.Linear(6, 3), nn.Dropout(torch.rand(()).item())), bow.grid(seed=range(2)), "'p' of"),
         (half_frozen, bow.grid(seed=range(8)), "frozen"),
         (
@@ -438,7 +461,7 @@ def two_groups(parameters: Any, first: int) -> torch.optim.Optimizer:
             "equal parameter groups",
         ),
     ],
-    ids=["tensor", "number", "frozen", "groups"],
+    ids=["tensor", "list", "array", "type", "number", "frozen", "groups"],
 )
 def test_what_members_would_take_from_each_other_is_refused(
     model: Any, variants: list[bow.Variant], said: str, tmp_path: Path
@@ -581,3 +604,21 @@ def test_a_change_behind_the_last_check_is_told_at_the_end(
             mlp, (FLAT, LABELS), step=hidden, variants=[bow.Variant(seed=0)], engine="graph", epochs=2,
             learners=learners, batch_size=16, optimizer=SGD, run=run,
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("container", [list, np.array])
+def test_containers_with_equal_elements_are_no_difference(container: Any, tmp_path: Path) -> None:
+    model = functools.partial(Permuted, lambda order: container(sorted(order)))
+    result = swept(tmp_path / "sweep", model, (FLAT, LABELS), bow.grid(seed=range(2)), engine="eager", epochs=1)
+    assert len(result.members) == 2
+
+
+class OwnDict(dict[str, int]):
+    """A dictionary of a class that torch does not know."""
+
+
+def test_values_of_any_kind_are_compared() -> None:
+    for make in (torch.Size, OwnDict, np.array, torch.tensor, list):
+        first, again, other = ([("a", n)] if make is OwnDict else [n, 2] for n in (1, 1, 3))
+        assert is_same(make(first), make(again))
+        assert not is_same(make(first), make(other))
