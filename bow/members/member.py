@@ -24,6 +24,9 @@ Indices: TypeAlias = Sequence[int] | Tensor
 
 INDICES = "a list or tensor of sample indices, or a mask"
 OWN = ("seed", "batch_size", "model", "optimizer", "scheduler")  # fields set by `grid`; others: optimizer's
+FOLD = "fold"  # key of a variant in the settings of a sweep: index of its training and held-out samples (fold)
+FOLDER = "folder"  # key of a variant in the settings of a sweep: its directory, if outside those of members
+TAKEN = (*OWN, "name", FOLD, FOLDER)  # in settings, keywords of the model with these names get a prefix
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,6 +70,7 @@ class Variant:
             value = getattr(self, name)
             if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
                 raise SettingError(f"{name} of a variant must be a mapping with string keys, got {shortened(value)}")
+        object.__setattr__(self, "settings", _numbers(self.settings))
         if self.name is not None and (not isinstance(self.name, str) or not self.name.strip()):
             raise SettingError(f"the name of a variant must be a non-empty string, got {shortened(self.name)}")
 
@@ -77,7 +81,8 @@ class Variant:
         if isinstance(factory, functools.partial):
             factory, opened = functools.partial(factory.func, *factory.args), factory.keywords
             factory = factory if factory.args else factory.func
-        own = {"seed": self.seed, **opened, **self.settings, **self.model}
+        own = {"seed": self.seed, **_numbers(opened), **self.settings}
+        own |= {f"model.{key}" if key in own or key in TAKEN else key: value for key, value in self.model.items()}
         named = {"batch_size": self.batch_size, "optimizer": factory, "scheduler": self.scheduler}
         return {**own, **{name: plain(value) for name, value in named.items() if value is not None}}
 
@@ -96,6 +101,11 @@ class Variant:
                 "function that builds it"
             )
         return functools.partial(_made_with, model, dict(self.model))
+
+
+def _numbers(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with numbers in place of tensors and NumPy scalars, whose text would be another or rounded."""
+    return {name: value.item() if getattr(value, "shape", None) == () else value for name, value in settings.items()}
 
 
 def _made_with(model: ModelFactory, settings: Mapping[str, Any]) -> nn.Module:

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from bow.errors import RunDirectoryError, SettingError
-from bow.members.member import Member, Variant
+from bow.members.member import FOLD, FOLDER, Member, Variant
 from bow.members.result import Sweep
-from bow.members.saving import FOLD, FOLDER, MEMBERS, folder_of
+from bow.members.saving import MEMBERS, folder_of
 from bow.members.stopping import BEATEN
 from bow.observe import RunDirectory, read_records
 from bow.observe.charts import BLUE, EPOCHS, GREY, PALETTE, Chart, ChartAxis, Series, titled

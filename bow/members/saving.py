@@ -32,8 +32,6 @@ from bow.training.result import save_central, save_whole
 
 MEMBERS = "members"  # subfolder with the folders of members
 TABLE = "members.json"  # file with a row for each member
-FOLD = "fold"  # key of a variant in the settings: index of its training and held-out samples (fold)
-FOLDER = "folder"  # key of a variant in the settings: its directory, if outside `MEMBERS`
 DESCRIBED = ("model", "data", "loss", "step", "scheduler")  # code in a Python call, text on a command line
 MOST_ELEMENTS = 2**16  # elements of a tensor that its digest covers
 THREADS = 1  # threads of a member; fixed, because their number decides how sums are rounded

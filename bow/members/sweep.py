@@ -24,10 +24,20 @@ from bow.interruption import end_as_asked
 from bow.members.checks import checked
 from bow.members.config import Dealing, SweepConfig
 from bow.members.loop import SweepLoop
-from bow.members.member import Member, MemberSearch, ModelFactory, Progress, Variant, check_proposed, check_variants
+from bow.members.member import (
+    FOLD,
+    FOLDER,
+    Member,
+    MemberSearch,
+    ModelFactory,
+    Progress,
+    Variant,
+    check_proposed,
+    check_variants,
+)
 from bow.members.progress import SweepProgress
 from bow.members.result import Sweep
-from bow.members.saving import FOLD, FOLDER, MEMBERS, THREADS, SweepDirectory, folder_of
+from bow.members.saving import MEMBERS, THREADS, SweepDirectory, folder_of
 from bow.members.stopping import Stop, check_stop
 from bow.observe import Record, RunDirectory, RunLock
 from bow.observe.run_directory import readable

@@ -613,6 +613,21 @@ def test_containers_with_equal_elements_are_no_difference(container: Any, tmp_pa
     assert len(result.members) == 2
 
 
+def test_members_share_no_tensor_of_their_optimizers(tmp_path: Path) -> None:
+    """Schedulers write into a learning rate that is a tensor."""
+
+    def sgd() -> Any:
+        return functools.partial(torch.optim.SGD, lr=torch.tensor(0.5))
+
+    given = {"scheduler": functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5), "epochs": 3}
+    variants = bow.grid(seed=range(3))
+    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), variants, engine="eager", optimizer=sgd(), **given)
+    for member in result:
+        assert [record["lr"] for record in member.history] == [0.5, 0.25, 0.125]
+        path = tmp_path / member.name
+        assert_same(member, alone(path, mlp, (FLAT, LABELS), member.variant, "eager", optimizer=sgd(), **given))
+
+
 class OwnDict(dict[str, int]):
     """A dictionary of a class that torch does not know."""
 

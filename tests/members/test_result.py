@@ -390,3 +390,37 @@ def test_settings_of_a_variant_that_are_none_are_refused_at_once() -> None:
         bow.Halving(asynchronous="yes")  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="class 1 has 1 samples"):
         folds(9, 3, labels=torch.tensor([0] * 8 + [1]))
+
+
+def test_settings_that_are_tensors_or_numpy_scalars_are_numbers() -> None:
+    rates = torch.logspace(-4, -3.9, 3)
+    variants = bow.grid(lr=rates, momentum=numpy.linspace(0, 0.9, 2))
+    assert [variant.settings["lr"] for variant in variants[::2]] == rates.tolist()
+    assert {type(value) for variant in variants for value in variant.settings.values()} == {float}
+    own = bow.Variant(optimizer=functools.partial(torch.optim.SGD, lr=rates[1]))
+    assert own.values == {"seed": 0, "lr": float(rates[1]), "optimizer": "SGD"}
+
+
+def test_keywords_of_the_model_do_not_hide_other_settings(tmp_path: Path) -> None:
+    def model(name: str, lr: float, seed: int = 0) -> nn.Module:
+        return nn.Linear(3, 2)
+
+    variants = [
+        bow.Variant(seed=seed, settings={"lr": lr}, model={"name": name, "lr": 0.5, "seed": 7})
+        for name in "ab"
+        for seed in range(2)
+        for lr in (0.1, 0.2)
+    ]
+    assert variants[1].values == {"seed": 0, "lr": 0.2, "model.name": "a", "model.lr": 0.5, "model.seed": 7}
+    run = bow.Run(tmp_path / "s", progress=False)
+    result = bow.sweep(model, DATA, F.cross_entropy, variants=variants, run=run, **SWEEP)
+    assert [each.pairs for each in result.compare("lr")] == [4]
+    read = SweepReport.read(RunDirectory(result.run_dir)).sweep
+    assert [member.name for member in read] == [member.name for member in result]
+    assert all(member.history for member in read)
+
+
+def test_a_seed_that_has_no_effect_is_said(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match='^seed=3 has no effect with batches="own", .*; give bow.Variant'):
+        swept(tmp_path / "own", [bow.Variant()], seed=3)
+    swept(tmp_path / "shared", [bow.Variant()], seed=3, batches="shared")
