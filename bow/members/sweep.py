@@ -132,6 +132,12 @@ def sweep(
     given = {name: value for name, value in locals().items() if name not in OWN}
     train = TrainConfig(**{**given, "learners": whole("learners", learners)})
     search = variants if isinstance(variants, MemberSearch) and not isinstance(variants, type) else None
+    if train.seed and batches == "own":
+        warnings.warn(
+            f'seed={train.seed} has no effect with batches="own", as every member has the seed of its variant; give '
+            "bow.Variant(seed=...), bow.grid(seed=...) or bow.cross_validate(seeds=...)",
+            stacklevel=2,
+        )
     result = run_sweep(
         SweepConfig(
             train=train,
@@ -393,7 +399,7 @@ def fold_variants(data: Any, count: Any, seeds: Any, stratify: bool | None) -> l
         is_classes = labels is not None and labels.dim() == 1 and not labels.is_floating_point()
         if stratify and not is_classes:
             raise SettingError("stratify=True needs data (inputs, targets) with classes as targets; leave it out")
-        by_class = labels if is_classes and stratify is not False else None
+        by_class = labels.cpu() if labels is not None and is_classes and stratify is not False else None
         samples = None if isinstance(data, DataLoader) else open_stream(data, steps=1).samples_per_epoch
         if samples is None:
             raise SettingError(f"folds need tensors or a Dataset as data, got {type(data).__name__}")
