@@ -1,6 +1,7 @@
 """Cohort: members whose models have the same shapes share a weight matrix and run rounds together."""
 
 import math
+import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,8 +17,8 @@ from bow.data.stream import Indexed, TensorStream
 from bow.devices import StreamDevice, available_cores, cuda_device, num_threads
 from bow.engines import LearningConfig, Loop, Outcome, Turns, make_engine
 from bow.engines.captured import shape_of
-from bow.errors import ModelError, SettingError
-from bow.graph.refusal import changed, python_state
+from bow.errors import ModelError
+from bow.graph.refusal import PythonState, changed, python_state
 from bow.members.config import SweepConfig
 from bow.members.group import MemberGroup
 from bow.members.member import Member, Progress, Variant
@@ -26,8 +27,8 @@ from bow.replicas import prepare_template
 from bow.seeds import derive_seed
 from bow.sync import Members
 from bow.training.batches import RoundBatches
-from bow.training.checks import make_scheduler
-from bow.training.evaluation import EVALUATION, Evaluator, own_numbers
+from bow.training.checks import make_scheduler, unsaved
+from bow.training.evaluation import EVALUATION, Evaluator, NotFinite, own_numbers
 from bow.training.metrics import mean_of
 
 if TYPE_CHECKING:
@@ -152,7 +153,6 @@ class Cohort:
         self.where = device
         template = prepare_template(config.of(variant).model, variant.seed)
         self.group = MemberGroup(template, config.of(variant).optimizer, rows, self.device, train.engine.memory_format)
-        self._python = python_state(self.group.learners[0].module)
         task = LearningConfig(
             train.step_or_loss,
             clip_norm=train.clip_norm,
@@ -176,6 +176,9 @@ class Cohort:
         self._ends: list[float] = [math.inf] * rows  # round at which a row's member has all its steps
         self._is_reused = is_reused
         self._is_checked = False
+        # Before the first round.
+        self._python: PythonState = {}
+        self._unsaved: dict[str, Any] = {}
         self.draws = True  # whether evaluation draws random numbers, of generators that all threads share
         self._shown: list[nn.Module] = []  # models that are free for evaluating a member
 
@@ -255,6 +258,9 @@ class Cohort:
             if ready is not None:
                 return ready
         batches, self._dealt = self.feed.deal()
+        if not self._is_checked:
+            module = self.group.learners[0].module
+            self._python, self._unsaved = python_state(module), unsaved(module)
         self.num_rounds += 1
         self._issued = [self.loop.round(self._round_batches.prepare(part)) for part in self._parts(batches)]
         return None
@@ -342,14 +348,22 @@ class Cohort:
         progress.member.best = self._config.best_of(progress).model(progress.member.model, progress.round)
 
     def _check_python_state(self) -> None:
-        """After the first round, check that the module has no Python state that the row's next member would inherit."""
-        self._is_checked = True
-        names = changed(self._python, python_state(self.group.learners[0].module)) if self.rows[0] else []
+        """After the first round, check that it changed nothing in Python that members share, or inherit with a row."""
+        self._is_checked, module = True, self.group.learners[0].module
+        names = changed(self._python, python_state(module)) if self.rows[0] else []
+        is_one = self._config.num_members == 1 and self._config.search is None
+        if (drawn := next((name for name in names if name.module is None), None)) and not is_one:
+            raise ModelError(
+                f"the model or its loss changes {drawn} during training, which all members share; draw random numbers "
+                "from torch, whose seed is each member's own"
+            )
         if names and self._is_reused:
             raise ModelError(
                 f"the model changes {names[0]} in Python during training, which the next member on its row would "
                 f"inherit; keep it in a buffer, or use at_once={self._config.num_members} without halving"
             )
+        for what in [name for name, value in unsaved(module).items() if self._unsaved.get(name) != value][:1]:
+            warnings.warn(f"the step {what}", stacklevel=2)
 
     def _restore(self, row: int, progress: Progress) -> None:
         state = progress.state

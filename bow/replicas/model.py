@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from bow.data.opening import PrivateRandom
 from bow.errors import ModelError, reason
 from bow.graph.learning_step import leave_weights, refuse_parameter_hooks, refuse_scripted
 from bow.replicas.layout import ParameterLayout
@@ -121,8 +122,8 @@ def _build(builder: Any, seed: int) -> nn.Module:
             f"model must be an nn.Module or a function of no arguments, got {name}, which needs {', '.join(needed)}; "
             f"pass {name}(...) itself, or functools.partial({name}, ...)"
         )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=[]), PrivateRandom(seed).active():  # also of Python and NumPy
+        torch.manual_seed(seed)  # of all devices
         built = builder()
     if not isinstance(built, nn.Module):
         raise ModelError(f"the model function must return an nn.Module, got {type(built).__name__}")

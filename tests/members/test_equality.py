@@ -628,6 +628,72 @@ def test_members_share_no_tensor_of_their_optimizers(tmp_path: Path) -> None:
         assert_same(member, alone(path, mlp, (FLAT, LABELS), member.variant, "eager", optimizer=sgd(), **given))
 
 
+INITIAL = {"python": lambda: [random.gauss(0, 1) for _ in range(3)], "numpy": lambda: np.random.randn(3)}
+
+
+@pytest.mark.parametrize("draw", INITIAL.values(), ids=INITIAL)
+def test_initial_weights_of_other_generators_are_those_of_a_members_seed(
+    draw: Callable[[], Any], tmp_path: Path
+) -> None:
+    def made() -> nn.Module:
+        model = nn.Linear(6, 3)
+        model.bias.data.copy_(torch.as_tensor(draw()))
+        return model
+
+    before = random.getstate(), np.random.get_state()[2]
+    result = swept(tmp_path / "sweep", made, (FLAT, LABELS), bow.grid(seed=range(2)), engine="eager")
+    assert before == (random.getstate(), np.random.get_state()[2])
+    for member in result:
+        assert_same(member, alone(tmp_path / member.name, made, (FLAT, LABELS), member.variant, "eager"))
+    first, second = (member.model.bias for member in result)
+    assert not torch.equal(first, second)
+
+
+class Scaled(nn.Linear):
+    """Draws random numbers in training that are not torch's."""
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__(6, 3)
+        self.draw = draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (self.draw() if self.training else 1.0)
+
+
+@pytest.mark.parametrize("name", ["python", "numpy"])
+def test_members_do_not_draw_from_generators_that_all_share(name: str, tmp_path: Path) -> None:
+    model, said = functools.partial(Scaled, DRAWS[name]), "the state of (Python's random|numpy.random) during training"
+    for at_once in (1, 2):
+        with pytest.raises(ModelError, match=f"{said}, which all members share; draw random numbers from torch"):
+            swept(tmp_path / "s", model, (FLAT, LABELS), bow.grid(seed=[0, 1]), engine="eager", at_once=at_once)
+        assert not (tmp_path / "s").exists()
+    with pytest.warns(UserWarning, match="draws from (Python|NumPy)'s random, which neither the seed nor"):
+        swept(tmp_path / "one", model, (FLAT, LABELS), [bow.Variant()], engine="eager")  # nobody else draws
+
+
+class Counting(nn.Linear):
+    """Counts its steps in Python."""
+
+    steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.steps += self.training
+        return super().forward(x) / self.steps if self.training else super().forward(x)
+
+
+def test_a_row_is_not_passed_on_with_what_a_model_keeps_in_python(tmp_path: Path) -> None:
+    model, variants = functools.partial(Counting, 6, 3), bow.grid(seed=range(2))
+    said = "changes attribute 'steps' of the model .*keep it in a buffer, or use at_once=2"
+    with pytest.raises(ModelError, match=said):
+        swept(tmp_path / "sweep", model, (FLAT, LABELS), variants, engine="eager", at_once=1)
+    with pytest.warns(UserWarning, match="the step changes attribute 'steps' of the model in Python, which the"):
+        result = swept(tmp_path / "both", model, (FLAT, LABELS), variants, engine="eager", at_once=2)
+    for member in result:
+        with pytest.warns(UserWarning, match="the step changes attribute"):
+            other = alone(tmp_path / member.name, model, (FLAT, LABELS), member.variant, "eager")
+        assert_same(member, other)
+
+
 class OwnDict(dict[str, int]):
     """A dictionary of a class that torch does not know."""
 
