@@ -12,6 +12,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader
 
 from bow.data import open_stream
 from bow.devices import StreamDevice
@@ -69,8 +70,9 @@ def checked(config: SweepConfig) -> SweepConfig:
         )
     is_split = any(variant.train_on is not None or variant.validate_on is not None for variant in config.variants)
     num_samples = open_stream(train.data, **train.stream_settings).samples_per_epoch
-    if is_split and num_samples is None:
-        raise SettingError("train_on and validate_on need data with a length; give tensors or a Dataset")
+    if is_split and (num_samples is None or isinstance(train.data, DataLoader)):
+        kind = type(train.data).__name__
+        raise SettingError(f"train_on and validate_on need tensors or a Dataset as data, got {kind}")
     variants, known = [], dict[int, Tensor | None]({id(None): None})
     for variant in config.variants:
         for name, given in (("train_on", variant.train_on), ("validate_on", variant.validate_on)):

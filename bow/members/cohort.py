@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map, tree_map_only
-from torch.utils.data import Dataset, Subset
+from torch.utils.data import Subset
 
 from bow.data import Batch, BatchStream, open_stream
 from bow.data.opening import LoaderStream
@@ -111,11 +111,8 @@ class SharedSamples:
             among = torch.as_tensor(variant.train_on)
             if isinstance(stream, TensorStream):
                 stream = stream.among(among, settings["epochs"] if settings["steps"] is None else None)
-            elif isinstance(data, Dataset):
-                return open_stream(Subset(data, among.tolist()), **settings)
             else:
-                kind = type(data).__name__
-                raise SettingError(f"train_on and validate_on need tensors or a Dataset as data, got {kind}")
+                return open_stream(Subset(data, among.tolist()), **settings)
         if isinstance(stream, TensorStream):
             self._first = self._first or stream
             stream.samples = self._first.samples

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils._pytree import tree_map
-from torch.utils.data import Dataset, Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 from bow.devices import StreamDevice
+from bow.data import is_in_memory
 from bow.interruption import Interruption
 from bow.members.cohort import MOST_ROUNDS, Cohort, RowOutcome, SharedSamples, evaluate, run_side_by_side
 from bow.members.config import SweepConfig
@@ -373,8 +373,6 @@ class SweepLoop:
 
 
 def held_out(data: Any, indices: Any) -> Any:
-    if type(data) is TensorDataset:
-        data = data.tensors
-    if isinstance(data, Dataset):
+    if not is_in_memory(data):
         return Subset(data, indices.tolist())
     return tree_map(lambda leaf: leaf[indices] if isinstance(leaf, Tensor) else leaf, data)

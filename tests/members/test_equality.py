@@ -694,6 +694,33 @@ def test_a_row_is_not_passed_on_with_what_a_model_keeps_in_python(tmp_path: Path
         assert_same(member, other)
 
 
+class Rows:
+    """A sequence of samples that is no torch data set."""
+
+    def __len__(self) -> int:
+        return len(FLAT)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return FLAT[index], LABELS[index]
+
+
+def test_folds_of_any_sequence_of_samples_are_those_of_tensors(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"folds": 3, "stratify": False, "engine": "eager", "optimizer": SGD}
+    first, second = (
+        bow.cross_validate(mlp, data, F.cross_entropy, run=bow.Run(tmp_path / name, progress=False), **given)
+        for name, data in (("rows", Rows()), ("tensors", (FLAT, LABELS)))
+    )
+    for member, other in zip(first, second, strict=True):
+        assert_same(member, other)
+
+
+def test_batches_of_a_loader_have_no_parts_to_evaluate_on(tmp_path: Path) -> None:
+    loader = DataLoader(TensorDataset(FLAT, LABELS), batch_size=16)
+    for part in ({"validate_on": range(50)}, {"train_on": range(50)}):
+        with pytest.raises(SettingError, match=r"train_on and validate_on need tensors .* got DataLoader"):
+            swept(tmp_path / "s", mlp, loader, [bow.Variant(**part)], batch_size=None, validation=None)
+
+
 class OwnDict(dict[str, int]):
     """A dictionary of a class that torch does not know."""
 
