@@ -125,6 +125,9 @@ TURNS_S = 0.1  # longest time (s) between two checks for signals and progress ou
 # Row, member, whether its values are finite and, if it ran, epochs completed.
 RowOutcome: TypeAlias = tuple[int, Progress, bool, int | None]
 
+# Validation values by name, and the first one of a batch that was not finite.
+Evaluated: TypeAlias = tuple[dict[str, float], NotFinite | None]
+
 
 class Cohort:
     """Rows on which members of one kind train side by side."""
@@ -312,32 +315,32 @@ class Cohort:
         losses, progress.losses = progress.losses, []
         return mean_of([torch.cat(losses)]) if losses else math.nan
 
-    def evaluate_beside_others(self, row: int, evaluator: Evaluator) -> dict[str, float]:
+    def evaluate_beside_others(self, row: int, evaluator: Evaluator) -> Evaluated:
         """Run `evaluate` in a pool's thread, with a model that no other thread uses."""
         try:
             model = self._shown.pop()
         except IndexError:
             model = self.group.new_central()
         with num_threads(THREADS):
-            values = self.evaluate(row, evaluator.copy(), model)
+            evaluated = self.evaluate(row, evaluator.copy(), model)
         self._shown.append(model)
-        return values
+        return evaluated
 
-    def evaluate_alone(self, row: int, evaluator: Evaluator) -> dict[str, float]:
+    def evaluate_alone(self, row: int, evaluator: Evaluator) -> Evaluated:
         """Run `evaluate` with random numbers of the member's seed."""
         with own_numbers(derive_seed(self._on(row).member.variant.seed, EVALUATION), self.device):
             before, of_python = torch.get_rng_state(), python_state(nn.Module())
-            values = self.evaluate(row, evaluator)
+            evaluated = self.evaluate(row, evaluator)
             has_drawn = bool(changed(of_python, python_state(nn.Module())))
             self.draws = has_drawn or not torch.equal(torch.get_rng_state(), before)
-        return values
+        return evaluated
 
-    def evaluate(self, row: int, evaluate: Evaluator, model: nn.Module | None = None) -> dict[str, float]:
+    def evaluate(self, row: int, evaluate: Evaluator, model: nn.Module | None = None) -> Evaluated:
         progress, model = self._on(row), self.group.central_of(row, model)
         values, best = evaluate(model, self.device, self._task), self._config.best_of(progress)
         best.look(values, progress.round, self.epochs(row), model)
         progress.best = best.state
-        return values
+        return values, evaluate.problem
 
     def export(self, row: int) -> None:
         progress = self._on(row)
@@ -395,12 +398,12 @@ def _turns(cohorts: Sequence[Cohort], most: int) -> list[int]:
     return [min(limit, max(1, int(TURNS_S / longest * rounds))) for limit, rounds in zip(limits, left, strict=True)]
 
 
-def evaluate(ended: Sequence[tuple[Cohort, int, Evaluator | None]]) -> list[dict[str, float]]:
+def evaluate(ended: Sequence[tuple[Cohort, int, Evaluator | None]]) -> list[Evaluated]:
     """Evaluate members by cohort and row; several concurrently if the data are in memory."""
     for cohort in {cohort for cohort, _, _ in ended}:
         cohort.loop.catch_up()
     places = min(len(ended), len(available_cores())) if ended[0][0].device.type == "cpu" else 1
     if places == 1 or any(each is None or not each.is_in_memory or cohort.draws for cohort, _, each in ended):
-        return [{} if each is None else cohort.evaluate_alone(row, each) for cohort, row, each in ended]
+        return [({}, None) if each is None else cohort.evaluate_alone(row, each) for cohort, row, each in ended]
     with ThreadPoolExecutor(places) as pool:
         return list(pool.map(Cohort.evaluate_beside_others, *zip(*ended, strict=True)))

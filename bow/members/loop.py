@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -16,7 +17,15 @@ from torch.utils.data import Subset, TensorDataset
 from bow.devices import StreamDevice
 from bow.data import is_in_memory
 from bow.interruption import Interruption
-from bow.members.cohort import MOST_ROUNDS, Cohort, RowOutcome, SharedSamples, evaluate, run_side_by_side
+from bow.members.cohort import (
+    MOST_ROUNDS,
+    Cohort,
+    Evaluated,
+    RowOutcome,
+    SharedSamples,
+    evaluate,
+    run_side_by_side,
+)
 from bow.members.config import SweepConfig
 from bow.members.member import Member, Progress
 from bow.members.progress import SweepProgress
@@ -236,8 +245,8 @@ class SweepLoop:
         self._num_rounds += max(cohort.num_rounds - each for cohort, each in zip(cohorts, before, strict=True))
         if ended:
             values = evaluate([(cohort, row, self._evaluator_of(each.member)) for cohort, row, each, _, _ in ended])
-            for (cohort, row, progress, epoch, is_over), own in zip(ended, values, strict=True):
-                self._end_epoch(cohort, row, progress, epoch, own, is_over)
+            for each, evaluated in zip(ended, values, strict=True):
+                self._end_epoch(*each, evaluated)
 
     def _take_events(self, cohort: Cohort) -> None:
         """Record an engine's events with the members on its rows, or else with the last ones that were."""
@@ -275,9 +284,13 @@ class SweepLoop:
         return [each for each in ended if cohort.rows[each[1]] is not None]
 
     def _end_epoch(
-        self, cohort: Cohort, row: int, progress: Progress, epoch: float, values: Mapping[str, float], is_over: bool
+        self, cohort: Cohort, row: int, progress: Progress, epoch: float, is_over: bool, evaluated: Evaluated
     ) -> None:
-        member = progress.member
+            if problem is not None:
+                warnings.warn(problem.text if problem.of_the_data else f"{member.name}: {problem.text}", stacklevel=2)
+                at = {"kind": "event", "time_s": self.elapsed_s, "round": progress.round}
+                member.events.append({**at, "event": "not finite", "message": problem.text})
+        member, (values, problem) = progress.member, evaluated
         if not member.history or member.history[-1]["round"] != progress.round:
             record: dict[str, Any] = {
                 "kind": "epoch",

@@ -721,6 +721,30 @@ def test_batches_of_a_loader_have_no_parts_to_evaluate_on(tmp_path: Path) -> Non
             swept(tmp_path / "s", mlp, loader, [bow.Variant(**part)], batch_size=None, validation=None)
 
 
+class Vague(nn.Linear):
+    """Has no finite outputs in evaluation mode, by one of its seeds."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if self.training else super().forward(x) * torch.where(self.bias[0] > 0, 1, math.nan)
+
+
+def test_validation_values_that_are_not_finite_are_told(tmp_path: Path) -> None:
+    inputs = FLAT.clone()
+    inputs[140, 0] = math.nan
+    variants, given = bow.grid(seed=range(2)), {"engine": "eager", "epochs": 2}
+    with pytest.warns(UserWarning, match="^loss is nan in batch 0 of the validation data: 1 values of the batch are"):
+        result = swept(tmp_path / "data", mlp, (FLAT, LABELS), variants, validation=(inputs, LABELS), **given)
+    for member in result:
+        records = read_records(member.run_dir / "metrics.jsonl")
+        assert [(each["event"], each["round"]) for each in records if each["kind"] == "event"] == [
+            ("not finite", 10), ("not finite", 19)
+        ]  # fmt: skip
+    variants, vague = bow.grid(seed=range(8)), functools.partial(Vague, 6, 3)
+    with pytest.warns(UserWarning, match=r"^seed=[0-9]: loss is nan .* the model may be diverging"):
+        result = swept(tmp_path / "model", vague, (FLAT, LABELS), variants, **given)
+    assert {bool(member.events) for member in result} == {True, False}
+
+
 class OwnDict(dict[str, int]):
     """A dictionary of a class that torch does not know."""
 
