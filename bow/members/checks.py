@@ -27,10 +27,19 @@ from bow.members.saving import GroupLogger
 from bow.replicas import prepare_template
 from bow.replicas.optimizer import check_parameterwise, is_elementwise, make_optimizer
 from bow.training.batches import DataSource, check_round
-from bow.training.checks import all_labels, check_first_batch, check_sampler, choose_devices, make_scheduler
+from bow.training.checks import (
+    all_labels,
+    check_first_batch,
+    check_sampler,
+    check_scheduler_lasts,
+    choose_devices,
+    make_scheduler,
+)
 from bow.training.config import TrainConfig
 from bow.training.epoch import MOST_LOST
+from bow.training.evaluation import Evaluator
 from bow.training.stopping import names_of_epochs, with_directions
+from bow.training.train import scheduler_steps
 from bow.values import shortened
 
 
@@ -178,11 +187,12 @@ def _warn_of_leaks(variants: Sequence[Variant], num_samples: int) -> None:
 
 def _try_first_batches(config: SweepConfig) -> None:
     """Build every member's optimizer, scheduler and stream, and run a batch through the model of each kind."""
-    train, templates = config.train, dict[Hashable, nn.Module]()
+    train, validation, templates = config.train, config.train.validation, dict[Hashable, nn.Module]()
     place, count = choose_devices(train.devices.count)
-    for name, data in (("data", train.data), ("the validation data", train.validation.data)):
+    for name, data in (("data", train.data), ("the validation data", validation.data)):
         check_sampler(data, name, count)
     device = place.torch_device if isinstance(place, StreamDevice) else place
+    learners = train.num_learners if isinstance(train.num_learners, int) else 1
     for variant in config.variants:
         kind = config.kind_of(variant)
         is_new = kind not in templates
@@ -190,17 +200,25 @@ def _try_first_batches(config: SweepConfig) -> None:
             templates[kind] = prepare_template(config.of(variant).model, variant.seed)
         stream = SharedSamples(train.data).open(config, variant)
         with _named(variant, variant.batch_size is not None or variant.train_on is not None):
-            check_round(stream, 1)
+            check_round(stream, learners)
+        rounds, longest = train.steps or stream.rounds_left(learners), config.most_rounds.get(kind)
+        config.most_rounds[kind] = rounds if rounds is None or longest is None else max(rounds, longest)
         if is_new:
             opened = DataSource(train.data, **config.of(variant).stream_settings)
             config.usual_batches[kind] = opened.usual_batch
             labels, step = all_labels(train.data), train.step_or_loss
             check_first_batch(templates[kind], opened.example, train.loss, step, labels, most_bad=MOST_LOST)
+            if validation.data is not None:
+                evaluator = Evaluator(validation.data, train.loss, validation.metrics, validation.batch_size)
+                batch, labels, of = evaluator.first_batch(), all_labels(validation.data), "validation"
+                check_first_batch(templates[kind], batch, train.loss, step, labels, data=of, most_bad=MOST_LOST)
         with _named(variant, bool(variant.settings or variant.optimizer or variant.scheduler)):
             optimizer = make_optimizer(config.of(variant).optimizer, templates[kind])
             if not is_elementwise(optimizer, device):
                 check_parameterwise(optimizer, device)
-            make_scheduler(config.of(variant).scheduler_factory, optimizer, train.steps or stream.rounds_left(1))
+            scheduler = make_scheduler(config.of(variant).scheduler_factory, optimizer, rounds)
+            unit, steps = scheduler_steps(config.of(variant), stream, learners, {})
+            check_scheduler_lasts(scheduler, steps, unit)
 
 
 @contextlib.contextmanager

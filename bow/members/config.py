@@ -34,6 +34,8 @@ class SweepConfig:
     jobs: Mapping[str, TrainConfig] = field(default_factory=dict)  # by name, the training a member replaces
     # by kind, the size of all batches except short ones
     usual_batches: dict[Hashable, int | None] = field(default_factory=dict)
+    # by kind, the rounds of the longest member, which decide whether compiling pays off for all
+    most_rounds: dict[Hashable, int | None] = field(default_factory=dict)
     parts: dict[bytes, Tensor] = field(default_factory=dict)  # by digest, sample indices: equal ones share a tensor
     _own: dict[str | None, TrainConfig] = field(default_factory=dict, init=False)  # by name, cache of `of`
     go_on: str = "resume with bow.sweep(..., run=bow.Run('{path}', resume='auto'))"  # message after an interruption

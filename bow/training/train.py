@@ -214,7 +214,7 @@ def run_training(config: TrainConfig) -> Result:
         if state is not None:
             restore(state, learned, replicas, stream, scheduler, given_trajectory)
             started_with = state["started_with"]
-        unit, steps = _scheduler_steps(config, stream, replicas, state or {})
+        unit, steps = scheduler_steps(config, stream, replicas.group.num_all, state or {})
         check_scheduler_lasts(scheduler, steps, unit)
         name = type(prepared.request.replicas.model).__name__.lower()
         directory, fresh = _create_directory(path, name, resumes_in_place, state is not None, config, world, lock)
@@ -394,11 +394,11 @@ def _worker_job(config: TrainConfig, count: int | None) -> WorkerJob | None:
     return WorkerJob(run)
 
 
-def _scheduler_steps(
-    config: TrainConfig, stream: BatchStream, replicas: Learners, state: Mapping[str, Any]
+def scheduler_steps(
+    config: TrainConfig, stream: BatchStream, learners: int, state: Mapping[str, Any]
 ) -> tuple[str, int | None]:
     """Return the unit after which the scheduler is stepped, and the remaining number of steps, if known."""
-    learners, per_epoch, batch = replicas.group.num_all, stream.samples_per_epoch, stream.batch_size
+    per_epoch, batch = stream.samples_per_epoch, stream.batch_size
     rounds = stream.rounds_left(learners) if config.steps is None else config.steps - state.get("round", 0)
     if config.is_per_round:
         return "round", rounds

@@ -721,6 +721,18 @@ def test_batches_of_a_loader_have_no_parts_to_evaluate_on(tmp_path: Path) -> Non
             swept(tmp_path / "s", mlp, loader, [bow.Variant(**part)], batch_size=None, validation=None)
 
 
+def test_whether_members_are_compiled_does_not_depend_on_who_comes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[int] = []
+    make = cohort.LearningConfig
+    monkeypatch.setattr(cohort, "LearningConfig", lambda *a, **kw: rounds.append(kw["rounds"]) or make(*a, **kw))
+    variants = [bow.Variant(name=str(n), train_on=range(n)) for n in (150, 64, 96)]
+    for number, some in enumerate((variants, variants[::-1])):
+        swept(tmp_path / str(number), mlp, (FLAT, LABELS), some, engine="eager", epochs=1, at_once=1, validation=None)
+    assert set(rounds) == {3 * 10}
+
+
 class Vague(nn.Linear):
     """Has no finite outputs in evaluation mode, by one of its seeds."""
 

@@ -315,6 +315,9 @@ def test_seeds_that_can_be_gone_through_once_are_for_all_folds() -> None:
             fold_variants(given, count, seeds, stratify)
 
 
+SHORT = functools.partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=3, cycle_momentum=False)
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -366,6 +369,12 @@ def test_seeds_that_can_be_gone_through_once_are_for_all_folds() -> None:
         ({"variants": bow.grid(seed=range(3)), "stop": bow.Halving(), "steps": 2}, "after 1 epoch .*steps=2, 0.8 epo"),
         ({"variants": bow.grid(seed=range(3)), "stop": bow.Halving(first=4), "epochs": 4}, "after 4 epochs .*epochs=4"),
         ({"variants": [bow.Variant()], "validation": bow.Validation(every=0.5)}, "every epoch"),
+        ({"variants": [bow.Variant()], "validation": (torch.ones(9, 5), torch.ones(9).long())}, "batch of validation"),
+        ({"variants": bow.grid(lr=[0.1, 0.2]), "scheduler": SHORT, "epochs": 5}, "'lr=0.1' .*has total_steps=3"),
+        (
+            {"variants": [bow.Variant(), bow.Variant(seed=1, batch_size=24)], "learners": 2},
+            "batch_size=24': the data have 40 samples and one round of 2 learners",
+        ),
     ],
 )
 def test_wrong_use_gets_a_sentence(settings: dict[str, object], said: str, tmp_path: Path) -> None:
