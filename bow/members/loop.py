@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -14,8 +14,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils._pytree import tree_map
 from torch.utils.data import Subset, TensorDataset
 
-from bow.devices import StreamDevice
 from bow.data import is_in_memory
+from bow.devices import StreamDevice
 from bow.interruption import Interruption
 from bow.members.cohort import (
     MOST_ROUNDS,
@@ -79,7 +79,7 @@ class SweepLoop:
         self.at_once = 0
         self._rungs: Rungs | None = None
         if config.halving is not None:
-            self._rungs = Rungs(config.halving, members)
+            self._rungs = Rungs(config.halving, members, {progress.member.number for progress in self._queue})
             self._queue = deque(self._rungs.admit(self._queue))
 
     @property
@@ -284,12 +284,12 @@ class SweepLoop:
     def _end_epoch(
         self, cohort: Cohort, row: int, progress: Progress, epoch: float, is_over: bool, evaluated: Evaluated
     ) -> None:
+        member, (values, problem) = progress.member, evaluated
+        if not member.history or member.history[-1]["round"] != progress.round:
             if problem is not None:
                 warnings.warn(problem.text if problem.of_the_data else f"{member.name}: {problem.text}", stacklevel=2)
                 at = {"kind": "event", "time_s": self.elapsed_s, "round": progress.round}
                 member.events.append({**at, "event": "not finite", "message": problem.text})
-        member, (values, problem) = progress.member, evaluated
-        if not member.history or member.history[-1]["round"] != progress.round:
             record: dict[str, Any] = {
                 "kind": "epoch",
                 "time_s": self.elapsed_s,
@@ -386,4 +386,4 @@ class SweepLoop:
 def held_out(data: Any, indices: Any) -> Any:
     if not is_in_memory(data):
         return Subset(data, indices.tolist())
-    return tree_map(lambda leaf: leaf[indices] if isinstance(leaf, Tensor) else leaf, data)
+    return tree_map(lambda leaf: leaf[indices], data.tensors if type(data) is TensorDataset else data)

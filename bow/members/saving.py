@@ -212,6 +212,8 @@ class SweepDirectory(RunDirectory):
             "learners": train.num_learners,
             "epochs": train.epochs,
             "steps": train.steps,
+            "engine": "graph" if train.engine.name == "auto" else train.engine.name,
+            "compile": train.engine.compile,
             "precision": train.engine.precision,
             "clip_norm": train.clip_norm,
             "accumulate": train.engine.accumulate,
@@ -220,6 +222,7 @@ class SweepDirectory(RunDirectory):
             "parameters": {name: tuple(p.shape) for name, p in template.named_parameters()},
             "stop": [text for text in map(repr, self._config.stop) if " at 0x" not in text],
             "target": train.validation.target,
+            "metrics": [metric.name for metric in train.validation.metrics],
             "validation": digest_of(train.validation.data),
             "seed": train.seed if self._config.batches == "shared" else None,
         }

@@ -1,7 +1,7 @@
 """Successive halving: compare members at rungs, and end the worse ones early."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,12 +94,12 @@ def check_stop(stop: Any) -> Sequence[Stop]:
 class Rungs:
     """Values of members at each rung, and the members that wait there; `members` are all, with their histories."""
 
-    def __init__(self, rule: Halving, members: Sequence[Member]) -> None:
+    def __init__(self, rule: Halving, members: Sequence[Member], under_way: Container[int] = ()) -> None:
         self.paused: dict[int, Progress] = {}
         self._rule = rule
         self._values: dict[int, dict[int, float]] = {}  # by rung and member
         for member in members:
-            self._recall(member)
+            self._recall(member, member.number not in under_way)
 
     def admit(self, waiting: Iterable[Progress]) -> list[Progress]:
         """Return the members to train; keep those that waited at a rung when the sweep was interrupted."""
@@ -142,12 +142,12 @@ class Rungs:
         progress.rung = self._rule.next_rung(progress.epoch)
         return progress
 
-    def _recall(self, member: Member) -> None:
+    def _recall(self, member: Member, has_ended: bool) -> None:
         rung, is_at_rung = self._rule.first, False
         for record in member.history:
             is_at_rung = record["epoch"] >= rung
             if is_at_rung:
                 self._values.setdefault(rung, {})[member.number] = value_of(record, self._rule.metric)
                 rung = self._rule.next_rung(record["epoch"])
-        if member.stopped == "diverged" or (member.stopped not in (None, "halving") and not is_at_rung):
+        if member.stopped == "diverged" or (has_ended and member.stopped != "halving" and not is_at_rung):
             self.note(member, rung)

@@ -28,6 +28,7 @@ from bow.members.cohort import Cohort
 from bow.members.group import MemberGroup
 from bow.members.loop import SweepLoop
 from bow.members.member import Progress
+from bow.members.progress import SweepProgress
 from bow.members.stopping import Rungs
 from bow.members.trainings import TrainingsLoop
 from bow.observe import read_records
@@ -329,8 +330,14 @@ def test_an_engine_that_was_left_is_not_tried_again(tmp_path: Path, monkeypatch:
         {"model": lambda: nn.Linear(6, 3)},
         {"stop": bow.EarlyStopping()},
         {"validation": (FLAT, LABELS)},
+        {"engine": "eager"},
+        {"engine": bow.Engine(compile=True)},
+        {"validation": bow.Validation(metrics=[])},
     ],
-    ids=["data", "loss", "memory format", "scheduler", "samples", "order", "model", "stop", "validation"],
+    ids=[
+        *("data", "loss", "memory format", "scheduler", "samples", "order", "model", "stop", "validation"),
+        *("engine", "compile", "metrics"),
+    ],
 )
 def test_other_data_and_functions_do_not_go_on(other: dict[str, Any], tmp_path: Path) -> None:
     variants = [bow.Variant(name="a", train_on=range(50)), bow.Variant(name="b")]
@@ -448,3 +455,33 @@ def test_events_of_a_killed_part_that_was_repeated_are_there_once(tmp_path: Path
         TrainingsLoop._read_events(cast(Any, None), cast(Any, member), 10.0)
         assert [each["round"] for each in member.events] == rounds
     assert [each["time_s"] for each in member.events] == [11.0, 12.0, 13.0, 13.5, 15.0, 16.0]
+
+
+def test_who_ended_before_a_rung_counts_there_behind_an_interruption_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By all of its steps, in fewer epochs than those with larger batches."""
+    variants = [bow.Variant(batch_size=8), *bow.grid(seed=range(3), batch_size=64, lr=1e-6)]
+
+    def train(path: Path, **run: Any) -> Any:
+        return bow.sweep(
+            mlp, (FLAT, LABELS), F.cross_entropy, variants=variants, steps=20, at_once=1, engine="eager",
+            optimizer=functools.partial(torch.optim.SGD, lr=0.5), stop=bow.Halving(reduction=2, first=2),
+            validation=(FLAT, LABELS), run=bow.Run(path, progress=False, **run),
+        )  # fmt: skip
+
+    before, rounds = SweepLoop._round, iter(range(1000))
+
+    def interrupted(self: Any, cohorts: Any) -> None:
+        if next(rounds) == 22:  # the second member trains
+            os.kill(os.getpid(), signal.SIGINT)
+        before(self, cohorts)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SweepLoop, "_round", interrupted)
+        train(tmp_path / "sweep", on_interrupt="return")
+    result, expected = train(tmp_path / "sweep", resume="auto"), train(tmp_path / "whole")
+    assert [member.stopped for member in expected].count("halving") == 2
+    for member, other in zip(result, expected, strict=True):
+        assert member.stopped == other.stopped
+        assert_same(member, other)
