@@ -40,15 +40,14 @@ class SweepProgress(ProgressBar):
         self._config = config
         self._members = members
         self._live: _TwoLines | None = None
-        self._ended = {
-            each.number for each in members if each.stopped is not None or (each.model is not None and each.history)
-        }
+        self._ended: set[int] = set()
         self._began = self._shown_at = time.perf_counter()
         self._before: float = 0  # samples trained before this process resumed
         self._per_epoch: int | None = None
         self._batch_size: int | None = None
 
     def begin(self, waiting: Sequence[Progress]) -> None:
+        self._ended = {each.number for each in self._members} - {each.member.number for each in waiting}
         if not self.enabled or not self._console.is_terminal:
             return
         train = self._config.train

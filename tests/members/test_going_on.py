@@ -485,3 +485,24 @@ def test_who_ended_before_a_rung_counts_there_behind_an_interruption_too(
     for member, other in zip(result, expected, strict=True):
         assert member.stopped == other.stopped
         assert_same(member, other)
+
+
+def test_those_that_wait_at_a_rung_are_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[int] = []
+    begin, before, rounds = SweepProgress.begin, SweepLoop._round, iter(range(1000))
+
+    def interrupted(self: Any, cohorts: Any) -> None:
+        if next(rounds) == 12:  # one waits, the next one trains
+            os.kill(os.getpid(), signal.SIGINT)
+        before(self, cohorts)
+
+    def begun(self: Any, waiting: Any) -> None:
+        begin(self, waiting)
+        done.append(len(self._ended))
+
+    monkeypatch.setattr(SweepProgress, "begin", begun)
+    monkeypatch.setattr("bow.members.loop.MOST_ROUNDS", 1)
+    monkeypatch.setattr(SweepLoop, "_round", interrupted)
+    for _ in range(2):
+        by_hand(tmp_path / "sweep", RULES["halving"], at_once=1, on_interrupt="return", resume="auto")
+    assert done == [0, 0]
