@@ -91,7 +91,8 @@ class MemberEstimator(BaseEstimator):  # type: ignore[misc]
             Standard deviation of probabilities `[samples, classes]`, or of predictions, in their shape; 0 with one
             member.
         """
-        return np.asarray(self._each(X).std(0, correction=0))
+        outputs = self._each(X)
+        return np.asarray(outputs.std(0, correction=min(1, len(outputs) - 1)))  # as `Ensemble.spread`
 
     def _each(self, X: Any) -> Tensor:
         """Return the outputs of every member `[members, samples, outputs]`."""
