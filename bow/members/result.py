@@ -196,6 +196,7 @@ class Sweep:
 
         If halving or pruning ended one member of a pair, both are compared after as many epochs as the shorter one
         trained. Diverged members are left out.
+        Folds share training samples, so that over folds, intervals are too narrow (Nadeau and Bengio, 2003).
 
         Args:
             setting: name of a setting of the variants, such as `"lr"`.
