@@ -8,17 +8,18 @@ import hashlib
 import warnings
 from collections.abc import Hashable, Iterator, Sequence
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
-from bow.data import open_stream
+from bow.data import is_in_memory, open_stream
 from bow.devices import StreamDevice
 from bow.engines.frozen import FrozenValues
 from bow.errors import BowError, SettingError
-from bow.graph.refusal import python_random_kept, state_of
+from bow.graph.refusal import python_random_kept, set_state, state_of
 from bow.members.cohort import SharedSamples
 from bow.members.config import SweepConfig
 from bow.members.group import is_same
@@ -98,6 +99,8 @@ def checked(config: SweepConfig) -> SweepConfig:
             f"the step or loss changes {state} in Python, which all members would share; keep it in a buffer of the "
             "model, or train them one by one with bow.train"
         )
+    if config.num_members > 1 or config.search is not None:
+        _warn_of_generators(train.data)
     if is_split:
         _warn_of_leaks(variants, num_samples or 0)
     return config
@@ -160,6 +163,25 @@ def _check_halving(config: SweepConfig, num_samples: int | None) -> None:
             f"bow.Halving compares members after {rule.first} epoch{'s' * (rule.first > 1)} at the earliest, and none "
             f"trains longer ({given}); train for longer, or leave out stop"
         )
+
+
+def _warn_of_generators(data: Any) -> None:
+    """Read a sample; warn if the data set draws it from a generator of its own, which is not seeded for each batch."""
+    if isinstance(data, DataLoader) and data.num_workers == 0:
+        data = data.dataset
+    if not isinstance(data, Dataset) or is_in_memory(data):
+        return
+    states = [(each, state_of(each)) for each in FrozenValues(data.__getitem__, nn.Module()).generators]
+    with contextlib.suppress(Exception), python_random_kept(), torch.random.fork_rng(devices=[]):
+        _ = data[0] if states else None  # where it fails, reading the batches says so
+    if not all(is_same(state_of(generator), state) for generator, state in states):
+        warnings.warn(
+            "the data set draws from a random generator of its own, which members share, so that their samples depend "
+            "on each other; draw from the global ones of torch, Python or NumPy, which are seeded for each batch",
+            stacklevel=5,
+        )
+    for generator, state in states:
+        set_state(generator, state)
 
 
 def _warn_of_leaks(variants: Sequence[Variant], num_samples: int) -> None:

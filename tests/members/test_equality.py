@@ -766,3 +766,29 @@ def test_values_of_any_kind_are_compared() -> None:
         first, again, other = ([("a", n)] if make is OwnDict else [n, 2] for n in (1, 1, 3))
         assert is_same(make(first), make(again))
         assert not is_same(make(first), make(other))
+
+
+class Noised(Counted):
+    """Draws from a generator of its own, or from the one that is seeded."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.generator: Any = np.random.default_rng(0) if own else None
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, label = super().__getitem__(index)
+        return inputs + float(np.random.randn() if self.generator is None else self.generator.normal()), label
+
+
+def test_data_sets_with_a_generator_of_their_own_are_told(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"engine": "eager", "epochs": 1, "validation": None}
+    data, seeded, variants = Noised(own=True), Noised(own=False), bow.grid(seed=range(2))
+    for part, size in ((data, 16), (DataLoader(data, batch_size=16), None)):
+        state = data.generator.bit_generator.state
+        with pytest.warns(UserWarning, match="^the data set draws from a random generator of its own, which members"):
+            swept(tmp_path / str(size), mlp, part, variants, batch_size=size, steps=1, **given)
+        data.generator.bit_generator.state = state
+    swept(tmp_path / "one", mlp, data, variants[:1], **given)
+    results = [swept(tmp_path / str(n), mlp, seeded, variants, at_once=n, **given) for n in (1, 2)]
+    for member, other in zip(*results, strict=True):
+        assert_weights_equal(member, other)
