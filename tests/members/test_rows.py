@@ -104,7 +104,7 @@ def test_trials_on_a_device_change_no_result(tmp_path: Path, monkeypatch: pytest
     variants, given = bow.grid(seed=range(4)), {"engine": "graph", "optimizer": ADAMW, "stop": First()}
     results = []
     for at_once in (3, "auto", "auto"):
-        run = {"devices": FakeDevice(), "epochs": 1000, "at_once": at_once, **given}
+        run = {"devices": FakeDevice(), "epochs": 100_000, "at_once": at_once, **given}
         results.append(swept(tmp_path / str(len(results)), mlp, (FLAT, LABELS), variants, **run))
     assert [each.source for each in found] == ["calibration", "cache"]
     assert [result.at_once for result in results] == [3, found[0].learners, found[0].learners]
