@@ -1,22 +1,36 @@
+import dataclasses
 import difflib
-import functools
 import inspect
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch.utils._pytree import tree_map
 
 import bow.data
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 NAMES = sorted(path.stem for path in RECIPES.glob("*.py") if not path.stem.endswith("_pytorch"))
+FEW = 64
 
 
 @pytest.fixture(autouse=True)
 def _in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("digits", "text", "synthetic_images"):
-        monkeypatch.setattr(bow.data, name, functools.partial(getattr(bow.data, name), limit=64))
+        monkeypatch.setattr(bow.data, name, few(getattr(bow.data, name)))
+
+
+def few(make: Callable[..., Any]) -> Callable[..., Any]:
+    """The same data, of which only the first samples are left to train and to validate with."""
+
+    def made(**settings: Any) -> Any:
+        splits = make(**{**settings, "limit": FEW})
+        return dataclasses.replace(splits, validation=tree_map(lambda part: part[:FEW], splits.validation))
+
+    return made
 
 
 def run(name: str) -> None:
