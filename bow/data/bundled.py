@@ -75,10 +75,8 @@ def text(sequence_length: int = 32, limit: int | None = None) -> DataSplits:
             limit is below 1.
         DataError: this Python lacks the text.
     """
-    characters = _read_text()
-    vocabulary = sorted(set(characters))
-    token_of = {character: token for token, character in enumerate(vocabulary)}
-    tokens = torch.tensor([token_of[character] for character in characters])
+    codes = torch.frombuffer(bytearray(_read_text(), "utf-32-le"), dtype=torch.int32)
+    vocabulary, tokens = codes.unique(return_inverse=True)
     num_validation = int(len(tokens) * _VALIDATION_SHARE)
     if not 1 <= sequence_length < num_validation:
         raise SettingError(f"sequence_length must be from 1 to {num_validation - 1} characters, got {sequence_length}")
