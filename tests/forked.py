@@ -311,7 +311,7 @@ def leave(status: int) -> None:
     """End like an interpreter, but without deleting all modules, which often takes longer than the process."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
+    for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(status)

@@ -37,12 +37,30 @@ def test_help_is_as_wide_as_the_terminal(
 
 
 TRAINING = "train model=logistic_regression engine=eager learners=1 steps=3 run=run"
+CLOSED = f"""
+import os, runpy, sys
+sys.stdin = sys.stdout = sys.stderr = None  # as Python finds them where the shell has closed them
+for number in range(3):
+    os.close(number)
+sys.argv[1:] = {TRAINING.split()!r}
+runpy.run_module("bow", run_name="__main__")
+"""
 
 
-def test_streams_that_the_shell_has_closed_end_nothing(tmp_path: Path) -> None:
-    line = f"exec {sys.executable} -m bow {TRAINING} <&- >&- 2>&-"
+@pytest.mark.parametrize(
+    "command",
+    [
+        [*FORKED, "-c", CLOSED],
+        pytest.param(
+            ["sh", "-c", f"exec {sys.executable} -m bow {TRAINING} <&- >&- 2>&-"],
+            marks=pytest.mark.nightly,
+        ),
+    ],
+    ids=["by Python", "by the shell"],
+)
+def test_streams_that_are_closed_end_nothing(command: list[str], tmp_path: Path) -> None:
     path = {"PYTHONPATH": str(Path(bow.__file__).parents[1])}
-    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env={**os.environ, **path}, check=False)
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, **path}, check=False)
     assert done.returncode == 0
     assert (tmp_path / "run" / "model.safetensors").exists()
 
