@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from benchmarks.gpu import peers
 from benchmarks.gpu.parts import Allotment
 from benchmarks.gpu.peers import Peer
 from benchmarks.harness import CaseError, Host, bare
+from tests import forked
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,6 +30,9 @@ PathFinder.find_spec = staticmethod(
 )
 # Nor is bow installed.
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")]
+# What a forked process has imported, it imports anew.
+for name in [name for name in sys.modules if name.partition(".")[0] in {"bow", "benchmarks", *MISSING}]:
+    del sys.modules[name]
 """
 """What a Python is told that starts: it finds neither these packages nor an installed bow."""
 
@@ -37,11 +40,11 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in geta
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
     (tmp_path / "sitecustomize.py").write_text(BARE)
-    return os.environ | {"PYTHONPATH": str(tmp_path)}
+    return os.environ | {"PYTHONPATH": str(tmp_path), forked.AFTERWARDS: "1"}
 
 
 def run(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", *words]
+    command = [*forked.FORKED, "-m", *words]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=1200)
 
 
