@@ -83,8 +83,14 @@ def test_what_cannot_be_placed_is_refused() -> None:
         place_branches([(1,), ()], num_streams=2)
 
 
+BY_DAY = ("transformer",)
+"""What is captured fastest."""
+
+
 @pytest.mark.parametrize("num_streams", [1, 2, 3, 5])
-@pytest.mark.parametrize("name", PAPER_MODELS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in BY_DAY else pytest.mark.nightly) for name in PAPER_MODELS]
+)
 def test_the_schedule_of_branches_fits_the_graph_and_leaves_views_where_they_look(name: str, num_streams: int) -> None:
     _, graph = captured(name)
     schedule = branch_schedule(graph, num_streams)

@@ -31,13 +31,16 @@ def _images() -> Batch:
     return torch.randn(2, 3, 16, 16), torch.randint(10, (2,))
 
 
-def _tokens() -> Batch:
-    return torch.randint(20, (3, 5)), torch.randint(20, (3, 5))
+def _tokens(samples: int = 3, length: int = 5) -> Batch:
+    inputs, targets = torch.randint(20, (2, samples, length))
+    return inputs, targets
 
 
 PAPER_MODELS = {
     "resnet14": Case(lambda: ResNet(14, width=8), _images, F.cross_entropy),
-    "lstm": Case(lambda: LSTMLanguageModel(20, 16, 32, layers=2), _tokens, sequence_cross_entropy, mkldnn=False),
+    "lstm": Case(
+        lambda: LSTMLanguageModel(20, 16, 32, layers=2), lambda: _tokens(2, 3), sequence_cross_entropy, mkldnn=False
+    ),
     "transformer": Case(lambda: Transformer(20, context=8), _tokens, sequence_cross_entropy),
 }
 
