@@ -32,6 +32,7 @@ def page(directory):
     return Page(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_the_result_is_on_top(run):
     words = page(run(epochs=3)).words
     first = words.index("finished")
@@ -100,6 +101,7 @@ def test_settings_events_and_epochs_are_there(run):
     assert words.count("75.00 %") == 1
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_a_learning_rate_that_changes_is_a_curve(run):
     directory = run()
     epochs = [record for record in Report.read(directory).records if record["kind"] == "epoch"]
@@ -107,6 +109,7 @@ def test_a_learning_rate_that_changes_is_a_curve(run):
     assert "Learning rate over epochs" in page(directory).words
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_six_charts_of_a_run_with_validation_and_four_without(run):
     assert page(run("with")).tags.count("figure") == 6
     assert page(run("without", validation=False)).tags.count("figure") == 4
@@ -126,7 +129,6 @@ def test_a_run_that_goes_on_says_so(run):
 
 
 @pytest.mark.usefixtures("no_charts")
-@pytest.mark.usefixtures("no_charts")
 def test_a_run_that_was_interrupted_says_so_until_it_has_gone_on(run):
     directory = run()
     end = directory.metrics_path.read_text().splitlines()[-1]
@@ -145,6 +147,7 @@ def test_the_best_epoch_is_named_where_it_is_not_the_last(run):
     assert "best 75.00 %, in epoch 2" in page(directory).words
 
 
+@pytest.mark.sample(2, 1)
 @pytest.mark.parametrize("lines", [1, 2, 3, 5])
 def test_a_run_that_was_cut_off_anywhere_has_a_report(run, lines):
     directory = run()
@@ -160,6 +163,7 @@ def test_records_may_lack_fields(run):
         assert "samples per second" in page(directory).words
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_losses_that_are_not_finite_leave_a_gap(run):
     directory = run()
     text = re.sub(r'"(train_)?loss": [\d.]+', r'"\1loss": null', directory.metrics_path.read_text())
@@ -191,6 +195,7 @@ def test_many_events_are_cut_short(run):
     assert "150 more events are in" in words
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_a_report_is_written_again_over_the_old_one(run):
     directory = run()
     assert len({len(write_report(directory.path).read_text()) for _ in range(2)}) == 1
@@ -210,6 +215,7 @@ def test_a_directory_that_does_not_exist_is_an_error(tmp_path):
         write_report(tmp_path / "nowhere")
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_a_report_that_cannot_be_written_is_an_error(run):
     directory = run()
     directory.report_path.mkdir()
@@ -217,6 +223,7 @@ def test_a_report_that_cannot_be_written_is_an_error(run):
         write_report(directory.path)
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_a_value_that_is_missing_at_the_end_is_taken_from_before(run):
     directory = run(epochs=3, finished=False)
     with directory.metrics_path.open("a") as file:
