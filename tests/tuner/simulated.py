@@ -5,7 +5,13 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from hypothesis import settings
+
 from bow.tuner import Calibration, Candidate, EngineSetting, MeasurementWindow, OnlineTuner, Trial, TrialResult
+
+RUNS = range(settings().max_examples)
+"""Seeds: 100, and 40 by day."""
+HALF = RUNS[: len(RUNS) // 2]
 
 Curve = Callable[[int], float]
 """Throughput by learners, relative to one learner."""
