@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import os
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,20 +18,17 @@ class Graph:
     """Stands for a graph of CUDA's."""
 
 
-def alive(kind: type) -> int:
-    gc.collect()
-    return sum(type(each) is kind for each in gc.get_objects())
-
-
 def test_graphs_of_a_stream_are_destroyed_together() -> None:
     graphs = GraphsOfStream()
-    numbers = [graphs.keep(Graph()) for _ in range(3)]
+    made = [Graph() for _ in range(3)]
+    alive, numbers = weakref.WeakSet(made), [graphs.keep(each) for each in made]
+    del made
     graphs.reserved = 100
     graphs.drop(numbers[0])
     graphs.drop(numbers[2])
-    assert alive(Graph) == 3
+    assert len(alive) == 3
     graphs.drop(numbers[1])
-    assert alive(Graph) == 0
+    assert len(alive) == 0
     assert graphs.reserved == 0
     graphs.drop(numbers[1])  # once more, when Python collects what was reset
 
