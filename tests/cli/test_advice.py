@@ -82,7 +82,8 @@ def test_little_room_on_the_disk_is_told(told: Callable[..., list[str]], monkeyp
 def test_engines_are_really_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     if not diagnosis.loading.is_built():
         pytest.skip("needs the native runtime")
-    monkeypatch.setattr(diagnosis, "WINDOW_S", 0.0)
+    for name, value in {"WINDOW_S": 0.0, "TURNS": 2, "BATCH_SIZE": 4}.items():
+        monkeypatch.setattr(diagnosis, name, value)
     assert "times the samples per second" in diagnosis._engines(1)
     time_in_turns = diagnosis.time_in_turns
 

@@ -110,7 +110,7 @@ def test_other_runs_go_one_after_another_and_say_why(
 
 
 def test_what_goes_on_from_a_checkpoint_goes_one_after_another(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["data.limit=64", "engine=eager", "learners=1"]
+    words = [*SMALL, "learners=1"]
     assert main(["train", *words, "run=before", "run.checkpoint_every=2"]) == 0
     capsys.readouterr()
     assert main(["train", "-m", *words, "run.resume=before", "seed=0,0"]) == 0

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bow.errors import GraphError, SettingError
+from bow.graph import StepGraph
 from bow.models.convolutional import Branches, ConvNorm
 from bow.runtime.local import dependencies_of, operators_of
 from bow.runtime.streams import StreamRuntime
@@ -66,10 +67,22 @@ def made_on(device: FakeDevice, build: type[nn.Module] = Tied) -> BoundStep:
     return bind_on(device, build(), (torch.randn(3, 2, 4, 4), torch.randint(3, (3,))), step)
 
 
+@pytest.fixture(scope="module")
+def graph() -> StepGraph:
+    return made_on(FakeDevice()).graph
+
+
+@pytest.fixture
+def captured(graph: StepGraph, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step is captured once for all tests that do not look at that."""
+    monkeypatch.setattr("bow.schedule.profiler.device.capture", lambda *_, **settings: graph)
+
+
 def counted(device: FakeDevice, subject: BoundStep, **settings: Any) -> Profile:
     return measure_on(device, subject, watch=Counting(device), **{"repeats": 2, "cache": False, **settings})
 
 
+@pytest.mark.usefixtures("captured")
 def test_every_operator_takes_what_it_takes_alone_and_views_nothing() -> None:
     device = FakeDevice()
     subject = made_on(device)
@@ -84,6 +97,7 @@ def test_every_operator_takes_what_it_takes_alone_and_views_nothing() -> None:
     assert profile.hardware.endswith("stream")
 
 
+@pytest.mark.usefixtures("captured")
 def test_operators_of_one_signature_are_measured_once() -> None:
     device = FakeDevice()
     subject = made_on(device)
@@ -130,6 +144,7 @@ def test_the_profile_waits_for_the_caller_and_the_caller_for_the_profile(wait: W
         device.used_bytes()
 
 
+@pytest.mark.usefixtures("captured")
 def test_times_are_kept_for_a_device_and_its_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bow.schedule.profiler.measuring.cache_folder", lambda: tmp_path)
     device = FakeDevice()
@@ -146,12 +161,14 @@ def test_times_are_kept_for_a_device_and_its_versions(tmp_path: Path, monkeypatc
     assert other.marks > 0
 
 
+@pytest.mark.usefixtures("captured")
 def test_there_has_to_be_a_repeat() -> None:
     device = FakeDevice()
     with pytest.raises(SettingError, match=r"repeats must be .*at least 1, got 0"):
         measure_on(device, made_on(device), repeats=0)
 
 
+@pytest.mark.usefixtures("captured")
 def test_an_operator_that_fails_is_named() -> None:
     device = FakeDevice()
     subject = made_on(device)
@@ -172,6 +189,7 @@ def test_the_host_measures_where_work_runs_as_it_is_issued() -> None:
 # Policies
 
 
+@pytest.mark.usefixtures("captured")
 def test_policies_are_one_stream_and_those_of_more_streams_that_shorten_something() -> None:
     device = FakeDevice()
     subject = made_on(device)
@@ -186,6 +204,7 @@ def test_policies_are_one_stream_and_those_of_more_streams_that_shorten_somethin
     assert len(device_policies(subject, profile, streams=())) == 1
 
 
+@pytest.mark.usefixtures("captured")
 def test_streams_that_shorten_nothing_are_left_out() -> None:
     subject = made_on(FakeDevice())
     count = subject.num_operators
@@ -195,6 +214,7 @@ def test_streams_that_shorten_nothing_are_left_out() -> None:
     assert [policy.name for policy in policies] == ["one stream"]
 
 
+@pytest.mark.usefixtures("captured")
 def test_every_policy_gives_the_numbers_of_the_graph() -> None:
     device = FakeDevice()
     subject = made_on(device)
