@@ -22,7 +22,7 @@ def test_on_a_gpu(case: Case) -> None:
 
 
 # What the compiler uses when it is first imported.
-@pytest.mark.sample(7)
+@pytest.mark.sample(7, 3)
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:torch")
 @pytest.mark.parametrize("case", every_case(fake=True), ids=str)
 def test_on_the_fake_device(case: Case) -> None:
