@@ -145,18 +145,26 @@ def test_members_that_are_halved_are_pruned_trials(tmp_path: Path) -> None:
     assert halved == [member.name for member in result if member.stopped == "halving"]
 
 
-def test_a_study_goes_on_where_a_process_died(tmp_path: Path) -> None:
+STORAGES = (
+    "optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend({path!r}))",  # imports no SQLAlchemy
+    pytest.param("'sqlite:///' + {path!r}", marks=pytest.mark.nightly),
+)
+
+
+@pytest.mark.parametrize("storage", STORAGES, ids=["journal", "sqlite"])
+def test_a_study_goes_on_where_a_process_died(storage: str, tmp_path: Path) -> None:
+    storage = storage.format(path=f"{tmp_path}/study")
     script = f"""
 import os, sys
 sys.path[:0] = {[str(Path(__file__).parents[1])]}
 from integrations.test_optuna import *
 def die(trial):
     return os._exit(9) if trial.number == 3 else settings(trial)
-study = optuna.create_study(study_name="s", storage={(url := f"sqlite:///{tmp_path}/study.db")!r}, direction="maximize")
+study = optuna.create_study(study_name="s", storage={storage}, direction="maximize")
 optimized(study, Path({str(tmp_path)!r}) / "first", die, side_by_side=2)
 """
     assert subprocess.run([*FORKED, "-c", script], check=False).returncode == 9
-    study = optuna.load_study(study_name="s", storage=url)
+    study = optuna.load_study(study_name="s", storage=eval(storage))
     with pytest.warns(UserWarning, match=r"trials \[2, 3\] of the study are running"):
         optimized(study, tmp_path / "second", n_trials=1)
     left = study.get_trials(states=[optuna.trial.TrialState.RUNNING])
