@@ -57,12 +57,17 @@ def build(source: Path, step: str, target: Path) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def installed(wheel: Path, environment: Path) -> Path:
-    """Return the interpreter of a new environment with this wheel, and with the other packages of this one."""
-    venv.create(environment, symlinks=True)
-    python = environment / "bin" / "python"
-    (site,) = environment.glob("lib/python*/site-packages")
+def environment_in(folder: Path) -> tuple[Path, Path]:
+    """Return the interpreter of a new environment, with the other packages of this one, and where it has its own."""
+    venv.create(folder, symlinks=True)
+    (site,) = folder.glob("lib/python*/site-packages")
     (site / "others.pth").write_text(sysconfig.get_path("purelib"))  # a plain path: its .pth files are not read
+    return folder / "bin" / "python", site
+
+
+def installed(wheel: Path, environment: Path) -> Path:
+    """Return the interpreter of a new environment with this wheel."""
+    python, _ = environment_in(environment)
     arguments = ["--python", python, "install", "-q", "--no-index", "--no-deps", "--disable-pip-version-check", wheel]
     subprocess.run([sys.executable, "-m", "pip", *arguments], check=True)
     return python
@@ -94,7 +99,9 @@ def test_an_installed_wheel_trains_reports_schedules_and_plans_beside_a_clone(wh
 
 
 def test_an_editable_install_is_found_beside_a_clone(source: Path, tmp_path: Path) -> None:
-    python = installed(tmp_path / build(source, "build_editable", tmp_path), tmp_path / "environment")
+    python, site = environment_in(tmp_path / "environment")
+    with zipfile.ZipFile(tmp_path / build(source, "build_editable", tmp_path)) as wheel:
+        wheel.extractall(site)  # as pip does, which takes a second to start
     code = "import bow.conf, bow.kernels; print(bow.__file__, bow.conf.__file__, bow.kernels.__file__)"
     folder = beside_a_clone(tmp_path / "work")
     done = subprocess.run([python, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
