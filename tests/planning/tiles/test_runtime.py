@@ -36,6 +36,7 @@ CPU = torch.device("cpu")
 SEED = 3
 LEARNERS, DEVICES, SYNC = 2, 2, {"alpha": 0.3, "mu": 0.4}
 AVERAGED_STEPS = 4
+MIXED_STEPS = 3
 MEMBERS = ((0, 1, 2, 3), (0, 1), (1, 3), (1, 2, 3))
 COUNTS = (5, 2**17)
 """Of numbers that are added up: three and more devices do that in one way or the other."""
@@ -87,7 +88,7 @@ def everything(world: World, work: AsyncWork) -> Results:
     torch.set_num_threads(1)
     group = ProcessGroup(CPU)
     return Results(
-        [trial.difference(group) for trial in work.mixed],
+        [trial.difference(group, steps=MIXED_STEPS) for trial in work.mixed],
         [trial.difference(group) for trial in work.networks],
         [trial.difference(group, seed=SEED) for trial in work.dropout],
         off_average(work.averaged),
@@ -99,7 +100,7 @@ def of_everything(given: Task, seeds: range) -> Iterator[Trial]:
     """Strategies for two, three and four devices of as many as there are; of one seed, for three and four."""
     for turn, (kind, optimizer) in enumerate(optimizers("mixed").items()):
         own = dataclasses.replace(given, optimizer=optimizer)
-        expected = by_pytorch(own)
+        expected = by_pytorch(own, MIXED_STEPS)
         for seed in (each + turn for each in seeds):
             splits = random_splits(given.captured.graph, 2 + seed % 3, random.Random(seed))
             yield Trial(f"{kind}, {seed}", own, splits, expected)
