@@ -131,36 +131,28 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.write_line(f"left out: {count} tests that {why}")
 
 
-@pytest.fixture(autouse=True)
-def _nobody_else_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bow.devices.cores.busy_cores", lambda: 0.0)
-
-
-@pytest.fixture(scope="session")
-def _steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Cache of captured steps, shared by tests that train the same."""
-    return tmp_path_factory.mktemp("steps")
-
-
-@pytest.fixture(autouse=True)
-def _no_choices_in_the_users_cache(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, _steps: Path
-) -> None:
-    """Cached measurements of trainings are per test."""
-    folder = functools.cache(lambda: tmp_path_factory.mktemp("choices"))
-    monkeypatch.setattr("bow.training.tuning.cache_folder", folder)
-    monkeypatch.setattr("bow.engines.captured.cache_folder", lambda: _steps)
-    monkeypatch.setattr("bow.engines.fastest.fastest", lambda names, *_: names[-1])
-
-
-@pytest.fixture(autouse=True)
-def _short_warm_ups(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before a capture libraries choose algorithms, but none does so on the fake device."""
+@pytest.fixture(autouse=True, scope="session")
+def _alike_everywhere(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is the same for all tests."""
     import torch
 
-    if not (request.config.getoption("--nightly") or torch.cuda.is_available()):
-        for module in ("learner", "fused"):
-            monkeypatch.setattr(f"bow.engines.cuda.{module}.WARM_UP", 1)
+    steps = tmp_path_factory.mktemp("steps")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bow.devices.cores.busy_cores", lambda: 0.0)  # nobody else is busy
+        patch.setattr("bow.engines.captured.cache_folder", lambda: steps)  # shared by tests that train the same
+        patch.setattr("bow.engines.fastest.fastest", lambda names, *_: names[-1])
+        # Before a capture libraries choose algorithms, but none does so on the fake device.
+        if not (request.config.getoption("--nightly") or torch.cuda.is_available()):
+            for module in ("learner", "fused"):
+                patch.setattr(f"bow.engines.cuda.{module}.WARM_UP", 1)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _no_choices_in_the_users_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cached measurements of trainings are per test."""
+    folder = functools.cache(lambda: tmp_path_factory.mktemp("choices"))
+    monkeypatch.setattr(importlib.import_module("bow.training.tuning"), "cache_folder", folder)
 
 
 @pytest.fixture
@@ -191,13 +183,17 @@ def _uncompiled() -> Iterator[None]:
 @pytest.fixture
 def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable the charts of reports, which take most of the time of a short training."""
-    monkeypatch.setattr("bow.observe.charts.Chart.svg", lambda chart: "")
+    _disable_charts(monkeypatch)
+
+
+def _disable_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("bow.observe.charts").Chart, "svg", lambda chart: "")
 
 
 @pytest.fixture(autouse=True)
-def _charts_of_reports_alone(request: pytest.FixtureRequest) -> None:
+def _charts_of_reports_alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.path.stem not in ("test_report", "test_charts") and not request.config.getoption("--nightly"):
-        request.getfixturevalue("no_charts")
+        _disable_charts(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

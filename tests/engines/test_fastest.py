@@ -7,12 +7,13 @@ import torch
 from bow.engines import fastest
 
 CPU = torch.device("cpu")
+MEASURED = fastest.fastest
+"""Which all tests replace."""
 
 
 @pytest.fixture
 def choose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[str, list[str]]]:
     """What is chosen of ways by the seconds that they take, and what has run for it."""
-    monkeypatch.undo()  # what all tests choose
     monkeypatch.setattr(fastest, "cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setattr(fastest, "_time", lambda run, device: run())
 
@@ -28,7 +29,7 @@ def choose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tup
 
             return run
 
-        return fastest.fastest([*seconds], case, CPU, "a product"), ran
+        return MEASURED([*seconds], case, CPU, "a product"), ran
 
     return choose
 
@@ -75,7 +76,7 @@ def test_nothing_that_surrounds_the_question_reaches_the_measurement(
             assert not torch._C._functorch.is_functorch_wrapped_tensor(ones + 1)
             return lambda: {"first": 1.0, "second": 0.3}[name]
 
-        assert fastest.fastest(["first", "second"], case, CPU) == "second"
+        assert MEASURED(["first", "second"], case, CPU) == "second"
         return given
 
     torch.vmap(torch.func.grad(lambda given: ask(given).sum()))(torch.ones(2, 3))
