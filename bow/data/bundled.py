@@ -76,7 +76,7 @@ def text(sequence_length: int = 32, limit: int | None = None) -> DataSplits:
         DataError: this Python lacks the text.
     """
     codes = torch.frombuffer(bytearray(_read_text(), "utf-32-le"), dtype=torch.int32)
-    vocabulary, tokens = codes.unique(return_inverse=True)
+    vocabulary, tokens = codes.unique(return_inverse=True)  # type: ignore[no-untyped-call]
     num_validation = int(len(tokens) * _VALIDATION_SHARE)
     if not 1 <= sequence_length < num_validation:
         raise SettingError(f"sequence_length must be from 1 to {num_validation - 1} characters, got {sequence_length}")
