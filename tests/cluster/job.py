@@ -1,4 +1,4 @@
-"""What torchrun runs in the tests: `python -m tests.cluster.job RUN_DIR FAULT AT`, a fault behind a round."""
+"""What torchrun runs in the tests: `python -m tests.cluster.job RUN_DIR FAULT AT [FILE]`, a fault behind a round."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import nn
 
 import bow
 from bow.cluster import heartbeat
+from bow.files import write_whole
 from tests.grouped import grouped
 
 STEPS = 60
@@ -65,4 +66,7 @@ def train(folder: Path, fault: str = "none", at: int = 0, **settings: Any) -> bo
 
 if __name__ == "__main__":
     heartbeat.MISSED_S, heartbeat.BEAT_S, PAUSE_S = 4.0, 0.5, 0.02
-    train(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
+    folder, fault, at, *files = sys.argv[1:]
+    for file in files:
+        write_whole(Path(file), str(os.getpid()))
+    train(Path(folder), fault, int(at))

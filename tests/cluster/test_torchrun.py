@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests import forked
 from tests.cluster.job import STEPS, train
+from tests.cluster.test_own_errors import wait_for
+from tests.forked import FORKED
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
@@ -53,6 +54,11 @@ def test_processes_are_started_again_and_go_on(tmp_path: Path, fault: str, expec
         torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
 
 
+def listens_at(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def test_a_training_goes_on_with_the_machines_that_are_left(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with socket.socket() as probe:
@@ -61,17 +67,19 @@ def test_a_training_goes_on_with_the_machines_that_are_left(tmp_path: Path) -> N
     options = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=test"]
     conf = "--rdzv-conf=last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3"
     command = [*TORCHRUN, *options, conf, f"--rdzv-endpoint=127.0.0.1:{port}", "-m", "tests.cluster.job", str(folder)]
-    # Their workers are no children of the server's, but their own, which end with them.
-    environment = {name: value for name, value in os.environ.items() if name != forked.PLACE}
-    agents = [subprocess.Popen([*command, "none", "0"], stderr=subprocess.DEVNULL, env=environment)]
+    workers = [tmp_path / f"worker_{number}" for number in range(2)]
+
+    def start(number: int) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([*command, "none", "0", str(workers[number])], stderr=subprocess.DEVNULL)
+
+    agents = [start(0)]
     try:
-        time.sleep(1.0)  # the first one hosts what they meet at
-        agents.append(subprocess.Popen([*command, "none", "0"], stderr=subprocess.DEVNULL, env=environment))
-        give_up = time.monotonic() + 600
-        while not list(folder.glob("checkpoints/*.pt")):
-            assert time.monotonic() < give_up
-            time.sleep(0.1)
+        wait_for(lambda: listens_at(port))  # the first one hosts what they meet at
+        agents.append(start(1))
+        wait_for(lambda: workers[1].exists() and any(folder.glob("checkpoints/*.pt")))
         os.kill(agents[1].pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # in --nightly it is a child of its agent, with which it ends
+            os.kill(int(workers[1].read_text()), signal.SIGKILL)
         assert agents[0].wait(timeout=600) == 0
     finally:
         for agent in agents:
@@ -80,3 +88,25 @@ def test_a_training_goes_on_with_the_machines_that_are_left(tmp_path: Path) -> N
     assert [start["learners"] for start in starts(folder)][-1] == 2
     assert records(folder)[-1]["kind"] == "end"
     assert records(folder)[-1]["round"] == STEPS
+
+
+ORPHAN = """
+import os, signal, time
+from bow.cluster import rendezvous
+reads, writes = os.pipe()
+if os.fork():
+    os.read(reads, 1)
+    os.kill(os.getpid(), signal.SIGKILL)
+rendezvous._end_with_parent()
+os.write(writes, b"x")
+time.sleep(60)
+print("alone", flush=True)
+"""
+
+
+def test_a_process_ends_with_the_agent_that_has_started_it() -> None:
+    environment = {**os.environ, "TORCHELASTIC_RUN_ID": "test"}
+    ran = subprocess.run(
+        [*FORKED, "-c", ORPHAN], stdout=subprocess.PIPE, env=environment, timeout=600, check=False
+    )  # until nobody writes any more
+    assert (ran.returncode, ran.stdout) == (-signal.SIGKILL, b"")
