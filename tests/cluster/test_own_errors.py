@@ -6,8 +6,6 @@ import dataclasses
 import functools
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +21,7 @@ import bow
 from bow.errors import ClusterError
 from tests.cluster.killed import last_checkpoint
 from tests.cluster.test_train import CLASSES, FEATURES, data
+from tests.forked import PLACE
 from tests.grouped import grouped
 
 STEPS, AT = 24, 10
@@ -244,19 +243,11 @@ def test_where_a_process_is_killed_nobody_waits_for_it_and_the_last_checkpoint_i
     assert caught.value.__notes__[0].startswith("there is a checkpoint of round 8; resume with")
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-from tests.cluster.test_own_errors import Failure, train
-train(Path(sys.argv[1]), Failure("callback", (1,), after=1), checkpoint_every=100)
-"""
-
-
-def test_the_connections_of_a_process_are_closed_at_once(tmp_path: Path) -> None:
-    """In fresh interpreters: what they import during the training may refer to its process group."""
+def test_the_connections_of_a_process_are_closed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a fresh interpreter: what it imports during the training may refer to its process group."""
+    monkeypatch.delenv(PLACE, raising=False)  # no process is forked
     began = time.monotonic()
-    ran = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / "run")], capture_output=True, text=True, timeout=600, check=False
-    )
-    assert "rank 1: OSError: the picture is damaged\nthere is a checkpoint of round 1; resume with" in ran.stderr
+    with pytest.raises(ClusterError, match="rank 1: OSError: the picture is damaged") as caught:
+        train(tmp_path / "run", Failure("callback", (1,), after=1), checkpoint_every=100)
+    assert caught.value.__notes__[0].startswith("there is a checkpoint of round 1; resume with")
     assert time.monotonic() - began < 600
