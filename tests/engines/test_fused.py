@@ -69,6 +69,10 @@ def convolutional() -> nn.Module:
     return nn.Sequential(*layers, nn.Linear(6, 3)).double()
 
 
+def one_convolution() -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 3, 2), nn.Flatten(), nn.Linear(6, 3)).double()
+
+
 @pytest.mark.parametrize("device", [lambda: "cpu", FakeDevice], ids=["cpu", "fake"])
 def test_convolutions_of_a_round_are_computed_in_the_way_that_was_chosen(
     device, chosen, not_compiled, monkeypatch
@@ -112,7 +116,7 @@ def test_code_for_one_way_has_another_key_than_that_for_another(chosen) -> None:
     for way in ("grouped", "product", "grouped"):
         chosen(way)
         with torch.compiler.set_stance("default", force_backend=backend):
-            fused = replicas("fused", template=convolutional())
+            fused = replicas("fused", template=one_convolution(), optimizer=functools.partial(torch.optim.SGD, lr=0.1))
             fused.round([batch(j) for j in range(3)])
         assert fused.engine == "fused"
     assert len(keys) == 3
@@ -133,8 +137,7 @@ def test_code_that_torch_has_kept_is_used_for_the_ways_that_it_was_made_for(chos
         counters = torch._dynamo.utils.counters
         counters.clear()
         chosen(way)
-        template = nn.Sequential(nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 3, 2), nn.Flatten(), nn.Linear(6, 3)).double()
-        fused = replicas("fused", template=template, optimizer=functools.partial(torch.optim.SGD, lr=0.1))
+        fused = replicas("fused", template=one_convolution(), optimizer=functools.partial(torch.optim.SGD, lr=0.1))
         fused.round([batch(j) for j in range(3)])
         assert fused.engine == "fused"
         return counters["aot_autograd"]["autograd_cache_hit"] > 0
@@ -173,15 +176,25 @@ def test_a_changed_learning_rate_and_momentum_take_effect(not_compiled) -> None:
     assert_same(*in_both(rounds))
 
 
-@pytest.mark.sample(4, 3)
-@pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("sync", [SMA(), SMA(alpha=0.2, mu=0.9, every=2)], ids=repr)
-def test_whole_rounds_in_one_compiled_region_agree(nesterov: bool, sync: SMA) -> None:
+SYNCS = SMA(), SMA(alpha=0.2, mu=0.9, every=2)
+
+
+@functools.cache
+def in_one_region(nesterov: bool, sync: SMA) -> tuple[Replicas, Replicas]:
+    """`eager` and `fused` behind six rounds; what these compile takes seconds."""
+
     def rounds(one: Replicas) -> None:
         for i in range(6):
             one.round([batch(i + j) for j in range(3)])
 
-    assert_same(*in_both(rounds, optimizer=functools.partial(SGD, nesterov=nesterov), sync=sync))
+    return in_both(rounds, optimizer=functools.partial(SGD, nesterov=nesterov), sync=sync)
+
+
+@pytest.mark.sample(4, 3)
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("sync", SYNCS, ids=repr)
+def test_whole_rounds_in_one_compiled_region_agree(nesterov: bool, sync: SMA) -> None:
+    assert_same(*in_one_region(nesterov, sync))
 
 
 def test_a_learner_that_diverges_in_one_region_starts_again_alike(not_compiled) -> None:
@@ -431,8 +444,7 @@ def test_a_model_that_branches_on_data_falls_back_to_eager_with_the_reason() -> 
 
 
 def test_a_label_out_of_range_is_the_users_error_and_the_process_survives() -> None:
-    # What is compiled for the test of whole rounds above.
-    fused = replicas("fused", optimizer=functools.partial(SGD, nesterov=True), sync=SMA(alpha=0.2, mu=0.9, every=2))
+    _, fused = in_one_region(True, SYNCS[1])
     x, y = batch(0)
     with pytest.raises(DataError, match="out of range"):
         fused.round([(x, y + 7), batch(1), batch(2)])
