@@ -241,10 +241,12 @@ def test_a_shape_is_captured_when_it_comes_again_and_rare_ones_run_in_eager() ->
             pair.round(batches(t, 2, samples))
         captured = {shape[2][0][0] for shape in engine.runner.tasks._captured}  # type: ignore[attr-defined]
         assert captured == {4, 3}
-        for t, samples in enumerate(range(6, 6 + 2 * MAX_SHAPES)):
+        assert engine.runner.tasks._most == MAX_SHAPES  # type: ignore[attr-defined]
+        engine.runner.tasks._most = 4  # type: ignore[attr-defined]
+        for t, samples in enumerate(range(6, 10)):
             pair.round(batches(t, 2, samples))
             pair.round(batches(t, 2, samples))
-        assert len(engine.runner.tasks._captured) == MAX_SHAPES  # type: ignore[attr-defined]
+        assert len(engine.runner.tasks._captured) == 4  # type: ignore[attr-defined]
         assert pair.engine == "graph"
 
 
@@ -437,7 +439,7 @@ def test_ctrl_c_waits_for_learners_that_step_as_they_go(
 def test_ctrl_c_arrives_while_the_executors_learn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LiveCheck, "is_due", lambda self, index: False)
     torch.manual_seed(0)
-    wide = nn.Sequential(*(nn.Linear(512, 512) for _ in range(30)))
+    wide = nn.Sequential(*(nn.Linear(512, 512) for _ in range(10)))
     given = [(torch.randn(1024, 512), torch.randn(1024, 512))]
     made = bow.Replicas(wide, nn.functional.mse_loss, learners=1, engine="graph", device="cpu")
     made.round(given)
@@ -867,7 +869,8 @@ def test_a_value_that_is_not_a_number_has_not_changed() -> None:
         assert training.engine == "graph"
 
 
-def test_a_number_that_changes_every_round_ends_in_eager_with_a_warning() -> None:
+def test_a_number_that_changes_every_round_ends_in_eager_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captured, "MAX_CHANGES", 2)
     beta = [1.0]
 
     def step(model: nn.Module, given: Any) -> Tensor:
@@ -875,7 +878,7 @@ def test_a_number_that_changes_every_round_ends_in_eager_with_a_warning() -> Non
 
     with replicas(step=step) as training, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for t in range(12):
+        for t in range(5):
             beta[0] *= 0.9
             training.round(batches(t, 2))
         assert training.engine == "eager"
@@ -986,7 +989,7 @@ def test_an_lstm_that_the_rule_compiles_is_captured_for_the_strides_of_the_batch
 ) -> None:
     monkeypatch.setattr(captured, "compiling_pays", lambda graph, rounds: True)
     monkeypatch.setattr(captured, "compile_region", lambda graph: None)
-    tokens = torch.randint(20, (3, 9))
+    tokens = torch.randint(20, (3, 4))
     replicas = bow.Replicas(LSTMLanguageModel(20, 16, 32, layers=1), sequence_cross_entropy, learners=2, engine="graph")
     for _ in range(3):
         replicas.round([(tokens[:, :-1], tokens[:, 1:])] * 2)

@@ -279,15 +279,15 @@ INTERRUPTED = textwrap.dedent(
     import os, signal, threading, torch, bow
     from torch import nn
     from bow.runtime.local import LocalRuntime
-    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(30)))
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(10)))
     batch = torch.randn(256, 512), torch.randn(256, 512)
     graph = bow.capture(model, batch, nn.functional.mse_loss)
     torch.set_num_threads(1)
     state = dict(model.named_parameters()), {}
     with LocalRuntime(graph, use_native=True) as runtime:
         for _ in range(2):
-            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
             try:
+                threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
                 while True:
                     runtime.run(*state, batch)
             except KeyboardInterrupt:
