@@ -19,7 +19,7 @@ from tests.members.test_search import Listed
 
 DATA: Any = (FLAT, LABELS)
 SHAPES = [bow.Variant(seed=n, model={"width": 4 + n}) for n in range(4)]
-SHAPES += [bow.Variant(seed=n, batch_size=2**n) for n in range(1, 5)]
+SHAPES += [bow.Variant(seed=n, batch_size=2**n) for n in range(3, 7)]
 
 
 def wide(width: int = 4) -> nn.Module:

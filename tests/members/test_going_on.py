@@ -77,7 +77,7 @@ def by_hand(path: Path, rule: Any, seeds: int = 4, at_once: Any = 3, learners: i
 RULES = {"all": None, "halving": bow.Halving(reduction=2), "asha": bow.Halving(reduction=2, asynchronous=True)}
 
 
-@pytest.mark.parametrize("kind", RULES)
+@pytest.mark.parametrize("kind", [pytest.param("all", marks=pytest.mark.nightly), "halving", "asha"])
 def test_kills_change_nothing(kind: str, tmp_path: Path) -> None:
     rule = RULES[kind]
     tests = Path(__file__).parents[1]

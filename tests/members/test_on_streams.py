@@ -25,6 +25,9 @@ from tests.members.test_equality import (
     swept,
 )
 
+DATA: Any = (IMAGES[:70], LABELS[:70])
+"""Four batches and a short one."""
+
 trained: dict[tuple[str, int], Any] = {}
 """Members of `Normed` alone, by engine."""
 
@@ -34,15 +37,14 @@ def assert_alone(result: Any, engine: str, tmp_path: Path) -> None:
         if (engine, number) not in trained:
             settings = {"engine": engine, "optimizer": ADAMW, "devices": FakeDevice()}
             path = tmp_path / str(number)
-            trained[engine, number] = alone(path, Normed, (IMAGES, LABELS), member.variant, **settings)
+            trained[engine, number] = alone(path, Normed, DATA, member.variant, **settings)
         assert_same(member, trained[engine, number])
 
 
 @pytest.mark.parametrize("engine", ["eager", "graph", "streams"])
 def test_members_become_what_they_become_alone(engine: str, tmp_path: Path) -> None:
-    data: Any = (IMAGES, LABELS)
     settings = {"engine": engine, "optimizer": ADAMW}
-    result = swept(tmp_path / "sweep", Normed, data, VARIANTS, at_once=2, devices=FakeDevice(), **settings)
+    result = swept(tmp_path / "sweep", Normed, DATA, VARIANTS, at_once=2, devices=FakeDevice(), **settings)
     assert result.engine == engine
     assert_alone(result, engine, tmp_path)
 
@@ -60,11 +62,10 @@ def test_batches_are_moved_to_a_gpu_where_the_engine_does_not(tmp_path: Path, mo
 
 
 def test_sgd_is_that_of_torch_where_a_kernel_steps_one_alone(tmp_path: Path) -> None:
-    data: Any = (IMAGES, LABELS)
-    result = swept(tmp_path / "sweep", Normed, data, VARIANTS, engine="graph", at_once=2, devices=FakeDevice())
+    result = swept(tmp_path / "sweep", Normed, DATA, VARIANTS, engine="graph", at_once=2, devices=FakeDevice())
     for number, member in enumerate(result.members):
         path = tmp_path / str(number)
-        other = alone(path, Normed, data, member.variant, "graph", devices=FakeDevice(), optimizer=SGD)
+        other = alone(path, Normed, DATA, member.variant, "graph", devices=FakeDevice(), optimizer=SGD)
         assert member.model is not None
         for name, value in other.model.state_dict().items():
             torch.testing.assert_close(member.model.state_dict()[name], value, msg=name)
@@ -100,7 +101,7 @@ def test_several_devices_take_from_one_queue(at_once: Any, tmp_path: Path, monke
     monkeypatch.setattr(Cohort, "__init__", noted)
     monkeypatch.setattr(sys.modules["bow.members.sweep"], "devices_of", lambda config: devices)
     settings = {"engine": "graph", "optimizer": ADAMW}
-    result = swept(tmp_path / "sweep", Normed, (IMAGES, LABELS), VARIANTS, at_once=at_once, **settings)
+    result = swept(tmp_path / "sweep", Normed, DATA, VARIANTS, at_once=at_once, **settings)
     assert opened == [(devices[0], 1 if at_once == 1 else 2), (devices[1], 1)]
     assert all(device.replays for device in devices)
     assert_alone(result, "graph", tmp_path)

@@ -66,23 +66,24 @@ def test_on_a_gpu_the_tuner_finds_how_many(tmp_path: Path, monkeypatch: pytest.M
         return Tuned("graph", 2, 1, False, "calibration")
 
     monkeypatch.setattr(rows, "tune", tuned)
+    data = (FLAT[:70], LABELS[:70])
     variants, given = bow.grid(seed=range(5)), {"engine": "graph", "optimizer": ADAMW}
-    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), variants, devices=FakeDevice(), **given)
+    result = swept(tmp_path / "sweep", mlp, data, variants, devices=FakeDevice(), **given)
     (request,) = asked
     assert dataclasses.replace(request, replicas=None) == Request(
-        "graph", "auto", False, 16, most=5, samples=5 * 19 * 16, rounds=19, rule=5, replicas=None
+        "graph", "auto", False, 16, most=5, samples=5 * 9 * 16, rounds=9, rule=5, replicas=None
     )
     assert result.at_once == 2
     for number in (0, 4):
         member = result.members[number]
         path = tmp_path / str(number)
-        assert_same(member, alone(path, mlp, (FLAT, LABELS), member.variant, devices=FakeDevice(), **given))
+        assert_same(member, alone(path, mlp, data, member.variant, devices=FakeDevice(), **given))
     given["engine"] = "eager"
     rule = bow.Halving(asynchronous=True)
     for name, others in {"given": {"at_once": 3}, "halving": {"stop": rule}, "cpu": {"devices": "cpu"}}.items():
         settings = {"devices": FakeDevice(), **given, **others}
-        assert swept(tmp_path / name, mlp, (FLAT, LABELS), variants, **settings).at_once == others.get("at_once", 5)
-    swept(tmp_path / "search", mlp, (FLAT, LABELS), Listed(*variants), devices=FakeDevice(), **given)
+        assert swept(tmp_path / name, mlp, data, variants, **settings).at_once == others.get("at_once", 5)
+    swept(tmp_path / "search", mlp, data, Listed(*variants), devices=FakeDevice(), **given)
     assert len(asked) == 1
 
 

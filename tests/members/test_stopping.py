@@ -16,10 +16,11 @@ from tests.members.test_equality import FLAT, LABELS, alone, assert_same, mlp, s
 
 
 def test_halving_keeps_the_best_of_every_rung(tmp_path: Path) -> None:
+    data = (FLAT[:48], LABELS[:48])
     variants = bow.grid(seed=range(3), lr=[0.05, 0.02, 0.001])
     rule = bow.Halving(metric="loss", reduction=3)
-    whole = swept(tmp_path / "whole", mlp, (FLAT, LABELS), variants, engine="eager", epochs=9)
-    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), variants, engine="eager", epochs=9, stop=rule, at_once=4)
+    whole = swept(tmp_path / "whole", mlp, data, variants, engine="eager", epochs=9)
+    result = swept(tmp_path / "sweep", mlp, data, variants, engine="eager", epochs=9, stop=rule, at_once=4)
     first = sorted(range(9), key=lambda n: whole.members[n].history[0]["loss"])[:3]
     second = sorted(first, key=lambda n: whole.members[n].history[2]["loss"])[:1]
     for number, member in enumerate(result.members):
