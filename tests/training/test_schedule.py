@@ -14,7 +14,6 @@ from torch.nn.functional import cross_entropy
 import bow
 from bow.devices import available_cores
 from bow.errors import ScheduleError, SettingError
-from bow.models import ResNet
 from bow.runtime.local import dependencies_of, operators_of
 from bow.schedule import FirstComeSchedule, OrderedSchedule, Schedule
 from bow.schedule.profiler import BoundStep, Comparison, make_policies
@@ -28,9 +27,24 @@ from tests.training.blueprints import replicas_config
 SHARED = pytest.mark.skipif(len(available_cores()) < 2, reason="operators side by side need two cores")
 
 
+class Residual(nn.Module):
+    """Two convolutions that read the same, each with batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.Conv2d(3, 4, 1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(4) for _ in range(2))
+        self.head = nn.Linear(4, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        left, right = (norm(side(inputs)) for norm, side in zip(self.norms, (self.left, self.right), strict=True))
+        made: Tensor = self.head((left.relu() + right).mean((2, 3)))
+        return made
+
+
 def model() -> nn.Module:
     torch.manual_seed(0)
-    return ResNet(8, width=4).double()
+    return Residual().double()
 
 
 def batch(seed: int) -> tuple[Tensor, Tensor]:
@@ -180,6 +194,7 @@ def test_auto_uses_a_schedule_when_it_wins_and_says_so_when_it_does_not(
     def real_path(subject: BoundStep, profile: Any) -> CriticalPath:
         return critical_path(subject.dependencies, profile.nanoseconds(1))
 
+    monkeypatch.setattr(schedule, "measure", lambda bound, threads: made_up(bound, tuple(threads)))
     monkeypatch.setattr(schedule, "compare", timed)
     monkeypatch.setattr(
         "bow.training.replicas.Replicas",
