@@ -108,7 +108,7 @@ def test_streams_take_as_long_as_graphis_schedule_promises(
     assert max(ends, default=0) == max((span.end_ns for span in promised), default=0)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(3, 2)
 @pytest.mark.parametrize("name", PAPER_MODELS)
 def test_memory_is_used_by_whoever_reads_any_view_of_it(name: str) -> None:
     _, graph = captured(name)

@@ -159,7 +159,7 @@ def run_captured(learner: Learner, case: Case, rounds: Iterable[int]) -> None:
         assert_same(made, learner.graph.run(*state(model), batch))
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(7)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("num_streams", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", MODELS)
@@ -169,7 +169,7 @@ def test_any_schedule_gives_the_numbers_of_the_graph(name: str, num_streams: int
     run_eagerly(learner, MODELS[name], range(2))
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(7, 3)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("num_streams", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", MODELS)
