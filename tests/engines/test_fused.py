@@ -338,13 +338,15 @@ def test_a_metric_that_is_a_weight_has_its_value_before_the_step(optimizer: Call
             torch.testing.assert_close(one.last.metrics["weight"].double(), before, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("optimizer", [SGD, torch.optim.AdamW], ids=["whole", "in parts"])
-def test_a_buffer_that_keeps_the_value_of_another_has_the_one_before(optimizer: Callable) -> None:
+def test_a_buffer_that_keeps_the_value_of_another_has_the_one_before(optimizer: Callable, backend: str) -> None:
     def rounds(one: Replicas) -> None:
         for t in range(4):
             one.round([batch(3 * t + j) for j in range(3)])
 
-    assert_same(*in_both(rounds, template=Delayed(), optimizer=optimizer))
+    with torch.compiler.set_stance("default", force_backend=backend):
+        assert_same(*in_both(rounds, template=Delayed(), optimizer=optimizer))
 
 
 class Adding(nn.Linear):
