@@ -141,9 +141,12 @@ def _alike_everywhere(request: pytest.FixtureRequest, tmp_path_factory: pytest.T
         patch.setattr("bow.devices.cores.busy_cores", lambda: 0.0)  # nobody else is busy
         patch.setattr("bow.engines.captured.cache_folder", lambda: steps)  # shared by tests that train the same
         patch.setattr("bow.engines.fastest.fastest", lambda names, *_: names[-1])
-        # Before a capture libraries choose algorithms, but none does so on the fake device.
-        if not (request.config.getoption("--nightly") or torch.cuda.is_available()):
-            for module in ("learner", "fused"):
+        if not request.config.getoption("--nightly"):
+            # Small trainings on several devices take as long as their processes look for each other.
+            patch.setattr("bow.cluster.rendezvous.POLL_S", 0.01)
+            patch.setattr("bow.cluster.launch.POLL_S", 0.02)
+            # Before a capture libraries choose algorithms, but none does so on the fake device.
+            for module in ("learner", "fused") if not torch.cuda.is_available() else ():
                 patch.setattr(f"bow.engines.cuda.{module}.WARM_UP", 1)
         yield
 

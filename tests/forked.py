@@ -245,6 +245,7 @@ def become(request: dict[str, Any]) -> None:
     import torch
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
+    from bow.cluster import rendezvous
     from bow.observe.charts import Chart
 
     for number, handler in ((signal.SIGCHLD, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
@@ -272,6 +273,7 @@ def become(request: dict[str, Any]) -> None:
     subprocess.Popen = Forked  # type: ignore[misc]
     subprocess_handler.Popen = Forked  # type: ignore[attr-defined,misc]  # torchrun imports it by name
     Chart.svg = lambda chart: ""  # type: ignore[method-assign]  # as `no_charts` of the tests does
+    rendezvous.POLL_S = 0.01  # as `_alike_everywhere` does
 
 
 def main(place: str) -> None:
