@@ -101,7 +101,7 @@ def test_a_process_that_computes_is_not_silent_and_one_that_is_stopped_is(monkey
         try:
             store.set("bow/heartbeat/1", f"1 {heartbeat.place()} {busy.pid}")
             with heartbeat.Heartbeat(lambda: store, 0, 2, on_silence=lambda rank, why: silent.put(rank)):
-                while not (store.check(["bow/heartbeat/0"]) and int(store.get("bow/heartbeat/0").split()[0]) > 100):
+                while not (store.check(["bow/heartbeat/0"]) and int(store.get("bow/heartbeat/0").split()[0]) > 50):
                     assert silent.empty()
                 busy.send_signal(signal.SIGSTOP)
                 assert silent.get(timeout=600) == 1

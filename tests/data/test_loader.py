@@ -310,7 +310,7 @@ def test_what_persistent_workers_draw_depends_on_seed_and_epoch_only() -> None:
     assert all(torch.equal(a, b) for a, b in zip(drawn(resumed), expected[3:], strict=True))
 
 
-@pytest.mark.parametrize("settings", [{"replacement": True, "num_samples": 200}, {"num_samples": 15}], ids=str)
+@pytest.mark.parametrize("settings", [{"replacement": True, "num_samples": 70}, {"num_samples": 15}], ids=str)
 def test_passes_side_by_side_draw_from_a_sampler_s_generator_as_alone(settings: dict[str, Any]) -> None:
     data, generator = _numbers(), torch.Generator()
     loader = _loader(shuffle=False, sampler=RandomSampler(data, generator=generator, **settings), generator=generator)

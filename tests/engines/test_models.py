@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -138,7 +139,8 @@ def moved_by_cudnn(layer: nn.RNNBase) -> None:
 @pytest.mark.usefixtures("_uncompiled")
 @pytest.mark.parametrize("engine", ["eager", *OTHERS])
 def test_recurrent_layers_leave_their_weights_in_the_rows(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    network, made = NETWORKS["lstm"], []
+    build = functools.partial(LSTMLanguageModel, VOCABULARY, embedding=5, hidden=6, layers=1)
+    network, made = dataclasses.replace(NETWORKS["lstm"], build=build), []
     for moves in (False, True):
         if moves:
             monkeypatch.setattr(nn.RNNBase, "flatten_parameters", moved_by_cudnn)

@@ -1,10 +1,10 @@
-"""Learners come and go for some seconds; `make soak` does it for minutes."""
+"""Learners come and go for a moment; `make soak` does it for minutes."""
 
 import pytest
 
 from tests.soak import VARIANTS, check, soak
 
-SECONDS = 2
+SECONDS = 1
 
 
 @pytest.mark.sample(2)

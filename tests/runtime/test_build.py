@@ -143,7 +143,7 @@ def test_of_several_processes_one_makes_it_and_the_others_wait(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOG", str(tmp_path / "log"))
-    start = [*FORKED, "-c", BUILDER, "1"]
+    start = [*FORKED, "-c", BUILDER, "0.3"]
     builders = [subprocess.Popen(start, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert [builder.communicate()[0].strip() for builder in builders] == ["half and half"] * 3
     assert (tmp_path / "log").read_text().splitlines() == ["made"]

@@ -117,6 +117,7 @@ def test_learners_by_a_schedule_follow_eager(name: str, sync: str, optimizer: st
         assert {name.partition("/")[2] for name in pair.launches} == branches
 
 
+@pytest.mark.usefixtures("_captured_once")
 def test_they_follow_through_short_rounds_other_shapes_and_changes_of_learners() -> None:
     with trainings(model, dealt(step_graph())) as pair:
         for t, learners in enumerate([2, 2, 3, 3, 2, 1, 1, 2]):
@@ -396,6 +397,7 @@ def test_a_learner_for_which_there_are_no_streams_leaves_the_others(monkeypatch:
 # Memory
 
 
+@pytest.mark.usefixtures("_captured_once")
 def test_memory_comes_back_when_learners_go() -> None:
     device = FakeDevice()
     replicas = training("graph", device, schedule=dealt(step_graph()))
