@@ -1,4 +1,4 @@
-"""Progress of a sweep: a bar with the best member so far, and a line for each member that has ended."""
+"""Progress of a sweep: a bar with the best member so far, a table of those in training, a line for each ended one."""
 
 import math
 import time
@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
+from rich.table import Table
 from rich.text import Text
 
 from bow.data import open_stream
@@ -20,18 +21,19 @@ from bow.terminal import fitted_by_rank
 
 WIDTH = 80  # longest line, except with long names
 EVERY_S = 0.2
+MOST_ROWS, MOST_METRICS = 8, 3  # of the table of members in training
 
 
-class _TwoLines(Bar):
-    below = ""
+class _BarAndTable(Bar):
+    below: Sequence[RenderableType] = ()
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield from super().get_renderables()
-        yield Text(self.below, overflow="ellipsis", no_wrap=True)
+        yield from self.below
 
 
 class SweepProgress(ProgressBar):
-    """Progress output: a bar on terminals, and everywhere a line for each ended member and a final line."""
+    """Progress output: a bar and a table on terminals, and everywhere a line for each ended member and a final line."""
 
     def __init__(
         self, config: SweepConfig, members: Sequence[Member], enabled: bool = True, console: Console | None = None
@@ -39,7 +41,7 @@ class SweepProgress(ProgressBar):
         super().__init__(enabled, console)
         self._config = config
         self._members = members
-        self._live: _TwoLines | None = None
+        self._live: _BarAndTable | None = None
         self._ended: set[int] = set()
         self._began = self._shown_at = time.perf_counter()
         self._before: float = 0  # samples trained before this process resumed
@@ -56,7 +58,7 @@ class SweepProgress(ProgressBar):
         self._before, total = self._samples(waiting)
         self._began = time.perf_counter()
         columns = TextColumn("{task.percentage:3.0f} %"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}")
-        self._live = _TwoLines(*columns, console=self._console, transient=True)
+        self._live = _BarAndTable(*columns, console=self._console, transient=True)
         self._live.add_task("members", total=total, completed=int(self._before), text="")
         self._live.start()
 
@@ -74,8 +76,26 @@ class SweepProgress(ProgressBar):
         left = "" if total is None or not rate else f"{bound}{duration_text((total - samples) / rate)} left"
         self._live.update(TaskID(0), total=total, completed=samples, text="  ".join([rate_text(rate), left]))
         counts = [f"{len(self._ended)} done", f"{len(training)} training", f"{len(waiting)} waiting"]
-        line = "   ".join(["  ".join(counts), *self._best()])
-        self._live.below = line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}\N{HORIZONTAL ELLIPSIS}"
+        line = Text("   ".join(["  ".join(counts), *self._best()]), overflow="ellipsis", no_wrap=True)
+        self._live.below = (line, self._table([progress.member for progress in training])) if training else (line,)
+
+    def _table(self, training: Sequence[Member]) -> Table:
+        """Return members in training with their last epoch."""
+        shown = sorted(training, key=lambda member: member.number)[:MOST_ROWS]
+        known = dict.fromkeys(name for member in shown for name in member.metrics)
+        metrics = sorted(known, key=lambda name: name == "loss")[:MOST_METRICS]
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column("training", no_wrap=True, max_width=WIDTH // 2)
+        for name in ("epoch", *metrics, "train_loss"):
+            table.add_column(name.replace("_", " "), justify="right", no_wrap=True)
+        for member in shown:
+            values = [
+                metric_text(name, member.value(name)) if member.history else "" for name in (*metrics, "train_loss")
+            ]
+            table.add_row(member.name, f"{member.epochs:g}", *values)
+        if len(training) > MOST_ROWS:
+            table.add_row(f"and {len(training) - MOST_ROWS} more")
+        return table
 
     def ended(self, member: Member, elapsed_s: float) -> None:
         self._ended.add(member.number)

@@ -1,6 +1,7 @@
 """What a sweep shows, on a terminal of 80 columns and away from one."""
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,25 @@ def test_away_from_a_terminal_every_member_and_the_whole_leave_a_line(
 
 def test_on_a_terminal_a_bar_shows_members_and_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = swept(tmp_path, monkeypatch, terminal=True, at_once=4, stop=bow.Halving("accuracy", reduction=2))
-    shown = "\n".join(lines)
+    shown = re.sub(r"\x1b\[[0-9?]*[A-Za-z]", "", "\n".join(lines))
     assert "0 done  4 training  2 waiting" in shown
     assert "samples/s  at most" in shown
     assert "best seed=" in shown
     assert "halving" in shown
     assert shown.count("% ━") > 3
+    assert re.search(r"^training +epoch +accuracy +loss +train loss *$", shown, re.M)
+    assert re.search(r"^seed=1 lr=0.05 +0 *$", shown, re.M)
+    assert re.search(r"^seed=. lr=[0-9.]+ +1 +[0-9.]+ % +[0-9.]+ +[0-9.]+ *$", shown, re.M)
+
+
+def test_the_table_has_at_most_eight_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    variants = [bow.Variant(name="x" * 100, seed=0), *(bow.Variant(seed=seed) for seed in range(1, 11))]
+    lines = swept(tmp_path, monkeypatch, terminal=True, variants=variants, epochs=1)
+    shown = [re.sub(r"\x1b\[[0-9?]*[A-Za-z]", "", line).rstrip() for line in lines]
+    assert "and 3 more" in shown
+    assert "seed=7      0" in [re.sub(" +", " " * 6, line) for line in shown]
+    assert not any(line.startswith("seed=8") for line in shown)
+    assert max(len(line) for line in shown if line.startswith(("x", "training"))) <= 80
 
 
 def test_nothing_is_shown_where_progress_is_off(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
