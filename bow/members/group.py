@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from collections import deque
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
@@ -202,16 +203,31 @@ def is_same(one: Any, other: Any) -> bool:
         return False
     if dataclasses.is_dataclass(one) and not isinstance(one, type):
         return all(is_same(getattr(one, each.name), getattr(other, each.name)) for each in dataclasses.fields(one))
-    if isinstance(one, (tuple, list, Mapping)):
+    if isinstance(one, np.ndarray):
+        if one.dtype != other.dtype or one.shape != other.shape:
+            return False
+        if not one.dtype.hasobject:
+            return bool(one.tobytes() == other.tobytes())
+        one, other = one.tolist(), other.tolist()
+    if isinstance(one, Tensor) and one.layout != torch.strided:  # sparse ones cannot be compared
+        (_, one, *_), (_, other, *_) = one.__reduce_ex__(2), other.__reduce_ex__(2)  # type: ignore[no-untyped-call]
+    if isinstance(one, (tuple, list, deque, Mapping)):
         (leaves, kind), (others, other_kind) = tree_flatten(one), tree_flatten(other)
         if not kind.is_leaf():  # as is one of a class that torch does not know
-            return kind == other_kind and all(is_same(a, b) for a, b in zip(leaves, others, strict=True))
-    if isinstance(one, np.ndarray):
-        return bool(one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes())
+            if kind != other_kind:  # those of `defaultdict` hold functions, which may be equal
+                return _is_pickled_alike(one, other)
+            return all(is_same(a, b) for a, b in zip(leaves, others, strict=True))
     if isinstance(one, Tensor):
-        alike = one.shape == other.shape and one.dtype == other.dtype
+        alike = one.shape == other.shape and one.dtype == other.dtype and one.layout == other.layout
         return alike and bool(((one == other) | ((one != one) & (other != other))).all())
     try:
-        return bool(one == other) or cloudpickle.dumps(one) == cloudpickle.dumps(other)
+        return bool(one == other) or _is_pickled_alike(one, other)
+    except Exception:  # they cannot be compared
+        return False
+
+
+def _is_pickled_alike(one: Any, other: Any) -> bool:
+    try:
+        return bool(cloudpickle.dumps(one) == cloudpickle.dumps(other))
     except Exception:  # not picklable: treat as different
         return False
