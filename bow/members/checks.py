@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from bow.data import is_in_memory, open_stream
 from bow.devices import StreamDevice
-from bow.engines.frozen import FrozenValues
+from bow.engines.frozen import FrozenValues, generators_kept
 from bow.errors import BowError, SettingError
-from bow.graph.refusal import python_random_kept, set_state, state_of
+from bow.graph.refusal import python_random_kept, state_of
 from bow.members.cohort import SharedSamples
 from bow.members.config import SweepConfig
 from bow.members.group import is_same
@@ -171,17 +171,19 @@ def _warn_of_generators(data: Any) -> None:
         data = data.dataset
     if not isinstance(data, Dataset) or is_in_memory(data):
         return
-    states = [(each, state_of(each)) for each in FrozenValues(data.__getitem__, nn.Module()).generators]
-    with contextlib.suppress(Exception), python_random_kept(), torch.random.fork_rng(devices=[]):
-        _ = data[0] if states else None  # where it fails, reading the batches says so
-    if not all(is_same(state_of(generator), state) for generator, state in states):
+    generators = FrozenValues(data.__getitem__, nn.Module()).generators
+    states: list[Any] = []
+    with generators_kept(generators):
+        for _ in range(2 if generators else 0):  # every sample may seed it
+            with contextlib.suppress(Exception), python_random_kept(), torch.random.fork_rng(devices=[]):
+                _ = data[0]  # where it fails, reading the batches says so
+            states.append([state_of(each) for each in generators])
+    if not is_same(states[:1], states[1:]):
         warnings.warn(
             "the data set draws from a random generator of its own, which members share, so that their samples depend "
             "on each other; draw from the global ones of torch, Python or NumPy, which are seeded for each batch",
             stacklevel=5,
         )
-    for generator, state in states:
-        set_state(generator, state)
 
 
 def _warn_of_leaks(variants: Sequence[Variant], num_samples: int) -> None:
@@ -215,6 +217,11 @@ def _try_first_batches(config: SweepConfig) -> None:
         check_sampler(data, name, count)
     device = place.torch_device if isinstance(place, StreamDevice) else place
     learners = train.num_learners if isinstance(train.num_learners, int) else 1
+
+    @functools.cache
+    def example() -> Any:
+        return Evaluator(validation.data, train.loss, validation.metrics, validation.batch_size).first_batch()
+
     for variant in config.variants:
         kind = config.kind_of(variant)
         is_new = kind not in templates
@@ -226,14 +233,14 @@ def _try_first_batches(config: SweepConfig) -> None:
         rounds, longest = train.steps or stream.rounds_left(learners), config.most_rounds.get(kind)
         config.most_rounds[kind] = rounds if rounds is None or longest is None else max(rounds, longest)
         if is_new:
+            needs_validation = validation.data is not None and kind not in config.usual_batches  # known in a search
             opened = DataSource(train.data, **config.of(variant).stream_settings)
             config.usual_batches[kind] = opened.usual_batch
             labels, step = all_labels(train.data), train.step_or_loss
             check_first_batch(templates[kind], opened.example, train.loss, step, labels, most_bad=MOST_LOST)
-            if validation.data is not None:
-                evaluator = Evaluator(validation.data, train.loss, validation.metrics, validation.batch_size)
-                batch, labels, of = evaluator.first_batch(), all_labels(validation.data), "validation"
-                check_first_batch(templates[kind], batch, train.loss, step, labels, data=of, most_bad=MOST_LOST)
+            if needs_validation:
+                labels, of = all_labels(validation.data), "validation"
+                check_first_batch(templates[kind], example(), train.loss, step, labels, data=of, most_bad=MOST_LOST)
         with _named(variant, bool(variant.settings or variant.optimizer or variant.scheduler)):
             optimizer = make_optimizer(config.of(variant).optimizer, templates[kind])
             if not is_elementwise(optimizer, device):
