@@ -6,8 +6,10 @@ import math
 import random
 import threading
 import warnings
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import gauss
 from typing import Any
 
 import numpy as np
@@ -768,6 +770,22 @@ def test_values_of_any_kind_are_compared() -> None:
         assert not is_same(make(first), make(other))
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda n: torch.tensor([n, 0.0]).to_sparse(),
+        lambda n: [torch.tensor([[n, 0.0]]).to_sparse_csr()],
+        lambda n: deque([torch.tensor([n, 2.0])]),
+        lambda n: defaultdict(lambda: 0.0, {"a": n}),
+        lambda n: np.array([n + 0.5, None, f"name {n}"], dtype=object),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
+def test_values_that_python_cannot_compare_are_compared(make: Callable[[float], Any]) -> None:
+    assert is_same(make(1.0), make(1.0))
+    assert not is_same(make(1.0), make(3.0))
+
+
 class Noised(Counted):
     """Draws from a generator of its own, or from the one that is seeded."""
 
@@ -792,3 +810,47 @@ def test_data_sets_with_a_generator_of_their_own_are_told(tmp_path: Path) -> Non
     results = [swept(tmp_path / str(n), mlp, seeded, variants, at_once=n, **given) for n in (1, 2)]
     for member, other in zip(*results, strict=True):
         assert_weights_equal(member, other)
+
+
+class Reseeded(Counted):
+    """Every sample seeds the generator it is drawn from, or draws from the one of Python."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.generator: Any = torch.Generator() if own else None
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, label = super().__getitem__(index)
+        if self.generator is None:
+            return inputs + gauss(0, 1), label
+        return inputs + torch.randn(6, generator=self.generator.manual_seed(index)), label
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_data_sets_whose_samples_are_seeded_are_no_mistake(own: bool, tmp_path: Path) -> None:
+    variants: list[bow.Variant] = bow.grid(seed=range(2))
+    given: dict[str, Any] = {"engine": "eager", "steps": 1, "validation": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        swept(tmp_path / "sweep", mlp, Reseeded(own), variants, **given)
+
+
+def test_validation_data_are_read_once_beforehand(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"engine": "eager", "steps": 1}
+    for number, variants in enumerate([bow.grid(batch_size=[8, 16]), Listed(bow.grid(seed=range(3)))]):
+        held_out = Counted()
+        result = swept(tmp_path / str(number), mlp, (FLAT, LABELS), variants, validation=held_out, **given)
+        assert held_out.reads == len(FLAT) * (1 + len(result.members))
+
+
+class Listed:
+    """A search that proposes what is in a list."""
+
+    def __init__(self, variants: list[bow.Variant]) -> None:
+        self.left = variants
+
+    def ask(self) -> bow.Variant | None:
+        return self.left.pop(0) if self.left else None
+
+    def tell(self, member: Member) -> None:
+        pass
