@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from bow.data import is_in_memory, open_stream
 from bow.devices import StreamDevice
@@ -167,7 +167,7 @@ def _check_halving(config: SweepConfig, num_samples: int | None) -> None:
 
 def _warn_of_generators(data: Any) -> None:
     """Read a sample; warn if the data set draws it from a generator of its own, which is not seeded for each batch."""
-    if isinstance(data, DataLoader) and data.num_workers == 0:
+    while isinstance(data, Subset) or (isinstance(data, DataLoader) and data.num_workers == 0):
         data = data.dataset
     if not isinstance(data, Dataset) or is_in_memory(data):
         return

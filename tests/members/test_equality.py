@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, Subset, TensorDataset
 
 import bow
 from bow.engines.graph_round import GraphRound
@@ -801,7 +801,8 @@ class Noised(Counted):
 def test_data_sets_with_a_generator_of_their_own_are_told(tmp_path: Path) -> None:
     given: dict[str, Any] = {"engine": "eager", "epochs": 1, "validation": None}
     data, seeded, variants = Noised(own=True), Noised(own=False), bow.grid(seed=range(2))
-    for part, size in ((data, 16), (DataLoader(data, batch_size=16), None)):
+    half = Subset(data, range(80))
+    for part, size in ((data, 16), (half, 8), (DataLoader(half, batch_size=16), None)):
         state = data.generator.bit_generator.state
         with pytest.warns(UserWarning, match="^the data set draws from a random generator of its own, which members"):
             swept(tmp_path / str(size), mlp, part, variants, batch_size=size, steps=1, **given)
