@@ -20,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo 'make train   train LeNet on handwritten digits with several learners'
 	@echo 'make quick   core tests, less than a minute'
-	@echo 'make test    all tests of behaviour: nine minutes on two cores'
+	@echo 'make test    all tests of behaviour: five minutes on two cores'
 	@echo 'make nightly all tests, doctests, stress, soak and killed: hours'
 	@echo 'make lint    formatting and lint rules'
 	@echo 'make types   mypy, strict'

@@ -351,7 +351,7 @@ class Cohort:
         """After the first round, check that it changed nothing in Python that members share, or inherit with a row."""
         self._is_checked, module = True, self.group.learners[0].module
         names = changed(self._python, python_state(module)) if self.rows[0] else []
-        is_one = self._config.num_members == 1 and self._config.search is None
+        is_one = (self._config.part_of or self._config.num_members) == 1 and self._config.search is None
         if (drawn := next((name for name in names if name.module is None), None)) and not is_one:
             raise ModelError(
                 f"the model or its loss changes {drawn} during training, which all members share; draw random numbers "

@@ -194,7 +194,7 @@ class SweepLoop:
         if rows < 1:
             return None
         is_search = self._config.search is not None
-        samples, rounds = SharedSamples(self._config.train.data), self._config.most_rounds[first.kind]
+        samples, rounds = SharedSamples(self._config.train.data), self._config.most_rounds.get(first.kind)
         in_all = None if rounds is None or is_search else rounds * (self._config.part_of or self._config.num_members)
         is_reused = waiting > rows or is_search or self._config.halving is not None
         cohort = Cohort(self._config, first, rows, self._devices[by_device.index(least)], samples, in_all, is_reused)
