@@ -166,7 +166,7 @@ def _check_halving(config: SweepConfig, num_samples: int | None) -> None:
 
 
 def _warn_of_generators(data: Any) -> None:
-    """Read a sample; warn if the data set draws it from a generator of its own, which is not seeded for each batch."""
+    """Warn if samples are drawn from a generator of the data set's own, which is not seeded for each batch."""
     while isinstance(data, Subset) or (isinstance(data, DataLoader) and data.num_workers == 0):
         data = data.dataset
     if not isinstance(data, Dataset) or is_in_memory(data):

@@ -160,7 +160,7 @@ class Cohort:
             rounds=rounds,
             engine=train.engine,
         )
-        name = "graph" if train.engine.name == "auto" else train.engine.name
+        name = config.engine_name
         self.loop: Loop = make_engine(name, self.group, Members(), task, streams)
         self.feed = MemberFeed(rows)
         self._round_batches = RoundBatches(self.group, self.loop, streams, checks_outside=False)

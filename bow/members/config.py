@@ -57,6 +57,11 @@ class SweepConfig:
         """Rules that also apply to a single training."""
         return [rule for rule in self.stop if not isinstance(rule, Halving)]
 
+    @property
+    def engine_name(self) -> str:
+        """What runs members: `"auto"` is `graph`."""
+        return "graph" if self.train.engine.name == "auto" else self.train.engine.name
+
     def kind_of(self, variant: Variant) -> Hashable:
         """Return a key of variants that can share a matrix: same model shape, batch size and optimizer kind."""
         return repr(sorted(variant.model.items())), variant.batch_size, kind_of(self.of(variant).optimizer)

@@ -31,7 +31,7 @@ def rows_of_device(
     on_cpu, is_search, members = is_cpu(device), config.search is not None, config.num_members
     rule = len(available_cores()) * math.ceil(MOST_ROWS / len(available_cores())) if on_cpu else MOST_ROWS
     asked = rule if config.at_once == "auto" else config.at_once
-    engine = "graph" if config.train.engine.name == "auto" else config.train.engine.name
+    engine = config.engine_name
     fitting = 2 * (asked if on_cpu or config.at_once != "auto" else MOST_CUDA)
     for variant in {progress.kind: progress.member.variant for progress in waiting}.values():
         train = config.of(variant)

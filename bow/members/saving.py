@@ -212,7 +212,7 @@ class SweepDirectory(RunDirectory):
             "learners": train.num_learners,
             "epochs": train.epochs,
             "steps": train.steps,
-            "engine": "graph" if train.engine.name == "auto" else train.engine.name,
+            "engine": self._config.engine_name,
             "compile": train.engine.compile,
             "precision": train.engine.precision,
             "clip_norm": train.clip_norm,

@@ -736,7 +736,7 @@ def test_whether_members_are_compiled_does_not_depend_on_who_comes_first(
 
 
 class Vague(nn.Linear):
-    """Has no finite outputs in evaluation mode, by one of its seeds."""
+    """Has no finite outputs in evaluation mode where its seed makes the first bias negative."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if self.training else super().forward(x) * torch.where(self.bias[0] > 0, 1, math.nan)
