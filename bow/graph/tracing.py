@@ -27,7 +27,7 @@ from bow.graph.operator import Phase
 from bow.graph.refusal import quiet, refusal, refused
 
 OLDEST = (2, 10)
-NEWEST = (2, 13)
+NEWEST = (2, 14)
 _ORIGIN = "bow_origin"
 _aten: Any = torch.ops.aten
 
@@ -68,7 +68,8 @@ def check_version() -> None:
     if version < OLDEST:
         raise CaptureError(f"capture needs torch 2.10 or newer, this is {torch.__version__}; upgrade torch")
     if version > NEWEST:
-        warnings.warn(f"capture has been tried up to torch 2.13, this is {torch.__version__}", stacklevel=3)
+        newest = ".".join(map(str, NEWEST))
+        warnings.warn(f"capture has been tried up to torch {newest}, this is {torch.__version__}", stacklevel=3)
 
 
 def trace(

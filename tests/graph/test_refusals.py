@@ -169,7 +169,7 @@ def test_old_torch_is_refused_and_new_torch_warned_about(monkeypatch: pytest.Mon
     with pytest.raises(CaptureError, match=r"2\.10 or newer, this is 2\.9\.1"):
         bow.capture(nn.Linear(3, 3), batch, nn.functional.mse_loss)
     monkeypatch.setattr(torch, "__version__", "2.99.0")
-    with pytest.warns(UserWarning, match=r"tried up to torch 2\.13"):
+    with pytest.warns(UserWarning, match=r"tried up to torch 2\.\d+, this is 2\.99"):
         bow.capture(nn.Linear(3, 3), batch, nn.functional.mse_loss)
 
 
