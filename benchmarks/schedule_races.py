@@ -108,8 +108,6 @@ FIXED = "the simulated order over asking each time"
 BY_KIND = "strategy 2 over 1: one number of threads a type"
 CO_RUNNING = "strategy 3 over 2: side by side"
 
-IDEAS = (RUNTIME, CRITICAL, AT_ONCE, STAY, FIXED, BY_KIND, CO_RUNNING)
-
 
 def effects(race: Times) -> dict[str, Any]:
     """Return the speed-up of each scheduling idea, by idea.

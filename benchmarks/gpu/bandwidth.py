@@ -142,12 +142,6 @@ class Rows:
         }
         return calls[name]
 
-    def clone(self) -> "Rows":
-        """The same in other memory."""
-        other = object.__new__(Rows)
-        vars(other).update({name: tensor.clone() for name, tensor in vars(self).items()})
-        return other
-
 
 def gather_case(machine: Machine, model: str, learners: int, fake: bool) -> Case:
     """The images of a round."""

@@ -66,10 +66,6 @@ class Machine(abc.ABC):
         """The same hardware used in another way: `ONE_STREAM` or `UNPINNED`."""
 
     @abc.abstractmethod
-    def apart(self) -> "Machine":
-        """The same hardware, with streams that nobody else uses."""
-
-    @abc.abstractmethod
     def facts(self) -> dict[str, Any]:
         """Hardware, driver, clocks, versions and flags: what belongs beside the numbers."""
 
@@ -94,16 +90,6 @@ class Machine(abc.ABC):
         self.synchronize()
         return time.perf_counter() - began
 
-    def host_seconds(self, run: Callable[[], object], calls: int) -> float:
-        """Seconds that the host takes to issue some calls, which must be so few that no queue fills up."""
-        self.synchronize()
-        began = time.perf_counter()
-        for _ in range(calls):
-            run()
-        seconds = time.perf_counter() - began
-        self.synchronize()
-        return seconds
-
     def around(self) -> contextlib.AbstractContextManager[Any]:
         """Around what contestants do: what they warn of is not for whoever measures them."""
         return _quiet()
@@ -123,9 +109,8 @@ class Machine(abc.ABC):
 class CudaMachine(Machine):
     """One GPU."""
 
-    def __init__(self, tf32: bool = False, device: CudaDevice | None = None) -> None:
-        super().__init__(cuda_device(torch.device("cuda", 0)) if device is None else device)
-        self._tf32 = tf32
+    def __init__(self, tf32: bool = False) -> None:
+        super().__init__(cuda_device(torch.device("cuda", 0)))
         torch.cuda.init()  # type: ignore[no-untyped-call]
         torch.cuda.set_device(0)
         set_tf32(tf32)
@@ -156,10 +141,6 @@ class CudaMachine(Machine):
     def variant(self, kind: str) -> StreamDevice:
         """A device object with streams of its own."""
         return {ONE_STREAM: _OneStreamCuda, UNPINNED: _UnpinnedCuda}[kind](self.device.torch_device)
-
-    def apart(self) -> Machine:
-        """With another device object."""
-        return CudaMachine(self._tf32, CudaDevice(self.device.torch_device))
 
     def facts(self) -> dict[str, Any]:
         """What torch and nvidia-smi say."""
@@ -234,10 +215,6 @@ class FakeMachine(Machine):
         """A fake device of the kind."""
         self._devices.append({ONE_STREAM: _OneStreamFake, UNPINNED: _Fake}[kind]())
         return self._devices[-1]
-
-    def apart(self) -> Machine:
-        """Another one."""
-        return FakeMachine()
 
     def facts(self) -> dict[str, Any]:
         """Says that it is fake."""

@@ -30,11 +30,6 @@ class Overlap:
     together_us: float  # microseconds in which at least two ran, whatever their streams
     most: int  # the largest number of kernels at the same time
 
-    @property
-    def share(self) -> float:
-        """The part of the busy time in which kernels of several streams ran."""
-        return self.shared_us / self.busy_us if self.busy_us else 0.0
-
 
 def kernel_runs(trace: dict[str, Any]) -> list[KernelRun]:
     """The kernels of a trace in Chrome's format, by their beginning."""

@@ -17,7 +17,6 @@ from benchmarks.harness.config import parse as parse
 from benchmarks.harness.config import setting as setting
 from benchmarks.harness.environment import inspect_environment as inspect_environment
 from benchmarks.harness.environment import told as told
-from benchmarks.harness.pages import Table as Table
 from benchmarks.harness.pages import counted as counted
 from benchmarks.harness.pages import paper as paper
 from benchmarks.harness.pages import render as render

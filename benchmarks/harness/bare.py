@@ -10,11 +10,8 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
-from pathlib import Path
 from types import ModuleType
 from typing import Any
-
-ROOT = Path(__file__).parents[2]  # the checkout
 
 ANNOTATIONS = "jaxtyping"  # only used in annotations; also needed by modules that are imported later
 

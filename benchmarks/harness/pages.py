@@ -1,18 +1,15 @@
 """Pages: Markdown templates in `benchmarks/pages`, rendered with the values of a result; papers' numbers as YAML."""
 
 import functools
-import math
 import re
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.environment import told
 
 FOLDER = Path(__file__).parents[1]
-WIDTH = 120  # of the prose of a page
 
 
 @functools.cache
@@ -35,7 +32,7 @@ def render(name: str, values: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
-        extensions=["jinja2.ext.do", "jinja2.ext.loopcontrols"],
+        extensions=["jinja2.ext.do"],
     )
     environment.filters.update(
         fmt=_formatted,
@@ -45,25 +42,11 @@ def render(name: str, values: Mapping[str, Any]) -> str:
         ms=lambda value: spread_text(value, ".1f"),
     )
     environment.globals.update(
-        told=told, counted=counted, paper=paper, titled=titled, row=_row, header=_header, isinf=math.isinf, zip=zip,
-        median=statistics.median, max=max, min=min, sum=sum, len=len, dict=dict, abs=abs, geometric_mean=_mean, any=any,
-        all=all, sorted=sorted, enumerate=enumerate, str=str, int=int, list=list, round=round,
+        told=told, counted=counted, paper=paper, titled=titled, row=_row, header=_header, zip=zip, max=max, list=list,
+        median=statistics.median, geometric_mean=statistics.geometric_mean,
     )  # fmt: skip
     page = environment.get_template(f"{name}.md").render(**values)
     return re.sub(r"\n{3,}", "\n\n", page).strip() + "\n"
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table; the columns in `left` are text, the others numbers."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    left: Sequence[str] = ()
-
-    def markdown(self) -> str:
-        """Format as a GitHub Markdown table."""
-        return "\n".join([_header(self.columns, self.left), *map(_row, self.rows)]) + "\n"
 
 
 def counted(count: int, noun: str) -> str:
@@ -106,7 +89,3 @@ def _row(cells: Iterable[Any]) -> str:
 def _header(columns: Iterable[str], left: Iterable[str] = ()) -> str:
     columns, left = list(columns), set(left)
     return f"{_row(columns)}\n{_row(':--' if column in left else '--:' for column in columns)}"
-
-
-def _mean(values: Iterable[float]) -> float:
-    return statistics.geometric_mean(values)

@@ -26,12 +26,10 @@ def picture(path: Path, width: float, height: float, dpi: int = 160) -> "Iterato
         figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
-def legend(figure: "Figure", lines: Sequence[tuple[str, Mapping[str, Any]]], columns: int | None = None) -> None:
+def legend(figure: "Figure", lines: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
     """Add a legend above the figure: names, and the style of their lines."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], label=name, **style) for name, style in lines]
     if handles:
-        figure.legend(
-            handles=handles, loc="outside upper left", ncols=columns or len(handles), frameon=False, fontsize=9
-        )
+        figure.legend(handles=handles, loc="outside upper left", ncols=len(handles), frameon=False, fontsize=9)

@@ -3,7 +3,7 @@
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from fractions import Fraction
 
 from bow.errors import SettingError
@@ -14,7 +14,6 @@ from bow.schedule.timeline import Span, Timeline
 def simulate_operators(
     scheduler: OperatorScheduler,
     duration_ns: Callable[[Start], int],
-    names: Sequence[str] | None = None,
     *,
     dispatch_ns: int = 0,
     polling: int = 1,
@@ -44,7 +43,7 @@ def simulate_operators(
         machine.give(start)
     while (ended := machine.next_end()) is not None:
         start = ended.start
-        name = str(start.operator) if names is None else names[start.operator]
+        name = str(start.operator)
         details = {"operator": start.operator, "threads": start.threads}
         spans += [Span(name, place, ended.begins_ns, ended.ends_ns, details=details) for place in places_of(start)]
         for start in scheduler.finished(ended.start.operator, machine.now_ns):

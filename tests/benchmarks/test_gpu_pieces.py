@@ -51,7 +51,7 @@ def test_overlap_of_one_stream_is_none_and_branches_of_a_graph_count_by_kernels(
     runs = [KernelRun("a", 7, 0, 10), KernelRun("b", 7, 5, 15), KernelRun("c", 7, 15, 20)]
     found = overlap(runs)
     assert (found.busy_us, found.shared_us, found.together_us, found.most) == (20, 0, 5, 2)
-    assert overlap([]).share == 0
+    assert overlap([]).busy_us == 0
 
 
 def test_a_trace_is_read_without_what_the_host_does(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""All methods behind one signature, and the table of what they come to."""
+"""All methods behind one signature, and what they come to."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import harness, placement, placement_comparison
-from benchmarks.placement_comparison import METHODS, compare, table
+from benchmarks.placement_comparison import METHODS, compare
 from benchmarks.placement_machine import k80_machine
-from bow.errors import RuntimeUnavailableError, ScheduleError, SettingError
+from bow.errors import RuntimeUnavailableError, ScheduleError
 from bow.planning.placement import methods
 from bow.planning.placement.groups import Evaluation, SearchBudget, module_groups
 from bow.planning.simulator.simulation import library
@@ -127,17 +127,3 @@ def test_a_placement_that_does_not_fit_says_what_is_too_small():
     (row,) = compare(evaluate, BUDGET, methods=("gpu",))
     assert row.seconds is None
     assert row.why_not.startswith("gpu0 (device 1) needs")
-    headings, lines = table([row])
-    assert len(headings) == len(lines[0])
-
-
-def test_times_are_shown_as_multiples_of_the_best(evaluate):
-    rows = compare(evaluate, BUDGET, methods=("cpu", "gpu"))
-    lines = table(rows)[1]
-    assert "1.00" in [line[2] for line in lines]
-    assert all(float(line[2]) >= 1 for line in lines)
-
-
-def test_an_unknown_method_is_refused_with_those_that_there_are(evaluate):
-    with pytest.raises(SettingError, match="expert"):
-        compare(evaluate, BUDGET, methods=("guess",))
