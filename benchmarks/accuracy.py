@@ -8,7 +8,7 @@ training of each (last epoch 91.56% against 90.11%).
 
 import functools
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ from torch.optim.lr_scheduler import CosineAnnealingLR
 import bow
 from benchmarks import harness
 from benchmarks.harness import setting
-from bow.data import DataSplits, digits, fashion_mnist, mnist
+from benchmarks.peers.task import DATA, read_data
+from bow.data import DataSplits
 from bow.models import LeNet
 from bow.sync import SMA
 from bow.training import train
 
 MOMENTUM = 0.9
-DATA: dict[str, Callable[..., DataSplits]] = {"fashion_mnist": fashion_mnist, "mnist": mnist, "digits": digits}
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Config(harness.Config):
 
 
 def measure(config: Config) -> dict[str, Any]:
-    splits = DATA[config.data](config.root) if config.root else DATA[config.data]()
+    splits = read_data(config.data, config.root)
     torch.set_num_threads(config.threads)
     trainings = []
     for seed in range(config.seeds):

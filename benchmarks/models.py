@@ -20,17 +20,26 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader
+
+import bow
 from benchmarks import harness
 from benchmarks.harness import CaseError, setting
 from benchmarks.harness.processes import ROOT, Host, first_words
+from bow.engines import own_loss, step_from_loss
 from bow.errors import BowError, reason
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
+from bow.models import libraries
+from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
+from bow.planning.tiles import capture_operators
+from bow.runtime.loading import build
 
 ENGINES = ("eager", "graph", "fused")
 PARTITIONS = ("partition", "planned")  # instead of an engine: operators split over processes, at random or by a search
@@ -157,8 +166,6 @@ class Config(harness.Config):
 
 def measure(config: Config) -> dict[str, Any]:
     """A row for every model, and how many train in each engine."""
-    from bow.runtime.loading import build
-
     build()
     versions = {name: _version(name) for name in PACKAGES.values()}
     there = [title for title in config.models if versions[PACKAGES[title.partition(":")[0]]] is not None]
@@ -205,8 +212,6 @@ def _cell(outcome: Mapping[str, Any]) -> str:
 
 
 def _version(name: str) -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
         return version(name)
     except PackageNotFoundError:
@@ -240,8 +245,6 @@ def _row(config: Config, title: str, processes: int) -> dict[str, Any]:
 
 def _trained(title: str, engine: str, processes: int, steps: int) -> dict[str, Any]:
     """What became of a model in an engine."""
-    import torch
-
     torch.set_num_threads(1)
     case = BY_TITLE[title]
     try:
@@ -273,10 +276,8 @@ def _trained(title: str, engine: str, processes: int, steps: int) -> dict[str, A
     return {"status": "trains" if ran.startswith(engine) else "refused", **outcome}
 
 
-def _by_learners(case: Case, engine: str) -> tuple[list["Tensor"], str]:
+def _by_learners(case: Case, engine: str) -> tuple[list[Tensor], str]:
     """The weights of two learners, and what has really run."""
-    import bow
-
     replicas = bow.Replicas(
         _built(case),
         step=_step(case),
@@ -294,8 +295,6 @@ def _by_learners(case: Case, engine: str) -> tuple[list["Tensor"], str]:
 
 def _slow_devices(count: int) -> Any:
     """Devices for which it pays to split the operators of a small model."""
-    from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
-
     kind = DeviceKind("slow", memory_gib=8, tflops=1e-5, gb_per_s=0.01, overhead_us=1, half_outputs=1)
     names = tuple(f"device{number}" for number in range(count))
     return DeviceTopology("slow", tuple(Device(name, kind) for name in names), (Link(names, 1.0, 10.0, shared=True),))
@@ -303,12 +302,6 @@ def _slow_devices(count: int) -> Any:
 
 def _by_partition(case: Case, way: str, processes: int, steps: int) -> dict[str, Any]:
     """What became of one learner that was trained in parts by several processes, in float64."""
-    import torch
-    from torch.utils.data import DataLoader
-
-    import bow
-    from bow.planning.tiles import capture_operators
-
     batches = [_cast(batch, torch.float64) for batch in _batches(case, steps)]
     drawn: dict[str, Any] = {"starts": "random", "proposals": 1, "budget_s": None, "descend": False, "temperature": 0}
     searched = drawn if way == PARTITIONS[0] else {"budget_s": PLANNING_S}
@@ -342,9 +335,7 @@ def _by_partition(case: Case, way: str, processes: int, steps: int) -> dict[str,
 _IMPORTS = "from benchmarks.models import let_torchvision_be_imported\nlet_torchvision_be_imported()\n"
 
 
-def _sgd() -> Callable[..., "torch.optim.Optimizer"]:
-    import torch
-
+def _sgd() -> Callable[..., torch.optim.Optimizer]:
     return functools.partial(torch.optim.SGD, lr=LR, momentum=0.9)
 
 
@@ -352,20 +343,16 @@ def _parameters(title: str) -> int:
     return sum(parameter.numel() for parameter in _made(BY_TITLE[title]).parameters())
 
 
-def _distances(own: "Tensor", single: "Tensor", double: "Tensor", began: "Tensor") -> tuple[float, float, float]:
+def _distances(own: Tensor, single: Tensor, double: Tensor, began: Tensor) -> tuple[float, float, float]:
     """Of a learner from plain PyTorch, in what that has moved; from float64, in plain PyTorch's error; and that."""
-    import torch
-
     rounded = torch.finfo(torch.float32).eps * double.norm()  # every weight, once
     moved, error = (single - began).norm(), (single - double).norm() + rounded
     return float((own - single).norm() / moved), float((own - double).norm() / error), float(error / moved)
 
 
 @functools.cache
-def _plain(case: Case) -> list[tuple["Tensor", "Tensor", "Tensor"]]:
+def _plain(case: Case) -> list[tuple[Tensor, Tensor, Tensor]]:
     """The weights of plain PyTorch, by learner: in float32, in float64, and before training."""
-    import torch
-
     batches = _batches(case, LEARNERS * ROUNDS)
     own = [batches[index::LEARNERS] for index in range(LEARNERS)]
     return [
@@ -374,10 +361,8 @@ def _plain(case: Case) -> list[tuple["Tensor", "Tensor", "Tensor"]]:
     ]
 
 
-def _by_pytorch(case: Case, batches: Sequence[Any], dtype: Any, rounded: Any = None) -> "Tensor":
+def _by_pytorch(case: Case, batches: Sequence[Any], dtype: Any, rounded: Any = None) -> Tensor:
     """The weights that plain PyTorch makes, with `rounded` of weights that are off by one rounding, less that."""
-    import torch
-
     model, step = _built(case).to(dtype).train(), _step(case)
     began = _state(model)
     if rounded is not None:
@@ -395,30 +380,22 @@ def _by_pytorch(case: Case, batches: Sequence[Any], dtype: Any, rounded: Any = N
     return _state(model) - change
 
 
-def _state(model: "nn.Module") -> "Tensor":
+def _state(model: nn.Module) -> Tensor:
     """All numbers of a model in a row: parameters and statistics."""
-    import torch
-
     tensors = [each for each in model.state_dict().values() if each.is_floating_point()]
     return torch.cat([each.detach().double().reshape(-1) for each in tensors])
 
 
 def _cast(batch: Any, dtype: Any) -> Any:
-    from torch.utils._pytree import tree_map
-
     return tree_map(lambda each: each.to(dtype) if each.is_floating_point() else each, batch)
 
 
-def _built(case: Case) -> "nn.Module":
+def _built(case: Case) -> nn.Module:
     return copy.deepcopy(_made(case))
 
 
 @functools.cache
-def _made(case: Case) -> "nn.Module":
-    import torch
-
-    from bow.models import libraries
-
+def _made(case: Case) -> nn.Module:
     let_torchvision_be_imported()
     torch.manual_seed(0)
     if case.library in ("timm", "torchvision"):
@@ -430,17 +407,11 @@ def _made(case: Case) -> "nn.Module":
     return model
 
 
-def _step(case: Case) -> Callable[..., "Tensor"]:
-    from torch.nn.functional import cross_entropy
-
-    from bow.engines import own_loss, step_from_loss
-
+def _step(case: Case) -> Callable[..., Tensor]:
     return step_from_loss(cross_entropy) if case.library in ("timm", "torchvision") else own_loss
 
 
 def _batches(case: Case, count: int) -> Sequence[Any]:
-    import torch
-
     generator = torch.Generator().manual_seed(1)
     pictures = [torch.randn(SAMPLES, 3, case.pixels, case.pixels, generator=generator) for _ in range(count)]
     words = [torch.randint(3, WORDS, (SAMPLES, LENGTH), generator=generator) for _ in pictures]
@@ -459,8 +430,6 @@ _STAND_INS: list[Any] = []  # what they are registered by must live
 
 def let_torchvision_be_imported() -> None:
     """Import torchvision where its wheel is of another build than torch: of its operators there are the names alone."""
-    import torch
-
     with contextlib.suppress(ModuleNotFoundError):
         try:
             importlib.import_module("torchvision")

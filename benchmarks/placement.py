@@ -11,12 +11,11 @@ by a policy that learns from real steps; then its steps are timed.
 
 import functools
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks import harness, placement_real, write_page
+from benchmarks import carry_out, harness, placement_real
 from benchmarks.harness import setting
 from benchmarks.placement_cells import DATA_SHEET, SLOW, Cell, place_cell
 from benchmarks.placement_comparison import METHODS
@@ -79,17 +78,18 @@ class Config(harness.Documented):
 
 
 def run(config: Config, command: str) -> int:
-    """Run a part, and write its results; returns 1 if an aim was missed, else 0."""
-    harness.prepare_output(config.out)
-    began, name = time.perf_counter(), STEMS[PARTS.index(config.part)]
+    """Measure and write, under a name for each part."""
+    return carry_out(STEMS[PARTS.index(config.part)], sys.modules[__name__], config, command)
+
+
+def measure(config: Config) -> dict[str, Any]:
     if config.part == "real":
-        findings = placement_real.measure(config.budget, config.turns, config.updates, config.seed)
-    else:
-        findings = simulated(config)
-    values = harness.result(name, command, config, time.perf_counter() - began, findings)
-    harness.write_json(config.out / f"{name}.json", values)
-    write_page(name, sys.modules[__name__], config, values)
-    return int(not config.quick and any(misses(case) for case in values.get("cases", ())))
+        return placement_real.measure(config.budget, config.turns, config.updates, config.seed)
+    return simulated(config)
+
+
+def missed(values: Mapping[str, Any]) -> bool:
+    return any(misses(case) for case in values.get("cases", ()))
 
 
 def simulated(config: Config) -> dict[str, Any]:

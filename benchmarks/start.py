@@ -8,23 +8,24 @@ Then the first round: wall and processor time from the call to its end, of engin
 training and in a second one, which finds what the first has kept on disk.
 """
 
-import contextlib
 import functools
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+from torch import nn
+
+import bow
 from benchmarks import harness
+from benchmarks.caches import empty_caches
 from benchmarks.harness import CaseError, apart, ratios, setting, spread, take_turns
-from bow.compiling import CACHE, cache_folder
-
-if TYPE_CHECKING:
-    from benchmarks.workloads import Workload
+from benchmarks.workloads import GREY, VOCABULARY, WORKLOADS, Workload, noise_text
+from bow.models import MLP, Transformer, sequence_cross_entropy
 
 AIM = 0.9
 """The best setting's time over the rule's, in no cell less."""
@@ -87,24 +88,13 @@ def missed(values: Row) -> bool:
     return slow or any(cell["ratio"]["median"] < AIM for cell in values["cells"])
 
 
-@contextlib.contextmanager
-def _caches() -> Iterator[tuple[str, dict[str, str]]]:
-    """A folder for a contestant, and an environment whose caches hold nothing but the native runtime."""
-    with tempfile.TemporaryDirectory() as folder:
-        for built in cache_folder().glob("runtime-*"):  # what set-up has built
-            (Path(folder) / built.name).symlink_to(built, target_is_directory=True)
-        inductor = f"{folder}/inductor"
-        yield folder, {"OMP_WAIT_POLICY": "PASSIVE", CACHE: folder, "TORCHINDUCTOR_CACHE_DIR": inductor}
-
-
 def _start(config: Config, name: str, contestant: str) -> dict[str, Any]:
     """First rounds of a first and a second training, with one pair of caches for every repeat."""
     found: dict[str, list[dict[str, Any]]] = {"first": [], "second": []}
     for _ in range(config.repeats):
-        with _caches() as (folder, environment):
-            for which, own in found.items():
-                arguments = contestant, name, FIRST_ROUNDS, f"{folder}/{which}"
-                own.append(apart(_train, *arguments, environment=environment, limit_s=config.limit_s))
+        with empty_caches() as caches:
+            for own in found.values():
+                own.append(_train_apart(config, contestant, name, FIRST_ROUNDS, caches))
     made = {"model": name, "contestant": contestant, "ran": found["second"][0]["chosen"]}
     for which, own in found.items():
         made[which] = {key: spread([each["first_round"][key] for each in own], 3) for key in ("wall_s", "processor_s")}
@@ -114,8 +104,8 @@ def _start(config: Config, name: str, contestant: str) -> dict[str, Any]:
 
 def _cell(config: Config, name: str, rounds: int) -> dict[str, Any]:
     def turn(contestant: str) -> dict[str, Any]:
-        with _caches() as (folder, environment):
-            return apart(_train, contestant, name, rounds, folder, environment=environment, limit_s=config.limit_s)
+        with empty_caches() as caches:
+            return _train_apart(config, contestant, name, rounds, caches)
 
     def note(contestant: str, error: Exception) -> None:
         if contestant == RULE or not isinstance(error, CaseError):
@@ -142,15 +132,16 @@ def _cell(config: Config, name: str, rounds: int) -> dict[str, Any]:
     return cell
 
 
+def _train_apart(config: Config, contestant: str, name: str, rounds: int, caches: Mapping[str, str]) -> dict[str, Any]:
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **caches}
+    return apart(_train, contestant, name, rounds, environment=environment, limit_s=config.limit_s)
+
+
 # What follows runs in the process of a contestant.
 
 
-def workloads() -> "dict[str, Workload]":
+def workloads() -> dict[str, Workload]:
     """Five that the other benchmarks have, and five more."""
-    from torch import nn
-
-    from benchmarks.workloads import GREY, VOCABULARY, WORKLOADS, Workload, noise_text
-    from bow.models import MLP, Transformer, sequence_cross_entropy
 
     def convolutions() -> nn.Module:
         layers = [nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 3), nn.ReLU(), nn.MaxPool2d(2)]
@@ -171,12 +162,8 @@ def workloads() -> "dict[str, Workload]":
     }
 
 
-def _train(contestant: str, name: str, rounds: int, folder: str) -> dict[str, Any]:
+def _train(contestant: str, name: str, rounds: int) -> dict[str, Any]:
     """Seconds of a training on as many samples for everybody."""
-    import torch
-
-    import bow
-
     name_of, _, learners = contestant.partition("-")
     engine = bow.Engine("graph", compile=True) if name_of == COMPILED else name_of
     workload, batch = workloads()[MODELS[name][0]], MODELS[name][1]
@@ -184,7 +171,6 @@ def _train(contestant: str, name: str, rounds: int, folder: str) -> dict[str, An
     model, data = workload.model(), workload.make_data(2 * batch * min(rounds, 100))
     epochs = max(1, rounds // 100)
     bow.train  # noqa: B018 - imports what it needs
-    began, before = perf_counter(), processor_s()
     first: dict[str, float] = {}
 
     class FirstRound:
@@ -192,18 +178,20 @@ def _train(contestant: str, name: str, rounds: int, folder: str) -> dict[str, An
             if not first:
                 first.update(wall_s=perf_counter() - began, processor_s=processor_s() - before)
 
-    result = bow.train(
-        model,
-        data,
-        workload.loss,
-        optimizer=functools.partial(torch.optim.SGD, lr=0.001, momentum=0.9),
-        batch_size=batch,
-        epochs=epochs,
-        run=bow.Run(f"{folder}/run", progress=False),
-        callbacks=[FirstRound()],
-        **settings,  # type: ignore[arg-type]
-    )
-    seconds, used = perf_counter() - began, processor_s() - before
+    with tempfile.TemporaryDirectory() as folder:
+        began, before = perf_counter(), processor_s()
+        result = bow.train(
+            model,
+            data,
+            workload.loss,
+            optimizer=functools.partial(torch.optim.SGD, lr=0.001, momentum=0.9),
+            batch_size=batch,
+            epochs=epochs,
+            run=bow.Run(f"{folder}/run", progress=False),
+            callbacks=[FirstRound()],
+            **settings,  # type: ignore[arg-type]
+        )
+        seconds, used = perf_counter() - began, processor_s() - before
     return {
         "seconds": seconds,
         "processor_s": used,

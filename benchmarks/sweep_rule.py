@@ -91,8 +91,7 @@ def train(point: Point, epochs: int) -> Trial:
     accuracies: list[float] = []
     began = time.perf_counter()
     diverged = False
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # restarts of learners are counted below
+    with warnings.catch_warnings(action="ignore"):  # restarts of learners are counted below
         try:
             while (deal := stream.deal(point.learners)) is not None:
                 replicas.round(deal.batches)

@@ -255,8 +255,8 @@ def train(
     parts = parts_of(cell.task)
     rounds = cell.budget // (contestant.learners * contestant.batch_size)
     torch.manual_seed(seed)
-    with _on_one_core(engine == "graph"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a learner that diverges starts again from the central model
+    # A learner that diverges starts again from the central model, with a warning.
+    with _on_one_core(engine == "graph"), warnings.catch_warnings(action="ignore"):
         replicas = bow.Replicas(
             task.model,
             nn.functional.cross_entropy,

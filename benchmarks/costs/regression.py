@@ -146,8 +146,8 @@ class Regression:
 
         estimator = make_estimator(self.family, self._seed)
         # One thread: the order of sums influences the weights, and more threads are slower for so few samples.
-        with threadpool_limits(1), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # regressions that do not converge are compared as they are
+        # Regressions that do not converge are compared as they are.
+        with threadpool_limits(1), warnings.catch_warnings(action="ignore"):
             estimator.fit(features, seconds)
         return estimator
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.figures.catalogue import FIGURES, MODELS, NAMES, TABLE, count_parameters, model_mb
 from benchmarks.figures.convergence import METRIC, median_to_target
-from benchmarks.figures.forms import SYNC_TITLES, Row, matches, title
+from benchmarks.figures.forms import SYNC_TITLES, Row, matches, title, values_of
 from benchmarks.harness import paper, ratios, spread_text, whole_spread
 
 ABSENT = "not measured in this form"
@@ -145,7 +145,7 @@ def _ratio(statement: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     if refused:
         return "waits for several devices, see below" if refused[0]["devices"] > 1 else "refused, see below"
     if measure == "samples_per_s":
-        return text(ratios(_flat(of), _flat(over)), ".2f")  # run by run, or seed by seed
+        return text(ratios(values_of(of, measure), values_of(over, measure)), ".2f")  # run by run, or seed by seed
     counts = [median_to_target(rows, measure) for rows in (of, over)]
     if math.inf in counts:
         which = "first" if math.isinf(counts[0]) else "second"
@@ -159,8 +159,3 @@ def _find(pick: Mapping[str, Any], values: Mapping[str, Any]) -> list[Row]:
     words = {"best": best, "half": best // 2, "small": values.get("small_batch")}
     wanted = {field: words.get(value, value) for field, value in pick.items()}
     return [row for row in values["rows"] if matches(row, wanted)]
-
-
-def _flat(rows: Sequence[Row]) -> list[float]:
-    values = [row["samples_per_s"] for row in rows]
-    return [rate for value in values for rate in (value if isinstance(value, list) else [value])]

@@ -64,6 +64,15 @@ def title(row: Row) -> str:
     return PLAIN_TITLE if row["system"] == PYTORCH else f"bow, {counted(row['learners'], 'learner')}"
 
 
+def values_of(rows: Iterable[Row], measure: str) -> list[float]:
+    """Return the measurements of several rows, each of which has one, several or none."""
+    found: list[float] = []
+    for row in rows:
+        value = row[measure]
+        found += value if isinstance(value, list) else [] if value is None else [value]
+    return found
+
+
 def matches(row: Row, pick: Mapping[str, Any]) -> bool:
     """Whether the row has all of these values."""
     return all(row[field] == value for field, value in pick.items())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.figures.catalogue import FIGURES, View
 from benchmarks.figures.convergence import LAST_EPOCHS, smoothed
-from benchmarks.figures.forms import BOW, PLAIN_TITLE, PYTORCH, SYNC_TITLES, Row, title
+from benchmarks.figures.forms import BOW, PLAIN_TITLE, PYTORCH, SYNC_TITLES, Row, title, values_of
 from benchmarks.harness import counted
 from benchmarks.harness.pictures import COLORS, picture
 from benchmarks.harness.pictures import GREY as GREY_INK
@@ -194,7 +194,7 @@ def boxes(rows: Sequence[Row], view: View) -> list[Box]:
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((_place(row, view.x), _series(row, view.series)), []).append(row)
-    return [Box(*key, _values(own, view.measure), _note(own, view.measure)) for key, own in groups.items()]
+    return [Box(*key, values_of(own, view.measure), _note(own, view.measure)) for key, own in groups.items()]
 
 
 def curves(rows: Sequence[Row]) -> list[Curve]:
@@ -217,14 +217,6 @@ def _series(row: Row, fields: Sequence[str]) -> str:
     return ", ".join(words[field](row[field]) for field in fields)
 
 
-def _values(rows: Sequence[Row], measure: str) -> list[float]:
-    found: list[float] = []
-    for row in rows:
-        value = row[measure]
-        found += value if isinstance(value, list) else [] if value is None else [value]
-    return found
-
-
 def _note(rows: Sequence[Row], measure: str) -> str:
     if any("refused" in row for row in rows):
         return "refused"
@@ -237,4 +229,4 @@ def _note(rows: Sequence[Row], measure: str) -> str:
 def _level(rows: Sequence[Row], x: str) -> Level:
     """The level of plain PyTorch, which has neither learners nor several devices."""
     name = f"{PLAIN_TITLE}, 1 device" if x == "devices" else PLAIN_TITLE
-    return Level(name, _values([row for row in rows if row["system"] == PYTORCH], "samples_per_s"))
+    return Level(name, values_of([row for row in rows if row["system"] == PYTORCH], "samples_per_s"))

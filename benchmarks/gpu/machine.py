@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,7 @@ class Machine(abc.ABC):
 
     def around(self) -> contextlib.AbstractContextManager[Any]:
         """Around what contestants do: what they warn of is not for whoever measures them."""
-        return _quiet()
+        return warnings.catch_warnings(action="ignore")
 
     def join(self, streams: Sequence[Stream]) -> None:
         """Have the caller's stream wait for these."""
@@ -187,7 +187,7 @@ class FakeMachine(Machine):
     def around(self) -> contextlib.AbstractContextManager[Any]:
         """Nothing is compiled."""
         stack = contextlib.ExitStack()
-        stack.enter_context(_quiet())
+        stack.enter_context(super().around())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         return stack
 
@@ -275,8 +275,7 @@ def check_gpu() -> None:
 
 def set_tf32(allowed: bool) -> None:
     """Allow or forbid TF32, by the switches that every version of torch from 2.10 on has."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # newer versions have other names for them as well
+    with warnings.catch_warnings(action="ignore"):  # newer versions have other names for them as well
         torch.backends.cuda.matmul.allow_tf32 = allowed
         torch.backends.cudnn.allow_tf32 = allowed
 
@@ -285,13 +284,6 @@ def place(device: StreamDevice, tensor: Tensor) -> Tensor:
     """A tensor of the host as one of the device, made on the current stream."""
     with device.issuing():
         return torch.empty_like(tensor, device=device.torch_device).copy_(tensor)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _kernels_facts(kernels: Kernels) -> dict[str, Any]:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from benchmarks.gpu.parts import PARTS, Allotment, Context
+from benchmarks.gpu.parts import PARTS, Context
 from benchmarks.gpu.peers import Peer, Spec
-from benchmarks.gpu.racing import GRAPHED, Race, Subject
-from benchmarks.harness import CaseError
+from benchmarks.gpu.racing import GRAPHED, Race, Subject, ready_peers
 from benchmarks.trainings import MOST_ROUNDS
 from bow import Engine
 
@@ -49,13 +48,11 @@ class MembersTraining:
 
     def __init__(self, subject: Subject, number: int, most_rounds: int) -> None:
         # These need packages that a bare machine may not have.
-        from benchmarks.members.contestants import begun
-        from bow.members.cohort import run_side_by_side
+        from benchmarks.members.contestants import begun, train_on
 
-        workload = subject.workload
-        self._run, self._most_rounds = run_side_by_side, most_rounds
+        self._train_on, self._most_rounds = train_on, most_rounds
         self._cohort: Cohort = begun(
-            workload, subject.data, subject.batch_size, range(number), Engine("graph"), subject.machine.device
+            subject.workload, subject.data, subject.batch_size, range(number), Engine("graph"), subject.machine.device
         )
 
     @property
@@ -69,13 +66,7 @@ class MembersTraining:
         return self._cohort.group.learners[0].module
 
     def __call__(self) -> int:
-        before = self._samples
-        self._run([self._cohort], self._most_rounds)
-        return self._samples - before
-
-    @property
-    def _samples(self) -> int:
-        return sum(progress.samples for progress in self._cohort.rows if progress is not None)
+        return self._train_on(self._cohort, self._most_rounds)
 
     def close(self) -> None:
         """End the engine."""
@@ -113,7 +104,7 @@ def measure(context: Context, model: str, batch_size: int) -> None:
     most = 2 if config.fake else MOST_ROUNDS
     race.other(members_name(number), number, lambda: MembersTraining(race.subject, number, most))
     with contextlib.ExitStack() as stack:
-        peers = [stack.enter_context(contextlib.closing(peer)) for peer in _peers(context)]
+        peers = [stack.enter_context(contextlib.closing(peer)) for _, peer in ready_peers(context, PEERS_S)]
         for each in processes if config.processes else ():
             if len(peers) < each:
                 context.cut(f"{each} processes: left out, {len(peers)} are ready")
@@ -122,15 +113,6 @@ def measure(context: Context, model: str, batch_size: int) -> None:
                 race.enter(processes_name(each, has_mps), each, Together(peers[:each]))
         race.run(config.repeats, config.stint_s)
         race.close()
-
-
-def _peers(context: Context) -> Iterator[Peer]:
-    waiting = Allotment(min(PEERS_S, context.time.left))
-    for name, address in context.peers.items():
-        try:
-            yield Peer(address, waiting)
-        except CaseError as error:
-            context.note(f"{name}: left out, {error}")
 
 
 def peers(config: "Config", variables: Mapping[str, str]) -> list[Spec]:

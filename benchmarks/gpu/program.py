@@ -228,9 +228,7 @@ def read(path: Path) -> Findings:
 
 def write(path: Path, findings: Findings) -> None:
     """Write findings as a whole or not at all."""
-    made = path.with_name(f".{path.name}.made")
-    made.write_text(json.dumps(findings, allow_nan=False), encoding="utf-8")
-    made.replace(path)
+    write_text(path, json.dumps(findings, allow_nan=False))
 
 
 @contextlib.contextmanager

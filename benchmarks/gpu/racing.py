@@ -1,7 +1,8 @@
 """Contestants on a device that take turns, until their time is over; and who of them is held against whom."""
 
+import functools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -9,7 +10,7 @@ from benchmarks.gpu.machine import Machine, place
 from benchmarks.gpu.parts import Allotment, Context
 from benchmarks.gpu.peers import Peer
 from benchmarks.gpu.workloads import workload
-from benchmarks.harness import CaseError, first_words, ratios, spread
+from benchmarks.harness import CaseError, first_words, ratios, spread, take_turns
 from benchmarks.trainings import ENDLESS, MOST_ROUNDS, BowTraining, Data, Feed, GraphedTraining, PlainTraining, Training
 from benchmarks.workloads import Workload
 from bow import Engine
@@ -206,13 +207,7 @@ class Race:
 
     def peers(self, most_s: float, learners: Mapping[str, int | None]) -> None:
         """Let those of other processes take part that are ready by then."""
-        waiting = Allotment(min(most_s, self.context.time.left))
-        for name, address in self.context.peers.items():
-            try:
-                peer = Peer(address, waiting)
-            except CaseError as error:
-                self.context.note(f"{name}: left out, {error}")
-                continue
+        for name, peer in ready_peers(self.context, most_s):
             self.enter(name, learners.get(name), peer)
 
     def run(self, repeats: int, stint_s: float) -> dict[str, list[float]]:
@@ -220,35 +215,37 @@ class Race:
 
         Repeats end when the time is over; one is made in any case.
         """
-        rates: dict[str, list[float]] = {name: [] for name in self.runners}
-        self._turns(rates, 0.0)  # every capture has emptied the caches of all others
-        for name, own in rates.items():
-            self.about[name]["warm_up_samples_per_s"] = round(own.pop(), 1)
-        self._save(rates)
-        for repeat in range(repeats):
-            began = time.monotonic()
-            self._turns(rates, stint_s, backwards=repeat % 2 == 1)
+        warm = self.again(self.runners, 1, 0.0)  # every capture has emptied the caches of all others
+        for name, (rate,) in warm.items():
+            self.about[name]["warm_up_samples_per_s"] = round(rate, 1)
+        self._save({name: [] for name in warm})
+        began = time.monotonic()
+
+        def ends(repeat: int, rates: Mapping[str, list[float]]) -> bool:
+            nonlocal began
             self._save(rates)
-            if not self.context.time.allows(time.monotonic() - began) and repeat + 1 < repeats:
+            took, began = time.monotonic() - began, time.monotonic()
+            is_over = not self.context.time.allows(took) and repeat + 1 < repeats
+            if is_over:
                 self.context.cut(f"{repeat + 1} of {repeats} turns")
-                break
-        return rates
+            return is_over
 
-    def again(self, names: Sequence[str], repeats: int, stint_s: float) -> dict[str, list[float]]:
+        return self.again(warm, repeats, stint_s, ends)
+
+    def again(
+        self,
+        names: Iterable[str],
+        repeats: int,
+        stint_s: float,
+        ends: Callable[[int, Mapping[str, list[float]]], bool] | None = None,
+    ) -> dict[str, list[float]]:
         """Some of them, still warm, alone: samples per second by contestant and repeat."""
-        rates: dict[str, list[float]] = {name: [] for name in names}
-        for repeat in range(repeats):
-            self._turns(rates, stint_s, backwards=repeat % 2 == 1)
-        return rates
 
-    def _turns(self, rates: dict[str, list[float]], stint_s: float, backwards: bool = False) -> None:
-        names = list(rates)
-        for name in reversed(names) if backwards else names:
-            try:
-                rates[name].append(self.runners[name].turn(stint_s))
-            except Exception as error:
-                self.context.note(f"{name}: failed in its turn, {first_words(error)}")
-                del rates[name]
+        def failed(name: str, error: Exception) -> None:
+            self.context.note(f"{name}: failed in its turn, {first_words(error)}")
+
+        turns = {name: functools.partial(self.runners[name].turn, stint_s) for name in names}
+        return take_turns(turns, repeats, failed=failed, after=ends)
 
     def close(self) -> None:
         """Give everything back."""
@@ -278,6 +275,16 @@ class Race:
             }
             rows.append(row)
         self.context.record(model=self.model, batch_size=self.batch_size, contestants=rows)
+
+
+def ready_peers(context: Context, most_s: float) -> Iterator[tuple[str, Peer]]:
+    """Those of other processes that are ready by then, with their names."""
+    waiting = Allotment(min(most_s, context.time.left))
+    for name, address in context.peers.items():
+        try:
+            yield name, Peer(address, waiting)
+        except CaseError as error:
+            context.note(f"{name}: left out, {error}")
 
 
 def gain(rates: Mapping[str, Sequence[float]], name: str, over: str) -> dict[str, Any] | None:

@@ -1,5 +1,6 @@
 """Samples per second of one model at one batch size: PyTorch beside bow, in turns."""
 
+import functools
 from typing import TYPE_CHECKING
 
 from benchmarks.gpu.comparisons import PEERS_S
@@ -75,23 +76,18 @@ def peers(config: "Config") -> list[Spec]:
     for part in PARTS:
         if part.function != "throughput":
             continue
-        model, batch_size = part.arguments["model"], part.arguments["batch_size"]
-        common = (part.name, model, batch_size)
+        spec = functools.partial(Spec, part=part.name, **part.arguments)
         if part.name in PARTS_WITH_ALL:
-            specs.append(_spec(COMPILED_GRAPHED, "graphed", *common, compile=True))
+            specs.append(spec(COMPILED_GRAPHED, kind="graphed", settings={"compile": True}))
         specs += [
-            _spec(COMPILED, "plain", *common, compile="default"),
-            _spec(REDUCED, "plain", *common, compile="reduce-overhead"),
+            spec(COMPILED, kind="plain", settings={"compile": "default"}),
+            spec(REDUCED, kind="plain", settings={"compile": "reduce-overhead"}),
         ]
         for learners in FUSED_LEARNERS[part.name]:
             if learners in config.learners:
-                name = bow_name("fused", learners)
-                specs.append(_spec(name, "bow", *common, learners=learners, engine="fused"))
+                settings = {"learners": learners, "engine": "fused"}
+                specs.append(spec(bow_name("fused", learners), kind="bow", settings=settings))
     return specs
-
-
-def _spec(name: str, kind: str, part: str, model: str, batch_size: int, **settings: object) -> Spec:
-    return Spec(name, part, kind, model, batch_size, settings)
 
 
 def _enter_here(race: Race, config: "Config") -> None:

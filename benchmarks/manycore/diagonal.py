@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from benchmarks.costs.machine import Saturation
-from benchmarks.manycore.executors import at_random, critical_first, first_come
+from benchmarks.manycore.executors import at_random, critical_first, first_come, taking
 from benchmarks.manycore.machines import durations, team
 from benchmarks.manycore.steps import Step
 from bow.schedule import Span, Timeline
-from bow.schedule.scheduler import OperatorScheduler, Start
+from bow.schedule.scheduler import OperatorScheduler
 from bow.schedule.scheduler.protocol import simulate_operators
 
 Cell: TypeAlias = tuple[int, int]  # layer and time step
@@ -108,20 +108,13 @@ def compare_diagonals(
         ]
         found: dict[str, list[Diagonal]] = {}
         for name, scheduler in schedulers:
-            timeline = _timeline(scheduler, times)
+            timeline = simulate_operators(scheduler, taking(times))
             drawn = cell_timeline(timeline, cells)
             timelines.setdefault((executors, name), drawn)
             begins = {cell: span.start_ns for cell, span in zip(cells, drawn.spans, strict=True)}
             found.setdefault(name, []).append(diagonal_of(begins))
         rows += [{"executors": executors, "threads": threads, "scheduler": each, **_row(found[each])} for each in found]
     return rows, timelines
-
-
-def _timeline(scheduler: OperatorScheduler, times: Sequence[int]) -> Timeline:
-    def duration(start: Start) -> int:
-        return times[start.operator]
-
-    return simulate_operators(scheduler, duration)
 
 
 def _row(found: Sequence[Diagonal]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.costs.machine import Saturation
@@ -44,14 +44,26 @@ def at_random(step: Step, executors: int, seed: int) -> ListScheduler:
     return ListScheduler(step.dependencies, executors, [draw.random() for _ in step.works])
 
 
+def taking(times: Sequence[int]) -> Callable[[Start], int]:
+    """Durations for a simulation: those of the operators, by number."""
+    return lambda start: times[start.operator]
+
+
 def simulated_ns(scheduler: OperatorScheduler, times: Sequence[int], dispatch_ns: int = 0, polling: int = 1) -> int:
     """Return the simulated time of a step."""
-
-    def duration(start: Start) -> int:
-        return times[start.operator]
-
-    timeline = simulate_operators(scheduler, duration, dispatch_ns=dispatch_ns, polling=polling)
+    timeline = simulate_operators(scheduler, taking(times), dispatch_ns=dispatch_ns, polling=polling)
     return round(1e9 * timeline.makespan)
+
+
+def critical_ns(step: Step, executors: int, times: Sequence[int], dispatch_ns: int = 0) -> int:
+    """Return the simulated time of a step with critical path first."""
+    return simulated_ns(critical_first(step, executors, times), times, dispatch_ns)
+
+
+def speedup_row(machine: Saturation, step: Step, executors: int, threads: int, before_ns: int) -> dict[str, Any]:
+    """Speed-up of critical path first over a step that took `before_ns`."""
+    first = critical_ns(step, executors, durations(machine, step, team(threads)))
+    return {"executors": executors, "threads": threads, "speedup": round(before_ns / first, 4)}
 
 
 def sweep(machine: Saturation, step: Step, tried: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
@@ -60,7 +72,7 @@ def sweep(machine: Saturation, step: Step, tried: Sequence[tuple[int, int]]) -> 
     rows = []
     for executors, threads in tried:
         times = durations(machine, step, team(threads))
-        first = simulated_ns(critical_first(step, executors, times), times)
+        first = critical_ns(step, executors, times)
         queue = simulated_ns(first_come(step, executors), times)
         rows.append(
             {
@@ -86,12 +98,7 @@ def held_to_shares(machine: Saturation, step: Step, tried: Sequence[tuple[int, i
     The machine model lets every concurrent operator use the full bandwidth; this is the opposite extreme.
     """
     before = sequential_ns(machine, step)
-    rows = []
-    for executors, threads in tried:
-        times = durations(share_of_memory(machine, executors), step, team(threads))
-        first = simulated_ns(critical_first(step, executors, times), times)
-        rows.append({"executors": executors, "threads": threads, "speedup": round(before / first, 4)})
-    return rows
+    return [speedup_row(share_of_memory(machine, count), step, count, threads, before) for count, threads in tried]
 
 
 def compare_queues(
@@ -104,10 +111,10 @@ def compare_queues(
         ratios = {}
         # An executor that polls a queue blocks all others: dispatching an operator costs that for each of them.
         for cost in dispatch_ns:
-            first = simulated_ns(critical_first(step, executors, times), times, cost)
+            first = critical_ns(step, executors, times, cost)
             queue = simulated_ns(first_come(step, executors), times, cost, polling=executors)
             ratios[str(cost)] = round(first / queue, 4)
-        first = simulated_ns(critical_first(step, executors, times), times)
+        first = critical_ns(step, executors, times)
         drawn = [first / simulated_ns(at_random(step, executors, seed), times) for seed in seeds]
         rows.append(
             {

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.costs.machine import Saturation, sort_of
-from benchmarks.manycore.executors import simulated_ns
+from benchmarks.manycore.executors import critical_ns, simulated_ns
 from benchmarks.manycore.machines import TEAM_CORES, durations, team
 from benchmarks.manycore.schedulers import TeamScheduler
 from benchmarks.manycore.steps import Step
@@ -57,7 +57,7 @@ def team_sizes(machine: Saturation, step: Step, shape: tuple[int, int], teams: S
     symmetric = durations(machine, step, team(shape[1]))
     return {
         "teams": list(teams),
-        "time": round(1e9 * makespan / _symmetric_ns(step, shape, symmetric), 4),
+        "time": round(1e9 * makespan / critical_ns(step, shape[0], symmetric), 4),
         "thread_time": round(spent / (shape[1] * sum(symmetric)), 4),
     }
 
@@ -87,7 +87,7 @@ def classes_by_scaling(times: Sequence[Times], sizes: Sequence[int], efficiency:
 def changing_number(machine: Saturation, step: Step, shape: tuple[int, int], counts: Sequence[int]) -> dict[str, Any]:
     """The best numbers of executors for forward and backward pass, each with all cores divided among them."""
     passes = {count: durations(machine, step, team(TEAM_CORES // count)) for count in counts}
-    before_ns = _symmetric_ns(step, shape, durations(machine, step, team(shape[1])))
+    before_ns = critical_ns(step, shape[0], durations(machine, step, team(shape[1])))
     taken = {(ahead, behind): _changing_ns(step, ahead, behind, passes) for ahead in counts for behind in counts}
     (ahead, behind), best_ns = min(taken.items(), key=lambda item: item[1])
     return {
@@ -147,7 +147,7 @@ def small_at_once(machine: Saturation, step: Step, shape: tuple[int, int], hando
     queued = [time + handover_ns for time in shared]
     mixed = [alone[each] if each in small else time for each, time in enumerate(queued)]
     levels = critical_path(step.dependencies, mixed).levels
-    before_ns = _symmetric_ns(step, shape, queued)
+    before_ns = critical_ns(step, executors, queued)
     taken = {
         light: simulated_ns(TeamScheduler(step.dependencies, executors, levels, small=small, light=light), mixed)
         for light in (False, True)
@@ -159,8 +159,3 @@ def small_at_once(machine: Saturation, step: Step, shape: tuple[int, int], hando
         "time": round(taken[False] / before_ns, 4),
         "time_with_light": round(taken[True] / before_ns, 4),
     }
-
-
-def _symmetric_ns(step: Step, shape: tuple[int, int], times: Sequence[int]) -> int:
-    levels = critical_path(step.dependencies, times).levels
-    return simulated_ns(ListScheduler(step.dependencies, shape[0], levels), times)

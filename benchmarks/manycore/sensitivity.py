@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.costs.machine import Saturation
 from benchmarks.manycore.curves import learn
-from benchmarks.manycore.executors import critical_first, fastest, first_come, sequential_ns, simulated_ns
+from benchmarks.manycore.executors import critical_ns, fastest, first_come, sequential_ns, simulated_ns, speedup_row
 from benchmarks.manycore.machines import VARIATIONS, durations, team
 from benchmarks.manycore.steps import Step
 from benchmarks.manycore.strategies import Plan, recommended, simulate_plan, try_pairs
@@ -33,14 +33,10 @@ def of_executors(
     for parameter, factor, varied in machines(machine, factors):
         own = adapt(varied)
         before = sequential_ns(own, step)
-        found = []
-        for executors, threads in tried:
-            times = durations(own, step, team(threads))
-            first = simulated_ns(critical_first(step, executors, times), times)
-            found.append({"executors": executors, "threads": threads, "speedup": round(before / first, 4)})
+        found = [speedup_row(own, step, *shape, before) for shape in tried]
         executors, threads = fastest(found)
         times = durations(own, step, team(threads))
-        first = simulated_ns(critical_first(step, executors, times), times)
+        first = critical_ns(step, executors, times)
         queue = simulated_ns(first_come(step, executors), times)
         rows.append(
             {

@@ -8,14 +8,14 @@ from typing import Any
 
 from benchmarks.costs.machine import Saturation, Threads, Work
 from benchmarks.manycore.curves import Curves, Teams
-from benchmarks.manycore.executors import first_come
+from benchmarks.manycore.executors import first_come, taking
 from benchmarks.manycore.machines import CACHES, CORES, by_work, nanoseconds
 from benchmarks.manycore.schedulers import Seated, fit
 from benchmarks.manycore.simulator import simulate_operators
 from benchmarks.manycore.steps import Step
 from bow.schedule import Timeline
 from bow.schedule.picture import co_running, mean_co_running
-from bow.schedule.scheduler import CoRunScheduler, Start
+from bow.schedule.scheduler import CoRunScheduler
 from bow.schedule.scheduler.corun import Cores, Strategy, threads_by_kind
 
 # Slow-down of an operator that shares its cores with another (Liu et al., Table III: two operators that both use all
@@ -65,12 +65,7 @@ def simulate_plan(
 ) -> tuple[Timeline, int]:
     """Simulate a step with some of the strategies; returns its timeline, and the number of thread-count changes."""
     scheduler = CoRunScheduler(
-        step.dependencies,
-        curves.predicted,
-        step.kinds,
-        CORES,
-        plan.strategy,
-        narrow=plan.narrow,
+        step.dependencies, curves.predicted, step.kinds, CORES, plan.strategy, narrow=plan.narrow
     )
     teams = Teams(curves.actual, change_ns, step.kinds if whose == OF_A_TYPE else None)
     timeline = simulate_operators(scheduler, teams, siblings_factor=sharing)
@@ -140,13 +135,9 @@ def try_pairs(machine: Saturation, step: Step, tried: Sequence[tuple[int, int]])
 
 def _pair_ns(machine: Saturation, step: Step, inter: int, intra: int) -> int:
     times = by_work(step.works, lambda work: _fastest_ns(machine, work, intra))
-
-    def duration(start: Start) -> int:
-        return times[start.operator]
-
     queue = first_come(step, inter)
     scheduler = queue if inter * intra <= CORES else Seated(queue, intra, CORES)
-    return round(1e9 * simulate_operators(scheduler, duration, siblings_factor=SHARED).makespan)
+    return round(1e9 * simulate_operators(scheduler, taking(times), siblings_factor=SHARED).makespan)
 
 
 def _fastest_ns(machine: Saturation, work: Work, threads: int) -> int:

@@ -4,6 +4,7 @@ Member `s` starts with the weights of seed `s` and processes its batches in the 
 bow, which has its own order, have equal final weights, up to rounding.
 """
 
+import abc
 import copy
 import functools
 import os
@@ -11,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from benchmarks.trainings import ENDLESS, SGD, Data, Feed, PlainTraining, Tensor
 from benchmarks.workloads import WORKLOADS, Workload
 from bow.devices import StreamDevice
 from bow.members import Member
-from bow.members.cohort import Cohort, SharedSamples, run_side_by_side
+from bow.members.cohort import MOST_ROUNDS, Cohort, SharedSamples, run_side_by_side
 from bow.members.config import SweepConfig
 from bow.members.member import Progress, check_variants
 from bow.training.config import TrainConfig
@@ -56,68 +57,34 @@ class Task:
         return Feed(self.data, self.batch_size, seed)
 
 
-class Members(Protocol):
+class Members(abc.ABC):
     """A contestant, in its process."""
-
-    def turn(self, seconds: float) -> float:
-        """Return samples per second of all members in the steady state, in a measurement window."""
-        ...
-
-    def train(self, epochs: int) -> list[Tensors]:
-        """Train all members from the beginning; returns the weights of each."""
-        ...
-
-
-class Loop:
-    """One member after another, in one module, compiled once if at all: each member's weights are loaded into it."""
-
-    def __init__(self, task: Task, compile: str | None = None) -> None:
-        self._task, self._compile = task, compile
-        self._module = task.workload.model(task.seeds[0])
-        self._training: PlainTraining | None = None
-        self._forward: Any = None
-
-    def turn(self, seconds: float) -> float:
-        return rate(self._trainings_of(self._task.seeds[0]), seconds)
-
-    def train(self, epochs: int) -> list[Tensors]:
-        found = []
-        for seed in self._task.seeds:
-            training = self._begun(seed)
-            for _ in range(epochs * self._task.steps):
-                training()
-            found.append({name: tensor.clone() for name, tensor in self._module.state_dict().items()})
-        return found
-
-    def _trainings_of(self, seed: int) -> PlainTraining:
-        if self._training is None:
-            self._training = self._begun(seed)
-            warm_up(self._training)
-        return self._training
-
-    def _begun(self, seed: int) -> PlainTraining:
-        self._module.load_state_dict(self._task.workload.model(seed).state_dict())
-        training = PlainTraining(self._module, self._task.workload.loss, self._task.feed(seed))
-        if self._compile is not None:
-            if self._forward is None:
-                self._forward = torch.compile(self._module, dynamic=False, mode=self._compile)
-            training.forward = self._forward
-        return training
-
-
-class StepLoop:
-    """One member after another, by a single compiled function of weights, momenta and a batch: the whole step."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        self._step = compiled_step(task.workload.model(), task.workload.loss)
         self._run: Callable[[], int] | None = None
 
     def turn(self, seconds: float) -> float:
+        """Return samples per second of all members in the steady state, in a measurement window."""
         if self._run is None:
-            _, self._run = self._begun(self._task.seeds[0])
+            self._run = self._steady()
             warm_up(self._run)
         return rate(self._run, seconds)
+
+    @abc.abstractmethod
+    def _steady(self) -> Callable[[], int]:
+        """Begin what is measured: trains a bit, and returns the number of samples."""
+
+    @abc.abstractmethod
+    def train(self, epochs: int) -> list[Tensors]:
+        """Train all members from the beginning; returns the weights of each."""
+
+
+class OneByOne(Members):
+    """One member after another; the first one is what is measured."""
+
+    def _steady(self) -> Callable[[], int]:
+        return self._begun(self._task.seeds[0])[1]
 
     def train(self, epochs: int) -> list[Tensors]:
         found = []
@@ -125,8 +92,39 @@ class StepLoop:
             weights, run = self._begun(seed)
             for _ in range(epochs * self._task.steps):
                 run()
-            found.append(weights)
+            found.append({name: tensor.clone() for name, tensor in weights.items()})
         return found
+
+    @abc.abstractmethod
+    def _begun(self, seed: int) -> tuple[Tensors, Callable[[], int]]:
+        """Return the weights of a member, and what trains it on a batch."""
+
+
+class Loop(OneByOne):
+    """In one module, compiled once if at all: each member's weights are loaded into it."""
+
+    def __init__(self, task: Task, compile: str | None = None) -> None:
+        super().__init__(task)
+        self._compile = compile
+        self._module = task.workload.model(task.seeds[0])
+        self._forward: Any = None
+
+    def _begun(self, seed: int) -> tuple[Tensors, Callable[[], int]]:
+        self._module.load_state_dict(self._task.workload.model(seed).state_dict())
+        training = PlainTraining(self._module, self._task.workload.loss, self._task.feed(seed))
+        if self._compile is not None:
+            if self._forward is None:
+                self._forward = torch.compile(self._module, dynamic=False, mode=self._compile)
+            training.forward = self._forward
+        return self._module.state_dict(), training
+
+
+class StepLoop(OneByOne):
+    """By a single compiled function of weights, momenta and a batch: the whole step."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self._step = compiled_step(task.workload.model(), task.workload.loss)
 
     def _begun(self, seed: int) -> tuple[Tensors, Callable[[], int]]:
         model, feed = self._task.workload.model(seed), self._task.feed(seed)
@@ -142,11 +140,11 @@ class StepLoop:
         return {**parameters, **buffers}, run
 
 
-class Stacked:
+class Stacked(Members):
     """All members at once with `torch.func`, as in PyTorch's tutorial on model ensembling, or compiled."""
 
     def __init__(self, task: Task, compile: bool = False) -> None:
-        self._task = task
+        super().__init__(task)
         loss, skeleton = task.workload.loss, copy.deepcopy(task.workload.model()).to("meta")
 
         def forward(parameters: Tensors, buffers: Tensors, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensors]:
@@ -156,13 +154,9 @@ class Stacked:
         self._differentiate: Any = vmap(grad_and_value(forward, has_aux=True), randomness="different")
         if compile:
             self._differentiate = torch.compile(self._differentiate, dynamic=False)
-        self._run: Callable[[], int] | None = None
 
-    def turn(self, seconds: float) -> float:
-        if self._run is None:
-            _, self._run = self._begun()
-            warm_up(self._run)
-        return rate(self._run, seconds)
+    def _steady(self) -> Callable[[], int]:
+        return self._begun()[1]
 
     def train(self, epochs: int) -> list[Tensors]:
         weights, run = self._begun()
@@ -192,18 +186,18 @@ class Stacked:
         return {**parameters, **buffers}, run
 
 
-class Bow:
+class Bow(Members):
     """bow's members, with engine `graph`: operator by operator, or compiled."""
 
     def __init__(self, task: Task, compile: bool = False) -> None:
-        self._task, self._engine = task, bow.Engine("graph", compile=compile)
-        self._cohort: Cohort | None = None
+        super().__init__(task)
+        self._engine = bow.Engine("graph", compile=compile)
 
-    def turn(self, seconds: float) -> float:
-        if self._cohort is None:
-            self._cohort = self._begun()
-            warm_up(self._round)
-        return rate(self._round, seconds)
+    def _steady(self) -> Callable[[], int]:
+        task = self._task
+        torch.set_num_threads(1)  # as `bow.sweep` does
+        cohort = begun(task.workload, task.data, task.batch_size, task.seeds, self._engine, torch.device("cpu"))
+        return functools.partial(train_on, cohort)
 
     def train(self, epochs: int) -> list[Tensors]:
         task = self._task
@@ -220,17 +214,6 @@ class Bow:
                 run=bow.Run(folder, progress=False),
             )
         return [dict(member.model.state_dict()) for member in swept.members if member.model is not None]
-
-    def _round(self) -> int:
-        assert self._cohort is not None
-        before = sum(progress.samples for progress in self._cohort.rows if progress is not None)
-        run_side_by_side([self._cohort])
-        return sum(progress.samples for progress in self._cohort.rows if progress is not None) - before
-
-    def _begun(self) -> Cohort:
-        task = self._task
-        torch.set_num_threads(1)  # as `bow.sweep` does
-        return begun(task.workload, task.data, task.batch_size, task.seeds, self._engine, torch.device("cpu"))
 
 
 def begun(
@@ -260,6 +243,17 @@ def begun(
     for each in waiting:
         cohort.place(each)
     return cohort
+
+
+def train_on(cohort: Cohort, most_rounds: int = MOST_ROUNDS) -> int:
+    """Run a round, or on a GPU several; returns the number of samples of all members."""
+    before = _samples(cohort)
+    run_side_by_side([cohort], most_rounds)
+    return _samples(cohort) - before
+
+
+def _samples(cohort: Cohort) -> int:
+    return sum(progress.samples for progress in cohort.rows if progress is not None)
 
 
 LOOP, COMPILED, STEP, PINNED, PINNED_STEP, STACKED, STACKED_COMPILED, BOW, BOW_COMPILED = (

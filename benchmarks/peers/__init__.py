@@ -34,7 +34,7 @@ from benchmarks.peers.program import (
     train_apart,
 )
 from benchmarks.peers.sweep_rule import MARGIN, RULE
-from benchmarks.peers.task import DATA, MODELS
+from benchmarks.peers.task import DATA, MODELS, read_data
 from benchmarks.peers.training import DIVERGED, FAILED, FINAL, SWEEP, Training, by_choice
 from benchmarks.peers.verdict import CLAIM, LEAST_SEEDS, LIMIT, decide, represent, time_ratios
 from benchmarks.trainings import MOMENTUM
@@ -112,7 +112,7 @@ def check(config: Config) -> DataSplits:
     if set(config.contestants) <= set(absent):
         whys = "; ".join(f"{name}: {why}" for name, why in absent.items())
         raise SettingError(f"contestants must name at least one that can take part, got {whys or 'nothing'}")
-    return DATA[config.data](config.root) if config.root else DATA[config.data]()
+    return read_data(config.data, config.root)
 
 
 def draw(values: Mapping[str, Any], folder: Path) -> None:

@@ -15,6 +15,13 @@ from bow.data import DataSplits, digits, fashion_mnist, mnist
 from bow.models import MLP, LeNet
 
 DATA: dict[str, Callable[..., DataSplits]] = {"fashion_mnist": fashion_mnist, "mnist": mnist, "digits": digits}
+
+
+def read_data(name: str, root: str) -> DataSplits:
+    """Read a data set of `DATA` from a folder; empty: from the default locations."""
+    return DATA[name](root) if root else DATA[name]()
+
+
 MODELS = {"lenet": "LeNet with 20 and 50 filters and 500 hidden units", "mlp": "an MLP with 256 hidden units"}
 
 
@@ -37,7 +44,7 @@ class Task:
 
     def load(self) -> DataSplits:
         """Read the data, and copy them to the device."""
-        splits = DATA[self.data](self.root) if self.root else DATA[self.data]()
+        splits = read_data(self.data, self.root)
         train, validation = ((x.to(self.device), y.to(self.device)) for x, y in (splits.train, splits.validation))
         return DataSplits(train, validation, splits.classes, splits.name)
 

@@ -1,22 +1,19 @@
 """Pairs of a model and a batch size: the tuner's choice, compared with the best of an exhaustive search."""
 
 import functools
-import os
 import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 
 from benchmarks.harness import apart, median_interval, ratios, spread
-from benchmarks.trainings import LEARNING_RATE, MOMENTUM, Data
+from benchmarks.trainings import SGD, Data
 from benchmarks.tuner.exhaustive import Tried, everything, take_turns, try_all
 from benchmarks.workloads import CLASSES, COLOR, WORKLOADS, Workload
-from bow.compiling import CACHE
 from bow.engines import LearningConfig, step_from_loss
 from bow.engines.choice import MIN_ROUNDS_PER_EPOCH
 from bow.models import LogisticRegression
@@ -24,7 +21,7 @@ from bow.sync import SMA
 from bow.training.batches import DataSource
 from bow.training.replicas import ReplicasConfig
 from bow.training.trials import COMPILED, Trials
-from bow.training.tuning import Tuned, make_request, tune
+from bow.training.tuning import make_request, tune
 from bow.tuner import EngineSetting, Tuner
 
 # Samples in memory for each pair, or more if the largest number of learners needs them: if the number of learners is
@@ -73,8 +70,6 @@ FINALISTS = 5  # number of the fastest of the exhaustive search that are compare
 
 Verdict: TypeAlias = Literal["reached", "undecided", "missed"]
 
-SGD = functools.partial(torch.optim.SGD, lr=LEARNING_RATE, momentum=MOMENTUM, fused=True)
-
 
 @dataclass(frozen=True)
 class Task:
@@ -89,7 +84,7 @@ class Task:
     turns: int  # measurements of the choice and the finalists
     threads: int  # torch's threads
     most: int  # largest number of learners
-    cache: str | None  # a folder for compiled code, empty but for the native runtime; None: the default
+    caches: Mapping[str, str]  # variables of empty caches for the tuner; empty: the caches of this process
 
 
 @dataclass(frozen=True)
@@ -203,7 +198,8 @@ def compare(task: Task) -> Comparison:
         )
         finalists = tried.by_speed[:FINALISTS]
         steps = round(task.run_s * statistics.median(tried.rates[finalists[0]]) / pair.batch_size)
-        calibrated = apart(calibrate, task, max(1, steps), environment={"OMP_WAIT_POLICY": "PASSIVE"})
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", **task.caches}
+        calibrated = apart(calibrate, task, max(1, steps), environment=environment)
         if calibrated.choice is not None and calibrated.choice not in finalists:
             finalists.append(calibrated.choice)
         turns, dropped = take_turns(trials, finalists, turns=task.turns, stint_s=task.stint_s)
@@ -214,21 +210,14 @@ def compare(task: Task) -> Comparison:
 
 def calibrate(task: Task, steps: int) -> Calibrated:
     """Tune as `bow.train` does, for a training of `steps` batches."""
-    if task.cache is not None:
-        os.environ[CACHE] = task.cache
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(task.cache) / "inductor")
     _begin(task)
     pair = PAIRS[task.pair]
     replicas_config, opened = _prepare(pair)
     request = make_request(replicas_config, opened, 1, steps=steps)
     request = replace(request, most=min(task.most, request.most))
     began = time.perf_counter()
-    tuned = tune(request, opened, Tuner(cache=False), loss=pair.workload.loss, say=_nothing)
-    return calibrated_from(tuned, time.perf_counter() - began)
-
-
-def calibrated_from(tuned: Tuned, seconds: float) -> Calibrated:
-    """Convert a result of the tuner, which took this many seconds."""
+    tuned = tune(request, opened, Tuner(cache=False), loss=pair.workload.loss, say=lambda text: None)
+    seconds = time.perf_counter() - began
     if tuned.engine == "auto":  # it used the rule of thumb
         return Calibrated(None, seconds, tuned.summary, tuned.rows)
     choice = EngineSetting(tuned.engine + COMPILED * tuned.compile, tuned.learners, tuned.threads or 1)
@@ -259,10 +248,6 @@ def _prepare(pair: Pair) -> tuple[ReplicasConfig, DataSource]:
     return replicas_config, opened
 
 
-def _nothing(text: str) -> None:
-    """Print nothing."""
-
-
 def compared(task: Task) -> dict[str, Any]:
     """Return the results of a pair as plain values."""
     return as_dict(compare(task))
@@ -283,7 +268,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
         "verdict": comparison.verdict,
         "speed_verdict": comparison.speed_verdict,
         "reason": comparison.reason,
-        **{name: found for name, found in intervals.items()},
+        **intervals,
         "calibration_s": round(comparison.calibrated.seconds, 2),
         "run_s": round(comparison.run_s, 1),
         "share": round(comparison.share, 4),

@@ -1,15 +1,14 @@
 """Compare all pairs, and write the results."""
 
-import tempfile
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
+from benchmarks.caches import empty_caches
 from benchmarks.harness import setting
 from benchmarks.tuner.comparison import PAIRS, Task, compared
-from bow.compiling import cache_folder
 from bow.runtime.loading import native
 from bow.tuner import EngineSetting
 
@@ -60,11 +59,7 @@ def page(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compare(name: str, config: Config) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        is_cold = config.cold and not config.quick
-        if is_cold:
-            for built in cache_folder().glob("runtime-*"):
-                (Path(folder) / built.name).symlink_to(built, target_is_directory=True)
-        names = ("run_s", "passes", "first_s", "stint_s", "compile_s", "turns", "threads", "most")
-        task = Task(name, **{each: getattr(config, each) for each in names}, cache=folder if is_cold else None)
+    names = ("run_s", "passes", "first_s", "stint_s", "compile_s", "turns", "threads", "most")
+    with empty_caches() if config.cold and not config.quick else contextlib.nullcontext({}) as caches:
+        task = Task(name, **{each: getattr(config, each) for each in names}, caches=caches)
         return harness.apart(compared, task, environment={"OMP_WAIT_POLICY": "PASSIVE"})
