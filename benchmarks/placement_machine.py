@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from bow.errors import SettingError
 from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
 from bow.planning.simulator.python_simulator import SimulationResult
 from bow.planning.simulator.step_model import Task, TaskKind
@@ -48,10 +47,6 @@ def k80_machine(gpus: int, memory_gib: float = K80.memory_gib, copies: float = 1
     References:
         Mirhoseini et al.: Device placement optimization with reinforcement learning, 2017, section 4.1.
     """
-    if gpus < 1:
-        raise SettingError(f"gpus must be at least 1, got {gpus}")
-    if not copies > 0:
-        raise SettingError(f"copies must be above 0, got {copies}; 1 is the data sheets' time")
     kind = DeviceKind(K80.name, memory_gib, K80.tflops, K80.gb_per_s, K80.overhead_us, K80.half_outputs)
     boards = [f"board{number}" for number in range(-(-gpus // BOARDS))]
     devices = [Device("cpu", HASWELL), *(Device(f"gpu{number}", kind) for number in range(gpus))]

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from bow.errors import SettingError
 from bow.planning.placement.groups import Devices, SimulatedEvaluator
 from bow.planning.problem.partition import Partition
 from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime
@@ -41,10 +40,6 @@ class RealSteps:
         *,
         steps: int = STEPS,
     ) -> None:
-        if steps < 2:
-            raise SettingError(f"steps must be at least 2, got {steps}: the first one is left out")
-        if group.size != evaluator.num_devices:
-            raise SettingError(f"{evaluator.num_devices} devices need a process each, there are {group.size}")
         self.evaluator = evaluator
         self._captured, self._model, self._batch = captured, model, batch
         self._optimizer, self._group, self._steps = optimizer, group, steps

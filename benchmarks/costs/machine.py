@@ -22,12 +22,6 @@ class Threads:
     threads: int
     shared: bool = False
 
-    def __post_init__(self) -> None:
-        if self.threads < 1:
-            raise SettingError(f"threads must be at least 1, got {self.threads}")
-        if self.shared and self.threads % 2:
-            raise SettingError(f"threads must be even where two share a cache, got {self.threads}; leave shared out")
-
     def __str__(self) -> str:
         counted = "1 thread" if self.threads == 1 else f"{self.threads} threads"
         return f"{counted}, two to a cache" if self.shared else counted
@@ -35,8 +29,6 @@ class Threads:
 
 def placements(cores: int, caches: bool = True) -> tuple[tuple[Threads, ...], ...]:
     """All cases of a machine, ascending: first those with a cache per thread, then those with two threads per cache."""
-    if cores < 1:
-        raise SettingError(f"cores must be at least 1, got {cores}")
     if not caches:
         return (tuple(map(Threads, range(1, cores + 1))),)
     alone = tuple(map(Threads, range(1, (cores + 1) // 2 + 1)))
@@ -83,11 +75,6 @@ class Work:
     flops: float
     bytes_moved: float
 
-    def __post_init__(self) -> None:
-        for name in ("flops", "bytes_moved"):
-            if not getattr(self, name) >= 0:
-                raise SettingError(f"{name} must be at least 0, got {getattr(self, name)} for {self.kind}")
-
 
 Sort: TypeAlias = Literal["convolution", "input gradient", "weight gradient", "product", "reduction", "elementwise"]
 
@@ -112,16 +99,6 @@ class Scaling:
     serial: float = 0.002
     serial_s: float = 0.0
     traffic: float = 1.0
-
-    def __post_init__(self) -> None:
-        for name in ("flops_per_s", "traffic"):
-            if not getattr(self, name) > 0:
-                raise SettingError(f"{name} must be above 0, got {getattr(self, name)}")
-        for name in ("crowding_s", "grain_s", "serial_s"):
-            if not getattr(self, name) >= 0:
-                raise SettingError(f"{name} must be at least 0, got {getattr(self, name)}")
-        if not 0 <= self.serial < 1:
-            raise SettingError(f"serial must be at least 0 and below 1, got {self.serial}")
 
 
 KNIGHTS_LANDING: Mapping[Sort, Scaling] = MappingProxyType(
@@ -218,18 +195,8 @@ class Saturation:
     noise: float = 0.0
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        for name in ("cores", "thread_bytes_per_s", "bytes_per_s", "copy_bytes_per_s"):
-            if not getattr(self, name) > 0:
-                raise SettingError(f"{name} must be above 0, got {getattr(self, name)}")
-        for name in ("launch_s", "noise"):
-            if not getattr(self, name) >= 0:
-                raise SettingError(f"{name} must be at least 0, got {getattr(self, name)}")
-
     def time_s(self, flops: float, bytes_moved: float, kind: str, case: Threads, run: int = 0) -> float:
         """Return the seconds of an operator."""
-        if case.threads > self.cores:
-            raise SettingError(f"threads must be at most {self.cores}, the cores of this machine, got {case.threads}")
         scaling = self.scalings[sort_of(kind)]
         seconds = self.launch_s + bytes_moved / self.copy_bytes_per_s + self._work_s(flops, bytes_moved, scaling, case)
         return seconds * self._disturbance(flops, bytes_moved, kind, case, run)

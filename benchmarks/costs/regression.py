@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from benchmarks.costs.climbing import accuracy, r_squared
 from benchmarks.costs.machine import Saturation, Threads, Work, evenly, placements
-from bow.errors import SettingError
 
 INSTRUCTIONS = "instructions"  # all other events are divided by this one
 
@@ -38,10 +37,6 @@ class Sample:
 
     time_s: float
     events: Mapping[str, float]
-
-    def __post_init__(self) -> None:
-        if not self.events.get(INSTRUCTIONS, 0) > 0:
-            raise SettingError(f"events need {INSTRUCTIONS} above 0 to be divided by, got {dict(self.events)}")
 
     def normalised(self) -> dict[str, float]:
         """Return the events per instruction, so that operators of any size can be compared."""
@@ -108,10 +103,6 @@ class Regression:
     """
 
     def __init__(self, family: str, samples: Sequence[Threads], num_events: int = 4, seed: int = 0) -> None:
-        if family not in ESTIMATORS:
-            raise SettingError(f"family must be one of {', '.join(ESTIMATORS)}, got {family!r}")
-        if not samples or num_events < 1:
-            raise SettingError(f"samples and num_events must be at least 1, got {len(samples)} and {num_events}")
         self.family = family
         self.samples = tuple(samples)
         self.events: tuple[str, ...] = ()
@@ -123,11 +114,7 @@ class Regression:
     def fit(self, profiles: Mapping[str, Profile], times: Mapping[str, Mapping[Threads, float]]) -> None:
         """Fit the regressions to operators with known times."""
         operators = sorted(profiles)
-        if not operators or any(operator not in times for operator in operators):
-            raise SettingError(f"times of {len(times)} operators for {len(operators)} profiles; give every one both")
         cases = sorted(times[operators[0]])
-        if any(sorted(times[operator]) != cases for operator in operators):
-            raise SettingError("all operators must have times in the same cases; leave out the others")
         known = np.array([[times[operator][case] for case in cases] for operator in operators])
         self.events = select_events([profiles[o] for o in operators], self.samples, known, self._num_events, self._seed)
         features = self._features([profiles[operator] for operator in operators])
@@ -136,8 +123,6 @@ class Regression:
 
     def times_s(self, profiles: Sequence[Profile], case: Threads) -> list[float]:
         """Predict the seconds of several operators in a case."""
-        if case not in self._estimators:
-            raise SettingError(f"no regression was fitted for {case}; give its times to `fit`")
         predicted = self._estimators[case].predict(self._features(profiles))
         return [float(value) for value in np.maximum(predicted, self._least_s)]
 
@@ -165,9 +150,7 @@ def select_events(
     """
     from sklearn.tree import DecisionTreeRegressor
 
-    names = sorted(_sample(profiles[0], samples[0]).normalised())
-    if any(sorted(_sample(each, case).normalised()) != names for each in profiles for case in samples):
-        raise SettingError(f"all samples must have the events {', '.join(names)}; count the same everywhere")
+    names = sorted(profiles[0][samples[0]].normalised())
     features = np.array([_row(profile, samples, names) for profile in profiles])
     tree = DecisionTreeRegressor(random_state=seed).fit(features, seconds)
     by_sample = tree.feature_importances_.reshape(len(samples), 1 + len(names))
@@ -178,16 +161,9 @@ def select_events(
 def _row(profile: Profile, samples: Sequence[Threads], events: Sequence[str]) -> Rows:
     numbers: list[float] = []
     for case in samples:
-        sample = _sample(profile, case)
-        normalised = sample.normalised()
-        numbers += [sample.time_s, *(normalised[name] for name in events)]
+        normalised = profile[case].normalised()
+        numbers += [profile[case].time_s, *(normalised[name] for name in events)]
     return np.array(numbers)
-
-
-def _sample(profile: Profile, case: Threads) -> Sample:
-    if case not in profile:
-        raise SettingError(f"a profile has no sample with {case}; sample every operator in the same cases")
-    return profile[case]
 
 
 SUBSETS = 300

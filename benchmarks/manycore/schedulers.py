@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from bow.errors import ScheduleError, SettingError
 from bow.schedule.scheduler import ListScheduler, Start
 
 
@@ -31,17 +30,11 @@ class TeamScheduler(ListScheduler):
         super().__init__(dependencies, executors, priority, stay, small=small)
         self._light = executors if light else None
         self._threads = tuple([1] * executors if threads is None else threads)
-        if len(self._threads) != executors:
-            raise ScheduleError(f"{len(self._threads)} numbers of threads for {executors} executors; give each one")
-        _check_threads(self._threads)
         num_operators, everyone = len(dependencies), (1 << executors) - 1
         sizes = sorted(set(self._threads))
         classes = [sum(1 << each for each, size in enumerate(self._threads) if size == wanted) for wanted in sizes]
-        self._preferred = [everyone] * num_operators if prefers is None else _masks(prefers, classes, num_operators)
+        self._preferred = [everyone] * num_operators if prefers is None else [classes[wanted] for wanted in prefers]
         counts = [executors if open is None else open(finished) for finished in range(num_operators + 1)]
-        wrong = next((count for count in counts if not 1 <= count <= executors), None)
-        if wrong is not None:
-            raise ScheduleError(f"open must give 1 to {executors} executors, as many as there are, got {wrong}")
         self._open = [(1 << count) - 1 for count in counts]
 
     def start(self, now_ns: int = 0) -> list[Start]:
@@ -58,25 +51,6 @@ class TeamScheduler(ListScheduler):
     def _run(self, operator: int, executor: int) -> Start:
         self._running[operator] = executor
         return Start(operator, executor, 1 if executor == self._light else self._threads[executor])
-
-
-def _check_threads(threads: Sequence[int]) -> None:
-    wrong = next((executor for executor, count in enumerate(threads) if count < 1), None)
-    if wrong is not None:
-        raise ScheduleError(f"threads must be at least 1, got {threads[wrong]} for executor {wrong}")
-
-
-def _masks(prefers: Sequence[int], classes: Sequence[int], num_operators: int) -> list[int]:
-    """By operator: bit mask of the suitable executors."""
-    if len(prefers) != num_operators:
-        raise ScheduleError(f"{len(prefers)} preferred classes for {num_operators} operators; give every operator one")
-    wrong = next((index for index, wanted in enumerate(prefers) if not 0 <= wanted < len(classes)), None)
-    if wrong is not None:
-        raise ScheduleError(
-            f"operator {wrong} prefers class {prefers[wrong]}, and executors have {len(classes)} different numbers of "
-            f"threads; use 0 to {len(classes) - 1}"
-        )
-    return [classes[wanted] for wanted in prefers]
 
 
 def fit(executors: int, threads: int, cores: int) -> bool:
@@ -101,11 +75,6 @@ class Seated:
     """
 
     def __init__(self, scheduler: ListScheduler, threads: int, cores: int) -> None:
-        if not fit(scheduler.executors, threads, cores):
-            raise SettingError(
-                f"{scheduler.executors} executors of {threads} threads have no seats on {cores} cores of two hardware "
-                "threads; use fewer"
-            )
         self._scheduler = scheduler
         self._threads = threads
         self._beside = cores // threads

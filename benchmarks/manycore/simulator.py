@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 
-from bow.errors import SettingError
 from bow.schedule.scheduler.protocol import OperatorScheduler, Start, places_of
 from bow.schedule.timeline import Span, Timeline
 
@@ -75,10 +74,6 @@ class _SimulatedMachine:
     """Runs operators, and determines the next one to end; of ties the lowest number."""
 
     def __init__(self, duration_ns: Callable[[Start], int], dispatch_ns: int, siblings_factor: float) -> None:
-        if dispatch_ns < 0:
-            raise SettingError(f"dispatch_ns and polling must be at least 0, got {dispatch_ns} in all")
-        if not (math.isfinite(siblings_factor) and siblings_factor >= 1):
-            raise SettingError(f"siblings_factor must be at least 1, got {siblings_factor}; 1 slows nothing down")
         self._duration_ns = duration_ns
         self._dispatch_ns = dispatch_ns
         self._dispatcher_free_ns = 0
@@ -93,10 +88,7 @@ class _SimulatedMachine:
         begins_ns = self.now_ns
         if self._dispatch_ns:
             begins_ns = self._dispatcher_free_ns = max(self._dispatcher_free_ns, begins_ns) + self._dispatch_ns
-        duration_ns = self._duration_ns(start)
-        if duration_ns < 0:
-            raise SettingError(f"duration_ns must be at least 0, got {duration_ns} for {start}")
-        self._note(begins_ns, False, _Execution(start, begins_ns, duration_ns))
+        self._note(begins_ns, False, _Execution(start, begins_ns, self._duration_ns(start)))
 
     def next_end(self) -> _Execution | None:
         """Advance time until an operator ends; None: none is running."""

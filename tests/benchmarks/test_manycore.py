@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.manycore.simulator import simulate_operators
-from bow.errors import SettingError
 from bow.schedule.scheduler import CoRunScheduler, ListScheduler, Start
 from bow.schedule.scheduler.protocol import simulate_operators as plain
 from tests.schedule.replay import OrderScheduler
@@ -86,17 +85,3 @@ def test_slowing_down_is_the_same_as_one_nanosecond_after_the_other(
     check_carried_out(timeline, before)
     spans = {int(span.details["operator"]): (span.start_ns, span.end_ns) for span in timeline.spans}
     assert spans == by_the_tick(CoRunScheduler(before, predicted, **arguments), duration, before, factor)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"dispatch_ns": -1}, "dispatch_ns and polling must be at least 0, got -1 in all"),
-        ({"siblings_factor": 0.5}, "siblings_factor must be at least 1, got 0.5"),
-        ({"siblings_factor": float("nan")}, "siblings_factor must be at least 1, got nan"),
-        ({"duration_ns": lambda start: -1}, "duration_ns must be at least 0, got -1"),
-    ],
-)
-def test_what_cannot_be_simulated_is_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(SettingError, match=message):
-        simulate_operators(ListScheduler([[]], 1), **{"duration_ns": lambda start: 1, **arguments})

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from benchmarks.placement_steps import RealSteps
-from bow.errors import SettingError
 from bow.planning.placement.groups import SimulatedEvaluator
 from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
 from bow.planning.rules import RULES
@@ -105,10 +104,3 @@ def test_the_other_devices_take_part_in_every_step_until_they_may_go(monkeypatch
     other.join(60)
     assert not other.is_alive()
     assert strategies[0] == strategies[1] == [list(placement) for placement in placements]
-
-
-def test_wrong_numbers_are_refused() -> None:
-    with pytest.raises(SettingError, match="steps must be at least 2"):
-        real_steps(steps=1)
-    with pytest.raises(SettingError, match="2 devices need a process each, there are 1"):
-        real_steps(devices=2)

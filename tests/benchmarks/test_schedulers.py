@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.manycore.schedulers import TeamScheduler
-from bow.errors import ScheduleError
 from bow.schedule.scheduler import Start
 from tests.schedule.scheduler.graphs import Dependencies, dependencies, listed
 from tests.schedule.scheduler.list_rules import check_options
@@ -74,24 +72,3 @@ def test_an_executor_beyond_the_open_ones_finishes_what_it_has_and_takes_no_more
     assert scheduler.start() == [Start(0, 0), Start(1, 1)]
     assert scheduler.finished(1) == []
     assert scheduler.finished(0) == [Start(2, 0)]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"executors": 0}, "at least 1 executor, got 0"),
-        ({"priority": [1.0]}, "1 priorities for 2 operators"),
-        ({"threads": [1]}, "1 numbers of threads for 2 executors"),
-        ({"threads": [1, 0]}, "threads must be at least 1, got 0 for executor 1"),
-        ({"prefers": [0]}, "1 preferred classes for 2 operators"),
-        ({"prefers": [0, 1]}, "operator 1 prefers class 1, and executors have 1 different numbers"),
-        ({"prefers": [-1, 0]}, "operator 0 prefers class -1"),
-        ({"small": [2]}, "operator 2 is listed in small, and the last one is 1"),
-        ({"small": [-1]}, "operator -1 is listed in small"),
-        ({"open": lambda finished: finished}, "open must give 1 to 2 executors, as many as there are, got 0"),
-        ({"open": lambda finished: 3}, "got 3"),
-    ],
-)
-def test_what_cannot_be_scheduled_is_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ScheduleError, match=message):
-        TeamScheduler(**{"dependencies": [[], []], "executors": 2, **arguments})

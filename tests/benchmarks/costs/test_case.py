@@ -52,17 +52,7 @@ def test_one_case_stands_in_the_middle() -> None:
     assert evenly(placements(68), 1) == (Threads(36, shared=True),)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Threads(0), "threads must be at least 1, got 0"),
-        (lambda: Threads(3, shared=True), "threads must be even where two share a cache, got 3"),
-        (lambda: placements(0), "cores must be at least 1, got 0"),
-        (lambda: evenly(placements(4), 0), "count must be at least 1 and fit the 4 cases, got 0"),
-        (lambda: evenly(placements(4), 5), "count must be at least 1 and fit the 4 cases, got 5"),
-    ],
-    ids=["none", "odd", "no core", "no case", "too many"],
-)
-def test_what_no_machine_can_do_is_refused(make: object, message: str) -> None:
-    with pytest.raises(SettingError, match=message):
-        make()  # type: ignore[operator]
+@pytest.mark.parametrize("count", [0, 5])
+def test_a_number_of_cases_that_does_not_fit_is_refused(count: int) -> None:
+    with pytest.raises(SettingError, match=f"count must be at least 1 and fit the 4 cases, got {count}"):
+        evenly(placements(4), count)

@@ -104,13 +104,3 @@ def test_both_ways_to_share_caches_are_climbed_side_by_side() -> None:
 def test_an_interval_that_makes_no_step_is_refused(interval: int) -> None:
     with pytest.raises(SettingError, match=f"interval must be at least 1 and at most 8 threads, got {interval}"):
         HillClimb(8, interval)
-
-
-def test_what_was_not_asked_for_is_refused() -> None:
-    climb = HillClimb(4, 1)
-    with pytest.raises(SettingError, match="nothing was measured yet"):
-        _ = climb.best
-    with pytest.raises(SettingError, match="asked for is 1 thread, got 2 threads"):
-        climb.report(Threads(2), 1.0)
-    with pytest.raises(SettingError, match="seconds must be finite and at least 0, got nan"):
-        climb.report(Threads(1), math.nan)

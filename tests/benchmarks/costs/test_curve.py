@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from benchmarks.costs.climbing import Curve, HillClimb, accuracy
 from benchmarks.costs.machine import Threads, cases
-from bow.errors import SettingError
 
 
 @given(st.dictionaries(st.builds(Threads, st.integers(1, 40)), st.floats(0.0, 1e3), min_size=1))
@@ -48,12 +47,3 @@ def test_predictions_of_what_was_not_measured_are_close_on_a_curve_that_scales()
     unseen = [case for case in times if case not in climb.measured]
     assert len(unseen) == 32
     assert accuracy([Curve(climb.measured).time_s(case) for case in unseen], [times[case] for case in unseen]) > 0.98
-
-
-def test_what_a_curve_cannot_tell_is_refused() -> None:
-    with pytest.raises(SettingError, match="needs at least 1 measurement"):
-        Curve({})
-    with pytest.raises(SettingError, match=r"a time must be finite and at least 0, got -1\.0 for 1 thread"):
-        Curve({Threads(1): -1.0})
-    with pytest.raises(SettingError, match="no case with two threads to a cache was measured"):
-        Curve({Threads(1): 1.0}).time_s(Threads(2, shared=True))

@@ -10,7 +10,6 @@ import pytest
 from benchmarks.costs.climbing import accuracy
 from benchmarks.costs.machine import Saturation, Threads, Work, evenly, placements
 from benchmarks.costs.regression import ESTIMATORS, Profile, Regression, Sample, computed_events, select_events
-from bow.errors import SettingError
 
 MACHINE = Saturation(noise=0.01)
 CASES = evenly(placements(68), 2)
@@ -104,25 +103,3 @@ def test_events_are_normalised_by_instructions() -> None:
     assert sample["flops"] == pytest.approx(6.4e9 / (6.4e9 / 32 + 6.4e8 / 64))
     assert events["cache_misses"] == events["cache_accesses"] - 2 * 2**20 / 64  # two caches for four threads
     assert computed_events(work, Threads(4), 1e-2)["cache_misses"] == events["cache_accesses"] - 4 * 2**20 / 64
-
-
-def test_what_cannot_be_learned_from_is_refused() -> None:
-    samples = (Threads(1),)
-    profiles, known = seen(operators(3, 0), samples), times(operators(3, 0))
-    model = Regression("k-neighbours", samples)
-    with pytest.raises(SettingError, match=r"family must be one of .*, got 'magic'"):
-        Regression("magic", samples)
-    with pytest.raises(SettingError, match="samples and num_events must be at least 1, got 0 and 4"):
-        Regression("k-neighbours", ())
-    with pytest.raises(SettingError, match="times of 0 operators for 3 profiles"):
-        model.fit(profiles, {})
-    with pytest.raises(SettingError, match="all operators must have times in the same cases"):
-        model.fit(profiles, {**known, "0": {}})
-    with pytest.raises(SettingError, match="a profile has no sample with 1 thread"):
-        model.fit({**profiles, "0": {}}, known)
-    with pytest.raises(SettingError, match="all samples must have the events"):
-        model.fit({**profiles, "1": {Threads(1): Sample(1.0, {"instructions": 1.0})}}, known)
-    with pytest.raises(SettingError, match="no regression was fitted for 1 thread"):
-        model.times_s([], Threads(1))
-    with pytest.raises(SettingError, match="events need instructions above 0"):
-        Sample(1.0, {"cycles": 1.0})

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from benchmarks.costs.evidence import SATURATION, TABLE_II, best_threads, compare, saturates_at, standalone
 from benchmarks.costs.machine import Saturation, Scaling, Threads, Work, placements, sort_of
-from bow.errors import SettingError
 
 MACHINE = Saturation()
 KINDS = (
@@ -153,21 +152,3 @@ def test_what_is_said_of_many_operators_at_once_and_of_half_of_the_cores_is_comp
     assert [each.paper for each in halves] == [25.0, 17.0]
     assert halves[0].miss == pytest.approx(3.6, abs=0.1)
     assert halves[1].miss == pytest.approx(24.0, abs=0.1)  # far off, and stated
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: MACHINE.time_s(1.0, 1.0, "mm", Threads(69)), "threads must be at most 68"),
-        (lambda: Saturation(cores=0), "cores must be above 0, got 0"),
-        (lambda: Saturation(noise=-1.0), r"noise must be at least 0, got -1\.0"),
-        (lambda: Scaling(0.0), r"flops_per_s must be above 0, got 0\.0"),
-        (lambda: Scaling(1.0, grain_s=-1.0), r"grain_s must be at least 0, got -1\.0"),
-        (lambda: Scaling(1.0, serial=1.0), r"serial must be at least 0 and below 1, got 1\.0"),
-        (lambda: Work("mm", -1.0, 0.0), r"flops must be at least 0, got -1\.0 for mm"),
-    ],
-    ids=["cores", "no core", "noise", "rate", "grain", "serial", "work"],
-)
-def test_machines_that_cannot_be_are_refused(make: object, message: str) -> None:
-    with pytest.raises(SettingError, match=message):
-        make()  # type: ignore[operator]
