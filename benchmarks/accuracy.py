@@ -31,8 +31,6 @@ MOMENTUM = 0.9
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Settings of the experiment."""
-
     data: str = setting("fashion_mnist", "data set", choices=tuple(DATA), quick="digits")
     root: str = setting("", "folder of its files; empty: the default locations")
     learners: int = setting(4, "learners")

@@ -65,8 +65,6 @@ class Way:
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Settings of the experiment."""
-
     devices: int = setting(2, "processes", least=2)
     learners: int = setting(2, "learners of each")
     batch_size: int = setting(16, "samples per learner and round")
@@ -88,7 +86,6 @@ class Arriving(PendingSum):
         self._world = world
 
     def wait(self) -> None:
-        """Wait for both."""
         self._sum.wait()
         began = time.perf_counter()
         if self._at > began:
@@ -130,7 +127,6 @@ class Parts:
         shared.begin, shared.wait_for = self.begin, self.wait_for  # type: ignore[method-assign]
 
     def begin(self, tensor: Tensor) -> PendingSum:
-        """Copy, and say so."""
         began = time.perf_counter()
         pending = self._begin(tensor)
         self.copying.append(time.perf_counter() - began)
@@ -151,7 +147,6 @@ class Clocked(PendingSum):
         self._sum, self._parts = sum, parts
 
     def wait(self) -> None:
-        """Wait, and add up."""
         began = time.perf_counter()
         self._sum.wait()
         self._parts.all_after.append(time.perf_counter() - began)
@@ -182,7 +177,6 @@ class Runner:
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """All models, in every process; what rank 0 finds is what counts."""
     return {
         "fixed": f"SGD with momentum 0.9, {SMA()!r}, float32",
         "late": LATE,
@@ -198,7 +192,6 @@ def missed(values: Mapping[str, Any]) -> bool:
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page needs besides."""
     return {"leader": LEADER, "titles": {name: workload.title for name, workload in WORKLOADS.items()}}
 
 
@@ -260,7 +253,6 @@ def taken_apart(runner: Runner, world: World, counts: int) -> dict[str, float] |
 
 
 def ways(config: Config) -> list[Way]:
-    """All that race."""
     return [
         Way(BASE, BASE, Independent()),
         Way(OWN, BASE, SMA(), world=None),

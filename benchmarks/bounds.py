@@ -103,7 +103,6 @@ class Machine:
         return self._bytes_per_s[size]
 
     def as_dict(self) -> dict[str, Any]:
-        """What was measured, as plain values."""
         flops = vars(self).get("flops_per_s")
         rates = {size: round(rate / 1e9, 1) for size, rate in sorted(self._bytes_per_s.items())}
         return {"gflop_per_s": flops and round(flops / 1e9, 1), "gbyte_per_s_by_copied_bytes": rates}

@@ -31,8 +31,6 @@ BURN = "import os; os.sched_setaffinity(0, {%d})\nwhile True: pass"
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Settings of the experiment."""
-
     learners: tuple[int, ...] = setting((2, 4), "numbers of learners", quick=(2,))
     every: tuple[int, ...] = setting((1, 4, 16, 64), "rounds from one synchronisation task to the next", quick=(4,))
     machines: tuple[str, ...] = setting((IDLE, BUSY), "other load on the machine", choices=(IDLE, BUSY), quick=(IDLE,))
@@ -105,6 +103,5 @@ def measure_cell(lengths: tuple[int, ...], learners: int, every: int, config: Co
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Additional values for the page template."""
     best = max(values["rows"], key=lambda row: float(row["ratio"]["median"]))
     return {"best": best}

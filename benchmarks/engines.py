@@ -59,8 +59,6 @@ STEMS = ("engines", "engines_bfloat16", "engines_cores", "engines_bfloat16_cores
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Settings of the experiment."""
-
     models: tuple[str, ...] = setting(
         tuple(WORKLOADS), "models to train", choices=tuple(WORKLOADS), quick=("logistic_regression",)
     )
@@ -111,7 +109,6 @@ class Case:
 
     @property
     def engine(self) -> str:
-        """Of bow."""
         return self.implementation.partition("+")[0]
 
     @property
@@ -178,7 +175,6 @@ def run(config: Config, command: str) -> int:
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """All models with all batch sizes."""
     costs = measure_operator_costs()
     machine, groups, bounds = Machine(costs), [], []
     for cores in config.cores:
@@ -218,7 +214,6 @@ def measure(config: Config) -> dict[str, Any]:
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page needs besides."""
     return {"titles": {name: workload.title for name, workload in WORKLOADS.items()}, "callers": CALLERS}
 
 

@@ -32,8 +32,6 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Settings of the experiment."""
-
     contestants: tuple[str, ...] = setting(NAMES, "contestants", choices=NAMES)
     rates: int = setting(32, "learning rates", least=2, quick=6)
     lowest: float = setting(1e-4, "lowest learning rate")

@@ -31,8 +31,6 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Settings of the experiment."""
-
     models: tuple[str, ...] = setting(
         (*WORKLOADS, *NETWORKS), "models", choices=(*WORKLOADS, *NETWORKS), quick=("logistic_regression",)
     )
@@ -168,7 +166,6 @@ def allocating(graph: StepGraph) -> StepGraph:
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Additional values for the page template."""
     rows = values["models"]
     return {
         "largest": max(rows, key=lambda row: float(row["share"]["median"])),

@@ -52,8 +52,6 @@ ONE_AFTER_ANOTHER, SAME_CORES, HALF_EACH = "one after another", "on the same cor
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Settings of the experiment."""
-
     parts: tuple[str, ...] = setting(PARTS, "parts of the experiment", choices=PARTS)
     hidden: tuple[int, ...] = setting((128, PAPER_HIDDEN, 1024), "hidden units: sizes of matrix products", quick=(16,))
     samples: int = setting(4, "images of a convolution; the paper has 32", quick=1)

@@ -159,7 +159,6 @@ def copies(make: Make, seat: Seat, stint_s: float) -> int:
 
 
 def makespans(runs: Sequence[Ran]) -> list[float]:
-    """Makespan of each run in seconds."""
     return [run.makespan_s for run in runs]
 
 

@@ -153,8 +153,6 @@ PACKAGES = {"timm": "timm", "torchvision": "torchvision", "hf": "transformers"}
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Settings of the experiment."""
-
     models: tuple[str, ...] = setting(tuple(BY_TITLE), "what is trained", choices=tuple(BY_TITLE), quick=("hf:vit",))
     engines: tuple[str, ...] = setting(WAYS, "by which engines", choices=WAYS, quick=("eager", "graph", *PARTITIONS))
     processes: tuple[int, ...] = setting((2, 3, 4), "numbers of processes of a partition; the models take turns")

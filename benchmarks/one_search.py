@@ -22,8 +22,6 @@ from bow.planning.search.search import search
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Settings of the experiment."""
-
     networks: tuple[str, ...] = setting(
         ("alexnet", "inception", "nmt"), "networks", choices=tuple(TITLES), quick=("alexnet",)
     )
@@ -72,7 +70,6 @@ def whole(problem: Problem, settings: SearchSettings, learners: int) -> dict[str
 
 
 def told(problem: Problem, settings: SearchSettings, learners: int, makespan_ns: float) -> dict[str, Any]:
-    """Values of a partition for the page."""
     return {
         "learners": learners,
         "batch_size": problem.batch_size,
@@ -82,7 +79,6 @@ def told(problem: Problem, settings: SearchSettings, learners: int, makespan_ns:
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Additional values for the page template."""
     gains = [
         min(row["splits"]["sample_us"], row["learners"]["sample_us"]) / row["both"]["sample_us"]
         for row in values["rows"]

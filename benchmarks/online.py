@@ -29,8 +29,6 @@ PHASES = ("idle", "one core busy", "idle again")
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Settings of the experiment."""
-
     model: str = setting("lenet", "model to train", choices=tuple(WORKLOADS), quick="logistic_regression")
     batch_size: int = setting(16, "batch size")
     learners: tuple[int, ...] = setting((1, 2, 4), "fixed numbers of learners", quick=(2,))
@@ -83,5 +81,4 @@ def train(config: Config, learners: int | None) -> list[dict[str, Any]]:
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Additional values for the page template."""
     return {"fixed": values["settings"]["learners"]}

@@ -39,8 +39,6 @@ BASELINES = ("cpu", "gpu", "scotch", "mincut", "metis", "expert")  # methods tha
 
 @dataclass(frozen=True)
 class Config(harness.Documented):
-    """Settings of the experiment."""
-
     part: str = setting(PARTS[0], "simulated, or real (on this machine)", choices=PARTS)
     networks: tuple[str, ...] = setting(tuple(PLACED), "networks to place", choices=tuple(PLACED))
     sizes: tuple[str, ...] = setting(
@@ -110,7 +108,6 @@ def simulated(config: Config) -> dict[str, Any]:
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Additional values for the page template."""
     if "cases" not in values:
         return {}
     told = harness.paper("placement")

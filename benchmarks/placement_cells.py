@@ -55,8 +55,6 @@ class Cell:
 
 @dataclass(frozen=True)
 class Found:
-    """The results of a cell."""
-
     case: dict[str, Any]  # everything, as plain values
     pictures: dict[str, str]  # by file name: contents
 
@@ -84,7 +82,6 @@ def place_cell(cell: Cell) -> Found:
 
 
 def statistics_of(groups: Groups) -> dict[str, Any]:
-    """Statistics of a graph's groups."""
     return {
         "operators": len(groups.graph.operators),  # forward ones, each with its backward pass and update
         "groups": len(groups),

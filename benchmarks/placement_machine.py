@@ -88,7 +88,6 @@ class DeviceLoad:
 
     @property
     def computing_ns(self) -> int:
-        """Time of all computations."""
         return self.forward_ns + self.backward_ns + self.update_ns
 
     @property

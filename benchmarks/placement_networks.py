@@ -20,8 +20,6 @@ ADAM, RMSPROP = 2.0, 1.0  # bytes of optimizer state for each byte of a weight
 
 @dataclass(frozen=True)
 class PlacedNetwork:
-    """A network to place."""
-
     title: str  # display name
     network: str  # key in `bow.models.NETWORKS`, which has its model and its batches
     step: Callable[[Any, Any], Tensor]  # `step(model, batch) -> loss`
@@ -33,7 +31,6 @@ class PlacedNetwork:
 
     @property
     def sizes(self) -> Mapping[str, Size]:
-        """Sizes by name."""
         known = {"paper": self.paper, "large": self.large, "tiny": self.tiny}
         return {name: size for name, size in known.items() if size is not None}
 

@@ -56,8 +56,6 @@ RIGHT = 0.95  # fraction of such pairs
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Settings of the experiment."""
-
     networks: tuple[str, ...] = setting(tuple(PAPERS), "networks to train", choices=tuple(NETWORKS), quick=("rnnlm",))
     random: int = setting(4, "number of random strategies", quick=1, least=0)
     mixed: int = setting(8, "number of strategies with random splits of some operators", quick=0, least=0)
@@ -67,18 +65,15 @@ class Config(harness.Config):
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """Predict and measure all networks."""
     found = harness.together(DEVICES, functools.partial(measure_all, config=config, known=read_devices("cpu", DEVICES)))
     return {**found, "verdict": judge(found["networks"])}
 
 
 def missed(values: Mapping[str, Any]) -> bool:
-    """Whether an aim was missed."""
     return not values["verdict"]["is_met"]
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Additional values for the page template."""
     return {"verdict_told": told(values)}
 
 
@@ -153,7 +148,6 @@ def _row(name: str, predicted: SimulationResult, timed: Timed) -> dict[str, Any]
 
 
 def judge(networks: Mapping[str, Any]) -> dict[str, Any]:
-    """Compare predicted and measured times."""
     errors = [abs(row["error"]) for network in networks.values() for row in network["strategies"]]
     pairs = [pair for network in networks.values() for pair in _pairs(network["strategies"])]
     right = sum(pairs)

@@ -30,8 +30,6 @@ from bow.seeds import derive_seed
 
 @dataclass(frozen=True)
 class PredictedNetwork:
-    """A small network."""
-
     name: str  # name on the command line
     samples: int  # batch size: several times that of the tiny size, so that operators take longer than their messages
 
@@ -41,12 +39,10 @@ class PredictedNetwork:
 
     @property
     def title(self) -> str:
-        """Display name."""
         return self._network.title
 
     @property
     def optimizer(self) -> OptimizerFactory:
-        """Optimizer of the network."""
         return functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9)
 
     def captured(self) -> tuple[CapturedOperators, nn.Module, Any]:
@@ -114,8 +110,6 @@ WARM_UP = 1
 
 @dataclass(frozen=True)
 class Timed:
-    """Step times of a strategy."""
-
     seconds: tuple[float, ...]  # of every step, from a common start to the last device's end
     spans_ms: dict[str, dict[str, float]]
 

@@ -44,8 +44,6 @@ HEADLINES = (
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Settings of the command."""
-
     results: Path = setting(harness.RESULTS, "folder with the results of all other benchmarks")  # noqa: RUF009
     out: Path = setting(Path("docs/results.md"), "file with all results")  # noqa: RUF009
     summary: Path = setting(Path("README.md"), "file with a summary of them")  # noqa: RUF009

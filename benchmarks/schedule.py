@@ -47,8 +47,6 @@ MOST_NS = 1000.0  # aim: most time to find the order, per operator
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Settings of the experiment."""
-
     networks: tuple[str, ...] = setting((*GRAPHI, *LIU), "networks", choices=tuple(NETWORKS), quick=("alexnet",))
     size: str = setting("tiny", "size of the networks")
     turns: int = setting(12, "number of measurements; the best are measured twice as often again", quick=3)
@@ -83,12 +81,10 @@ def measure(config: Config) -> dict[str, Any]:
 
 
 def missed(values: Mapping[str, Any]) -> bool:
-    """Whether an aim was missed."""
     return not all(aim["is_met"] for aim in values["aims"].values())
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Additional values for the page template."""
     networks = list(values["networks"].values())
 
     def fastest(found: Mapping[str, Any]) -> str:
@@ -104,7 +100,6 @@ def page(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measure_network(name: str, config: Config, cores: int) -> dict[str, Any]:
-    """Measure one network."""
     began = time.perf_counter()
     network = NETWORKS[name]
     torch.manual_seed(0)

@@ -27,8 +27,6 @@ CROWDED = f"they have more than {MOST_THREADS} threads for each core"
 
 @dataclass(frozen=True)
 class Entry:
-    """A contestant."""
-
     name: str  # display name; for a policy, its name
     contestant: TimedCase  # runs the step
     is_sequential: bool = False  # sequential execution in the order of capture: the baseline of policies
@@ -79,7 +77,6 @@ class SpinningStep:
         self._host.stop()
 
     def close(self) -> None:
-        """Terminate the process."""
         self._host.close()
 
 

@@ -64,7 +64,6 @@ class Races:
         return quartiles(ratios(self.final[over], self.final[name]), 4)
 
     def as_dict(self) -> dict[str, Any]:
-        """Measurements and results, as plain values."""
         roles = {
             "choice": self.choice,
             "best": self.best,

@@ -59,8 +59,6 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Settings of the experiment."""
-
     models: tuple[str, ...] = setting(tuple(MODELS), "what is trained", choices=tuple(MODELS), quick=tuple(MODELS)[:1])
     rounds: tuple[int, ...] = setting((5, 300, 3_000), "lengths, in rounds of two learners", quick=(5,))
     fixed: tuple[str, ...] = setting(FIXED, "engines and learners", choices=FIXED, quick=FIXED[:1])

@@ -29,8 +29,6 @@ LEARNING_RATES = {
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Config of the sweep."""
-
     models: tuple[str, ...] = setting(tuple(MODELS), "models to train", choices=tuple(MODELS), quick=("mlp",))
     learners: tuple[int, ...] = setting((1, 2, 4, 8), "numbers of learners", quick=(1, 2))
     mus: tuple[float, ...] = setting((0.0, 0.5, 0.9), "values of mu", quick=(0.0, 0.5), least=0)
@@ -39,7 +37,6 @@ class Config(harness.Config):
     workers: int = setting(2, "number of single-threaded processes")
 
     def points(self) -> Iterator[Point]:
-        """Return all trainings."""
         for model in self.models:
             for learners in self.learners:
                 for mu in self.mus if learners > 1 else (None,):

@@ -43,8 +43,6 @@ class Point:
 
 @dataclass(frozen=True)
 class Trial:
-    """The outcome of a training."""
-
     point: Point  # what was trained
     accuracies: tuple[float, ...]
     diverged: bool  # whether training ended with a `DivergenceError`
@@ -62,7 +60,6 @@ class Trial:
         return next(hits, float("inf"))
 
     def measured(self) -> dict[str, Any]:
-        """Return the outcome as plain values."""
         return {
             "accuracy": round(self.accuracy, 4),
             "diverged": self.diverged,
@@ -186,7 +183,6 @@ class Verdict:
     rule: str = RULE  # derivation of `mu` from the scores
 
     def __str__(self) -> str:
-        """The result as a sentence."""
         parts = [
             f"mu={score.mu:g} has {score.usable} usable learning rates and reaches {GOAL:.0%} in "
             f"{score.epochs_to_goal:.1f} epochs{'' if score.admitted else ' (not admitted: none usable in some case)'}"

@@ -54,8 +54,6 @@ OFF = {"float32": 1e-3, "float64": 1e-9}
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Settings of the experiment."""
-
     hidden: int = setting(512, "units of each LSTM layer", quick=16)
     layers: int = setting(2, "LSTM layers", quick=1)
     length: int = setting(10, "characters of a sequence", quick=3)
@@ -70,8 +68,6 @@ class Config(harness.Config):
 
 @dataclass(frozen=True)
 class Training:
-    """The results of a training."""
-
     losses: Sequence[float]  # of all steps
     steps_ms: Sequence[float]  # milliseconds of each step after the warm-up
     weights: Tensor = field(repr=False)  # trained weights, flattened
@@ -125,8 +121,6 @@ def train(
 
 @dataclass(frozen=True)
 class Task:
-    """The training task."""
-
     model: nn.Module  # RNNLM
     data: tuple[Tensor, Tensor]  # sequences of characters, and the next characters
     config: Config  # of the benchmark
@@ -139,12 +133,10 @@ class Task:
 
     @property
     def batch(self) -> tuple[Tensor, Tensor]:
-        """Return a batch."""
         return self.data[0][: self.config.batch], self.data[1][: self.config.batch]
 
     @functools.cached_property
     def captured(self) -> CapturedOperators:
-        """Return its captured step."""
         return capture_operators(self.model, self.batch, sequence_cross_entropy)
 
 
@@ -178,7 +170,6 @@ def missed(values: Mapping[str, Any]) -> bool:
 
 
 def _planned(task: Task) -> tuple[Problem, Found]:
-    """Return the planning problem, and the strategy found."""
     config, captured = task.config, task.captured
     if config.costs == "measured":
         devices = topology_of("machine", DEVICES)

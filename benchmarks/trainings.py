@@ -67,7 +67,6 @@ class Feed:
         return self._order[begin : self._position]
 
     def gather(self, indices: Tensor) -> Data:
-        """Return these samples."""
         inputs, targets = self._inputs.index_select(0, indices), self._targets.index_select(0, indices)
         return (inputs.to(memory_format=torch.channels_last) if self._is_last else inputs), targets
 
@@ -163,7 +162,6 @@ class PlainTraining:
         return len(batch[1])
 
     def learn(self, inputs: Tensor, targets: Tensor) -> None:
-        """Run one step."""
         self.optimizer.zero_grad()
         with self._precision():
             loss = self._loss(self.forward(inputs), targets)

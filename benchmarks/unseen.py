@@ -27,8 +27,6 @@ SCHEDULE, PREDICTED = "schedule", "predicted"
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Settings of the experiment."""
-
     parts: tuple[str, ...] = setting((SCHEDULE, PREDICTED), "parts of the experiment", choices=(SCHEDULE, PREDICTED))
     networks: int = setting(20, "number of networks for schedules", quick=1)
     predicted: int = setting(10, "number of networks for predictions", quick=1)
@@ -90,6 +88,5 @@ def measure_network(name: str, config: Config) -> dict[str, Any]:
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Additional values for the page template."""
     medians = [row["speed_up"]["median"] for row in values.get("networks", ())]
     return {"medians": medians, "verdict": predicted.told(values[PREDICTED]) if PREDICTED in values else None}

@@ -49,8 +49,6 @@ TIMED = ("one_16", "one_32", "one_64", "one_128", "sma_2", "sma_4", "sma_8")  # 
 
 @dataclass(frozen=True)
 class Config(harness.Documented):
-    """Settings of the experiment."""
-
     tasks: tuple[str, ...] = setting(tuple(TASKS), "what is trained", choices=tuple(TASKS), quick=("digits",))
     contestants: tuple[str, ...] = setting(
         tuple(CONTESTANTS), "who takes part", choices=tuple(CONTESTANTS), quick=("one_16", "sma_4")

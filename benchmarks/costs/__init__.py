@@ -31,8 +31,6 @@ UNSEEN = "alexnet"
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Settings of the experiment."""
-
     parts: tuple[str, ...] = setting(PARTS, "parts of the experiment", choices=PARTS)
     networks: tuple[str, ...] = setting(
         NETWORKS, "networks for hill climbing and for training regressions", choices=NETWORKS, quick=("dcgan",)

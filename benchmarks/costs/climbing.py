@@ -154,8 +154,6 @@ Times = Mapping[Threads, float]  # seconds of an operator in every case
 
 @dataclass(frozen=True)
 class Variant:
-    """A variant of the machine."""
-
     title: str  # how it differs
     machine: Saturation
 

@@ -196,7 +196,6 @@ class Saturation:
     seed: int = 0
 
     def time_s(self, flops: float, bytes_moved: float, kind: str, case: Threads, run: int = 0) -> float:
-        """Return the seconds of an operator."""
         scaling = self.scalings[sort_of(kind)]
         seconds = self.launch_s + bytes_moved / self.copy_bytes_per_s + self._work_s(flops, bytes_moved, scaling, case)
         return seconds * self._disturbance(flops, bytes_moved, kind, case, run)

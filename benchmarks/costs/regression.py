@@ -250,7 +250,6 @@ def run_all(
     cases: Sequence[Threads],
     miscount: float = 0,
 ) -> Operators:
-    """Run operators on a machine."""
     draws = random.Random(machine.seed)
 
     def seconds(work: Work, case: Threads, run: int) -> float:
@@ -301,5 +300,4 @@ def score_family(
 
 
 def scored(predicted: Sequence[float], actual: Sequence[float]) -> dict[str, float]:
-    """Accuracy and R2."""
     return {"accuracy": round(accuracy(predicted, actual), 4), "r_squared": round(r_squared(predicted, actual), 4)}

@@ -33,8 +33,6 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Settings of the experiment."""
-
     out: Path = setting(harness.RESULTS / "figures", "folder for the JSON files, pictures and figures.md")  # noqa: RUF009
     figure: tuple[str, ...] = setting((ALL,), "figures, such as 5.6,5.7 or table5.1", choices=(ALL, *NAMES))
     size: str = setting("small", "small: for two cores; full: as in the paper, for a GPU", choices=SIZES)

@@ -48,8 +48,6 @@ class View:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of the paper."""
-
     title: str  # description
     measure: Callable[[Bench], dict[str, Any]]  # measures it
     view: View | None = View()  # presentation; None: a table only
@@ -157,7 +155,6 @@ TABLE_FIXED = (
 
 
 def count_parameters(module: nn.Module) -> int:
-    """Return the number of trainable parameters."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 

@@ -27,8 +27,6 @@ METRIC = (
 
 @dataclass(frozen=True)
 class Run:
-    """A training."""
-
     entry: Entry
     seed: int  # of initial weights and of the order of samples
     threads: int  # torch's threads, the fastest of those that were tried
@@ -99,7 +97,6 @@ class School:
         self._runs: dict[tuple[Lesson, Entry, int], Run] = {}
 
     def data(self, lesson: Lesson) -> DataSplits:
-        """Return training and test data."""
         if lesson not in self._data:
             self._data[lesson] = lesson.load(self._root)
         return self._data[lesson]

@@ -45,7 +45,6 @@ class Entry:
     devices: int = 1  # number of devices
 
     def synchroniser(self) -> Synchroniser:
-        """Create the synchroniser, for bow."""
         assert self.sync is not None
         return SYNCS[self.sync]()
 

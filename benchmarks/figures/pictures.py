@@ -49,8 +49,6 @@ MEASURES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Box:
-    """A box of a box plot."""
-
     place: str  # position on the horizontal axis
     series: str  # determines the colour; empty if there is only one
     values: Sequence[float]  # empty if there is only a note
@@ -67,8 +65,6 @@ class Level:
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve over time."""
-
     series: str
     x: Sequence[float]
     y: Sequence[float]

@@ -73,7 +73,6 @@ class Runs:
             torch.set_num_threads(before)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the entry and its measurements as plain values."""
         measured: dict[str, Any] = {"threads": self.threads, "engine": self.engine}
         if self.refused is not None:
             measured = {"threads": None, "engine": None, "refused": self.refused}

@@ -23,8 +23,6 @@ from benchmarks.harness import RESULTS, setting
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Settings of the experiment."""
-
     out: Path = setting(RESULTS / "gpu", "folder for gpu.json, gpu.md and what they are made of")  # noqa: RUF009
     archive: str = setting("", "a .tar.gz with all of that folder, renewed every 20 s; empty: none")
     budget_s: float = setting(USUAL_S, "seconds for everything; parts are cut short, or left out with a note")
@@ -56,6 +54,5 @@ def run(config: Config, command: str) -> int:
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page needs besides."""
     found: dict[str, Any] = importlib.import_module("benchmarks.gpu.program").page(values)
     return found

@@ -77,7 +77,6 @@ def allocators(context: Context) -> None:
 
 
 def uncached() -> list[Spec]:
-    """Those without a cache."""
     variables = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     return [
         Spec(name, "allocators", "bow", MODEL, BATCH, {"learners": LEARNERS, "engine": engine}, variables)
@@ -113,7 +112,6 @@ def compiling(context: Context) -> None:
 
 
 def compiled(config: "Config") -> list[Spec]:
-    """The compiled ones."""
     settings = {
         n: {"learners": n, "engine": "graph", "compile": True} for n in COMPILED_LEARNERS if n in config.learners
     }

@@ -116,11 +116,9 @@ class CudaMachine(Machine):
         set_tf32(tf32)
 
     def synchronize(self) -> None:
-        """Wait for the device."""
         torch.cuda.synchronize()
 
     def device_seconds(self, run: Callable[[], object]) -> float:
-        """Between two events."""
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         run()
@@ -129,7 +127,6 @@ class CudaMachine(Machine):
         return float(begin.elapsed_time(end)) / 1e3
 
     def trace(self, run: Callable[[], object], path: Path) -> list[KernelRun]:
-        """By torch's profiler."""
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
         self.synchronize()
         with torch.profiler.profile(activities=activities) as profiler:
@@ -143,7 +140,6 @@ class CudaMachine(Machine):
         return {ONE_STREAM: _OneStreamCuda, UNPINNED: _UnpinnedCuda}[kind](self.device.torch_device)
 
     def facts(self) -> dict[str, Any]:
-        """What torch and nvidia-smi say."""
         properties: Any = torch.cuda.get_device_properties(0)
         smi = nvidia_smi()
         clock_hz = _number(smi.get("clocks.max.sm"), 1e6) or 1e3 * getattr(properties, "clock_rate", 0)
@@ -168,11 +164,9 @@ class CudaMachine(Machine):
         } | _kernels_facts(self.kernels)
 
     def peak_bytes(self) -> int:
-        """As torch's allocator counts."""
         return int(torch.cuda.max_memory_allocated(0))
 
     def tidy(self) -> None:
-        """Empty torch's cache as well."""
         super().tidy()
         torch.cuda.empty_cache()
 
@@ -197,7 +191,6 @@ class FakeMachine(Machine):
             device.synchronize()
 
     def device_seconds(self, run: Callable[[], object]) -> float:
-        """By the host's clock."""
         return self.seconds(run, 1)
 
     def trace(self, run: Callable[[], object], path: Path) -> list[KernelRun]:
@@ -212,18 +205,15 @@ class FakeMachine(Machine):
         return kernel_runs(json.loads(path.read_text(encoding="utf-8")))
 
     def variant(self, kind: str) -> StreamDevice:
-        """A fake device of the kind."""
         self._devices.append({ONE_STREAM: _OneStreamFake, UNPINNED: _Fake}[kind]())
         return self._devices[-1]
 
     def facts(self) -> dict[str, Any]:
-        """Says that it is fake."""
         return {"device": "the fake device of the tests", "torch": torch.__version__, **_software()} | _kernels_facts(
             self.kernels
         )
 
     def peak_bytes(self) -> int:
-        """What is in use by now."""
         return self.device.used_bytes()
 
 
@@ -256,7 +246,6 @@ class _UnpinnedCuda(CudaDevice):
 
 
 def open_machine(fake: bool, tf32: bool = False) -> Machine:
-    """The machine to measure on."""
     if fake:
         return FakeMachine()
     check_gpu()

@@ -32,12 +32,10 @@ def counts(fake: bool) -> tuple[int, tuple[int, ...]]:
 
 
 def members_name(number: int) -> str:
-    """The name of bow's contestant."""
     return f"{number} members"
 
 
 def processes_name(number: int, has_mps: bool) -> str:
-    """The name of processes that train at the same time."""
     return f"{number} processes{BY_MPS if has_mps else ''}, each step as a CUDA graph"
 
 
@@ -57,7 +55,6 @@ class MembersTraining:
 
     @property
     def engine(self) -> str:
-        """What really runs."""
         return self._cohort.loop.description
 
     @property
@@ -69,7 +66,6 @@ class MembersTraining:
         return self._train_on(self._cohort, self._most_rounds)
 
     def close(self) -> None:
-        """End the engine."""
         self._cohort.loop.close()
 
 

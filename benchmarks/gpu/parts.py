@@ -49,7 +49,6 @@ class Part:
     is_timed: bool = True  # whether nothing else may run meanwhile
 
     def measure(self) -> Callable[..., None]:
-        """Of its module."""
         module, _, name = self.function.partition(".")
         function: Callable[..., None] = getattr(importlib.import_module(f"benchmarks.gpu.{module}"), name or "measure")
         return function

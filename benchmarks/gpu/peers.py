@@ -115,7 +115,6 @@ class Peers:
         self.start()
 
     def close(self) -> None:
-        """End all of them."""
         for host in self._hosts.values():
             host.close()
 

@@ -270,7 +270,6 @@ def pack(out: Path, target: Path) -> None:
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page needs besides."""
     return {
         "workloads": WORKLOADS,
         "plain_of": lambda rows: next((row for row in rows if row["name"] == PLAIN), None),

@@ -27,7 +27,6 @@ COMPILED_GRAPHED = "pytorch compiled, whole step as a CUDA graph"
 
 
 def bow_name(engine: str, learners: int) -> str:
-    """The name of a contestant of bow."""
     return f"{engine}, {learners}"
 
 
@@ -61,7 +60,6 @@ class Subject:
             return Feed((inputs, targets), self.batch_size)
 
     def plain(self, compile: str | None = None) -> PlainTraining:
-        """PyTorch."""
         device = self.machine.device
         with device.issuing():
             model = self.workload.model().to(device.torch_device)
@@ -140,7 +138,6 @@ class Contestant:
         return samples / took
 
     def close(self) -> None:
-        """Give everything back."""
         self.training.close()
         del self.training
 
@@ -177,15 +174,12 @@ class Race:
         self.subject = Subject(self.context.machine, chosen, data, self.batch_size)
 
     def plain(self, name: str, **settings: Any) -> None:
-        """Let PyTorch take part."""
         self.other(name, None, lambda: self.subject.plain(**settings))
 
     def graphed(self, name: str, **settings: Any) -> None:
-        """Let the whole step as one graph take part."""
         self.other(name, None, lambda: self.subject.graphed(**settings))
 
     def bow(self, name: str, learners: int, device: StreamDevice | None = None, **settings: Any) -> None:
-        """Let bow take part."""
         most = MOST_ROUNDS if not self.context.config.fake else 2
         make = lambda: self.subject.bow(learners, device=device, most_rounds=most, **settings)  # noqa: E731
         self.other(name, learners, make, device)
@@ -193,7 +187,6 @@ class Race:
     def other(
         self, name: str, learners: int | None, make: Callable[[], Training], device: StreamDevice | None = None
     ) -> None:
-        """Let something take part."""
         # Whoever takes part shall have a turn as well.
         if self.runners and self.context.time.left <= 2 * self.context.config.stint_s * len(self.runners):
             self.context.cut(f"{name}: left out")
@@ -248,7 +241,6 @@ class Race:
         return take_turns(turns, repeats, failed=failed, after=ends)
 
     def close(self) -> None:
-        """Give everything back."""
         for runner in self.runners.values():
             runner.close()
         self.runners.clear()

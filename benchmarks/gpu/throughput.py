@@ -34,7 +34,6 @@ PARTS_WITH_ALL = ("throughput_lenet_16", "throughput_resnet32_32")
 
 
 def measure(context: Context, model: str, batch_size: int) -> None:
-    """Let everybody race."""
     config = context.config
     race = Race(context, model, batch_size)
     race.plain(PLAIN)

@@ -13,8 +13,6 @@ ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # What the profiler calls th
 
 @dataclass(frozen=True)
 class KernelRun:
-    """One kernel's run."""
-
     name: str  # of the kernel
     stream: int  # the number under which the profiler knows its stream
     begin: float  # microseconds

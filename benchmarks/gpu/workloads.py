@@ -62,5 +62,4 @@ TINY = {
 
 
 def workload(name: str, fake: bool) -> Workload:
-    """The workload of that name."""
     return (TINY if fake else WORKLOADS)[name]

@@ -72,7 +72,6 @@ class Remote:
             raise EndedError("its process has ended") from error
 
     def receive(self, limit_s: float | None = None) -> Any:
-        """Return the result of the function."""
         try:
             if not self._connection.poll(limit_s):
                 raise LateError(f"does not answer within {limit_s:g} s")
@@ -169,7 +168,6 @@ class Host:
             self._is_stopped = False
 
     def close(self) -> None:
-        """Kill the process."""
         if self._remote is not None:
             self._remote.close()
         with contextlib.suppress(ProcessLookupError):

@@ -31,8 +31,6 @@ DOCUMENT = "scheduling.md"
 
 @dataclass(frozen=True)
 class Config(harness.Documented):
-    """Settings of the experiment."""
-
     graphi: tuple[str, ...] = setting(GRAPHI, "networks of Tang et al.", choices=GRAPHI, quick=GRAPHI[::2])
     sizes: tuple[str, ...] = setting(("small", "medium", "large"), "sizes of these networks", quick=("tiny",))
     detail: str = setting("medium", "size for the studies of queues, options and sensitivity", quick="tiny")
@@ -83,7 +81,6 @@ def measure(config: Config) -> dict[str, Any]:
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Additional values for the page template."""
     graphi = values["graphi"]
     detailed = {name: own for name, sizes in graphi.items() for own in sizes.values() if "queues" in own}
     return {

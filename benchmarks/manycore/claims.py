@@ -47,12 +47,10 @@ class Range:
 
 
 def all_claims(graphi: Mapping[str, Any], liu: Mapping[str, Any], detail: str) -> list[Claim]:
-    """Return the claims of both papers."""
     return [*graphi_claims(graphi, detail), *liu_claims(liu)]
 
 
 def best_row(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the row with the highest speed-up."""
     return max(rows, key=lambda row: row["speedup"])
 
 

@@ -50,7 +50,6 @@ def taking(times: Sequence[int]) -> Callable[[Start], int]:
 
 
 def simulated_ns(scheduler: OperatorScheduler, times: Sequence[int], dispatch_ns: int = 0, polling: int = 1) -> int:
-    """Return the simulated time of a step."""
     timeline = simulate_operators(scheduler, taking(times), dispatch_ns=dispatch_ns, polling=polling)
     return round(1e9 * timeline.makespan)
 

@@ -48,8 +48,6 @@ Counts: TypeAlias = dict[str, list[int]]  # by plan: number of running operators
 
 @dataclass(frozen=True)
 class Done:
-    """The results of a job."""
-
     network: str
     size: str
     found: dict[str, Any]  # plain values

@@ -88,7 +88,6 @@ def durations(machine: Saturation, step: Step, case: Threads) -> list[int]:
 
 
 def nanoseconds(machine: Saturation, work: Work, case: Threads) -> int:
-    """Return the time of an operator on a machine."""
     return round(1e9 * machine.time_s(work.flops, work.bytes_moved, work.kind, case))
 
 

@@ -81,15 +81,12 @@ class Seated:
 
     @property
     def done(self) -> bool:
-        """Whether every operator has finished."""
         return self._scheduler.done
 
     def start(self, now_ns: int = 0) -> list[Start]:
-        """Start a step; returns the operators to start."""
         return self._seated(self._scheduler.start(now_ns))
 
     def finished(self, operator: int, now_ns: int = 0) -> list[Start]:
-        """Report that an operator has finished; returns the operators to start."""
         return self._seated(self._scheduler.finished(operator, now_ns))
 
     def _seated(self, starts: Sequence[Start]) -> list[Start]:

@@ -52,8 +52,6 @@ def simulate_operators(
 
 
 class _Execution:
-    """A running operator."""
-
     def __init__(self, start: Start, begins_ns: int, duration_ns: int) -> None:
         self.start = start
         self.begins_ns = begins_ns

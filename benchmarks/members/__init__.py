@@ -31,8 +31,6 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Settings of the experiment."""
-
     models: tuple[str, ...] = setting(
         tuple(WORKLOADS), "models to train", choices=tuple(WORKLOADS), quick=("logistic_regression",)
     )
@@ -121,7 +119,6 @@ def missed(values: Row) -> bool:
 
 
 def page(values: Row) -> dict[str, Any]:
-    """Additional values for the page template."""
     return {"titles": {name: workload.title for name, workload in WORKLOADS.items()}}
 
 

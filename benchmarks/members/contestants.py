@@ -32,8 +32,6 @@ from bow.training.config import TrainConfig
 
 @dataclass(frozen=True)
 class Task:
-    """The training task."""
-
     model: str  # a name in `WORKLOADS`
     batch_size: int  # of each member
     samples: int  # in memory, the same for all
@@ -53,7 +51,6 @@ class Task:
         return max(1, self.samples // self.batch_size)
 
     def feed(self, seed: int) -> Feed:
-        """Return a member's batches."""
         return Feed(self.data, self.batch_size, seed)
 
 
@@ -307,7 +304,6 @@ def turn(seconds: float) -> float:
 
 
 def train(epochs: int) -> None:
-    """Train all members from the beginning."""
     _entered[0].train(epochs)
 
 

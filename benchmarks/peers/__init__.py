@@ -44,8 +44,6 @@ from bow.errors import SettingError
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Settings of the experiment."""
-
     contestants: tuple[str, ...] = setting(tuple(CONTESTANTS), "contestants", choices=tuple(CONTESTANTS))
     model: str = setting("lenet", "model to train", choices=tuple(MODELS), quick="mlp")
     data: str = setting("fashion_mnist", "data set", choices=tuple(DATA), quick="digits")
@@ -72,7 +70,6 @@ class Config(harness.Config):
 
 
 def measure(config: Config) -> dict[str, Any]:
-    """Run both stages."""
     data = check(config)
     with empty_caches() as caches:
         program = Program(config, partial(train_apart, environment=caches), harness.say)
@@ -122,7 +119,6 @@ def draw(values: Mapping[str, Any], folder: Path) -> None:
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Additional values for the page template."""
     trainings = trainings_of(values)
     finals = [training for training in trainings if training.stage == FINAL]
     verdict = decide(finals)
@@ -138,7 +134,6 @@ def page(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trainings_of(values: Mapping[str, Any]) -> list[Training]:
-    """Return all trainings of a result."""
     return [Training.from_dict(each) for each in values["trainings"]]
 
 

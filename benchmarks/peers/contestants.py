@@ -14,8 +14,6 @@ COMPILER = ("torch._dynamo", "torch._inductor.compile_fx")
 
 @dataclass(frozen=True)
 class Contestant:
-    """A way to train."""
-
     title: str  # display name
     function: str  # its name in `benchmarks.peers.trainings`
     about: str  # a sentence for the page

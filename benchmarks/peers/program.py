@@ -57,7 +57,6 @@ class Program:
                 self._train(choice, FINAL, seed, limit_s=self.config.limit_s)
 
     def of(self, stage: str) -> list[Training]:
-        """Return the trainings of a stage."""
         return [training for training in self.trainings if training.stage == stage]
 
     def _present(self) -> list[str]:

@@ -27,8 +27,6 @@ MODELS = {"lenet": "LeNet with 20 and 50 filters and 500 hidden units", "mlp": "
 
 @dataclass(frozen=True)
 class Task:
-    """A requested training."""
-
     choice: Choice  # tuned settings
     seed: int  # of weights and shuffling
     stage: str  # `"rehearsal"`, `"sweep"` or `"final"`

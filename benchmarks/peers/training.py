@@ -14,21 +14,16 @@ REHEARSAL, SWEEP, FINAL = "rehearsal", "sweep", "final"  # stages
 
 @dataclass(frozen=True)
 class Choice:
-    """The tuned settings."""
-
     contestant: str  # a key of `CONTESTANTS`
     batch_size: int  # per learner, process or model, if there are several
     lr: float  # learning rate
     threads: int  # torch's threads per process
 
     def __str__(self) -> str:
-        """Display text."""
         return f"{self.contestant}, batch {self.batch_size}, lr {self.lr:g}, {counted(self.threads, 'thread')}"
 
 
 class Look(NamedTuple):
-    """An evaluation."""
-
     seconds: float  # training time so far
     samples: int  # so far, by all learners or processes together; for an ensemble, by each model
     accuracy: float  # on the test images, as a fraction
@@ -36,8 +31,6 @@ class Look(NamedTuple):
 
 @dataclass(frozen=True)
 class Training:
-    """A training."""
-
     choice: Choice  # tuned settings
     seed: int  # of weights and shuffling
     stage: str
@@ -94,7 +87,6 @@ class Training:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
         return {
             "stage": self.stage,
             **asdict(self.choice),

@@ -47,7 +47,6 @@ class Duel:
         return self.ratio - self.samples / self.throughput
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
         parts = {name: round(getattr(self, name), 4) for name in ("ratio", "samples", "throughput", "rest")}
         return {"seed": self.bow.seed, **parts}
 
@@ -60,12 +59,10 @@ class Peer:
     ratio: dict[str, Any]  # ratio of bow's time to its time, over the seeds with which both reached the target
 
     def __str__(self) -> str:
-        """Display text."""
         choice = self.choice
         return f"{CONTESTANTS[choice.contestant].title} with batch {choice.batch_size} and lr {choice.lr:g}"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
         return {**asdict(self.choice), "ratio": _rounded(self.ratio)}
 
 
@@ -140,7 +137,6 @@ class Verdict:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
         return {
             "claim": CLAIM,
             "is_met": self.is_met,

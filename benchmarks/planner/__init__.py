@@ -34,8 +34,6 @@ SEEDS_AIM = 0.05  # so far at most a search may be behind what is found in ten t
 
 @dataclass(frozen=True)
 class Config(harness.Documented):
-    """Settings of the experiment."""
-
     parts: tuple[str, ...] = setting(PARTS, "of the benchmark; those left out stay as they are", choices=PARTS)
     networks: tuple[str, ...] = setting(tuple(TITLES), "of the paper", choices=tuple(TITLES), quick=("nmt",))
     size: str = setting("paper", "of the networks", choices=("paper", "tiny"), quick="tiny")
@@ -88,7 +86,6 @@ def run(config: Config, command: str) -> int:
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page needs besides."""
     return {"titles": TITLES, "by_devices": by_devices, "with_optcnn": _with_optcnn, "held": _held(values)}
 
 

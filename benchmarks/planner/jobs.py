@@ -37,8 +37,6 @@ OPTCNN = ("P100", 16)  # The cluster on which the paper compares with OptCNN, an
 
 @dataclass(frozen=True)
 class Done:
-    """What came of a job."""
-
     key: tuple[str, ...]  # part, and what it is about
     found: dict[str, Any]  # plain values
     splits: tuple[Split, ...] = ()  # a strategy that is to be drawn

@@ -22,7 +22,6 @@ CURVES = {"delta": BLUE, "full": ORANGE}
 def draw_strategies(
     values: Mapping[str, Any], found: Mapping[str, Sequence[Split]], graphs: Mapping[str, OperatorGraph], folder: Path
 ) -> None:
-    """A picture of each strategy."""
     devices = [device.name for device in cluster("P100", 4).devices]
     for network, splits in found.items():
         milliseconds = values["clusters"]["P100"][network]["4"]["strategies"]["found"]["step_ms"]

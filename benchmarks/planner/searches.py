@@ -117,7 +117,6 @@ def best_over_time(
 def of_seed(
     graph: OperatorGraph, topology: DeviceTopology, *, seconds: float, seed: int, processes: int
 ) -> dict[str, Any]:
-    """What a search with a seed finds."""
     settings = SearchSettings(budget_s=seconds, seed=seed, processes=processes, starts=WALKS)
     found = search(problem_of(graph, topology), settings)
     return {

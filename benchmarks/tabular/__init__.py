@@ -46,8 +46,6 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Settings of the experiment."""
-
     tables: tuple[str, ...] = setting(NAMES, "data sets", choices=NAMES, quick=("wine", "diabetes"))
     contestants: tuple[str, ...] = setting(tuple(CASES), "contestants", choices=tuple(CASES))
     folds: int = setting(8, "number of folds, each held out once", least=2, quick=2)
@@ -170,7 +168,6 @@ def summary(tables: Sequence[Row]) -> dict[str, Any]:
 
 
 def page(values: Row) -> dict[str, Any]:
-    """Additional values for the page template."""
     from benchmarks.tabular.tables import TABLES
 
     return {"titles": {name: table.title for name, table in TABLES.items()}}

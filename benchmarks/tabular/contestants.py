@@ -40,7 +40,6 @@ class Task:
 
 @functools.cache
 def loaded(file: str) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
-    """Load inputs, targets and folds."""
     found: tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]] = torch.load(file)
     return found
 

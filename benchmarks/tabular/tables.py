@@ -14,8 +14,6 @@ SEED = 0  # of the generators
 
 
 class Table(NamedTuple):
-    """A data set."""
-
     title: str
     make: Callable[[], tuple[Any, Any]]  # rows and their targets
     is_classes: bool = True

@@ -31,8 +31,6 @@ SAMPLES, MOST_LEARNERS = 4096, 8
 
 @dataclass(frozen=True)
 class Pair:
-    """A model and a batch size."""
-
     workload: Workload  # the model and its data
     batch_size: int  # samples per learner and round
 
@@ -42,7 +40,6 @@ class Pair:
         return max(SAMPLES, MOST_LEARNERS * MIN_ROUNDS_PER_EPOCH * self.batch_size)
 
     def make_data(self) -> Data:
-        """Return inputs and targets."""
         return self.workload.make_data(self.num_samples)
 
 
@@ -99,8 +96,6 @@ class Calibrated:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The results of a pair."""
-
     pair: str  # its name
     run_s: float  # duration of the training with the best of the exhaustive search
     tried: Tried  # exhaustive search
@@ -112,7 +107,6 @@ class Comparison:
 
     @property
     def choice(self) -> EngineSetting | None:
-        """The tuner's choice."""
         return self.calibrated.choice
 
     @property
@@ -122,7 +116,6 @@ class Comparison:
 
     @property
     def best(self) -> EngineSetting:
-        """The measured setting with the highest median."""
         return self.ranking[0]
 
     @property
@@ -249,12 +242,10 @@ def _prepare(pair: Pair) -> tuple[ReplicasConfig, DataSource]:
 
 
 def compared(task: Task) -> dict[str, Any]:
-    """Return the results of a pair as plain values."""
     return as_dict(compare(task))
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:
-    """Return all measurements as plain values."""
     pair = PAIRS[comparison.pair]
     tried = comparison.tried
     intervals = {name: getattr(comparison, name) for name in ("ratio", "margin", "one_learner")}

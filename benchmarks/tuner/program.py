@@ -15,8 +15,6 @@ from bow.tuner import EngineSetting
 
 @dataclass(frozen=True)
 class Config(harness.Config):
-    """Settings of the experiment."""
-
     pairs: tuple[str, ...] = setting(
         tuple(PAIRS), "models and batch sizes", choices=tuple(PAIRS), quick=tuple(PAIRS)[:1]
     )
