@@ -151,8 +151,3 @@ def _told(minutes: float) -> str:
     if minutes < 1:
         return "a second" if minutes < 0.1 else "a minute"
     return f"{minutes:g} minute{'' if minutes == 1 else 's'}" if minutes < 120 else f"{minutes / 60:.1f} hours"
-
-
-def idle_threads_sleep() -> None:
-    """Stop idle OpenMP threads from spinning on the cores of others, as the bow command does."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -1,15 +1,16 @@
 """`python -m benchmarks NAME [KEY=VALUE ...]`: run an experiment; without a name, list them."""
 
+import os
 import sys
 
-from benchmarks import HELP, idle_threads_sleep, main, usage
+from benchmarks import HELP, main, usage
 from benchmarks.harness.bare import prepare
 from bow.errors import BowError
 
 
 def run(words: list[str]) -> int:
     """Return the exit status; 2 for a usage error."""
-    idle_threads_sleep()
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads do not spin, as with the bow command
     if not words or words[0] in HELP:
         print(usage())
         return 0

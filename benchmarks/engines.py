@@ -33,6 +33,7 @@ from benchmarks.trainings import (
     PlainTraining,
     StepTraining,
     Training,
+    compiled_step,
 )
 from benchmarks.workloads import WORKLOADS, Workload
 from bow.data import open_stream
@@ -325,10 +326,10 @@ def _made(case: Case, workload: Workload, data: Data, batch_size: int, precision
         engine = bow.Engine(cast(EngineName, case.engine), compile=case.is_compiled, precision=half)
         stream = open_stream(data, batch_size=batch_size, steps=ENDLESS)
         return BowTraining(model, workload.loss, stream, case.learners, engine)
-    made = model, workload.loss, Feed(data, batch_size, is_last=case.is_last)
+    feed = Feed(data, batch_size, is_last=case.is_last)
     if case.implementation == COMPILED_STEP:
-        return StepTraining(*made, autocast=is_half)
-    return PlainTraining(*made, compile="default" if case.is_compiled else None, autocast=is_half)
+        return StepTraining(model, feed, compiled_step(model, workload.loss), autocast=is_half)
+    return PlainTraining(model, workload.loss, feed, compile="default" if case.is_compiled else None, autocast=is_half)
 
 
 def _enter(case: Case) -> tuple[float | None, str]:

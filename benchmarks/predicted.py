@@ -19,7 +19,7 @@ import torch
 from benchmarks import harness
 from benchmarks.harness import quartiles, setting
 from benchmarks.harness.pictures import COLORS, GREY, picture
-from benchmarks.predicted_cases import NETWORKS, PAPERS, Timed, draw_strategies, spans_ms, time_strategies
+from benchmarks.predicted_cases import NETWORKS, OPTIMIZER, PAPERS, Timed, draw_strategies, spans_ms, time_strategies
 from benchmarks.tile_times import mean_times, median_times
 from bow.cluster import World
 from bow.devices import available_cores
@@ -90,12 +90,12 @@ def measure_network(group: ProcessGroup, config: Config, name: str, known: Devic
     The speed of a shared machine varies over time. Therefore tile and message times are measured in the same turns
     as the strategies, and medians are used for all.
     """
-    began, network = time.perf_counter(), NETWORKS[name]
-    captured, model, batch = network.captured()
+    began, case = time.perf_counter(), NETWORKS[name]
+    captured, model, batch = case.captured()
     shapes = SHAPES[:2] if config.quick else SHAPES
 
     def tiles() -> TileTimes:
-        return measure_tiles(captured, model, batch, network.optimizer, DEVICES, repeats=1)
+        return measure_tiles(captured, model, batch, OPTIMIZER, DEVICES, repeats=1)
 
     at_first = measured_topology(known, *measure_busy_links(group, shapes=shapes, turns=config.turns))
     problem = _problem(captured.graph, at_first, mean_times(group.all_gather(tiles())))
@@ -108,15 +108,15 @@ def measure_network(group: ProcessGroup, config: Config, name: str, known: Devic
         sums.turn(is_timed)
         times.append(tiles())
 
-    timed = time_strategies(group, captured, model, batch, network.optimizer, strategies, config.turns, between)
+    timed = time_strategies(group, captured, model, batch, OPTIMIZER, strategies, config.turns, between)
     line = messages.link_model()
     topology = measured_topology(known, {(0, 1): line}, sums.beside_messages_us(line[0]))
     of_tiles = mean_times(group.all_gather(median_times(times)))
     problem = _problem(captured.graph, topology, of_tiles)
     rows = [_row(name, problem.simulate(strategies[name]), timed[name]) for name in strategies]
     return {
-        "title": network.title,
-        "samples": network.samples,
+        "title": case.network.title,
+        "samples": case.samples,
         "operators": len(captured.graph.operators),
         "tiles_measured": len(of_tiles.tiles),
         "links": [topology_to_dict(each)["links"] for each in (at_first, topology)],

@@ -27,37 +27,27 @@ from bow.replicas import OptimizerFactory
 from bow.schedule import Span
 from bow.seeds import derive_seed
 
+OPTIMIZER: OptimizerFactory = functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9)
+
 
 @dataclass(frozen=True)
 class PredictedNetwork:
-    name: str  # name on the command line
+    network: Network
     samples: int  # batch size: several times that of the tiny size, so that operators take longer than their messages
-
-    @property
-    def _network(self) -> Network:
-        return RANDOM[self.name] if self.name in RANDOM else SIZES[self.name]
-
-    @property
-    def title(self) -> str:
-        return self._network.title
-
-    @property
-    def optimizer(self) -> OptimizerFactory:
-        return functools.partial(torch.optim.SGD, lr=0.01, momentum=0.9)
 
     def captured(self) -> tuple[CapturedOperators, nn.Module, Any]:
         """Return its captured step, the model and a batch."""
-        network = self._network
         torch.manual_seed(0)
-        model, batch = network.build("tiny"), network.batch("tiny", samples=self.samples)
-        return capture_operators(model, batch, step=step_from_loss(network.loss)), model, batch
+        model, batch = self.network.build("tiny"), self.network.batch("tiny", samples=self.samples)
+        return capture_operators(model, batch, step=step_from_loss(self.network.loss)), model, batch
 
 
 PAPERS = {"alexnet": 64, "inception": 16, "rnnlm": 128, "nmt": 96}  # batch sizes
 
 # By name
 NETWORKS: Mapping[str, PredictedNetwork] = {
-    name: PredictedNetwork(name, samples) for name, samples in {**PAPERS, **dict.fromkeys(RANDOM, 64)}.items()
+    name: PredictedNetwork({**SIZES, **RANDOM}[name], samples)
+    for name, samples in {**PAPERS, **dict.fromkeys(RANDOM, 64)}.items()
 }
 
 

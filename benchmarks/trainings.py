@@ -33,6 +33,7 @@ ENDLESS = 2**40  # number of rounds that a stream is prepared for
 
 Data: TypeAlias = tuple[Tensor, Tensor]  # inputs and targets, `[samples, ...]` each
 Tensors: TypeAlias = dict[str, Tensor]
+Step: TypeAlias = Callable[[Tensors, Tensors, Tensors, Tensor, Tensor], None]  # made by `compiled_step`
 
 
 class Feed:
@@ -178,15 +179,13 @@ class StepTraining:
     engine = None
     epochs = 0
 
-    def __init__(
-        self, model: nn.Module, loss: Loss, feed: Feed, lr: float = LEARNING_RATE, autocast: bool = False
-    ) -> None:
+    def __init__(self, model: nn.Module, feed: Feed, step: Step, autocast: bool = False) -> None:
         self._precision = bfloat16 if autocast else contextlib.nullcontext
         self.model, self.feed = model, feed
         self._parameters: Tensors = {name: p.detach() for name, p in model.named_parameters()}
         self._momenta: Tensors = {name: torch.zeros_like(p) for name, p in self._parameters.items()}
         self._buffers: Tensors = dict(model.named_buffers())
-        self._step = compiled_step(model, loss, lr)
+        self._step = step
 
     def __call__(self) -> int:
         inputs, targets = self.feed.next()
@@ -318,9 +317,7 @@ class BowTraining:
         self.replicas.close()
 
 
-def compiled_step(
-    model: nn.Module, loss: Loss, lr: float = LEARNING_RATE
-) -> Callable[[Tensors, Tensors, Tensors, Tensor, Tensor], None]:
+def compiled_step(model: nn.Module, loss: Loss, lr: float = LEARNING_RATE) -> Step:
     """Return a step as a function of parameters, momenta, buffers, inputs and targets; it updates the first three."""
 
     def forward(parameters: Tensors, buffers: Tensors, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensors]:

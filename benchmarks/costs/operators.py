@@ -9,7 +9,6 @@ import torch
 
 import bow
 from benchmarks.costs.machine import Work
-from bow.errors import SettingError
 from bow.graph import Operator, StepGraph, kinds
 from bow.models import NETWORKS
 
@@ -21,13 +20,16 @@ _BACKWARD = "aten.convolution_backward.default"
 
 @functools.cache
 def population(network: str, size: str = "paper", samples: int | None = None) -> Mapping[str, Work]:
-    """Return the distinct operators of a network's training step; computes nothing, and allocates no weights."""
-    if network not in NETWORKS:
-        raise SettingError(f"network must be one of {', '.join(NETWORKS)}, got {network!r}")
+    """Return the distinct operators of a network's training step."""
+    return works_of(captured(network, size, samples))
+
+
+def captured(network: str, size: str, samples: int | None = None) -> StepGraph:
+    """Capture a network's training step; computes nothing, and allocates no weights."""
     chosen = NETWORKS[network]
     with torch.device("meta"):
         model, batch = chosen.build(size), chosen.batch(size, samples)
-    return works_of(bow.capture(model, batch, chosen.loss))
+    return bow.capture(model, batch, chosen.loss)
 
 
 def works_of(graph: StepGraph) -> dict[str, Work]:

@@ -11,7 +11,7 @@ import tarfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu import comparisons, members, testing, throughput
 from benchmarks.gpu.aims import MISSED, judge
-from benchmarks.gpu.machine import Machine, check_gpu, nvidia_smi, open_machine
+from benchmarks.gpu.machine import check_gpu, nvidia_smi, open_machine
 from benchmarks.gpu.parts import GRACE_S, NAMES, PARTS, USUAL_S, Allotment, Context, Findings, Part
 from benchmarks.gpu.peers import ENVIRONMENT, Peers
 from benchmarks.gpu.racing import PLAIN, one_graphed
@@ -118,7 +118,7 @@ class Program:
         if config.processes:
             self._measure_apart(part, most_s, peers)
         else:
-            measure(part, config, most_s, self._time.deadline, {}, lambda: open_machine(config.fake, config.tf32))
+            measure(part, config, most_s, self._time.deadline, {})
         self._found[part.name] = findings = read(path)
         trouble = [*findings.get("notes", []), *filter(None, [findings.get("failure")]), *testing.told(findings)]
         for line in (f"took {time.monotonic() - began:.1f} s", *trouble):
@@ -179,17 +179,10 @@ def measure_here(name: str, config: "Config", most_s: float, deadline: float, pe
     torch.set_num_threads(1)  # what the host has to compute is little
     part.measure()
     gc.freeze()  # bow collects garbage before every capture, and need not look at all that was imported
-    measure(part, config, most_s, deadline, peers, lambda: open_machine(config.fake, config.tf32))
+    measure(part, config, most_s, deadline, peers)
 
 
-def measure(
-    part: Part,
-    config: "Config",
-    most_s: float,
-    deadline: float,
-    peers: Mapping[str, str],
-    opened: Callable[[], Machine],
-) -> bool:
+def measure(part: Part, config: "Config", most_s: float, deadline: float, peers: Mapping[str, str]) -> bool:
     """Measure a part, whose clock begins when its device is open; all that it has found is in its file."""
     path = file_of(config.out, part)
     began, findings = time.monotonic(), testing.kept(read(path), is_old=False)
@@ -198,7 +191,7 @@ def measure(
         write(path, findings)
 
     try:
-        machine = opened()
+        machine = open_machine(config.fake, config.tf32)
         findings |= {"machine": machine.facts(), "start_s": round(time.monotonic() - began, 1)}
         save(findings)
         time_left = Allotment(min(most_s, deadline - time.monotonic()))

@@ -57,7 +57,7 @@ class Remote:
             time.sleep(POLL_S)
         while True:
             try:
-                self._connection: Connection[Any, Any] = Client(str(address), family="AF_UNIX")
+                self.connection: Connection[Any, Any] = Client(str(address), family="AF_UNIX")
                 return
             except ConnectionRefusedError as error:  # its address is there before it listens
                 if time.monotonic() > deadline:
@@ -67,15 +67,15 @@ class Remote:
     def send(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Request the call of a function; `receive` returns the result."""
         try:
-            self._connection.send_bytes(pickle.dumps((function, arguments)))
+            self.connection.send_bytes(pickle.dumps((function, arguments)))
         except (EOFError, OSError) as error:
             raise EndedError("its process has ended") from error
 
     def receive(self, limit_s: float | None = None) -> Any:
         try:
-            if not self._connection.poll(limit_s):
+            if not self.connection.poll(limit_s):
                 raise LateError(f"does not answer within {limit_s:g} s")
-            is_good, answer = pickle.loads(self._connection.recv_bytes())
+            is_good, answer = pickle.loads(self.connection.recv_bytes())
         except (EOFError, OSError) as error:
             raise EndedError("its process has ended") from error
         if not is_good:
@@ -91,14 +91,9 @@ class Remote:
         self.send(function, *arguments)
         return self.receive(limit_s)
 
-    @property
-    def connection(self) -> "Connection[Any, Any]":
-        """The connection to the process: readable when there is an answer."""
-        return self._connection
-
     def close(self) -> None:
         """Disconnect; the process then serves other clients."""
-        self._connection.close()
+        self.connection.close()
 
 
 # torch first: bow would set the wait policy of idle threads
@@ -188,7 +183,6 @@ def apart(
     function: Callable[..., T],
     *arguments: Any,
     environment: Mapping[str, str | None] | None = None,
-    log: Path | None = None,
     limit_s: float | None = None,
 ) -> T:
     """Call a function in a separate process, and return its result.
@@ -196,7 +190,7 @@ def apart(
     Raises:
         CaseError: it raised, the process ended, or it took too long.
     """
-    with contextlib.closing(Host(environment, log)) as host:
+    with contextlib.closing(Host(environment)) as host:
         found: T = host.call(function, *arguments, limit_s=limit_s)
         return found
 

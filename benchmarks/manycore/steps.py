@@ -3,13 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
-
-import bow
 from benchmarks.costs.machine import Work
-from benchmarks.costs.operators import is_worth_measuring, kind_of
+from benchmarks.costs.operators import captured, is_worth_measuring, kind_of
 from bow.graph import StepGraph
-from bow.models import NETWORKS
 
 
 @dataclass(frozen=True)
@@ -31,14 +27,8 @@ class Step:
 
 
 def capture_step(network: str, size: str) -> Step:
-    """Capture the training step of a network, forward and backward, without the optimizer.
-
-    Computes nothing, and allocates no weights.
-    """
-    chosen = NETWORKS[network]
-    with torch.device("meta"):
-        model, batch = chosen.build(size), chosen.batch(size)
-    return step_of(bow.capture(model, batch, chosen.loss))
+    """Capture the training step of a network, forward and backward, without the optimizer."""
+    return step_of(captured(network, size))
 
 
 def step_of(graph: StepGraph) -> Step:

@@ -20,7 +20,7 @@ from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
 import bow
 from benchmarks.harness import rate, warm_up
-from benchmarks.trainings import ENDLESS, SGD, Data, Feed, PlainTraining, Tensors, compiled_step
+from benchmarks.trainings import ENDLESS, SGD, Data, Feed, PlainTraining, StepTraining, Tensors, compiled_step
 from benchmarks.workloads import WORKLOADS, Workload
 from bow.devices import StreamDevice
 from bow.members import Member
@@ -124,17 +124,8 @@ class StepLoop(OneByOne):
         self._step = compiled_step(task.workload.model(), task.workload.loss)
 
     def _begun(self, seed: int) -> tuple[Tensors, Callable[[], int]]:
-        model, feed = self._task.workload.model(seed), self._task.feed(seed)
-        parameters = {name: p.detach() for name, p in model.named_parameters()}
-        momenta = {name: torch.zeros_like(p) for name, p in parameters.items()}
-        buffers = dict(model.named_buffers())
-
-        def run() -> int:
-            inputs, targets = feed.next()
-            self._step(parameters, momenta, buffers, inputs, targets)
-            return len(targets)
-
-        return {**parameters, **buffers}, run
+        model = self._task.workload.model(seed)
+        return model.state_dict(), StepTraining(model, self._task.feed(seed), self._step)
 
 
 class Stacked(Members):

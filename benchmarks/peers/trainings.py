@@ -16,7 +16,15 @@ import bow
 from benchmarks.harness import counted
 from benchmarks.peers.referee import Referee, Watch
 from benchmarks.peers.task import Job
-from benchmarks.trainings import WARM_UP, Data, GraphedTraining, PlainTraining, StepTraining, Training
+from benchmarks.trainings import (
+    WARM_UP,
+    Data,
+    GraphedTraining,
+    PlainTraining,
+    StepTraining,
+    Training,
+    compiled_step,
+)
 from bow.devices import cuda_device
 from bow.training import train as train_learners
 from bow.tuner.config import Objective, Tuner
@@ -45,7 +53,8 @@ def train_compiled(job: Job) -> None:
 
 def train_step(job: Job) -> None:
     """With a compiled function of weights, momenta and a batch: the whole step."""
-    follow(job, StepTraining(job.build(), job.loss, job.batches(), job.choice.lr))
+    model = job.build()
+    follow(job, StepTraining(model, job.batches(), compiled_step(model, job.loss, job.choice.lr)))
 
 
 def train_graphed(job: Job) -> None:

@@ -7,7 +7,7 @@ skorch, which has its own order.
 import functools
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,22 +85,26 @@ def score(model: nn.Module | None, task: Task, rows: Tensor) -> Score:
     return 1 - float((outputs - targets).double().square().mean() / targets.double().var(correction=0))
 
 
-def members_of(task: Task, fold: int) -> list[Score]:
-    """Return the scores of all members of a fold, trained one after another."""
+def one_member(task: Task, fold: int, seed: int) -> Score:
+    """Train a member; the data are loaded once in each process."""
     train, held_out = loaded(task.file)[2][fold]
-    return [score(fit(task, train, seed, task.lr), task, held_out) for seed in task.seeds]
+    return score(fit(task, train, seed, task.lr), task, held_out)
+
+
+def one_fold(task: Task, fold: int) -> list[Score]:
+    """Train the members of a fold one after another."""
+    return [one_member(task, fold, seed) for seed in task.seeds]
 
 
 def loop(task: Task) -> list[Score]:
     """Train one member after another."""
-    return [found for fold in range(len(loaded(task.file)[2])) for found in members_of(task, fold)]
+    return [found for fold in range(len(loaded(task.file)[2])) for found in one_fold(task, fold)]
 
 
-def one_member(task: Task, fold: int, seed: int) -> Score:
-    """Train a member in a process of `joblib`; the data are loaded once in each process."""
+def on_one_thread(train: Callable[..., Any], *arguments: Any) -> Any:
+    """Train in a process of `joblib`."""
     torch.set_num_threads(1)
-    train, held_out = loaded(task.file)[2][fold]
-    return score(fit(task, train, seed, task.lr), task, held_out)
+    return train(*arguments)
 
 
 def processes(task: Task) -> list[Score]:
@@ -108,14 +112,8 @@ def processes(task: Task) -> list[Score]:
     from joblib import Parallel, delayed
 
     folds = range(len(loaded(task.file)[2]))
-    work = [delayed(one_member)(task, fold, seed) for fold in folds for seed in task.seeds]
+    work = [delayed(on_one_thread)(one_member, task, fold, seed) for fold in folds for seed in task.seeds]
     return list(Parallel(n_jobs=len(os.sched_getaffinity(0)), backend="loky")(work))
-
-
-def one_fold(task: Task, fold: int) -> list[Score]:
-    """Train a fold in its process."""
-    torch.set_num_threads(1)
-    return members_of(task, fold)
 
 
 def process_per_fold(task: Task) -> list[Score]:
@@ -123,7 +121,8 @@ def process_per_fold(task: Task) -> list[Score]:
     from joblib import Parallel, delayed
 
     folds = range(len(loaded(task.file)[2]))
-    found = Parallel(n_jobs=len(folds), backend="loky")(delayed(one_fold)(task, fold) for fold in folds)
+    work = (delayed(on_one_thread)(one_fold, task, fold) for fold in folds)
+    found = Parallel(n_jobs=len(folds), backend="loky")(work)
     return [each for own in found for each in own]
 
 

@@ -172,7 +172,7 @@ class Comparison:
         return f"the choice failed: {self.dropped[self.choice]}" if self.choice in self.dropped else ""
 
 
-def compare(task: Task) -> Comparison:
+def compare(task: Task) -> dict[str, Any]:
     """Search exhaustively, tune in a separate process, and measure the choice and the fastest in turns."""
     _begin(task)
     pair = PAIRS[task.pair]
@@ -198,7 +198,7 @@ def compare(task: Task) -> Comparison:
         turns, dropped = take_turns(trials, finalists, turns=task.turns, stint_s=task.stint_s)
     finally:
         trials.close()
-    return Comparison(task.pair, task.run_s, tried, calibrated, turns, dropped)
+    return as_dict(Comparison(task.pair, task.run_s, tried, calibrated, turns, dropped))
 
 
 def calibrate(task: Task, steps: int) -> Calibrated:
@@ -239,10 +239,6 @@ def _prepare(pair: Pair) -> tuple[ReplicasConfig, DataSource]:
         example=opened.example,
     )
     return replicas_config, opened
-
-
-def compared(task: Task) -> dict[str, Any]:
-    return as_dict(compare(task))
 
 
 def as_dict(comparison: Comparison) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks import harness
 from benchmarks.caches import empty_caches
 from benchmarks.harness import setting
-from benchmarks.tuner.comparison import PAIRS, Task, compared
+from benchmarks.tuner.comparison import PAIRS, Task, compare
 from bow.runtime.loading import native
 from bow.tuner import EngineSetting
 
@@ -60,4 +60,4 @@ def _compare(name: str, config: Config) -> dict[str, Any]:
     names = ("run_s", "passes", "first_s", "stint_s", "compile_s", "turns", "threads", "most")
     with empty_caches() if config.cold and not config.quick else contextlib.nullcontext({}) as caches:
         task = Task(name, **{each: getattr(config, each) for each in names}, caches=caches)
-        return harness.apart(compared, task, environment={"OMP_WAIT_POLICY": "PASSIVE"})
+        return harness.apart(compare, task, environment={"OMP_WAIT_POLICY": "PASSIVE"})

@@ -12,7 +12,6 @@ import pytest
 from benchmarks import main
 from benchmarks.gpu import Config, program
 from benchmarks.gpu.aims import OPEN
-from benchmarks.gpu.machine import open_machine
 from benchmarks.gpu.parts import NAMES, USUAL_S, Context, Part
 from benchmarks.gpu.program import measure
 from bow.errors import SettingError
@@ -99,9 +98,7 @@ def test_a_part_that_fails_leaves_what_it_has_and_the_others(tmp_path: Path, mon
     part = Part("overlap", "overlapping", 1)
     monkeypatch.setattr(Part, "measure", lambda self: fail)
     (tmp_path / "parts").mkdir()
-    assert not measure(
-        part, settings(tmp_path, "overlap"), 5, time.monotonic() + 5, {}, lambda: open_machine(fake=True)
-    )
+    assert not measure(part, settings(tmp_path, "overlap"), 5, time.monotonic() + 5, {})
     found = json.loads((tmp_path / "parts" / "overlap.json").read_text())
     assert found["rows"] == [1]
     assert found["failure"] == "RuntimeError: an illegal memory access was encountered"
@@ -110,9 +107,7 @@ def test_a_part_that_fails_leaves_what_it_has_and_the_others(tmp_path: Path, mon
 def test_time_that_has_run_out_is_noted(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     part = Part("throughput_lenet_4", "throughput", 1, arguments={"model": "lenet", "batch_size": 4})
-    assert measure(
-        part, settings(tmp_path, "overlap").reduced(), 0.0, time.monotonic(), {}, lambda: open_machine(fake=True)
-    )
+    assert measure(part, settings(tmp_path, "overlap").reduced(), 0.0, time.monotonic(), {})
     found = json.loads((tmp_path / "parts" / "throughput_lenet_4.json").read_text())
     assert [row["name"] for row in found["contestants"]] == ["pytorch"]
     assert "graph, 2: left out, because time ran out" in found["notes"]

@@ -110,11 +110,7 @@ def test_cases_wait_where_time_has_run_out(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     part = Part("tests_kernels", "testing", 5.0, arguments={"group": "kernels"})
     config = Config(out=tmp_path, fake=True, processes=False)
-
-    def opened() -> Any:
-        return program.open_machine(fake=True)
-
-    assert program.measure(part, config, 0.0, time.monotonic(), {}, opened)
+    assert program.measure(part, config, 0.0, time.monotonic(), {})
     found = json.loads((tmp_path / "parts" / "tests_kernels.json").read_text())
     assert found["is_cut"]
     assert len(found["cases"]) == 1

@@ -10,13 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.costs.climbing import HillClimb
-from benchmarks.costs.machine import Threads, placements
+from benchmarks.costs.machine import Threads, cases, placements
 from bow.errors import SettingError
-
-
-def cases(cores: int, caches: bool = True) -> list[Threads]:
-    return [each for all_of in placements(cores, caches) for each in all_of]
-
 
 # Time of n threads: work / n + overhead * n, which is convex.
 convex = st.tuples(st.floats(0.1, 1000.0), st.floats(0.0, 10.0))
