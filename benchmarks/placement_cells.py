@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -66,7 +66,13 @@ def place_cell(cell: Cell) -> Found:
     evaluator = evaluator_of(
         groups, cell.gpus, memory_gib, cell.copies, optimizer=network.optimizer_bytes_per_weight_byte
     )
-    rows = compare(evaluator, cell.budget, methods=cell.methods, seed=cell.seed, say=_saying(cell))
+    rows = compare(
+        evaluator,
+        cell.budget,
+        methods=cell.methods,
+        seed=cell.seed,
+        say=lambda message: say(f"{cell.title}: {message}"),
+    )
     case = {
         "network": cell.network,
         "title": network.title,
@@ -107,10 +113,6 @@ def _groups(network: str, size: str) -> Groups:
     """Return a network's groups; cached, so that a process captures each network once."""
     placed = PLACED[network]
     return module_groups(placed.graph(placed.sizes[size]))
-
-
-def _saying(cell: Cell) -> Callable[[str], None]:
-    return lambda message: say(f"{cell.title}: {message}")
 
 
 def _row(evaluator: SimulatedEvaluator, row: Row) -> dict[str, Any]:

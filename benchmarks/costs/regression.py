@@ -296,8 +296,9 @@ def score_family(
     cases = list(next(iter(test.times.values())))
     profiles = list(test.profiles.values())
     predicted = [seconds for case in cases for seconds in model.times_s(profiles, case)]
-    return {**scored(predicted, [seconds for case in cases for seconds in test.actual(case)]), "events": model.events}
-
-
-def scored(predicted: Sequence[float], actual: Sequence[float]) -> dict[str, float]:
-    return {"accuracy": round(accuracy(predicted, actual), 4), "r_squared": round(r_squared(predicted, actual), 4)}
+    actual = [seconds for case in cases for seconds in test.actual(case)]
+    return {
+        "accuracy": round(accuracy(predicted, actual), 4),
+        "r_squared": round(r_squared(predicted, actual), 4),
+        "events": model.events,
+    }

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.figures.catalogue import FIGURES, MODELS, NAMES, TABLE, count_parameters, model_mb
 from benchmarks.figures.convergence import METRIC, median_to_target
 from benchmarks.figures.forms import SYNC_TITLES, Row, matches, title, values_of
-from benchmarks.harness import paper, ratios, spread_text, whole_spread
+from benchmarks.harness import paper, ratios, values_text, whole_spread
 
 ABSENT = "not measured in this form"
 
@@ -34,7 +34,7 @@ def context(folder: Path) -> dict[str, Any]:
         "sync_titles": SYNC_TITLES,
         "trainings": trainings,
         "refusals": refusals,
-        "rates": lambda row: text(row["samples_per_s"], ",.0f"),
+        "rates": lambda row: values_text(row["samples_per_s"], ",.0f"),
     }
 
 
@@ -57,12 +57,6 @@ def answer(statement: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     return _batch_sizes(values["rows"], reached=statement["ask"] == "reached")
 
 
-def text(values: Sequence[float], form: str) -> str:
-    """Format a median, and the range if there are several values."""
-    found = whole_spread(values)
-    return f"{found['median']:{form}}" if found["n"] == 1 else spread_text(found, form)
-
-
 @functools.cache
 def sizes(name: str) -> str:
     """Format the size of a model in the paper, and of ours."""
@@ -81,7 +75,7 @@ def trainings(rows: Sequence[Row]) -> list[list[str]]:
         reached = f"{sum(row['epochs'] is not None for row in own)} of {len(own)}"
         times = [_to_target([row[what] for row in own], form) for what, form in (("epochs", ".3g"), ("time_s", ".2f"))]
         speeds = [row["samples_per_s"] for row in own if row["samples_per_s"] is not None]
-        speed = text(speeds, ",.0f") if speeds else ""
+        speed = values_text(speeds, ",.0f")
         lines.append([who, f"{batch_size:,}", str(own[0]["threads"]), reached, *times, speed, _best(own)])
     return lines
 
@@ -99,7 +93,7 @@ def refusals(values: Mapping[str, Any]) -> list[str]:
 def _to_target(values: Sequence[float | None], form: str) -> str:
     """Time to target over all trainings; infinite for those that did not reach it."""
     times = [math.inf if value is None else value for value in values]
-    return "never" if math.isinf(min(times)) else text(times, form).replace("inf", "never")
+    return "never" if math.isinf(min(times)) else values_text(times, form).replace("inf", "never")
 
 
 def _best(rows: Sequence[Row]) -> str:
@@ -145,7 +139,8 @@ def _ratio(statement: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     if refused:
         return "waits for several devices, see below" if refused[0]["devices"] > 1 else "refused, see below"
     if measure == "samples_per_s":
-        return text(ratios(values_of(of, measure), values_of(over, measure)), ".2f")  # run by run, or seed by seed
+        by_turn = ratios(values_of(of, measure), values_of(over, measure))  # run by run, or seed by seed
+        return values_text(by_turn, ".2f")
     counts = [median_to_target(rows, measure) for rows in (of, over)]
     if math.inf in counts:
         which = "first" if math.isinf(counts[0]) else "second"

@@ -1,7 +1,7 @@
 """Pictures of the figures: box plots and curves over time, from their JSON files."""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,7 +72,7 @@ class Curve:
 
 def draw_boxes(path: Path, boxes: Sequence[Box], x: str, y: str, level: Level | None = None) -> None:
     """Draw boxes: quartiles, a line at the median, whiskers to 1.5 times the interquartile range, points beyond."""
-    places, series = _distinct(box.place for box in boxes), _distinct(box.series for box in boxes)
+    places, series = list(dict.fromkeys(box.place for box in boxes)), list(dict.fromkeys(box.series for box in boxes))
     with picture(path, max(MIN_WIDTH, 1.4 + 0.5 * (len(places) + len(boxes))), 3.1) as figure:
         axes = figure.add_subplot()
         if level is not None:
@@ -97,7 +97,7 @@ def draw_curves(path: Path, curves: Sequence[Curve], x: str, y: str, target: flo
     """Draw shares over time, on an axis that is logarithmic in 1 - share, and the target as a dashed line."""
     from matplotlib.ticker import FixedLocator, NullLocator
 
-    series = _distinct(curve.series for curve in curves)
+    series = list(dict.fromkeys(curve.series for curve in curves))
     with picture(path, 5.8, 3.1) as figure:
         axes = figure.add_subplot()
         for curve in curves:
@@ -163,10 +163,6 @@ def _color(series: Sequence[str], name: str) -> str:
     if name == PLAIN_TITLE:
         return GREY_INK
     return COLORS[[other for other in series if other != PLAIN_TITLE].index(name) % len(COLORS)]
-
-
-def _distinct(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))
 
 
 def draw(name: str, values: Mapping[str, Any], path: Path) -> None:

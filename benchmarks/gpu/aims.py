@@ -5,7 +5,7 @@ from typing import Any
 
 from benchmarks.gpu.racing import COMPILED_GRAPHED, GRAPHED, PLAIN, best_of_bow, gain
 from benchmarks.gpu.testing import failures
-from benchmarks.harness import ratios, spread
+from benchmarks.harness import ratios, spread, spread_text
 
 MET, MISSED, OPEN = "met", "missed", "not measured"
 
@@ -40,8 +40,7 @@ def _speed_ups(parts: Parts) -> Iterator[dict[str, Any]]:
             yield _open(text)
             continue
         factor = spread(ratios(final["rates"][final["best"]], final["rates"][final["one"]]), 3)
-        over = f"{factor['median']:.2f} ({factor['low']:.2f}-{factor['high']:.2f})"
-        found = f"{over}, {final['best']} over {final['one']}, the two again alone"
+        found = f"{spread_text(factor, '.2f', '-')}, {final['best']} over {final['one']}, the two again alone"
         if COMPILED_GRAPHED in (row["name"] for row in parts[part]["contestants"]):
             yield _judged(text, factor["median"] >= aim, found, factor["median"])
         else:
@@ -78,7 +77,7 @@ def _overheads(parts: Parts) -> Iterator[dict[str, Any]]:
         worst = max(rows, key=lambda row: row["percent_over_never"]["median"])
         percent = worst["percent_over_never"]
         where = f"{worst['engine']} with {worst['learners']} learners"
-        found = f"{percent['median']:.2f} % ({percent['low']:.2f}-{percent['high']:.2f}), in the worst case, {where}"
+        found = f"{spread_text(percent, '.2f', '-', ' %')}, in the worst case, {where}"
         yield _judged(text, percent["median"] <= aim, found, percent["median"])
 
 

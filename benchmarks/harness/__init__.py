@@ -21,6 +21,7 @@ from benchmarks.harness.pages import counted as counted
 from benchmarks.harness.pages import paper as paper
 from benchmarks.harness.pages import render as render
 from benchmarks.harness.pages import spread_text as spread_text
+from benchmarks.harness.pages import values_text as values_text
 from benchmarks.harness.processes import CaseError as CaseError
 from benchmarks.harness.processes import Host as Host
 from benchmarks.harness.processes import LateError as LateError

@@ -3,11 +3,12 @@
 import functools
 import re
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.environment import told
+from benchmarks.harness.statistics import whole_spread
 
 FOLDER = Path(__file__).parents[1]
 
@@ -69,6 +70,13 @@ def spread_text(value: Mapping[str, Any] | None, form: str = ".2f", to: str = " 
     if value is None:
         return ""
     return f"{value['median']:{form}}{unit} ({value['low']:{form}}{to}{value['high']:{form}})"
+
+
+def values_text(values: Sequence[float], form: str) -> str:
+    """Format the median of values with their range; one value as it is, none as nothing."""
+    if len(values) < 2:
+        return "".join(f"{value:{form}}" for value in values)
+    return spread_text(whole_spread(values), form)
 
 
 def titled(network: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks import harness
 from benchmarks.harness import setting
-from benchmarks.manycore.claims import POINTS, all_claims, steps_of
+from benchmarks.manycore.claims import POINTS, graphi_claims, liu_claims, steps_of
 from benchmarks.manycore.jobs import all_jobs
 from benchmarks.manycore.machines import AS_IN_TENSORFLOW, CORES, LIU_MACHINES, TEAM_CORES, TEAMS_STAY
 from benchmarks.manycore.options import CHANGE_MS
@@ -84,7 +84,7 @@ def page(values: Mapping[str, Any]) -> dict[str, Any]:
     graphi = values["graphi"]
     detailed = {name: own for name, sizes in graphi.items() for own in sizes.values() if "queues" in own}
     return {
-        "claims": all_claims(graphi, values["liu"], values["settings"]["detail"]),
+        "claims": [*graphi_claims(graphi, values["settings"]["detail"]), *liu_claims(values["liu"])],
         "counts": sorted({row["executors"] for s in graphi.values() for own in s.values() for row in own["executors"]}),
         "detailed": detailed,
         "machines": list(LIU_MACHINES),

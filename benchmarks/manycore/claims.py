@@ -1,6 +1,6 @@
 """Statements of the papers, and whether they hold on the simulated machine."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -44,10 +44,6 @@ class Range:
 
     def __str__(self) -> str:
         return f"{self.low:g}" if self.low == self.high else f"{self.low:g} to {self.high:g}"
-
-
-def all_claims(graphi: Mapping[str, Any], liu: Mapping[str, Any], detail: str) -> list[Claim]:
-    return [*graphi_claims(graphi, detail), *liu_claims(liu)]
 
 
 def best_row(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -142,7 +138,7 @@ def _speedups(network: str, sizes: Mapping[str, Any]) -> Claim:
     inside = [value in near for value in best.values()]
     verdict = _of(all(inside), any(value > 1 for value in best.values()))
     what = f"{NETWORKS[network].title}: best speed-up over sequential"
-    return Claim(what, str(told), _listed(f"{size} {value:.2f}" for size, value in best.items()), verdict)
+    return Claim(what, str(told), ", ".join(f"{size} {value:.2f}" for size, value in best.items()), verdict)
 
 
 def _executors(network: str, sizes: Mapping[str, Any]) -> Claim:
@@ -150,7 +146,7 @@ def _executors(network: str, sizes: Mapping[str, Any]) -> Claim:
     best = {size: best_row(own["executors"])["executors"] for size, own in sizes.items()}
     inside = [told.low <= value <= told.high for value in best.values()]
     what = f"{NETWORKS[network].title}: executors of the best speed-up"
-    return Claim(what, str(told), _listed(f"{size} {value}" for size, value in best.items()), _of_all(inside))
+    return Claim(what, str(told), ", ".join(f"{size} {value}" for size, value in best.items()), _of_all(inside))
 
 
 def _small_gain_more(found: Mapping[str, Any]) -> Claim:
@@ -169,7 +165,7 @@ def _large_suffer_more(found: Mapping[str, Any]) -> Claim:
         falling.append(left == sorted(left, reverse=True))
         told.append(f"{NETWORKS[network].title} {' / '.join(f'{value:.2f}' for value in left)}")
     what = "With too many executors large networks suffer most: speed-up with 32"
-    return Claim(what, "large least", _listed(told), _of_all(falling))
+    return Claim(what, "large least", ", ".join(told), _of_all(falling))
 
 
 def _parallel(network: str, sizes: Mapping[str, Any]) -> Claim:
@@ -177,7 +173,7 @@ def _parallel(network: str, sizes: Mapping[str, Any]) -> Claim:
     found = {size: own["parallelism_with_8"] for size, own in sizes.items()}
     near = Range(told.low - 1, told.high + 1)
     what = f"{NETWORKS[network].title}: operators that are parallel"
-    here = _listed(f"{size} {value:.1f}" for size, value in found.items())
+    here = ", ".join(f"{size} {value:.1f}" for size, value in found.items())
     return Claim(what, str(told), here, _of_all([value in near for value in found.values()]))
 
 
@@ -205,16 +201,16 @@ def _diagonals(rows: Sequence[Mapping[str, Any]]) -> Iterator[Claim]:
 
 def _options(found: Mapping[str, Mapping[str, Any]]) -> Iterator[Claim]:
     best = {network: min(each["time"] for each in own["sizes"]) for network, own in found.items()}
-    told = _listed(f"{NETWORKS[network].title} {time:.3f}" for network, time in best.items())
+    told = ", ".join(f"{NETWORKS[network].title} {time:.3f}" for network, time in best.items())
     verdict = _of_all([time > 0.98 for time in best.values()])
     yield Claim("Executors of several sizes do not make a step shorter", "time not below 1", told, verdict)
     saved = {network: own["changing"]["saved_ms"] for network, own in found.items()}
-    told = _listed(f"{NETWORKS[network].title} {value:.2f} ms" for network, value in saved.items())
+    told = ", ".join(f"{NETWORKS[network].title} {value:.2f} ms" for network, value in saved.items())
     verdict = _of_all([value < CHANGE_MS[0] for value in saved.values()])
     what = "Another number of executors for the backward pass is not worth the change"
     yield Claim(what, f"a change costs {CHANGE_MS[0]:g} to {CHANGE_MS[1]:g} ms", f"saves {told}", verdict)
     kept = {network: own["preferred"][-1]["time"] for network, own in found.items()}
-    told = _listed(f"{NETWORKS[network].title} {time:.4f}" for network, time in kept.items())
+    told = ", ".join(f"{NETWORKS[network].title} {time:.4f}" for network, time in kept.items())
     verdict = _of_all([time > 0.98 for time in kept.values()])
     yield Claim("Preferred executors bring little", "a modest gain of element-wise operators", told, verdict)
 
@@ -225,7 +221,3 @@ def _of_all(holds: Sequence[bool]) -> Verdict:
 
 def _of(holds: bool, partly: bool) -> Verdict:
     return "yes" if holds else "in part" if partly else "no"
-
-
-def _listed(texts: Iterable[str]) -> str:
-    return ", ".join(texts)

@@ -1,6 +1,6 @@
 """Pictures of the simulations: Figure 6, Figure 4, and timelines of LSTM cells."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,21 +73,16 @@ def draw_counts(counts: Mapping[str, Counts], path: Path) -> None:
     plans = list(next(iter(counts.values())))
     with picture(path, 9.0, 1.9 * len(plans), dpi=130) as figure:
         panels = figure.subplots(len(plans), len(counts), squeeze=False)
-        for (row, column), (title, events) in _panels(counts, plans):
-            axes = panels[row][column]
-            axes.plot(events, color=BLUE, linewidth=0.6, drawstyle="steps-post")
-            mean = sum(events) / len(events)
-            axes.axhline(mean, color=ORANGE, linewidth=1.2, label=f"mean {mean:.2f}")
-            axes.set_title(title)
-            axes.set_ylim(bottom=0)
-            axes.legend(frameon=False, loc="upper right")
+        for row, plan in zip(panels, plans, strict=True):
+            for axes, (network, by_plan) in zip(row, counts.items(), strict=True):
+                events = by_plan[plan]
+                axes.plot(events, color=BLUE, linewidth=0.6, drawstyle="steps-post")
+                mean = sum(events) / len(events)
+                axes.axhline(mean, color=ORANGE, linewidth=1.2, label=f"mean {mean:.2f}")
+                axes.set_title(f"{NETWORKS[network].title}, strategies {plan}")
+                axes.set_ylim(bottom=0)
+                axes.legend(frameon=False, loc="upper right")
         for axes in panels[-1]:
             axes.set_xlabel("events of a step")
         for line in panels:
             line[0].set_ylabel("operators")
-
-
-def _panels(counts: Mapping[str, Counts], plans: list[str]) -> Iterator[tuple[tuple[int, int], tuple[str, list[int]]]]:
-    for row, plan in enumerate(plans):
-        for column, (network, by_plan) in enumerate(counts.items()):
-            yield (row, column), (f"{NETWORKS[network].title}, strategies {plan}", by_plan[plan])

@@ -21,7 +21,7 @@ import torch
 
 from benchmarks import harness
 from benchmarks.caches import empty_caches
-from benchmarks.harness import setting, spread_text, whole_spread
+from benchmarks.harness import setting, values_text, whole_spread
 from benchmarks.peers import picture
 from benchmarks.peers.contestants import AS_BOW_SETS, BOW, CONTESTANTS, LARGE_BATCH, PYTORCH
 from benchmarks.peers.program import (
@@ -156,10 +156,10 @@ def finals_rows(finals: Sequence[Training]) -> list[list[str]]:
                 str(choice.threads),
                 "; ".join(map(str, ran_as)),
                 _time(trainings),
-                _spread([training.samples for training in reached], ",.0f"),
-                _spread([training.throughput for training in looked], ",.0f"),
-                _spread([training.rest_s for training in looked], ".1f"),
-                _spread(time_ratios(trainings, plain), ".2f"),
+                values_text([training.samples for training in reached], ",.0f"),
+                values_text([training.throughput for training in looked], ",.0f"),
+                values_text([training.rest_s for training in looked], ".1f"),
+                values_text(time_ratios(trainings, plain), ".2f"),
             ]
         )
     return rows
@@ -202,7 +202,7 @@ def _rank(trainings: Sequence[Training]) -> tuple[int, float]:
 def _time(trainings: Sequence[Training]) -> str:
     times = [training.time_s for training in trainings if training.time_s is not None]
     if len(times) == len(trainings):
-        return _spread(times, ".1f")
+        return values_text(times, ".1f")
     if not times and all(training.ending == FAILED for training in trainings):
         return f"failed: {trainings[0].why}"
     diverged = sum(training.ending == DIVERGED for training in trainings)
@@ -217,9 +217,3 @@ def _cell(training: Training | None) -> str:
     if training.ending in (DIVERGED, FAILED):
         return "✗" if training.ending == DIVERGED else FAILED
     return f"{training.best_accuracy:.1%}" if training.time_s is None else f"**{training.time_s:.1f} s**"
-
-
-def _spread(values: Sequence[float], form: str) -> str:
-    if len(values) < 2:
-        return "".join(f"{value:{form}}" for value in values)
-    return spread_text(whole_spread(values), form)
