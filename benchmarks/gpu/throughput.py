@@ -77,15 +77,15 @@ def peers(config: "Config") -> list[Spec]:
             continue
         spec = functools.partial(Spec, part=part.name, **part.arguments)
         if part.name in PARTS_WITH_ALL:
-            specs.append(spec(COMPILED_GRAPHED, kind="graphed", settings={"compile": True}))
+            specs.append(spec(name=COMPILED_GRAPHED, kind="graphed", settings={"compile": True}))
         specs += [
-            spec(COMPILED, kind="plain", settings={"compile": "default"}),
-            spec(REDUCED, kind="plain", settings={"compile": "reduce-overhead"}),
+            spec(name=COMPILED, kind="plain", settings={"compile": "default"}),
+            spec(name=REDUCED, kind="plain", settings={"compile": "reduce-overhead"}),
         ]
         for learners in FUSED_LEARNERS[part.name]:
             if learners in config.learners:
                 settings = {"learners": learners, "engine": "fused"}
-                specs.append(spec(bow_name("fused", learners), kind="bow", settings=settings))
+                specs.append(spec(name=bow_name("fused", learners), kind="bow", settings=settings))
     return specs
 
 

@@ -1,7 +1,7 @@
 """Compare all pairs, and write the results."""
 
-import contextlib
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +58,8 @@ def page(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _compare(name: str, config: Config) -> dict[str, Any]:
     names = ("run_s", "passes", "first_s", "stint_s", "compile_s", "turns", "threads", "most")
-    with empty_caches() if config.cold and not config.quick else contextlib.nullcontext({}) as caches:
-        task = Task(name, **{each: getattr(config, each) for each in names}, caches=caches)
+    is_cold = config.cold and not config.quick
+    caches: AbstractContextManager[Mapping[str, str]] = empty_caches() if is_cold else nullcontext({})
+    with caches as variables:
+        task = Task(name, **{each: getattr(config, each) for each in names}, caches=variables)
         return harness.apart(compare, task, environment={"OMP_WAIT_POLICY": "PASSIVE"})
