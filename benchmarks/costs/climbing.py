@@ -22,18 +22,17 @@ class HillClimb:
     `2 * most_threads / interval` placements (rounded up). Equal times do not end a climb.
 
     Args:
-        most_threads: cores of the machine.
+        most_threads: cores of the machine, of which every two share a cache.
         interval: threads per step; rounded up to an even number with two threads per cache.
-        caches: every two cores share a cache, so both ways are tried; otherwise a single climb over all cores.
 
     References:
         Liu et al., 2019, section III-C.
     """
 
-    def __init__(self, most_threads: int, interval: int, caches: bool = True) -> None:
+    def __init__(self, most_threads: int, interval: int) -> None:
         if not 1 <= interval <= most_threads:
             raise SettingError(f"interval must be at least 1 and at most {most_threads} threads, got {interval}")
-        self._slopes = [_Slope(_steps(all_of, interval)) for all_of in placements(most_threads, caches)]
+        self._slopes = [_Slope(_steps(all_of, interval)) for all_of in placements(most_threads)]
         self._measured: dict[Threads, float] = {}
 
     @property

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
+from benchmarks.harness import counted
 from bow.errors import SettingError
 
 
@@ -23,22 +24,19 @@ class Threads:
     shared: bool = False
 
     def __str__(self) -> str:
-        counted = "1 thread" if self.threads == 1 else f"{self.threads} threads"
-        return f"{counted}, two to a cache" if self.shared else counted
+        return counted(self.threads, "thread") + (", two to a cache" if self.shared else "")
 
 
-def placements(cores: int, caches: bool = True) -> tuple[tuple[Threads, ...], ...]:
+def placements(cores: int) -> tuple[tuple[Threads, ...], ...]:
     """All cases of a machine, ascending: first those with a cache per thread, then those with two threads per cache."""
-    if not caches:
-        return (tuple(map(Threads, range(1, cores + 1))),)
     alone = tuple(map(Threads, range(1, (cores + 1) // 2 + 1)))
     sharing = tuple(Threads(threads, shared=True) for threads in range(2, cores + 1, 2))
     return (alone, sharing) if sharing else (alone,)
 
 
-def cases(cores: int, caches: bool = True) -> tuple[Threads, ...]:
+def cases(cores: int) -> tuple[Threads, ...]:
     """All cases of a machine: 68 for 68 cores of which every two share a cache."""
-    return tuple(case for lane in placements(cores, caches) for case in lane)
+    return tuple(case for lane in placements(cores) for case in lane)
 
 
 def evenly(chosen_from: Sequence[Sequence[Threads]], count: int) -> tuple[Threads, ...]:

@@ -25,11 +25,6 @@ def test_the_papers_machine_has_34_cases_with_one_thread_to_a_cache_and_34_with_
 
 
 @pytest.mark.parametrize("cores", MACHINES)
-def test_without_shared_caches_every_number_of_threads_is_a_case(cores: int) -> None:
-    assert cases(cores, caches=False) == tuple(map(Threads, range(1, cores + 1)))
-
-
-@pytest.mark.parametrize("cores", MACHINES)
 def test_no_case_needs_more_cores_or_caches_than_there_are(cores: int) -> None:
     found = cases(cores)
     assert len(set(found)) == len(found)

@@ -29,31 +29,29 @@ def climbed(curve: tuple[float, float], climb: HillClimb) -> HillClimb:
     return climb
 
 
-@given(convex, st.integers(1, 80), st.booleans())
-def test_with_interval_1_the_optimum_of_a_convex_curve_is_found(
-    curve: tuple[float, float], cores: int, caches: bool
-) -> None:
-    climb = climbed(curve, HillClimb(cores, interval=1, caches=caches))
-    best = min(time_s(curve, case) for case in cases(cores, caches))
+@given(convex, st.integers(1, 80))
+def test_with_interval_1_the_optimum_of_a_convex_curve_is_found(curve: tuple[float, float], cores: int) -> None:
+    climb = climbed(curve, HillClimb(cores, interval=1))
+    best = min(time_s(curve, case) for case in cases(cores))
     assert time_s(curve, climb.best) == best
 
 
-@given(convex, st.data(), st.integers(1, 80), st.booleans())
+@given(convex, st.data(), st.integers(1, 80))
 def test_no_more_cases_are_measured_than_the_paper_says(
-    curve: tuple[float, float], data: st.DataObject, cores: int, caches: bool
+    curve: tuple[float, float], data: st.DataObject, cores: int
 ) -> None:
     interval = data.draw(st.integers(1, cores))
-    climb = climbed(curve, HillClimb(cores, interval, caches))
+    climb = climbed(curve, HillClimb(cores, interval))
     assert 1 <= len(climb.measured) <= math.ceil(2 * cores / interval)
 
 
-@given(convex, st.data(), st.integers(2, 80), st.booleans())
+@given(convex, st.data(), st.integers(2, 80))
 def test_each_lane_ends_where_time_has_risen_or_threads_have_run_out(
-    curve: tuple[float, float], data: st.DataObject, cores: int, caches: bool
+    curve: tuple[float, float], data: st.DataObject, cores: int
 ) -> None:
     interval = data.draw(st.integers(1, cores))
-    climb = climbed(curve, HillClimb(cores, interval, caches))
-    for lane in placements(cores, caches):
+    climb = climbed(curve, HillClimb(cores, interval))
+    for lane in placements(cores):
         found = sorted(case for case in climb.measured if case.shared == lane[0].shared)
         times = [climb.measured[case] for case in found]
         steps = [later.threads - earlier.threads for earlier, later in itertools.pairwise(found)]
@@ -66,20 +64,23 @@ def test_each_lane_ends_where_time_has_risen_or_threads_have_run_out(
 
 
 def test_a_climb_ends_behind_the_first_rise_and_the_best_is_the_case_before() -> None:
-    times = {1: 9.0, 3: 5.0, 5: 6.0}
-    climb = HillClimb(9, interval=2, caches=False)
-    for threads, seconds in times.items():
-        assert climb.next_placement() == Threads(threads)
-        climb.report(Threads(threads), seconds)
+    climb = HillClimb(18, interval=2)
+    sharing = {Threads(2, shared=True): 20.0, Threads(4, shared=True): 21.0}
+    times = {Threads(1): 9.0, Threads(3): 5.0, Threads(5): 6.0, **sharing}
+    for case in sorted(times):
+        assert climb.next_placement() == case
+        climb.report(case, times[case])
     assert climb.next_placement() is None
     assert climb.best == Threads(3)
-    assert climb.measured == {Threads(threads): seconds for threads, seconds in times.items()}
+    assert climb.measured == times
 
 
 def test_a_plateau_is_crossed() -> None:
-    climb = HillClimb(4, interval=1, caches=False)
-    for case, seconds in zip(map(Threads, range(1, 5)), [3.0, 2.0, 2.0, 1.0], strict=True):
-        climb.report(case, seconds)
+    climb = HillClimb(8, interval=1)
+    times = {Threads(n): seconds for n, seconds in enumerate([3.0, 2.0, 2.0, 1.0], 1)}
+    times |= {Threads(2, shared=True): 8.0, Threads(4, shared=True): 9.0}
+    for case in sorted(times):
+        climb.report(case, times[case])
     assert climb.best == Threads(4)
 
 

@@ -40,8 +40,8 @@ def test_lanes_know_nothing_of_each_other() -> None:
 
 
 def test_predictions_of_what_was_not_measured_are_close_on_a_curve_that_scales() -> None:
-    climb = HillClimb(64, interval=2, caches=False)
-    times = {case: 1.0 / case.threads + 0.001 for case in cases(64, caches=False)}
+    climb = HillClimb(128, interval=2)
+    times = {case: 1.0 / case.threads + 0.001 for case in cases(128)}
     while (case := climb.next_placement()) is not None:
         climb.report(case, times[case])
     unseen = [case for case in times if case not in climb.measured]
