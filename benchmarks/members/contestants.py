@@ -78,7 +78,7 @@ class Members(abc.ABC):
 
 
 class OneByOne(Members):
-    """One member after another; the first one is what is measured."""
+    """Members that are trained in turn; the first one is what is measured."""
 
     def _steady(self) -> Callable[[], int]:
         return self._begun(self._task.seeds[0])[1]
@@ -98,7 +98,7 @@ class OneByOne(Members):
 
 
 class Loop(OneByOne):
-    """In one module, compiled once if at all: each member's weights are loaded into it."""
+    """One member after another, in one module, compiled once if at all: each member's weights are loaded into it."""
 
     def __init__(self, task: Task, compile: str | None = None) -> None:
         super().__init__(task)
@@ -117,7 +117,7 @@ class Loop(OneByOne):
 
 
 class StepLoop(OneByOne):
-    """By a single compiled function of weights, momenta and a batch: the whole step."""
+    """One member after another, by a single compiled function of weights, momenta and a batch: the whole step."""
 
     def __init__(self, task: Task) -> None:
         super().__init__(task)
