@@ -19,6 +19,9 @@ from bow.training.replicas import ReplicasConfig
 from bow.training.trials import Request
 from tests.grouped import grouped
 
+Train = Callable[..., bow.Result]
+Data = tuple[Tensor, Tensor]
+
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 SAMPLES = 400

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -15,9 +15,7 @@ import bow
 from bow.data import open_stream
 from bow.engines.task import parts_of
 from bow.errors import SettingError
-
-Train = Callable[..., bow.Result]
-Data = tuple[Tensor, Tensor]
+from tests.training.blueprints import Data, Train
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 

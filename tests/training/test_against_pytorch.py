@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import StepLR
 
 import bow
 from bow.data import open_stream
+from tests.training.blueprints import Data
 
 SAMPLES, SIZE, CLASSES, BATCH, EPOCHS = 90, 6, 3, 8, 3
 
@@ -50,9 +51,7 @@ def scheduler(optimizer: torch.optim.Optimizer) -> StepLR:
     return StepLR(optimizer, step_size=1, gamma=0.4)  # every epoch a drop that SMA restarts after
 
 
-def plain_pytorch(
-    model: nn.Module, make_optimizer: Callable[..., torch.optim.Optimizer], data: tuple[Tensor, Tensor]
-) -> nn.Module:
+def plain_pytorch(model: nn.Module, make_optimizer: Callable[..., torch.optim.Optimizer], data: Data) -> nn.Module:
     """What a user would write, with the order of the samples taken from bow."""
     optimizer = make_optimizer(model.parameters())
     schedule = scheduler(optimizer)
@@ -67,7 +66,7 @@ def plain_pytorch(
     return model
 
 
-def dealt(data: tuple[Tensor, Tensor]) -> Iterable[tuple[tuple[Tensor, Tensor], int]]:
+def dealt(data: Data) -> Iterable[tuple[tuple[Tensor, Tensor], int]]:
     stream = open_stream(data, batch_size=BATCH, epochs=EPOCHS, seed=7)
     while (deal := stream.deal(1)) is not None:
         inputs, labels = [part[0] for part in deal.batches] if deal.stacked else deal.batches[0]

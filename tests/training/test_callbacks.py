@@ -1,19 +1,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bow
 from bow.engines.graph import Graph
 from bow.errors import SettingError
-
-Train = Callable[..., bow.Result]
+from tests.training.blueprints import Data, Train
 
 
 class Diary(bow.Callback):
@@ -36,14 +34,14 @@ class Diary(bow.Callback):
         self.entries.append(("end", run.round, result))
 
 
-def test_hooks_are_called_in_order(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def test_hooks_are_called_in_order(train: Train, model: nn.Module, data: Data) -> None:
     diary = Diary()
     result = train(model, data, batch_size=12, epochs=2, validation=data, callbacks=[diary])
     rounds = [("round", 1, 24), ("round", 2, 48), ("epoch", 1, True), ("round", 3, 72), ("round", 4, 96)]
     assert diary.entries == [("start", 0, 0), *rounds, ("epoch", 2, True), ("end", 4, result)]
 
 
-def test_an_object_with_one_hook_is_enough(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def test_an_object_with_one_hook_is_enough(train: Train, model: nn.Module, data: Data) -> None:
     class Stopper:
         def on_round_end(self, run: Any) -> None:
             if run.round == 4:
@@ -56,9 +54,7 @@ def test_an_object_with_one_hook_is_enough(train: Train, model: nn.Module, data:
     assert "accuracy" in record, "what was trained is evaluated"
 
 
-def test_stopping_before_the_first_round_leaves_the_model_as_it_was(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
-) -> None:
+def test_stopping_before_the_first_round_leaves_the_model_as_it_was(train: Train, model: nn.Module, data: Data) -> None:
     class Stopper:
         def on_train_start(self, run: Any) -> None:
             run.stop()
@@ -68,7 +64,7 @@ def test_stopping_before_the_first_round_leaves_the_model_as_it_was(
     assert result.history[0]["round"] == 0
 
 
-def test_a_callback_may_add_and_remove_learners(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def test_a_callback_may_add_and_remove_learners(train: Train, model: nn.Module, data: Data) -> None:
     class Grower:
         def on_round_end(self, run: Any) -> None:
             if run.round == 2:
@@ -83,9 +79,7 @@ def test_a_callback_may_add_and_remove_learners(train: Train, model: nn.Module, 
     assert result.history[-1]["round"] == 2 + 2 + (144 - 2 * 8 - 2 * 12) // 4
 
 
-def test_an_error_in_a_callback_ends_the_training(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path
-) -> None:
+def test_an_error_in_a_callback_ends_the_training(train: Train, model: nn.Module, data: Data, tmp_path: Path) -> None:
     class Broken:
         def on_epoch_end(self, run: Any, record: Any) -> None:
             raise ZeroDivisionError
@@ -101,7 +95,7 @@ def test_an_error_in_a_callback_ends_the_training(
     ids=["a class", "a function", "no list", "nothing", "a name"],
 )
 def test_objects_without_hooks_are_refused(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path, wrong: Any
+    train: Train, model: nn.Module, data: Data, tmp_path: Path, wrong: Any
 ) -> None:
     with pytest.raises(SettingError, match="callbacks must be"):
         train(model, data, callbacks=wrong)

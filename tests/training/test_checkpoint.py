@@ -23,8 +23,7 @@ from bow.errors import BowError, CheckpointError, DataError, RunDirectoryError, 
 from bow.observe.report import write_report
 from bow.testing import FakeDevice
 from bow.training.checkpoint import CheckpointTimer, load_checkpoint, save_checkpoint
-
-Train = Callable[..., bow.Result]
+from tests.training.blueprints import Data, Train
 
 MOMENTUM = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)
@@ -86,7 +85,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("loader", [False, True], ids=["tensors", "loader"])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_resumed_training_ends_as_if_never_interrupted(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, name: str, loader: bool, crash: int
+    train: Train, data: Data, tmp_path: Path, name: str, loader: bool, crash: int
 ) -> None:
     def start(run_dir: str, **more: Any) -> bow.Result:
         samples = DataLoader(TensorDataset(*data), batch_size=4, shuffle=True) if loader else data
@@ -107,7 +106,7 @@ def test_a_resumed_training_ends_as_if_never_interrupted(
 @pytest.mark.parametrize("engine", ["graph", "graph+round"])
 @pytest.mark.parametrize(("loader", "epochs", "crash"), [(False, 1, 11), (True, 3, 23)], ids=["tensors", "loader"])
 def test_a_short_batch_may_be_the_first_behind_a_crash(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, loader: bool, epochs: int, crash: int, engine: str
+    train: Train, data: Data, tmp_path: Path, loader: bool, epochs: int, crash: int, engine: str
 ) -> None:
     def start(run_dir: str, **more: Any) -> bow.Result:
         some = tuple(each[:46] for each in data)  # eleven batches of four and one of two
@@ -176,7 +175,7 @@ def test_what_is_captured_does_not_depend_on_where_a_training_was_interrupted(
 
 @pytest.mark.parametrize("built", [True, False])
 def test_a_training_by_the_rule_goes_on_with_its_engine_whatever_is_built_by_then(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, built: bool, monkeypatch: pytest.MonkeyPatch
+    train: Train, data: Data, tmp_path: Path, built: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def start(run_dir: str, built: bool, **more: Any) -> bow.Result:
         monkeypatch.setattr("bow.engines.choice.is_built", lambda: built)
@@ -195,7 +194,7 @@ def test_a_training_by_the_rule_goes_on_with_its_engine_whatever_is_built_by_the
 
 @pytest.mark.parametrize("how", ["auto", "run directory", "checkpoint", "older checkpoint", "checkpoints"])
 def test_a_training_is_resumed_from_whatever_names_its_checkpoint(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, how: str
+    train: Train, data: Data, tmp_path: Path, how: str
 ) -> None:
     run = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
@@ -223,23 +222,19 @@ def test_a_training_is_resumed_from_whatever_names_its_checkpoint(
     assert [record["epoch"] for record in result.history] == [1, 2, 3]
 
 
-def test_auto_starts_from_the_beginning_where_there_is_nothing(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
-) -> None:
+def test_auto_starts_from_the_beginning_where_there_is_nothing(train: Train, data: Data, tmp_path: Path) -> None:
     result = train(net(), data, resume="auto", run_dir=tmp_path / "new")
     assert result.history[-1]["round"] == 6
 
 
-def test_a_finished_training_is_resumed_with_more_epochs(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
-) -> None:
+def test_a_finished_training_is_resumed_with_more_epochs(train: Train, data: Data, tmp_path: Path) -> None:
     train(net(), data, epochs=2, checkpoint_every=6)
     result = train(net(), data, epochs=3, resume="auto")
     whole = train(net(), data, epochs=3, run_dir=tmp_path / "whole")
     assert torch.equal(result.model[0].weight, whole.model[0].weight)
 
 
-def test_a_training_that_reached_its_target_does_not_go_on(train: Train, data: tuple[Tensor, Tensor]) -> None:
+def test_a_training_that_reached_its_target_does_not_go_on(train: Train, data: Data) -> None:
     settings = {"epochs": 5, "checkpoint_every": 6, "validation": data, "target": {"accuracy": 0.1}}
     first = train(net(), data, **settings)
     again = train(net(), data, resume="auto", **settings)
@@ -250,7 +245,7 @@ def test_a_training_that_reached_its_target_does_not_go_on(train: Train, data: t
     assert len(higher.history) == 5
 
 
-def test_a_resumed_training_keeps_its_number_of_learners(train: Train, data: tuple[Tensor, Tensor]) -> None:
+def test_a_resumed_training_keeps_its_number_of_learners(train: Train, data: Data) -> None:
     class Grow:
         def on_round_end(self, run: Any) -> None:
             if run.round == 2:
@@ -260,12 +255,12 @@ def test_a_resumed_training_keeps_its_number_of_learners(train: Train, data: tup
     assert train(net(), data, epochs=2, resume="auto").learners == 3
 
 
-def test_only_the_newest_checkpoints_are_kept(train: Train, data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+def test_only_the_newest_checkpoints_are_kept(train: Train, data: Data, tmp_path: Path) -> None:
     train(net(), data, epochs=2, checkpoint_every=1)
     assert checkpoints(tmp_path / "run") == ["round_00000011.pt", "round_00000012.pt"]
 
 
-def test_a_short_training_writes_no_checkpoints(train: Train, data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+def test_a_short_training_writes_no_checkpoints(train: Train, data: Data, tmp_path: Path) -> None:
     seen: list[bool] = []
 
     class Look:
@@ -284,7 +279,7 @@ def always_due(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("always_due")
 def test_checkpoints_are_written_by_themselves_and_go_when_the_training_has_ended(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
+    train: Train, data: Data, tmp_path: Path
 ) -> None:
     whole = train(net(), data, epochs=3, run_dir=tmp_path / "whole", checkpoint_every=None)
     with pytest.raises(KeyboardInterrupt) as caught:
@@ -301,7 +296,7 @@ def test_checkpoints_are_written_by_themselves_and_go_when_the_training_has_ende
 
 @pytest.mark.usefixtures("always_due")
 def test_checkpoints_that_nobody_asked_for_leave_room_for_the_model(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def save(model: nn.Module, path: str) -> None:
         if len(checkpoints(tmp_path / "run")) > 1:
@@ -313,7 +308,7 @@ def test_checkpoints_that_nobody_asked_for_leave_room_for_the_model(
 
 
 @pytest.mark.usefixtures("always_due")
-def test_checkpoints_that_were_asked_for_stay(train: Train, data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+def test_checkpoints_that_were_asked_for_stay(train: Train, data: Data, tmp_path: Path) -> None:
     train(net(), data, checkpoint_every=3)
     train(net(), data, epochs=2, resume="auto")
     assert checkpoints(tmp_path / "run")
@@ -322,7 +317,7 @@ def test_checkpoints_that_were_asked_for_stay(train: Train, data: tuple[Tensor, 
 class Sick(TensorDataset):
     """Data of which a sample cannot be read, once."""
 
-    def __init__(self, data: tuple[Tensor, Tensor], at: int) -> None:
+    def __init__(self, data: Data, at: int) -> None:
         super().__init__(*data)
         self.left = at
 
@@ -335,7 +330,7 @@ class Sick(TensorDataset):
 
 @pytest.mark.parametrize("where", ["data", "loader", "step"])
 def test_an_error_of_the_users_own_leaves_a_checkpoint_of_the_round_before(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, where: str
+    train: Train, data: Data, tmp_path: Path, where: str
 ) -> None:
     calls = 0
 
@@ -363,9 +358,7 @@ def test_an_error_of_the_users_own_leaves_a_checkpoint_of_the_round_before(
 
 
 @pytest.mark.parametrize("damage", ["cut off", "garbage", "empty", "something else"])
-def test_a_damaged_checkpoint_is_refused(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, damage: str
-) -> None:
+def test_a_damaged_checkpoint_is_refused(train: Train, data: Data, tmp_path: Path, damage: str) -> None:
     train(net(), data, checkpoint_every=6)
     path = tmp_path / "run" / "checkpoints" / "round_00000006.pt"
     content = path.read_bytes()
@@ -385,7 +378,7 @@ class Evil:
 
 @pytest.mark.parametrize("content", [{"replicas": {}}, {"replicas": Evil()}, [1, 2]], ids=["empty", "evil", "list"])
 def test_what_is_no_checkpoint_of_bow_is_refused_without_torchs_advice_to_trust_it(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, content: Any
+    train: Train, data: Data, tmp_path: Path, content: Any
 ) -> None:
     torch.save(content, tmp_path / "x.pt")
     with pytest.raises(CheckpointError, match=r"x\.pt is not a (readable )?checkpoint.*; resume from") as caught:
@@ -394,9 +387,7 @@ def test_what_is_no_checkpoint_of_bow_is_refused_without_torchs_advice_to_trust_
     assert not (tmp_path / "run").exists()
 
 
-def test_a_checkpoint_of_bow_with_damaged_parts_is_one_sentence(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_bow_with_damaged_parts_is_one_sentence(train: Train, data: Data, tmp_path: Path) -> None:
     train(net(), data, checkpoint_every=6)
     path = tmp_path / "run" / "checkpoints" / "round_00000006.pt"
     state = torch.load(path, weights_only=True)
@@ -406,9 +397,7 @@ def test_a_checkpoint_of_bow_with_damaged_parts_is_one_sentence(
         train(net(), data, resume="auto")
 
 
-def test_data_that_fail_where_a_training_goes_on_are_not_called_damage(
-    train: Train, data: tuple[Tensor, Tensor]
-) -> None:
+def test_data_that_fail_where_a_training_goes_on_are_not_called_damage(train: Train, data: Data) -> None:
     class Pictures(Dataset[Any]):
         are_broken = False
 
@@ -434,9 +423,7 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_next_training_deletes_what_a_killed_one_was_writing(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
-) -> None:
+def test_the_next_training_deletes_what_a_killed_one_was_writing(train: Train, data: Data, tmp_path: Path) -> None:
     train(net(), data, checkpoint_every=6)
     for name in ("checkpoints/round_00000009.tmp", "model.safetensors.tmp"):
         (tmp_path / "run" / name).write_bytes(b"part")
@@ -444,9 +431,7 @@ def test_the_next_training_deletes_what_a_killed_one_was_writing(
     assert list((tmp_path / "run").rglob("*.tmp")) == []
 
 
-def test_a_second_training_in_a_directory_that_is_in_use_is_refused(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
-) -> None:
+def test_a_second_training_in_a_directory_that_is_in_use_is_refused(train: Train, data: Data, tmp_path: Path) -> None:
     refused: list[str] = []
 
     class Second:
@@ -464,9 +449,7 @@ def test_a_second_training_in_a_directory_that_is_in_use_is_refused(
     assert [record["kind"] for record in records].count("start") == 1
 
 
-def test_a_finished_run_without_checkpoints_keeps_its_model(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
-) -> None:
+def test_a_finished_run_without_checkpoints_keeps_its_model(train: Train, data: Data, tmp_path: Path) -> None:
     train(net(), data)
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
     with pytest.raises(RunDirectoryError, match="holds the model of a run that has ended, and no checkpoint"):
@@ -474,9 +457,7 @@ def test_a_finished_run_without_checkpoints_keeps_its_model(
     assert {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()} == before
 
 
-def test_the_one_before_a_damaged_checkpoint_is_taken(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
-) -> None:
+def test_the_one_before_a_damaged_checkpoint_is_taken(train: Train, data: Data, tmp_path: Path) -> None:
     whole = train(net(), data, checkpoint_every=3)
     last = tmp_path / "run" / "checkpoints" / "round_00000006.pt"
     content = bytearray(last.read_bytes())
@@ -489,29 +470,29 @@ def test_the_one_before_a_damaged_checkpoint_is_taken(
     assert checkpoints(tmp_path / "run") == ["round_00000003.pt"]
 
 
-def other_seed(train: Train, data: tuple[Tensor, Tensor], **settings: Any) -> bow.Result:
+def other_seed(train: Train, data: Data, **settings: Any) -> bow.Result:
     return train(net(), data, seed=1, **settings)
 
 
-def other_data(train: Train, data: tuple[Tensor, Tensor], **settings: Any) -> bow.Result:
+def other_data(train: Train, data: Data, **settings: Any) -> bow.Result:
     return train(net(), (data[0][:40], data[1][:40]), **settings)
 
 
-def other_model(train: Train, data: tuple[Tensor, Tensor], **settings: Any) -> bow.Result:
+def other_model(train: Train, data: Data, **settings: Any) -> bow.Result:
     return train(nn.Linear(5, 3), data, **settings)
 
 
-def other_model_of_as_many_parameters(train: Train, data: tuple[Tensor, Tensor], **settings: Any) -> bow.Result:
+def other_model_of_as_many_parameters(train: Train, data: Data, **settings: Any) -> bow.Result:
     model = net()
     model[0] = nn.Sequential(nn.Linear(5, 8))
     return train(model, data, **settings)
 
 
-def other_optimizer(train: Train, data: tuple[Tensor, Tensor], **settings: Any) -> bow.Result:
+def other_optimizer(train: Train, data: Data, **settings: Any) -> bow.Result:
     return train(net(), data, optimizer=ADAMW, **settings)
 
 
-def other_sync(train: Train, data: tuple[Tensor, Tensor], **settings: Any) -> bow.Result:
+def other_sync(train: Train, data: Data, **settings: Any) -> bow.Result:
     return train(net(), data, sync=bow.SSGD(), **settings)
 
 
@@ -528,7 +509,7 @@ def other_sync(train: Train, data: tuple[Tensor, Tensor], **settings: Any) -> bo
 )
 def test_a_checkpoint_of_another_training_is_refused_and_nothing_is_written(
     train: Train,
-    data: tuple[Tensor, Tensor],
+    data: Data,
     tmp_path: Path,
     resume: Callable[..., bow.Result],
     error: type[BowError],
@@ -567,9 +548,7 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_changes_the_weights_does_not_change_in_silence(
-    train: Train, data: tuple[Tensor, Tensor], change: str
-) -> None:
+def test_what_changes_the_weights_does_not_change_in_silence(train: Train, data: Data, change: str) -> None:
     settings: dict[str, Any] = {
         "scheduler": functools.partial(StepLR, step_size=1),
         "loss": nn.functional.cross_entropy,
@@ -583,14 +562,14 @@ def test_what_changes_the_weights_does_not_change_in_silence(
     assert resumed.history[-1]["samples"] == 96
 
 
-def test_a_scheduler_of_another_kind_is_refused(train: Train, data: tuple[Tensor, Tensor]) -> None:
+def test_a_scheduler_of_another_kind_is_refused(train: Train, data: Data) -> None:
     train(net(), data, checkpoint_every=6, scheduler=functools.partial(StepLR, step_size=1))
     cosine = functools.partial(CosineAnnealingLR, T_max=4)
     with pytest.raises(SettingError, match="with scheduler StepLR, got CosineAnnealingLR; resume with the same one"):
         train(net(), data, epochs=2, resume="auto", scheduler=cosine)
 
 
-def test_resuming_from_nowhere_is_refused(train: Train, data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+def test_resuming_from_nowhere_is_refused(train: Train, data: Data, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="has no checkpoint; give a run directory or a checkpoint"):
         train(net(), data, resume=tmp_path / "absent")
     with pytest.raises(SettingError, match="got none; name it"):
@@ -598,7 +577,7 @@ def test_resuming_from_nowhere_is_refused(train: Train, data: tuple[Tensor, Tens
     assert not (tmp_path / "run").exists()
 
 
-def test_a_second_run_in_a_directory_is_refused(train: Train, data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+def test_a_second_run_in_a_directory_is_refused(train: Train, data: Data, tmp_path: Path) -> None:
     train(net(), data)
     records = (tmp_path / "run" / "metrics.jsonl").read_text()
     with pytest.raises(RunDirectoryError, match="already holds a run; name another one"):
@@ -607,7 +586,7 @@ def test_a_second_run_in_a_directory_is_refused(train: Train, data: tuple[Tensor
 
 
 def test_a_checkpoint_that_cannot_be_written_does_not_end_the_training(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
+    train: Train, data: Data, tmp_path: Path
 ) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").write_text("in the way")
@@ -621,7 +600,7 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_the_training(
 
 @pytest.mark.parametrize("learners", [1, 4])
 def test_training_goes_on_with_another_number_of_learners(
-    learners: int, train: Train, data: tuple[Tensor, Tensor], model: nn.Module
+    learners: int, train: Train, data: Data, model: nn.Module
 ) -> None:
     first = train(model, data, checkpoint_every=2, steps=2)
     resumed = train(model, data, learners=learners, resume="auto", epochs=2)
@@ -645,7 +624,7 @@ class NumpyShare(bow.Metric):
         return np.float64(0.5)
 
 
-def test_numpys_numbers_do_not_make_a_checkpoint_unreadable(train: Train, data: tuple[Tensor, Tensor]) -> None:
+def test_numpys_numbers_do_not_make_a_checkpoint_unreadable(train: Train, data: Data) -> None:
     settings: dict[str, Any] = {
         "optimizer": functools.partial(torch.optim.SGD, lr=np.logspace(-2, -1, 3)[1]),
         "scheduler": functools.partial(torch.optim.lr_scheduler.MultiStepLR, milestones=np.array([1, 2])),
@@ -687,9 +666,7 @@ def test_other_arrays_are_not_written(tmp_path: Path, array: Any) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_is_not_continued_in_the_directory_of_another(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
-) -> None:
+def test_a_run_is_not_continued_in_the_directory_of_another(train: Train, data: Data, tmp_path: Path) -> None:
     train(net(), data, checkpoint_every=6, run_dir=tmp_path / "a")
     train(net(), data, run_dir=tmp_path / "b")
     records = (tmp_path / "b" / "metrics.jsonl").read_text()
@@ -703,7 +680,7 @@ def test_a_run_is_not_continued_in_the_directory_of_another(
 
 
 def test_going_on_from_an_older_checkpoint_deletes_the_newer_ones_of_that_run(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
+    train: Train, data: Data, tmp_path: Path
 ) -> None:
     train(net(), data, epochs=5, checkpoint_every=15)
     older = tmp_path / "run" / "checkpoints" / "round_00000015.pt"
@@ -721,7 +698,7 @@ def test_going_on_from_an_older_checkpoint_deletes_the_newer_ones_of_that_run(
 
 
 def test_the_first_throughput_after_resuming_counts_new_samples_only(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bow.training.run_records.RECORD_INTERVAL_S", 0.0)
     train(net(), data, epochs=2, checkpoint_every=12)
@@ -739,7 +716,7 @@ def test_the_first_throughput_after_resuming_counts_new_samples_only(
 
 @pytest.mark.parametrize("scheduler", [None, warm_up])
 def test_other_optimizer_settings_on_resuming_are_the_checkpoints_and_a_warning_says_so(
-    train: Train, data: tuple[Tensor, Tensor], scheduler: Any
+    train: Train, data: Data, scheduler: Any
 ) -> None:
     settings = {"scheduler": scheduler, "per_round": True}
     train(net(), data, checkpoint_every=6, optimizer=MOMENTUM, **settings)
@@ -759,7 +736,7 @@ def test_other_optimizer_settings_on_resuming_are_the_checkpoints_and_a_warning_
 @pytest.mark.filterwarnings("ignore:the training to be resumed was started with")
 @pytest.mark.parametrize("resume", [None, "auto"])
 def test_a_first_round_that_fails_leaves_nothing_in_a_new_directory_and_everything_in_that_of_a_run(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, resume: str | None
+    train: Train, data: Data, tmp_path: Path, resume: str | None
 ) -> None:
     def fail(model: nn.Module, batch: Any) -> Tensor:
         raise ZeroDivisionError
@@ -776,15 +753,13 @@ def test_a_first_round_that_fails_leaves_nothing_in_a_new_directory_and_everythi
     assert {"config.yaml", "metrics.jsonl"} <= {path.name for path in (tmp_path / "run").iterdir()}
 
 
-def test_a_run_without_a_checkpoint_yet_begins_again_in_its_directory(
-    train: Train, data: tuple[Tensor, Tensor]
-) -> None:
+def test_a_run_without_a_checkpoint_yet_begins_again_in_its_directory(train: Train, data: Data) -> None:
     with pytest.raises(KeyboardInterrupt):
         train(net(), data, checkpoint_every=6, callbacks=[StopAfter(2)])
     assert train(net(), data, resume="auto").history[-1]["round"] == 6
 
 
-def test_a_file_of_the_users_own_is_not_overwritten(train: Train, data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+def test_a_file_of_the_users_own_is_not_overwritten(train: Train, data: Data, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("mine")
     for resume in (None, "auto"):
@@ -802,7 +777,7 @@ class Keep:
             self.then = len(self.state["history"]), self.state["ema"]["average"].clone()
 
 
-def test_a_state_that_a_callback_keeps_stays_what_it_was(train: Train, data: tuple[Tensor, Tensor]) -> None:
+def test_a_state_that_a_callback_keeps_stays_what_it_was(train: Train, data: Data) -> None:
     keep = Keep()
     train(net(), data, validation=data, epochs=3, ema=0.9, callbacks=[keep])
     assert len(keep.state["history"]) == keep.then[0] == 1
@@ -820,9 +795,7 @@ class Table(torch.optim.lr_scheduler.LRScheduler):
         return [rate * float(self.table[self.last_epoch]) for rate in self.base_lrs]
 
 
-def test_arrays_in_the_state_of_a_scheduler_are_restored(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
-) -> None:
+def test_arrays_in_the_state_of_a_scheduler_are_restored(train: Train, data: Data, tmp_path: Path) -> None:
     table = functools.partial(Table, table=np.linspace(1, 0.1, 9))
     expected = train(net(), data, epochs=3, scheduler=table, run_dir=tmp_path / "whole")
     train(net(), data, scheduler=table, checkpoint_every=6)
@@ -834,9 +807,7 @@ def halved(index: int) -> float:
     return 0.5**index
 
 
-def test_a_checkpoint_that_could_not_be_read_again_is_not_written(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
-) -> None:
+def test_a_checkpoint_that_could_not_be_read_again_is_not_written(train: Train, data: Data, tmp_path: Path) -> None:
     class Named(Table):
         def get_lr(self) -> list[float | Tensor]:
             return [rate * self.table(self.last_epoch) for rate in self.base_lrs]
@@ -847,7 +818,7 @@ def test_a_checkpoint_that_could_not_be_read_again_is_not_written(
 
 
 def test_the_steps_of_an_epoch_that_were_discarded_are_counted_over_a_resume(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
+    train: Train, data: Data, tmp_path: Path
 ) -> None:
     bad = data[0].clone()
     bad[-4:] = torch.nan  # the last batch of the epoch

@@ -21,8 +21,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 import bow
 from bow.errors import BowError, DataError, LossError, ModelError, OptimizerError, RunDirectoryError, SettingError
 from bow.observe.records import read_records
-
-Train = Callable[..., bow.Result]
+from tests.training.blueprints import Train
 
 X = torch.randn(48, 5, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(48) % 3

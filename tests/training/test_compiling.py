@@ -28,8 +28,7 @@ from bow.training.trials import Request, Trials
 from bow.training.tuning import Tuned
 from bow.tuner import Trial, TrialResult
 from tests.grouped import grouped
-
-Train = Callable[..., bow.Result]
+from tests.training.blueprints import Train
 
 ROUNDS = 32
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,11 +13,10 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import bow
 from bow.errors import BowError, DataError, SettingError
+from tests.training.blueprints import Data, Train
 
-Data = tuple[Tensor, Tensor]
 
-
-def test_it_is_what_a_training_measures(train: Callable[..., bow.Result], model: nn.Module, data: Data) -> None:
+def test_it_is_what_a_training_measures(train: Train, model: nn.Module, data: Data) -> None:
     result = train(model, data, validation=data)
     assert bow.evaluate(result.model, data, loss=cross_entropy) == result.metrics
     loader = DataLoader(TensorDataset(*data), batch_size=7)

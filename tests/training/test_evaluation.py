@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,7 @@ from bow.data import batch_length
 from bow.errors import DataError, SettingError
 from bow.training.evaluation import Evaluator, recalibrate_central
 from tests.grouped import of_replicas
-
-Train = Callable[..., bow.Result]
+from tests.training.blueprints import Data, Train
 
 
 def evaluated(evaluate: Evaluator, trained: bow.Replicas) -> dict[str, float]:
@@ -32,7 +31,7 @@ def replicas(model: nn.Module, **settings: Any) -> bow.Replicas:
 
 @pytest.mark.parametrize("batch_size", [None, 1, 7, 48])
 def test_values_are_means_over_samples_whatever_the_batch_size(
-    model: nn.Module, data: tuple[Tensor, Tensor], batch_size: int | None
+    model: nn.Module, data: Data, batch_size: int | None
 ) -> None:
     values = evaluated(Evaluator(data, cross_entropy, [bow.Accuracy()], batch_size), replicas(model))
     with torch.no_grad():
@@ -43,7 +42,7 @@ def test_values_are_means_over_samples_whatever_the_batch_size(
     }
 
 
-def test_a_step_is_averaged_over_samples(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def test_a_step_is_averaged_over_samples(model: nn.Module, data: Data) -> None:
     def step(model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         return cross_entropy(model(batch[0]), batch[1]), {"mean": batch[0].mean()}
 
@@ -53,7 +52,7 @@ def test_a_step_is_averaged_over_samples(model: nn.Module, data: tuple[Tensor, T
         assert values["loss"] == pytest.approx(float(cross_entropy(model(data[0]), data[1])), rel=1e-5)
 
 
-def test_a_value_of_some_batches_is_the_mean_over_their_samples(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def test_a_value_of_some_batches_is_the_mean_over_their_samples(model: nn.Module, data: Data) -> None:
     first = data[0][:20].mean()
 
     def step(model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -73,9 +72,7 @@ class InPlace(nn.Linear):
 
 
 @pytest.mark.parametrize("arrays", [False, True], ids=["tensors", "arrays"])
-def test_a_model_that_works_in_place_leaves_the_data_alone(
-    data: tuple[Tensor, Tensor], arrays: bool, tmp_path: Any
-) -> None:
+def test_a_model_that_works_in_place_leaves_the_data_alone(data: Data, arrays: bool, tmp_path: Any) -> None:
     given = tuple(each.numpy() for each in data) if arrays else data
     before = [each.clone() for each in data]
     torch.manual_seed(0)
@@ -92,7 +89,7 @@ def test_a_model_that_works_in_place_leaves_the_data_alone(
     assert all(map(torch.equal, data, before))
 
 
-def test_a_loader_keeps_its_batch_size(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def test_a_loader_keeps_its_batch_size(model: nn.Module, data: Data) -> None:
     sizes = []
 
     def step(model: nn.Module, batch: Any) -> Tensor:
@@ -105,7 +102,7 @@ def test_a_loader_keeps_its_batch_size(model: nn.Module, data: tuple[Tensor, Ten
         Evaluator(DataLoader(TensorDataset(*data), batch_size=20), None, [], 4)
 
 
-def test_the_model_is_evaluated_in_evaluation_mode_and_without_gradients(data: tuple[Tensor, Tensor]) -> None:
+def test_the_model_is_evaluated_in_evaluation_mode_and_without_gradients(data: Data) -> None:
     seen = []
 
     def step(model: nn.Module, batch: Any) -> Tensor:
@@ -121,7 +118,7 @@ def test_the_model_is_evaluated_in_evaluation_mode_and_without_gradients(data: t
     assert trained.central[1].num_batches_tracked == 0
 
 
-def test_metrics_are_reset_between_evaluations(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def test_metrics_are_reset_between_evaluations(model: nn.Module, data: Data) -> None:
     evaluator = Evaluator(data, cross_entropy, [bow.Accuracy()], None)
     perfect = nn.Linear(5, 3)
     with torch.no_grad():
@@ -132,7 +129,7 @@ def test_metrics_are_reset_between_evaluations(model: nn.Module, data: tuple[Ten
     assert evaluated(evaluator, replicas(perfect))["accuracy"] == 1.0
 
 
-def test_recalibration_measures_batch_norm_statistics_on_training_data(data: tuple[Tensor, Tensor]) -> None:
+def test_recalibration_measures_batch_norm_statistics_on_training_data(data: Data) -> None:
     parts: list[Tensor] = []
 
     def step(model: nn.Module, batch: Any) -> Tensor:
@@ -201,7 +198,7 @@ class Epochs(TensorDataset):
 
 @pytest.mark.parametrize("settings", [{"buffers": "recalibrate"}, {"same": True}], ids=["recalibrated", "same data"])
 def test_a_data_set_is_told_the_epoch_again_after_an_evaluation_has_read_it(
-    train: Train, data: tuple[Tensor, Tensor], settings: dict[str, Any]
+    train: Train, data: Data, settings: dict[str, Any]
 ) -> None:
     seen: list[float] = []
 
@@ -223,7 +220,7 @@ def test_a_data_set_is_told_the_epoch_again_after_an_evaluation_has_read_it(
     assert seen == [0.0] * 4 + [1.0] * 4
 
 
-def test_recalibration_shares_a_sampler_that_cannot_be_copied(data: tuple[Tensor, Tensor]) -> None:
+def test_recalibration_shares_a_sampler_that_cannot_be_copied(data: Data) -> None:
     class Locked(RandomSampler):
         def __deepcopy__(self, memo: Any) -> Any:
             raise TypeError("no copies")
@@ -244,7 +241,7 @@ def test_recalibration_on_iterable_data_takes_some_batches() -> None:
     assert float(trained.central[0].running_mean[0]) == pytest.approx(99.5)
 
 
-def test_a_metric_that_computes_no_number_is_an_error(model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def test_a_metric_that_computes_no_number_is_an_error(model: nn.Module, data: Data) -> None:
     class Nothing(bow.Accuracy):
         def compute(self) -> Any:
             return None
@@ -297,9 +294,7 @@ def noisy() -> nn.Module:
 
 
 @pytest.mark.parametrize("buffers", ["average", "recalibrate"])
-def test_random_numbers_of_evaluation_are_those_of_the_seed(
-    data: tuple[Tensor, Tensor], tmp_path: Path, buffers: Any
-) -> None:
+def test_random_numbers_of_evaluation_are_those_of_the_seed(data: Data, tmp_path: Path, buffers: Any) -> None:
     plateau = functools.partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=0, threshold=0.5)
 
     def start(number: int) -> bow.Result:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,7 @@ from torch.optim.lr_scheduler import StepLR
 import bow
 from bow.devices import available_cores
 from bow.errors import SettingError
-from tests.training.blueprints import assert_same_course
-
-Train = Callable[..., bow.Result]
+from tests.training.blueprints import Data, Train, assert_same_course
 
 FREE = {"engine": "streams", "dispatch": "first_come"}
 
@@ -46,7 +43,7 @@ def _one_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_sample_is_seen_once_an_epoch_and_callbacks_hear_of_every_round(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+    train: Train, model: nn.Module, data: Data
 ) -> None:
     seen: list[list[int]] = []
 
@@ -70,7 +67,7 @@ def test_every_sample_is_seen_once_an_epoch_and_callbacks_hear_of_every_round(
 @pytest.mark.usefixtures("_one_place")
 @pytest.mark.parametrize("settings", [{"epochs": 3}, {"steps": 11}, {"epochs": 2, "checkpoint_every": 3}], ids=str)
 def test_on_one_place_it_is_the_training_of_eager(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path, settings: dict[str, Any]
+    train: Train, model: nn.Module, data: Data, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     optimizer = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
     data = data[0].double(), data[1]
@@ -84,7 +81,7 @@ def test_on_one_place_it_is_the_training_of_eager(
 
 @pytest.mark.usefixtures("_one_place")
 def test_a_resumed_training_ends_as_if_never_interrupted(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path
+    train: Train, model: nn.Module, data: Data, tmp_path: Path
 ) -> None:
     common = {"sync": bow.LocalSGD(every=4), "checkpoint_every": 5, **FREE}
     whole = train(model, data, epochs=3, run_dir=tmp_path / "whole", **common)
@@ -98,7 +95,7 @@ def test_a_resumed_training_ends_as_if_never_interrupted(
         assert torch.equal(one, other)
 
 
-def test_a_scheduler_is_stepped_once_per_round(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def test_a_scheduler_is_stepped_once_per_round(train: Train, model: nn.Module, data: Data) -> None:
     rates: list[float] = []
 
     class Rates:
@@ -111,7 +108,7 @@ def test_a_scheduler_is_stepped_once_per_round(train: Train, model: nn.Module, d
 
 
 def test_threads_end_with_the_training_and_with_an_error(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path
+    train: Train, model: nn.Module, data: Data, tmp_path: Path
 ) -> None:
     during: list[int] = []
     runs: list[Any] = []  # so that nothing ends merely because nobody needs it any more
@@ -134,24 +131,22 @@ def test_threads_end_with_the_training_and_with_an_error(
     assert set(threading.enumerate()) == before
 
 
-def test_first_come_without_effect_is_warned_about(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def test_first_come_without_effect_is_warned_about(train: Train, model: nn.Module, data: Data) -> None:
     with pytest.warns(UserWarning, match='dispatch="first_come" has no effect in engine eager'):
         train(model, data, cross_entropy, dispatch="first_come", sync=bow.LocalSGD(every=4))
 
 
-def test_first_come_is_warned_about_where_every_round_synchronises(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
-) -> None:
+def test_first_come_is_warned_about_where_every_round_synchronises(train: Train, model: nn.Module, data: Data) -> None:
     with pytest.warns(UserWarning, match=r'dispatch="first_come" has no effect with SMA\(.*; use .* every=2 or more'):
         train(model, data, **FREE)
 
 
-def test_a_training_of_one_period_has_a_throughput(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def test_a_training_of_one_period_has_a_throughput(train: Train, model: nn.Module, data: Data) -> None:
     assert train(model, data, steps=6, sync=bow.LocalSGD(every=6), **FREE).throughput > 0
 
 
 def test_large_batches_are_dealt_in_smaller_portions(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+    train: Train, model: nn.Module, data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bow.training.dealing.MAX_BYTES_TOGETHER", 2 * 8 * (5 * 4 + 8))  # two rounds of eight samples
     diary = Diary()
@@ -159,9 +154,7 @@ def test_large_batches_are_dealt_in_smaller_portions(
     assert diary.completed == [2, 2, 4, 4, 6, 6]
 
 
-def test_there_is_no_state_of_a_round_that_others_have_followed(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
-) -> None:
+def test_there_is_no_state_of_a_round_that_others_have_followed(train: Train, model: nn.Module, data: Data) -> None:
     refused, rounds = [], []
 
     class States:
@@ -178,7 +171,7 @@ def test_there_is_no_state_of_a_round_that_others_have_followed(
 
 
 def test_a_training_that_is_stopped_ends_after_the_rounds_that_ran_as_one(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+    train: Train, model: nn.Module, data: Data
 ) -> None:
     class Stop:
         def on_round_end(self, run: Any) -> None:

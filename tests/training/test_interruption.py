@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,7 @@ from torch import nn
 
 import bow
 from tests.grouped import grouped
-
-Train = Callable[..., bow.Result]
+from tests.training.blueprints import Train
 
 
 class Ask:

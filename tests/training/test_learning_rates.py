@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,9 +14,7 @@ from torch.nn.functional import cross_entropy
 import bow
 from bow.data import open_stream
 from bow.errors import BowError, SettingError
-
-Train = Callable[..., bow.Result]
-Data = tuple[Tensor, Tensor]
+from tests.training.blueprints import Data, Train
 
 SGD = functools.partial(torch.optim.SGD, lr=0.4, momentum=0.9)
 

@@ -1,12 +1,12 @@
 """Memory as `bow.train` sees it: refused before anything is written, and "auto" that fits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import bow
@@ -14,9 +14,8 @@ from bow.devices import memory as device_memory
 from bow.engines.memory import MemoryBudget
 from bow.errors import SettingError
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC
+from tests.training.blueprints import Data, Train
 
-Train = Callable[..., bow.Result]
-Data = tuple[Tensor, Tensor]
 CPU = torch.device("cpu")
 
 

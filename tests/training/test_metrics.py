@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,8 +9,7 @@ from torch import Tensor, nn
 
 import bow
 from bow.training.metrics import mean_of, reached
-
-Train = Callable[..., bow.Result]
+from tests.training.blueprints import Train
 
 
 @pytest.mark.parametrize("classes_last", [False, True])

@@ -5,21 +5,18 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bow
 from bow.data.stream import Indexed
 from bow.engines import STREAM_ENGINES
 from bow.testing import FakeDevice
-from tests.training.blueprints import assert_same_course
-
-Train = Callable[..., bow.Result]
+from tests.training.blueprints import Data, Train, assert_same_course
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +34,7 @@ FALLS = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=5)
 )
 @pytest.mark.parametrize("engine", STREAM_ENGINES)
 def test_a_training_is_that_of_eager(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path, engine: str, settings: dict[str, Any]
+    train: Train, model: nn.Module, data: Data, tmp_path: Path, engine: str, settings: dict[str, Any]
 ) -> None:
     data = data[0].double(), data[1]
     common = {"learners": 2, "epochs": 3, "batch_size": 5, "validation": data, "checkpoint_every": 4, **settings}
@@ -49,7 +46,7 @@ def test_a_training_is_that_of_eager(
 
 
 def test_callbacks_see_the_learners_as_their_round_left_them(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path
+    train: Train, model: nn.Module, data: Data, tmp_path: Path
 ) -> None:
     seen: dict[str, list[Any]] = {"eager": [], "graph": []}
 
@@ -65,7 +62,7 @@ def test_callbacks_see_the_learners_as_their_round_left_them(
 
 
 def test_learning_tasks_gather_data_that_reside_on_the_device(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+    train: Train, model: nn.Module, data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gathered: list[torch.Size] = []
     gather = Indexed.gather
@@ -82,9 +79,7 @@ def test_learning_tasks_gather_data_that_reside_on_the_device(
     assert device.replays > 20
 
 
-def test_what_learners_hold_is_recorded_beside_what_was_predicted(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
-) -> None:
+def test_what_learners_hold_is_recorded_beside_what_was_predicted(train: Train, model: nn.Module, data: Data) -> None:
     result = train(model, data, engine="graph", devices=FakeDevice(), epochs=6)
     records = [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text().splitlines()]
     (message,) = [record["message"] for record in records if record.get("event") == "memory"]
@@ -94,7 +89,7 @@ def test_what_learners_hold_is_recorded_beside_what_was_predicted(
 @pytest.mark.parametrize("engine", ["graph", "eager"])
 @pytest.mark.parametrize("settings", [{"ema": 0.8}, {"accumulate": 2}], ids=str)
 def test_averaged_weights_and_batches_in_parts_are_those_of_eager(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path, engine: str, settings: dict[str, Any]
+    train: Train, model: nn.Module, data: Data, tmp_path: Path, engine: str, settings: dict[str, Any]
 ) -> None:
     data = data[0].double(), data[1]
     common = {"learners": 2, "epochs": 3, "batch_size": 5, "validation": data, **settings}

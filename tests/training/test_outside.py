@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import bow
 from bow.errors import LossError
 from tests.grouped import of_replicas
+from tests.training.blueprints import Train
 
 X, Y = torch.randn(48, 5, generator=torch.Generator().manual_seed(0)), torch.arange(48) % 3
 
@@ -96,9 +97,7 @@ REFUSED: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_training_refuses_what_nobody_would_train(
-    train: Callable[..., bow.Result], model: nn.Module, case: str, tmp_path: Path
-) -> None:
+def test_a_training_refuses_what_nobody_would_train(train: Train, model: nn.Module, case: str, tmp_path: Path) -> None:
     make, message = REFUSED[case]
     with pytest.raises(LossError, match=message):
         train(model, (X, Y), **make())

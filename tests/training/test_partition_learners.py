@@ -35,6 +35,7 @@ from bow.training.config import TrainConfig
 from bow.training.placed import LEFT_OUT, train_by
 from tests.cluster.worlds import in_world
 from tests.grouped import grouped
+from tests.training.blueprints import Train
 
 BATCH, STEPS = 4, 6
 SGD = functools.partial(torch.optim.SGD, lr=0.2, momentum=0.9)
@@ -286,7 +287,7 @@ def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
     return run
 
 
-def test_a_strategy_is_read_from_a_file(train: Callable[..., bow.Result], tmp_path: Path) -> None:
+def test_a_strategy_is_read_from_a_file(train: Train, tmp_path: Path) -> None:
     file = tmp_path / "strategy.json"
     file.write_text(strategy(1).to_json())
     result = train(bow.Found.load(file))
@@ -294,7 +295,7 @@ def test_a_strategy_is_read_from_a_file(train: Callable[..., bow.Result], tmp_pa
     assert_alike(Outcome.of(result), by_replicas(tmp_path / "other", learners=1))
 
 
-def test_a_strategy_is_what_plan_returns(train: Callable[..., bow.Result], tmp_path: Path) -> None:
+def test_a_strategy_is_what_plan_returns(train: Train, tmp_path: Path) -> None:
     batch = tuple(each[:BATCH] for each in data())
     alone = DeviceTopology("alone", (Device("core", DeviceKind("core", memory_gib=1, tflops=0.1, gb_per_s=1)),))
     settings: dict[str, Any] = {"budget_s": None, "proposals": 1, "starts": ("single",), "descend": False}
@@ -303,7 +304,7 @@ def test_a_strategy_is_what_plan_returns(train: Callable[..., bow.Result], tmp_p
     assert "Chain" not in (tmp_path / "run" / "config.yaml").read_text()
 
 
-def test_modules_in_evaluation_mode_stay_so(train: Callable[..., bow.Result], tmp_path: Path) -> None:
+def test_modules_in_evaluation_mode_stay_so(train: Train, tmp_path: Path) -> None:
     frozen, batch = model(), tuple(each[:BATCH] for each in data())
     frozen[1].eval()
     given: dict[str, Any] = {
@@ -328,14 +329,14 @@ def test_modules_in_evaluation_mode_stay_so(train: Callable[..., bow.Result], tm
 
 
 @pytest.mark.parametrize("on_nan", ["restart", "error"])
-def test_a_loss_that_is_not_finite_ends_the_training(train: Callable[..., bow.Result], on_nan: str) -> None:
+def test_a_loss_that_is_not_finite_ends_the_training(train: Train, on_nan: str) -> None:
     inputs, labels = data()
     inputs[::3] = torch.nan
     with pytest.raises(DivergenceError, match=r"training diverged: the loss was nan in round \d; lower"):
         train(samples=(inputs, labels), on_nan=on_nan)
 
 
-def test_a_batch_of_another_size_is_left_out_with_an_event(train: Callable[..., bow.Result], tmp_path: Path) -> None:
+def test_a_batch_of_another_size_is_left_out_with_an_event(train: Train, tmp_path: Path) -> None:
     results = [train(samples=count, steps=None, run_dir=tmp_path / str(count)) for count in (6, 4)]
     records = [json.loads(line) for line in (tmp_path / "6" / "metrics.jsonl").read_text().splitlines()]
     assert [record["round"] for record in records if record.get("event") == LEFT_OUT] == [1]
@@ -387,7 +388,7 @@ def test_a_strategy_refuses_a_step_that_changes_values() -> None:
         by(strategy(1), model(), data(), step=step, devices="cpu", **COMMON)
 
 
-def test_a_checkpoint_says_whether_it_needs_a_strategy(train: Callable[..., bow.Result], tmp_path: Path) -> None:
+def test_a_checkpoint_says_whether_it_needs_a_strategy(train: Train, tmp_path: Path) -> None:
     plain = {**COMMON, "learners": 1, "engine": "eager", "devices": "cpu"}
     train(checkpoint_every=STEPS)
     with pytest.raises(CheckpointError, match=r"of a training by a partition of bow.plan; resume with that partition"):
@@ -397,7 +398,7 @@ def test_a_checkpoint_says_whether_it_needs_a_strategy(train: Callable[..., bow.
         train(resume=tmp_path / "plain", run_dir=None)
 
 
-def test_what_runs_when_can_be_recorded(train: Callable[..., bow.Result], tmp_path: Path) -> None:
+def test_what_runs_when_can_be_recorded(train: Train, tmp_path: Path) -> None:
     train(callbacks=[bow.TraceRounds(first=1, rounds=2)])
     spans = Timeline.load(tmp_path / "run" / bow.TraceRounds.FILE).spans
     assert sum(span.category == "update" for span in spans) == 2
@@ -450,14 +451,14 @@ def test_a_training_that_diverges_has_no_hope() -> None:
     ],
 )
 def test_what_a_strategy_cannot_carry_out_is_refused(
-    train: Callable[..., bow.Result], settings: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+    train: Train, settings: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=message):
         train(**settings)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_file_of_another_version_is_refused(train: Callable[..., bow.Result], tmp_path: Path) -> None:
+def test_a_file_of_another_version_is_refused(train: Train, tmp_path: Path) -> None:
     file = tmp_path / "strategy.json"
     file.write_text(strategy(1).to_json().replace('"version": 1', '"version": 7'))
     with pytest.raises(ScheduleError, match="has version 7"):

@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 import bow
 from bow.errors import DataError, DivergenceError, SettingError
-
-Train = Callable[..., bow.Result]
+from tests.training.blueprints import Data, Train
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
@@ -79,7 +78,7 @@ class Rates:
 
 
 def test_a_training_ends_with_what_learners_side_by_side_have_brought(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+    train: Train, model: nn.Module, data: Data
 ) -> None:
     recorder = Recorder()
     train(model, data, engine="graph", learners=2, steps=8, loggers=[recorder])
@@ -116,7 +115,7 @@ def late(module: nn.Module, batch: Any) -> Tensor:
 
 @pytest.mark.parametrize(("ends", "told"), [({"steps": 80}, True), ({}, True), ({"steps": 70}, False)])
 def test_a_change_behind_the_last_check_is_told_at_the_end(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], ends: Any, told: bool, monkeypatch: pytest.MonkeyPatch
+    train: Train, model: nn.Module, data: Data, ends: Any, told: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bow.engines.live_check.SHARE", 1e-9)  # nothing by the clock
     LATE.factor = 1.0
@@ -131,9 +130,7 @@ def test_a_change_behind_the_last_check_is_told_at_the_end(
     LATE.factor = 1.0
 
 
-def test_the_central_model_is_evaluated_after_every_epoch(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
-) -> None:
+def test_the_central_model_is_evaluated_after_every_epoch(train: Train, model: nn.Module, data: Data) -> None:
     seen: list[nn.Module] = []
 
     class Keep:
@@ -152,7 +149,7 @@ def test_the_central_model_is_evaluated_after_every_epoch(
 
 
 def test_training_loss_is_the_mean_over_all_learning_tasks_of_the_epoch(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+    train: Train, model: nn.Module, data: Data
 ) -> None:
     losses: list[float] = []
 
@@ -165,7 +162,7 @@ def test_training_loss_is_the_mean_over_all_learning_tasks_of_the_epoch(
         assert record["train_loss"] == pytest.approx(sum(losses[epoch * 12 : (epoch + 1) * 12]) / 12)
 
 
-def test_evaluation_does_not_change_the_training(train: Train, data: tuple[Tensor, Tensor], tmp_path: Path) -> None:
+def test_evaluation_does_not_change_the_training(train: Train, data: Data, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Dropout(0.2), nn.Linear(4, 3))
     runs = [
         train(model, data, epochs=2, sync=sync, validation=validation, run_dir=tmp_path / f"{i}{validation is None}")
@@ -177,9 +174,7 @@ def test_evaluation_does_not_change_the_training(train: Train, data: tuple[Tenso
             assert torch.equal(evaluated.model.state_dict()[name], value), name
 
 
-def test_a_target_ends_the_training_and_the_time_is_kept(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
-) -> None:
+def test_a_target_ends_the_training_and_the_time_is_kept(train: Train, model: nn.Module, data: Data) -> None:
     recorder = Recorder()
     result = train(model, data, epochs=50, validation=data, target={"accuracy": 0.7}, loggers=[recorder])
     assert len(result.history) < 50
@@ -192,29 +187,27 @@ def test_a_target_ends_the_training_and_the_time_is_kept(
     assert recorder.of_kind("end")[0]["time_to_target_s"] == result.time_to_target
 
 
-def test_a_loss_is_a_target_reached_from_above(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def test_a_loss_is_a_target_reached_from_above(train: Train, model: nn.Module, data: Data) -> None:
     result = train(model, data, epochs=50, validation=data, target={"loss": 0.5})
     assert result.time_to_target is not None
     assert result.history[-1]["loss"] <= 0.5
     assert all(record["loss"] > 0.5 for record in result.history[:-1])
 
 
-def test_all_targets_must_be_reached(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def test_all_targets_must_be_reached(train: Train, model: nn.Module, data: Data) -> None:
     result = train(model, data, epochs=3, validation=data, target={"accuracy": 0.1, "loss": 1e-9})
     assert result.time_to_target is None
     assert len(result.history) == 3
 
 
-def test_a_target_that_the_step_does_not_measure_is_an_error(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
-) -> None:
+def test_a_target_that_the_step_does_not_measure_is_an_error(train: Train, model: nn.Module, data: Data) -> None:
     with pytest.raises(SettingError, match="target names 'accuracy', which is not measured; choose from loss"):
         train(model, data, step=lambda m, b: cross_entropy(m(b[0]), b[1]), validation=data, target={"accuracy": 0.5})
 
 
 @pytest.mark.parametrize(("interval", "expected"), [("epoch", [0.1] * 6 + [0.05] * 6), ("round", [0.1, 0.05, 0.025])])
 def test_the_scheduler_is_stepped_per_epoch_or_round(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], interval: str, expected: list[float]
+    train: Train, model: nn.Module, data: Data, interval: str, expected: list[float]
 ) -> None:
     rates = Rates()
     halved = functools.partial(StepLR, step_size=1, gamma=0.5)
@@ -227,7 +220,7 @@ def test_the_scheduler_is_stepped_per_epoch_or_round(
 
 
 def test_the_scheduler_is_stepped_for_each_of_the_epochs_that_a_round_completes(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+    train: Train, model: nn.Module, data: Data
 ) -> None:
     rates, samples = Rates(), TensorDataset(*data)
     loader = DataLoader(samples, batch_sampler=BatchSampler(RandomSampler(samples), 16, drop_last=False))
@@ -240,7 +233,7 @@ def test_the_scheduler_is_stepped_for_each_of_the_epochs_that_a_round_completes(
 
 @pytest.mark.parametrize("validated", [True, False])
 def test_reduce_on_plateau_follows_the_validation_loss(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], validated: bool
+    train: Train, model: nn.Module, data: Data, validated: bool
 ) -> None:
     seen: list[float] = []
 
@@ -257,18 +250,14 @@ def test_reduce_on_plateau_follows_the_validation_loss(
     assert [round(record["lr"], 6) for record in result.history] == [0.1, 0.1, 0.01, 0.001], "no loss is better by 10"
 
 
-def test_reduce_on_plateau_per_round_follows_the_training_loss(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
-) -> None:
+def test_reduce_on_plateau_per_round_follows_the_training_loss(train: Train, model: nn.Module, data: Data) -> None:
     rates = Rates()
     plateau = functools.partial(ReduceLROnPlateau, threshold=10.0, threshold_mode="abs", patience=2)
     train(model, data, scheduler=plateau, per_round=True, callbacks=[rates])
     assert rates.lrs == [0.1, 0.1, 0.1, 0.1, 0.01, 0.01]
 
 
-def test_a_learning_rate_drop_restarts_the_learners_and_says_so(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
-) -> None:
+def test_a_learning_rate_drop_restarts_the_learners_and_says_so(train: Train, model: nn.Module, data: Data) -> None:
     apart: list[bool] = []
 
     class Compare:
@@ -285,7 +274,7 @@ def test_a_learning_rate_drop_restarts_the_learners_and_says_so(
     assert "learning rate fell from" in event["message"]
 
 
-def test_without_restart_a_drop_changes_nothing(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def test_without_restart_a_drop_changes_nothing(train: Train, model: nn.Module, data: Data) -> None:
     recorder = Recorder()
     train(
         model, data, epochs=3, sync=bow.SMA(restart=None), loggers=[recorder],
@@ -295,7 +284,7 @@ def test_without_restart_a_drop_changes_nothing(train: Train, model: nn.Module, 
 
 
 def test_loggers_get_all_records_in_order_and_are_closed_once(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+    train: Train, model: nn.Module, data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bow.training.run_records.RECORD_INTERVAL_S", 0.0)
     recorder = Recorder()
@@ -336,9 +325,7 @@ class Failing(Recorder):
 
 
 @pytest.mark.parametrize("where", ["log", "close"])
-def test_a_logger_that_fails_does_not_end_the_training(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], where: str
-) -> None:
+def test_a_logger_that_fails_does_not_end_the_training(train: Train, model: nn.Module, data: Data, where: str) -> None:
     failing, recorder = Failing(where), Recorder()
     with pytest.warns(UserWarning, match="Failing failed and was disabled .*disk full"):
         result = train(model, data, epochs=2, loggers=[failing, recorder])
@@ -348,7 +335,7 @@ def test_a_logger_that_fails_does_not_end_the_training(
     assert failing.closed == recorder.closed == 1
 
 
-def test_loggers_are_closed_when_training_fails(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def test_loggers_are_closed_when_training_fails(train: Train, model: nn.Module, data: Data) -> None:
     class Broken:
         def on_round_end(self, run: Any) -> None:
             raise ZeroDivisionError
@@ -360,7 +347,7 @@ def test_loggers_are_closed_when_training_fails(train: Train, model: nn.Module, 
 
 
 def test_the_run_directory_holds_settings_records_report_and_model(
-    model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path
+    model: nn.Module, data: Data, tmp_path: Path
 ) -> None:
     result = bow.train(
         model,
@@ -407,7 +394,7 @@ def full(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> set[Path]:
 
 
 def test_a_model_that_does_not_fit_on_the_disk_is_in_a_place_that_is_told(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], full: set[Path], tmp_path: Path
+    train: Train, model: nn.Module, data: Data, full: set[Path], tmp_path: Path
 ) -> None:
     full.add(tmp_path / "run")
     (tmp_path / "here" / "run.safetensors").write_bytes(b"another's")
@@ -423,7 +410,7 @@ def test_a_model_that_does_not_fit_on_the_disk_is_in_a_place_that_is_told(
 def test_a_run_directory_that_has_gone_does_not_take_the_model_with_it(
     train: Train,
     model: nn.Module,
-    data: tuple[Tensor, Tensor],
+    data: Data,
     full: set[Path],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -477,7 +464,7 @@ class Calls(nn.Linear):
 
 
 def test_extra_state_is_that_of_training_in_the_result_and_in_checkpoints(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
+    train: Train, data: Data, tmp_path: Path
 ) -> None:
     settings = {"validation": bow.Validation(data, metrics=[Worse()]), "checkpoint_every": 6, "learners": 1}
     first = train(Calls(5, 3), data, epochs=1, **settings)
@@ -493,7 +480,7 @@ def test_extra_state_is_that_of_training_in_the_result_and_in_checkpoints(
 
 @pytest.mark.parametrize("kind", [Extra, Complex])
 def test_a_model_that_safetensors_does_not_take_is_in_the_result(
-    train: Train, data: tuple[Tensor, Tensor], full: set[Path], tmp_path: Path, kind: Any
+    train: Train, data: Data, full: set[Path], tmp_path: Path, kind: Any
 ) -> None:
     with pytest.warns(UserWarning, match="safetensors holds dense tensors .*; it is not saved"):
         result = train(kind(5, 3), data)
@@ -505,7 +492,7 @@ def test_a_model_that_safetensors_does_not_take_is_in_the_result(
 def test_a_model_that_fits_nowhere_is_in_the_result(
     train: Train,
     model: nn.Module,
-    data: tuple[Tensor, Tensor],
+    data: Data,
     full: set[Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -522,7 +509,7 @@ def test_a_model_that_fits_nowhere_is_in_the_result(
 
 
 @pytest.mark.parametrize("kind", ["batch norm", "tied", "channels last"])
-def test_the_saved_model_loads_into_the_plain_model(train: Train, data: tuple[Tensor, Tensor], kind: str) -> None:
+def test_the_saved_model_loads_into_the_plain_model(train: Train, data: Data, kind: str) -> None:
     def build() -> nn.Module:
         if kind == "channels last":
             net = nn.Sequential(nn.Unflatten(1, (5, 1, 1)), nn.Conv2d(5, 3, (3, 2), padding=1), nn.AvgPool2d((1, 2)))
@@ -542,15 +529,13 @@ def test_the_saved_model_loads_into_the_plain_model(train: Train, data: tuple[Te
         assert len({"0.weight", "2.weight"} & saved) == 1, "tied weights are written once"
 
 
-def poison(data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def poison(data: Data) -> tuple[Tensor, Tensor]:
     inputs = data[0].clone()
     inputs[30] = torch.nan
     return inputs, data[1]
 
 
-def test_a_learner_that_diverges_starts_again_and_training_goes_on(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
-) -> None:
+def test_a_learner_that_diverges_starts_again_and_training_goes_on(train: Train, model: nn.Module, data: Data) -> None:
     recorder = Recorder()
     with pytest.warns(UserWarning, match="it restarts from the central model"):
         result = train(model, poison(data), epochs=5, validation=data, loggers=[recorder])
@@ -561,12 +546,12 @@ def test_a_learner_that_diverges_starts_again_and_training_goes_on(
     assert all(0 < record["train_loss"] < 10 for record in result.history)
 
 
-def test_divergence_may_be_an_error(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def test_divergence_may_be_an_error(train: Train, model: nn.Module, data: Data) -> None:
     with pytest.raises(DivergenceError, match=r"learner \d's loss was nan in round \d; lower the learning rate"):
         train(model, poison(data), on_nan="error")
 
 
-def half_poisoned(data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def half_poisoned(data: Data) -> tuple[Tensor, Tensor]:
     inputs = data[0].clone()
     inputs[torch.arange(48) % 3 == 0] = torch.nan
     return inputs, data[1]
@@ -574,7 +559,7 @@ def half_poisoned(data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("engine", ["eager", "graph"])
 def test_training_ends_where_more_than_half_of_an_epoch_comes_to_nothing(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path, engine: str
+    train: Train, model: nn.Module, data: Data, tmp_path: Path, engine: str
 ) -> None:
     with (
         pytest.warns(UserWarning, match="restarts"),
@@ -586,9 +571,7 @@ def test_training_ends_where_more_than_half_of_an_epoch_comes_to_nothing(
 
 
 @pytest.mark.filterwarnings("ignore:.*restarts")
-def test_training_goes_on_where_that_is_asked_for(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path
-) -> None:
+def test_training_goes_on_where_that_is_asked_for(train: Train, model: nn.Module, data: Data, tmp_path: Path) -> None:
     result = train(model, half_poisoned(data), epochs=5, on_nan="continue")
     assert result.num_restarts > 30
     assert len(result.history) == 5
@@ -597,7 +580,7 @@ def test_training_goes_on_where_that_is_asked_for(
 
 
 def test_what_is_not_finite_in_the_validation_data_is_told(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    train: Train, model: nn.Module, data: Data, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {"validation": poison(data), "eval_batch_size": 16, "epochs": 2}
     with pytest.warns(UserWarning, match="loss is nan in batch 1 of the validation data: 5 values .* correct the data"):
@@ -617,9 +600,7 @@ EVALUATING = {"learners": 3, "batch_size": 4, "epochs": 2, "evaluate_every": 0.2
 """Rounds of 12 samples, of 48 in an epoch."""
 
 
-def test_the_central_model_is_evaluated_within_epochs(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
-) -> None:
+def test_the_central_model_is_evaluated_within_epochs(train: Train, model: nn.Module, data: Data) -> None:
     recorder = Recorder()
     result = train(model, data, validation=data, loggers=[recorder], **EVALUATING)
     evaluations = recorder.of_kind("evaluation")
@@ -629,17 +610,13 @@ def test_the_central_model_is_evaluated_within_epochs(
     assert [record["samples"] for record in result.history] == [48, 96]
 
 
-def test_rounds_that_pass_several_evaluations_are_followed_by_one(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
-) -> None:
+def test_rounds_that_pass_several_evaluations_are_followed_by_one(train: Train, model: nn.Module, data: Data) -> None:
     recorder = Recorder()
     train(model, data, validation=data, loggers=[recorder], **{**EVALUATING, "batch_size": 7})
     assert [record["samples"] for record in recorder.of_kind("evaluation")] == [21, 42, 84]  # with 63 the epoch ends
 
 
-def test_evaluating_within_epochs_does_not_change_the_training(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path
-) -> None:
+def test_evaluating_within_epochs_does_not_change_the_training(train: Train, data: Data, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3))
     results = [
         train(model, data, validation=data, run_dir=tmp_path / str(every), **{**EVALUATING, "evaluate_every": every})
@@ -651,9 +628,7 @@ def test_evaluating_within_epochs_does_not_change_the_training(
 
 
 @pytest.mark.parametrize("policy", ["average", "recalibrate"])
-def test_a_target_within_an_epoch_ends_the_training_with_a_record_of_it(
-    train: Train, data: tuple[Tensor, Tensor], policy: str
-) -> None:
+def test_a_target_within_an_epoch_ends_the_training_with_a_record_of_it(train: Train, data: Data, policy: str) -> None:
     model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     recorder = Recorder()
     settings = {**EVALUATING, "target": {"accuracy": 0.0}, "buffers": policy, "checkpoint_every": 1}
@@ -672,14 +647,14 @@ def test_a_target_within_an_epoch_ends_the_training_with_a_record_of_it(
 
 
 def test_a_training_that_ends_where_it_was_evaluated_has_a_record_of_its_end(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+    train: Train, model: nn.Module, data: Data
 ) -> None:
     result = train(model, data, validation=data, **{**EVALUATING, "steps": 6})
     assert [record["samples"] for record in result.history] == [48, 72]
 
 
 def test_a_training_resumed_within_an_epoch_is_evaluated_at_the_same_rounds(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path
+    train: Train, model: nn.Module, data: Data, tmp_path: Path
 ) -> None:
     recorders = [Recorder(), Recorder()]
     settings = {**EVALUATING, "checkpoint_every": 3}
@@ -701,15 +676,13 @@ def test_a_training_resumed_within_an_epoch_is_evaluated_at_the_same_rounds(
     ],
 )
 def test_evaluations_that_cannot_be_are_refused(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], every: Any, message: str
+    train: Train, model: nn.Module, data: Data, every: Any, message: str
 ) -> None:
     with pytest.raises(SettingError, match=message):
         train(model, data, validation=data, evaluate_every=every)
 
 
-def test_data_of_unknown_length_have_no_evaluations_within_epochs(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
-) -> None:
+def test_data_of_unknown_length_have_no_evaluations_within_epochs(train: Train, model: nn.Module, data: Data) -> None:
     class Endless(IterableDataset[Any]):
         def __iter__(self) -> Any:
             return iter([(torch.ones(5), 0)] * 400)
@@ -719,7 +692,7 @@ def test_data_of_unknown_length_have_no_evaluations_within_epochs(
 
 
 def test_learners_that_are_added_before_the_first_round_take_part_in_it(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+    train: Train, model: nn.Module, data: Data
 ) -> None:
     class Adding(bow.Callback):
         def on_train_start(self, run: Any) -> None:
@@ -733,7 +706,7 @@ def test_learners_that_are_added_before_the_first_round_take_part_in_it(
 
 
 def test_throughput_leaves_warm_up_and_evaluation_out(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+    train: Train, model: nn.Module, data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
 

@@ -25,11 +25,9 @@ from bow.testing import FakeDevice
 from bow.training import schedule as module
 from bow.training.replicas import ReplicasConfig
 from bow.training.schedule import decide, engine_with
-from tests.training.blueprints import replicas_config
+from tests.training.blueprints import Data, Train, replicas_config
 
 pytestmark = pytest.mark.usefixtures("_captured_once")
-
-Train = Callable[..., bow.Result]
 
 
 def branches() -> nn.Module:
@@ -93,9 +91,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, seconds: Callable[[str], float]) ->
 
 
 @pytest.mark.parametrize("learners", [1, 2])
-def test_a_training_by_a_schedule_is_that_without(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, learners: int
-) -> None:
+def test_a_training_by_a_schedule_is_that_without(train: Train, data: Data, tmp_path: Path, learners: int) -> None:
     file = tmp_path / "schedule.json"
     file.write_text(turned(3).to_json())
     device = FakeDevice()
@@ -112,9 +108,7 @@ def test_a_training_by_a_schedule_is_that_without(
 
 
 @pytest.mark.parametrize("kind", [PrioritySchedule, FirstComeSchedule])
-def test_a_gpu_trains_by_a_schedule_that_has_no_order(
-    train: Train, data: tuple[Tensor, Tensor], kind: type[Schedule]
-) -> None:
+def test_a_gpu_trains_by_a_schedule_that_has_no_order(train: Train, data: Data, kind: type[Schedule]) -> None:
     settings = {"priority": tuple(range(sum(map(len, turned().order))))} if kind is PrioritySchedule else {}
     device = FakeDevice()
     result = train(branches(), data, engine="graph", devices=device, epochs=1, schedule=kind((1, 1), **settings))
@@ -178,9 +172,7 @@ def test_a_schedule_that_wins_by_little_is_not_worth_it(monkeypatch: pytest.Monk
     assert "1.01 times as fast, below the 2% threshold for using a schedule" in said[-1]
 
 
-def test_a_training_uses_what_auto_has_found(
-    train: Train, data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_uses_what_auto_has_found(train: Train, data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
     made_up(monkeypatch, lambda name: 2.0 if name == "one stream" else 1.0)
     device = FakeDevice()
     result = train(branches(), data, devices=device, schedule="auto", learners="auto", engine="auto", epochs=1)

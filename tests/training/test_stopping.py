@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import errno
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,7 @@ from bow.data import open_stream
 from bow.errors import SettingError
 from bow.observe.records import read_records
 from bow.training import result as saving
-
-Train = Callable[..., bow.Result]
-Data = tuple[Tensor, Tensor]
+from tests.training.blueprints import Data, Train
 
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.5, momentum=0.9)
 

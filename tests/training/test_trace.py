@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import bow
 from bow.errors import SettingError
 from bow.schedule import Timeline
-
-Train = Callable[..., bow.Result]
+from tests.training.blueprints import Data, Train
 
 
 def trace(result: bow.Result) -> Timeline:
@@ -21,7 +19,7 @@ def trace(result: bow.Result) -> Timeline:
 
 
 def test_every_operator_of_the_rounds_that_were_asked_for_is_recorded(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
+    train: Train, model: nn.Module, data: Data
 ) -> None:
     callbacks = [bow.TraceRounds(first=2, rounds=3)]
     timeline = trace(train(model, data, batch_size=8, steps=8, learners=2, engine="graph", callbacks=callbacks))
@@ -38,7 +36,7 @@ def test_every_operator_of_the_rounds_that_were_asked_for_is_recorded(
     [("eager", {"learning tasks", "step and averaging"}), ("streams", {"learning task", "learning tasks"})],
 )
 def test_other_engines_record_tasks(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], engine: str, per_round: set[str]
+    train: Train, model: nn.Module, data: Data, engine: str, per_round: set[str]
 ) -> None:
     callbacks: list[Any] = [bow.TraceRounds(first=1, rounds=2)]
     timeline = trace(train(model, data, batch_size=8, steps=6, learners=2, engine=engine, callbacks=callbacks))
@@ -46,14 +44,12 @@ def test_other_engines_record_tasks(
     assert {span.details["round"] for span in timeline.spans} == {1, 2}
 
 
-def test_a_training_that_ends_early_leaves_what_there_is(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
-) -> None:
+def test_a_training_that_ends_early_leaves_what_there_is(train: Train, model: nn.Module, data: Data) -> None:
     result = train(model, data, batch_size=8, steps=3, learners=2, engine="eager", callbacks=[bow.TraceRounds(first=1)])
     assert {span.details["round"] for span in trace(result).spans} == {1, 2}
 
 
-def test_the_whole_rounds_of_fused_are_recorded(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def test_the_whole_rounds_of_fused_are_recorded(train: Train, model: nn.Module, data: Data) -> None:
     callbacks: list[Any] = [bow.TraceRounds(first=1, rounds=2)]
     with torch.compiler.set_stance("force_eager"):  # all but the compilation, which takes most of a minute
         result = train(model, data, batch_size=8, steps=6, learners=2, engine="fused", callbacks=callbacks)
@@ -65,7 +61,7 @@ def test_the_whole_rounds_of_fused_are_recorded(train: Train, model: nn.Module, 
 
 @pytest.mark.parametrize(("first", "recorded"), [(0, range(4)), (1, range(4, 6)), (5, range(6, 8))])
 def test_of_rounds_that_run_as_one_all_are_recorded(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], first: int, recorded: range
+    train: Train, model: nn.Module, data: Data, first: int, recorded: range
 ) -> None:
     callbacks = [bow.TraceRounds(first=first, rounds=2)]
     free = {"engine": "streams", "dispatch": "first_come", "sync": bow.LocalSGD(every=4)}
@@ -75,7 +71,7 @@ def test_of_rounds_that_run_as_one_all_are_recorded(
 
 @pytest.mark.parametrize("first", [3, 20])
 def test_a_training_that_ends_before_anything_is_recorded_is_warned_about(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], first: int
+    train: Train, model: nn.Module, data: Data, first: int
 ) -> None:
     with pytest.warns(UserWarning, match=r"recorded nothing: the training ended after 3 rounds; use a smaller first"):
         result = train(model, data, steps=3, callbacks=[bow.TraceRounds(first=first)])

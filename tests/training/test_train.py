@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import bow
 from bow.errors import ModelError, SettingError
-
-Train = Callable[..., bow.Result]
+from tests.training.blueprints import Data, Train
 
 
 class Indices(Dataset[Tensor]):
@@ -63,7 +62,7 @@ def watch(train: Train, data: Any, **settings: Any) -> Watcher:
     return watcher
 
 
-def test_the_result_says_what_came_out(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def test_the_result_says_what_came_out(train: Train, model: nn.Module, data: Data) -> None:
     result = train(model, data, validation=data, epochs=3)
     assert type(result.model) is nn.Linear
     assert not result.model.training
@@ -123,14 +122,14 @@ def test_the_order_depends_on_seed_and_epoch_only(train: Train, tmp_path: Any) -
     assert one[:24] != one[24:]
 
 
-def test_steps_counts_rounds_and_overrules_epochs(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def test_steps_counts_rounds_and_overrules_epochs(train: Train, model: nn.Module, data: Data) -> None:
     result = train(model, data, steps=9, epochs=50, validation=data)
     assert [(record["round"], record["epoch"]) for record in result.history] == [(6, 1), (9, 1.5)]
     assert result.history[-1]["samples"] == 9 * 2 * 4
 
 
 def test_tensors_and_data_sets_of_the_same_samples_train_the_same_model(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Any
+    train: Train, model: nn.Module, data: Data, tmp_path: Any
 ) -> None:
     class Pairs(Dataset[Any]):
         def __len__(self) -> int:
@@ -145,7 +144,7 @@ def test_tensors_and_data_sets_of_the_same_samples_train_the_same_model(
         torch.testing.assert_close(trained.weight, expected.weight)
 
 
-def test_a_loader_keeps_its_batch_size(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def test_a_loader_keeps_its_batch_size(train: Train, model: nn.Module, data: Data) -> None:
     loader = DataLoader(TensorDataset(*data), batch_size=6, shuffle=True)
     result = train(model, loader, batch_size=None, epochs=4, validation=DataLoader(TensorDataset(*data), batch_size=48))
     assert [record["round"] for record in result.history] == [4, 8, 12, 16]
@@ -153,7 +152,7 @@ def test_a_loader_keeps_its_batch_size(train: Train, model: nn.Module, data: tup
 
 
 class Endless(IterableDataset[Any]):
-    def __init__(self, data: tuple[Tensor, Tensor]) -> None:
+    def __init__(self, data: Data) -> None:
         self.data = data
 
     def __iter__(self) -> Iterator[Any]:
@@ -161,23 +160,19 @@ class Endless(IterableDataset[Any]):
             yield from zip(*self.data, strict=True)
 
 
-def test_iterable_data_are_trained_on_for_a_number_of_steps(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
-) -> None:
+def test_iterable_data_are_trained_on_for_a_number_of_steps(train: Train, model: nn.Module, data: Data) -> None:
     result = train(model, Endless(data), steps=20, validation=data)
     (record,) = result.history
     assert (record["round"], record["samples"]) == (20, 160)
     assert record["accuracy"] > 0.7
 
 
-def test_iterable_data_without_steps_are_refused(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def test_iterable_data_without_steps_are_refused(train: Train, model: nn.Module, data: Data) -> None:
     with pytest.raises(SettingError, match="data without a length have no epochs, got steps=None; set steps"):
         train(model, Endless(data))
 
 
-def test_a_step_takes_any_pytree_and_its_metrics_are_recorded(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor]
-) -> None:
+def test_a_step_takes_any_pytree_and_its_metrics_are_recorded(train: Train, model: nn.Module, data: Data) -> None:
     def step(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         outputs = model(batch["inputs"][0])
         losses = cross_entropy(outputs, batch["labels"], reduction="none")
@@ -216,7 +211,7 @@ class Reading:
 
 @pytest.mark.parametrize("engine", ["eager", "graph"])
 def test_values_of_a_step_are_recorded_as_means_over_the_samples_of_an_epoch(
-    engine: Any, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Path
+    engine: Any, model: nn.Module, data: Data, tmp_path: Path
 ) -> None:
     loader = DataLoader(TensorDataset(*data), batch_size=9)  # of 48 samples, whose last batch has three
     given: dict[str, Any] = {"step": mean_and_size, "engine": engine, "learners": 2, "epochs": 2}
@@ -238,9 +233,7 @@ def test_values_of_a_step_are_recorded_as_means_over_the_samples_of_an_epoch(
         assert [each[name] for each in again.history] == [each[name] for each in result.history]
 
 
-def test_a_model_may_be_given_as_a_function(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Any
-) -> None:
+def test_a_model_may_be_given_as_a_function(train: Train, model: nn.Module, data: Data, tmp_path: Any) -> None:
     def build() -> nn.Module:
         torch.manual_seed(0)
         return nn.Linear(5, 3)
@@ -249,9 +242,7 @@ def test_a_model_may_be_given_as_a_function(
     assert_equal_models(built, train(model, data).model)
 
 
-def test_lazy_modules_get_their_shapes_from_the_data(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Any
-) -> None:
+def test_lazy_modules_get_their_shapes_from_the_data(train: Train, model: nn.Module, data: Data, tmp_path: Any) -> None:
     lazy = nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(3))
     result = train(lazy, data, epochs=5, validation=data)
     assert result.model[0].weight.shape == (8, 5)
@@ -260,17 +251,13 @@ def test_lazy_modules_get_their_shapes_from_the_data(
     assert by_step.model.weight.shape == (3, 5)
 
 
-def test_a_compiled_model_is_unwrapped(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Any
-) -> None:
+def test_a_compiled_model_is_unwrapped(train: Train, model: nn.Module, data: Data, tmp_path: Any) -> None:
     result = train(torch.compile(model), data)
     assert type(result.model) is nn.Linear
     assert_equal_models(result.model, train(model, data, run_dir=tmp_path / "plain").model)
 
 
-def test_a_wrapper_of_several_processes_is_refused(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], tmp_path: Any
-) -> None:
+def test_a_wrapper_of_several_processes_is_refused(train: Train, model: nn.Module, data: Data, tmp_path: Any) -> None:
     class DistributedDataParallel(nn.Module):
         def __init__(self, module: nn.Module) -> None:
             super().__init__()
@@ -294,7 +281,7 @@ class Counting(nn.Module):
         return self.net(inputs)
 
 
-def test_the_users_model_and_random_numbers_are_left_alone(train: Train, data: tuple[Tensor, Tensor]) -> None:
+def test_the_users_model_and_random_numbers_are_left_alone(train: Train, data: Data) -> None:
     model = Counting()
     model.net[1].eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -321,7 +308,7 @@ class Tied(nn.Module):
         return self.second(torch.tanh(self.first(inputs)))
 
 
-def test_tied_weights_stay_tied(train: Train, data: tuple[Tensor, Tensor]) -> None:
+def test_tied_weights_stay_tied(train: Train, data: Data) -> None:
     model = Tied()
     result = train(model, data, validation=data, epochs=2)
     assert result.model.first.weight is result.model.second.weight
@@ -331,7 +318,7 @@ def test_tied_weights_stay_tied(train: Train, data: tuple[Tensor, Tensor]) -> No
     assert result.metrics["loss"] == pytest.approx(float(loss), rel=1e-5)
 
 
-def test_frozen_parameters_stay_as_they_are(train: Train, data: tuple[Tensor, Tensor]) -> None:
+def test_frozen_parameters_stay_as_they_are(train: Train, data: Data) -> None:
     model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 3))
     model[0].requires_grad_(False)
     result = train(model, data, epochs=3, optimizer=functools.partial(torch.optim.SGD, lr=0.1, weight_decay=0.1))
@@ -342,7 +329,7 @@ def test_frozen_parameters_stay_as_they_are(train: Train, data: tuple[Tensor, Te
 
 
 @pytest.mark.parametrize("policy", ["average", "first", "recalibrate"])
-def test_batch_norm_statistics_follow_the_policy(train: Train, data: tuple[Tensor, Tensor], policy: str) -> None:
+def test_batch_norm_statistics_follow_the_policy(train: Train, data: Data, policy: str) -> None:
     learners: list[Tensor] = []
 
     class Statistics:
@@ -359,7 +346,7 @@ def test_batch_norm_statistics_follow_the_policy(train: Train, data: tuple[Tenso
         assert result.model[0].num_batches_tracked == 6
 
 
-def test_bfloat16_is_autocast(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def test_bfloat16_is_autocast(train: Train, model: nn.Module, data: Data) -> None:
     seen = set()
 
     def step(model: nn.Module, batch: Any) -> Tensor:
@@ -372,14 +359,12 @@ def test_bfloat16_is_autocast(train: Train, model: nn.Module, data: tuple[Tensor
     assert result.model.weight.dtype == torch.float32
 
 
-def test_float64_models_train_in_float64(train: Train, model: nn.Module, data: tuple[Tensor, Tensor]) -> None:
+def test_float64_models_train_in_float64(train: Train, model: nn.Module, data: Data) -> None:
     result = train(model.double(), (data[0].double(), data[1]))
     assert result.model.weight.dtype == torch.float64
 
 
-def test_dropout_is_reproducible_and_depends_on_the_seed(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Any
-) -> None:
+def test_dropout_is_reproducible_and_depends_on_the_seed(train: Train, data: Data, tmp_path: Any) -> None:
     def weights(seed: int, name: str) -> Tensor:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Dropout(0.5), nn.Linear(5, 3))
@@ -412,7 +397,7 @@ class StopAtOnce:
 def test_auto_engine_depends_on_the_length_of_the_training_and_on_what_is_built(
     train: Train,
     model: nn.Module,
-    data: tuple[Tensor, Tensor],
+    data: Data,
     steps: int,
     built: bool,
     engine: str,
@@ -425,7 +410,7 @@ def test_auto_engine_depends_on_the_length_of_the_training_and_on_what_is_built(
 
 
 def test_a_model_given_as_a_function_starts_from_the_seed_and_leaves_the_callers_random_numbers(
-    train: Callable[..., bow.Result], data: tuple[Tensor, Tensor], tmp_path: Path
+    train: Train, data: Data, tmp_path: Path
 ) -> None:
     still = functools.partial(torch.optim.SGD, lr=0.0)
 

@@ -36,9 +36,7 @@ from bow.training.tuning import (
     without_spinning,
 )
 from bow.tuner import EngineSetting, Trial, TrialResult, Tuner
-from tests.training.blueprints import linear, opened, replicas_config, request
-
-Train = Callable[..., bow.Result]
+from tests.training.blueprints import Data, Train, linear, opened, replicas_config, request
 
 ALWAYS = Tuner(cache=False)
 
@@ -599,7 +597,7 @@ def test_compiling_beside_the_rounds_has_to_pay(
 
 
 def test_threads_are_set_for_the_training_and_put_back(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], machine: Machine
+    train: Train, model: nn.Module, data: Data, machine: Machine
 ) -> None:
     seen: list[int] = []
 
@@ -629,7 +627,7 @@ class Failing(bow.Callback):
 
 
 def test_the_records_say_how_engine_and_learners_were_found(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], machine: Machine, monkeypatch: pytest.MonkeyPatch
+    train: Train, model: nn.Module, data: Data, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FEWEST_ROUNDS", 0)
     monkeypatch.setattr(module, "LEAST_BUDGET_S", 0.0)
@@ -648,7 +646,7 @@ def test_the_records_say_how_engine_and_learners_were_found(
 
 
 def test_trials_leave_the_training_as_it_would_be_without(
-    train: Train, data: tuple[Tensor, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Real trials: of a model with dropout and buffers, and of a training that is then given what was found."""
     monkeypatch.setattr(module, "FEWEST_ROUNDS", 0)
@@ -672,7 +670,7 @@ def test_trials_leave_the_training_as_it_would_be_without(
 
 @pytest.mark.parametrize("before", ["now", "before there was a tuner"])
 def test_checkpoints_are_gone_on_from(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], machine: Machine, before: str
+    train: Train, model: nn.Module, data: Data, machine: Machine, before: str
 ) -> None:
     tuner = Tuner(pinned=EngineSetting("streams", 3))
     settings = {"engine": "auto", "learners": "auto", "checkpoint_every": 2}

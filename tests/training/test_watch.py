@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,8 +14,7 @@ from bow.training.replicas import Replicas
 from bow.training.tuning import Watch
 from bow.tuner import EngineSetting, Tuner
 from bow.tuner.online import FIRST_BACK_OFF
-
-Train = Callable[..., bow.Result]
+from tests.training.blueprints import Data, Train
 
 
 class Learners:
@@ -127,7 +125,7 @@ def watching(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def numbered(data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def numbered(data: Data) -> tuple[Tensor, Tensor, Tensor]:
     return (*data, torch.arange(len(data[0])))
 
 
@@ -171,7 +169,7 @@ def test_no_sample_is_lost_or_seen_twice_where_memory_runs_out(
 
 
 def test_a_checkpoint_that_further_rounds_have_passed_is_written(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+    train: Train, model: nn.Module, data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     watching(monkeypatch)
     Small(monkeypatch, {0: 4, 1: 1})
@@ -190,7 +188,7 @@ def test_a_checkpoint_that_further_rounds_have_passed_is_written(
 
 
 def test_without_a_tuner_running_out_of_memory_is_the_end(
-    train: Train, model: nn.Module, data: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+    train: Train, model: nn.Module, data: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Small(monkeypatch, {0: 2, 1: 1})
     with pytest.raises(DeviceMemoryError, match="learners=2 ran out of memory"):
