@@ -20,6 +20,7 @@ import bow
 from benchmarks.models import let_torchvision_be_imported
 from bow.data import open_stream
 from bow.errors import DataError, SettingError
+from tests.training.blueprints import dealt
 
 SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 FEATURES, LABELS = torch.randn(24, 5, generator=torch.Generator().manual_seed(0)), torch.arange(24) % 3
@@ -48,16 +49,6 @@ def looped(model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> list[T
     return list(model.parameters())
 
 
-def dealt(data: Any, batch_size: int, epochs: int = 2) -> list[Any]:
-    """The batches that bow deals of tensors, by itself."""
-    stream = open_stream(data, batch_size=batch_size, epochs=epochs)
-    deals = iter(lambda: stream.deal(1), None)
-    return [
-        tuple(each[0] for each in deal.batches) if deal.stacked else deal.batches[0]  # type: ignore[union-attr]
-        for deal in deals
-    ]
-
-
 def assert_same(own: nn.Module, expected: list[Tensor]) -> None:
     for parameter, other in zip(own.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter, other, rtol=1e-6, atol=1e-7)
@@ -66,7 +57,7 @@ def assert_same(own: nn.Module, expected: list[Tensor]) -> None:
 def test_arrays_are_what_tensors_are(tmp_path: Path) -> None:
     model, arrays = linear(), (FEATURES.numpy(), LABELS.numpy())
     result = trained(model, arrays, tmp_path, batch_size=4, validation=arrays)
-    assert_same(result.model, looped(model, dealt((FEATURES, LABELS), 4)))
+    assert_same(result.model, looped(model, dealt((FEATURES, LABELS), 4, epochs=2)))
     assert result.metrics["accuracy"] > 0
 
 
@@ -97,7 +88,7 @@ def test_a_data_set_of_hugging_face(format: str | None, tmp_path: Path) -> None:
 
     model = linear()
     result = trained(model, data, tmp_path, step=step, batch_size=4, validation=data)
-    assert_same(result.model, looped(model, dealt((FEATURES, LABELS), 4)))
+    assert_same(result.model, looped(model, dealt((FEATURES, LABELS), 4, epochs=2)))
     assert "loss" in result.metrics
 
 
@@ -115,7 +106,7 @@ def test_a_frame_through_a_collate_function(tmp_path: Path) -> None:
     assert_same(result.model, looped(model, [*loader, *loader]))
     columns = frame[list("abcde")].to_numpy(np.float32), frame["label"].to_numpy()
     result = trained(model, columns, tmp_path / "columns", batch_size=4)
-    assert_same(result.model, looped(model, dealt((FEATURES, LABELS), 4)))
+    assert_same(result.model, looped(model, dealt((FEATURES, LABELS), 4, epochs=2)))
     for given in (frame, (frame, frame["label"])):
         with pytest.raises(DataError, match=r"DataFrame.*; convert a column with \.to_numpy\(\)"):
             trained(model, given, tmp_path)
@@ -232,7 +223,7 @@ def test_pictures_are_mixed_batch_by_batch(mix: str, v2: Any, tmp_path: Path) ->
     model, validation = linear(192), (PICTURES, LABELS[:12])
     first, again = (trained(model, loader, tmp_path / name, validation=validation) for name in ("a", "b"))
     assert_same(first.model, list(again.model.parameters()))
-    batches = dealt(loader, 4)
+    batches = list(dealt(loader, 4, epochs=2))
     assert batches[0][1].shape == (4, 3)
     assert_same(first.model, looped(model, batches))
     assert "accuracy" in first.metrics

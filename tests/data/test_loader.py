@@ -465,11 +465,6 @@ def test_iterable_data_need_steps(data: Any) -> None:
         open_stream(data)
 
 
-def test_contradicting_batch_size_is_refused() -> None:
-    with pytest.raises(SettingError, match="batch_size=8 contradicts the DataLoader's own batch_size=4"):
-        open_stream(_loader(), batch_size=8)
-
-
 @pytest.mark.parametrize("batch_size", [4, None], ids=["its own", "none"])
 def test_agreeing_batch_size_is_accepted(batch_size: int | None) -> None:
     assert open_stream(_loader(), batch_size=batch_size).batch_size == 4

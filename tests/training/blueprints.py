@@ -1,18 +1,20 @@
-"""What tests of trials and of the tuner begin with: a small model, data, and a clock that goes by reading it."""
+"""What tests of trainings share: small models and data, callbacks and metrics, a clock that goes by reading it."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils._pytree import tree_map
 
 import bow
+from bow.data import open_stream
 from bow.engines import LearningConfig, step_from_loss
 from bow.training.batches import DataSource
 from bow.training.replicas import ReplicasConfig
@@ -74,9 +76,58 @@ def request(**settings: Any) -> Request:
     return Request(**{**given, **settings})
 
 
+def dealt(data: Any, batch_size: int, **length: Any) -> Iterator[Any]:
+    """The batches that bow deals to one learner, for the loop that users write without it."""
+    stream = open_stream(data, batch_size=batch_size, **length)
+    while (deal := stream.deal(1)) is not None:
+        yield tree_map(lambda part: part[0], deal.batches) if deal.stacked else deal.batches[0]
+
+
+@dataclasses.dataclass
+class Behind:
+    """Calls a function behind every round."""
+
+    on_round_end: Callable[[Any], object]
+
+
+class StopAfter:
+    """Ends a training as a crash would, without another checkpoint, or by an error that leaves one."""
+
+    def __init__(self, rounds: int, error: type[BaseException] = KeyboardInterrupt) -> None:
+        self.rounds, self.error = rounds, error
+
+    def on_round_end(self, run: Any) -> None:
+        if run.round == self.rounds:
+            raise self.error
+
+
+class Given(bow.Metric):
+    """Comes to the next of the given values in every evaluation."""
+
+    def __init__(self, name: str, values: Iterable[float], higher_is_better: bool = True) -> None:
+        self.name, self.values, self.higher_is_better = name, iter(values), higher_is_better
+
+    def reset(self) -> None: ...
+
+    def applies(self, outputs: Any, targets: Any) -> bool:
+        return True
+
+    def update(self, outputs: Any, targets: Any) -> None: ...
+
+    def compute(self) -> float:
+        return next(self.values)
+
+
 def ticking(step_s: float = 0.001) -> Callable[[], float]:
     """A clock that goes on by a step whenever somebody looks at it."""
     return functools.partial(next, itertools.count(0.0, step_s))
+
+
+def assert_equal_models(one: nn.Module, other: nn.Module) -> None:
+    """Two models have the same state, bit for bit."""
+    ours, theirs = one.state_dict(), other.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert [name for name, value in theirs.items() if not torch.equal(ours[name], value)] == []
 
 
 def assert_same_course(one: bow.Result, other: bow.Result) -> None:

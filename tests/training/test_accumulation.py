@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from typing import Any
 
 import pytest
 import torch
@@ -12,10 +11,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import bow
-from bow.data import open_stream
 from bow.engines.task import parts_of
 from bow.errors import SettingError
-from tests.training.blueprints import Data, Train
+from tests.training.blueprints import Behind, Data, Train, dealt
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
@@ -30,17 +28,11 @@ def net() -> nn.Module:
     return nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def batches(data: Data, size: int, epochs: int) -> Iterable[Data]:
-    stream = open_stream(data, batch_size=size, epochs=epochs)
-    while (deal := stream.deal(1)) is not None:
-        yield tuple(part[0] for part in deal.batches) if deal.stacked else deal.batches[0]  # type: ignore[misc]
-
-
 def accumulated(data: Data, parts: int) -> nn.Module:
     """The plain loop over parts of batches of 10, the last of which has 8 samples."""
     model = net()
     optimizer = SGD(model.parameters())
-    for inputs, labels in batches(data, 10, epochs=2):
+    for inputs, labels in dealt(data, 10, epochs=2):
         for part in torch.arange(len(inputs)).tensor_split(parts):
             (cross_entropy(model(inputs[part]), labels[part]) * len(part) / len(inputs)).backward()
         optimizer.step()
@@ -67,18 +59,12 @@ def test_metrics_of_a_step_are_means_over_the_parts(train: Train, data: Data) ->
         some = {"some": torch.tensor(3.0)} if batch[1].any() else {"others": torch.tensor(4.0)}
         return cross_entropy(outputs, batch[1]), {"mean": outputs.mean(), **some}
 
-    class Means(bow.Callback):
-        def __init__(self) -> None:
-            self.means: list[float] = []
-
-        def on_round_end(self, run: Any) -> None:
-            self.means += run.replicas.last.metrics["mean"].tolist()
-
-    seen = [Means(), Means()]
-    for parts, callback in zip((1, 4), seen, strict=True):
+    seen: dict[int, list[float]] = {1: [], 4: []}
+    for parts, means in seen.items():
         engine = bow.Engine("eager", accumulate=parts)
-        result = train(net(), data, step=step, engine=engine, callbacks=[callback], run_dir=None, validation=data)
-    assert seen[0].means == pytest.approx(seen[1].means, rel=1e-4, abs=1e-6)
+        keep = Behind(lambda run, means=means: means.extend(run.replicas.last.metrics["mean"].tolist()))
+        result = train(net(), data, step=step, engine=engine, callbacks=[keep], run_dir=None, validation=data)
+    assert seen[1] == pytest.approx(seen[4], rel=1e-4, abs=1e-6)
     assert result.history[-1]["train_some"] == pytest.approx(3.0)  # though not all parts have it
 
 
@@ -146,7 +132,7 @@ def test_groups_by_name_are_those_of_the_plain_loop(train: Train, data: Data, en
     result = train(net(), data, optimizer=by_name, learners=1, engine=engine, epochs=2, batch_size=8)
     model = net()
     optimizer = by_name(model.named_parameters())
-    for inputs, labels in batches(data, 8, epochs=2):
+    for inputs, labels in dealt(data, 8, epochs=2):
         optimizer.zero_grad()
         cross_entropy(model(inputs), labels).backward()
         optimizer.step()

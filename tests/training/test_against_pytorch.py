@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import StepLR
 
 import bow
 from bow.data import open_stream
-from tests.training.blueprints import Data
+from tests.training.blueprints import Data, assert_equal_models
 
 SAMPLES, SIZE, CLASSES, BATCH, EPOCHS = 90, 6, 3, 8, 3
 
@@ -71,12 +71,6 @@ def dealt(data: Data) -> Iterable[tuple[tuple[Tensor, Tensor], int]]:
     while (deal := stream.deal(1)) is not None:
         inputs, labels = [part[0] for part in deal.batches] if deal.stacked else deal.batches[0]
         yield (inputs, labels), deal.epochs
-
-
-def assert_equal_models(actual: nn.Module, expected: nn.Module) -> None:
-    assert actual.state_dict().keys() == expected.state_dict().keys()
-    for name, value in expected.state_dict().items():
-        assert torch.equal(actual.state_dict()[name], value), name
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 import bow
 from bow.engines.graph import Graph
 from bow.errors import SettingError
-from tests.training.blueprints import Data, Train
+from tests.training.blueprints import Behind, Data, Given, Train, assert_equal_models
 
 
 class Diary(bow.Callback):
@@ -42,12 +43,11 @@ def test_hooks_are_called_in_order(train: Train, model: nn.Module, data: Data) -
 
 
 def test_an_object_with_one_hook_is_enough(train: Train, model: nn.Module, data: Data) -> None:
-    class Stopper:
-        def on_round_end(self, run: Any) -> None:
-            if run.round == 4:
-                run.stop()
+    def stop(run: Any) -> None:
+        if run.round == 4:
+            run.stop()
 
-    result = train(model, data, epochs=5, validation=data, callbacks=[Stopper()])
+    result = train(model, data, epochs=5, validation=data, callbacks=[Behind(stop)])
     (record,) = result.history
     assert (record["round"], record["samples"]) == (4, 32)
     assert record["epoch"] == pytest.approx(32 / 48, abs=1e-4)
@@ -65,15 +65,14 @@ def test_stopping_before_the_first_round_leaves_the_model_as_it_was(train: Train
 
 
 def test_a_callback_may_add_and_remove_learners(train: Train, model: nn.Module, data: Data) -> None:
-    class Grower:
-        def on_round_end(self, run: Any) -> None:
-            if run.round == 2:
-                run.replicas.resize(run.replicas.learners + 1)
-            if run.round == 4:
-                run.replicas.resize(run.replicas.learners - 1)
-                run.replicas.resize(run.replicas.learners - 1)
+    def resize(run: Any) -> None:
+        if run.round == 2:
+            run.replicas.resize(run.replicas.learners + 1)
+        if run.round == 4:
+            run.replicas.resize(run.replicas.learners - 1)
+            run.replicas.resize(run.replicas.learners - 1)
 
-    result = train(model, data, epochs=3, callbacks=[Grower()])
+    result = train(model, data, epochs=3, callbacks=[Behind(resize)])
     assert result.learners == 1
     assert result.history[-1]["samples"] == 3 * 48, "every sample still once an epoch"
     assert result.history[-1]["round"] == 2 + 2 + (144 - 2 * 8 - 2 * 12) // 4
@@ -106,26 +105,16 @@ class Fails(Exception):
     """The user's own."""
 
 
-class Failing(bow.Metric):
+class Failing(Given):
     """A metric or a callback that fails once, at some place."""
 
-    name = "failing"
-
     def __init__(self, where: str, at: int, again: bool = False) -> None:
+        super().__init__("failing", itertools.repeat(1.0))
         self.where, self.at, self.again = where, at, again
         self.heard: list[int] = []
 
     def reset(self) -> None:
         self._fail("metric", len(self.heard) + 1)
-
-    def applies(self, outputs: Any, targets: Any) -> bool:
-        return True
-
-    def update(self, outputs: Any, targets: Any) -> None:
-        """Nothing."""
-
-    def compute(self) -> float:
-        return 1.0
 
     def on_round_end(self, run: Any) -> None:
         self._fail("round", run.round)
@@ -167,16 +156,16 @@ def test_what_a_user_raises_leaves_a_checkpoint_that_goes_on(
     assert "run.resume=auto" in note or "resume" in note
     found = trained("run", Failing(where, at, again=True), resume="auto")
     assert [record["epoch"] for record in found.history] == [1, 2, 3]
-    for name, value in expected.model.state_dict().items():
-        assert torch.equal(found.model.state_dict()[name], value)
+    assert_equal_models(found.model, expected.model)
     assert [record["lr"] for record in found.history] == [record["lr"] for record in expected.history]
 
 
 def test_a_target_that_nothing_measures_leaves_what_was_trained(train: Any, model: Any, data: Any) -> None:
-    with pytest.raises(bow.BowError, match="is not measured") as raised:
-        train(
-            model, data, step=lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1]), validation=data, target={"x": 1}
-        )
+    def step(model: nn.Module, batch: Any) -> Any:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    with pytest.raises(SettingError, match="target names 'x', which is not measured; choose from loss") as raised:
+        train(model, data, step=step, validation=data, target={"x": 1})
     assert "there is a checkpoint of round 6" in raised.value.__notes__[0]
 
 
@@ -201,5 +190,4 @@ def test_what_the_last_check_raises_leaves_a_checkpoint(
     assert "there is a checkpoint of round 12" in raised.value.__notes__[0]
     found = train(model, data, epochs=2, engine="graph", run_dir=tmp_path / "run", resume="auto")
     assert [record["epoch"] for record in found.history] == [1, 2]
-    for name, value in expected.model.state_dict().items():
-        assert torch.equal(found.model.state_dict()[name], value)
+    assert_equal_models(found.model, expected.model)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import itertools
 import json
 import os
 import warnings
@@ -23,7 +24,7 @@ from bow.errors import BowError, CheckpointError, DataError, RunDirectoryError, 
 from bow.observe.report import write_report
 from bow.testing import FakeDevice
 from bow.training.checkpoint import CheckpointTimer, load_checkpoint, save_checkpoint
-from tests.training.blueprints import Data, Train
+from tests.training.blueprints import Behind, Data, Given, StopAfter, Train, assert_equal_models, linear
 
 MOMENTUM = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)
@@ -49,17 +50,6 @@ def warm_up(optimizer: torch.optim.Optimizer) -> SequentialLR:
 
 def checkpoints(run_dir: Path) -> list[str]:
     return sorted(path.name for path in (run_dir / "checkpoints").iterdir())
-
-
-class StopAfter:
-    """Ends a training as a crash would: without another checkpoint."""
-
-    def __init__(self, rounds: int) -> None:
-        self.rounds = rounds
-
-    def on_round_end(self, run: Any) -> None:
-        if run.round == self.rounds:
-            raise KeyboardInterrupt
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -96,8 +86,7 @@ def test_a_resumed_training_ends_as_if_never_interrupted(
     with pytest.raises(KeyboardInterrupt):
         start("crashed", callbacks=[StopAfter(crash)])
     result = start("crashed", resume="auto")
-    for key, value in expected.model.state_dict().items():
-        assert torch.equal(result.model.state_dict()[key], value), key
+    assert_equal_models(result.model, expected.model)
     for record, wanted in zip(result.history, expected.history, strict=True):
         for field in ("epoch", "round", "samples", "train_loss", "lr", "learners"):
             assert record[field] == wanted[field], field
@@ -120,8 +109,7 @@ def test_a_short_batch_may_be_the_first_behind_a_crash(
         start("crashed", callbacks=[StopAfter(crash + 1)])  # whose checkpoint is that of the round before
     result = start("crashed", resume="auto")
     assert result.engine == expected.engine == engine
-    for key, value in expected.model.state_dict().items():
-        assert torch.equal(result.model.state_dict()[key], value), key
+    assert_equal_models(result.model, expected.model)
 
 
 class Lengths(nn.Module):
@@ -169,8 +157,7 @@ def test_what_is_captured_does_not_depend_on_where_a_training_was_interrupted(
         start("crashed", callbacks=[StopAfter(crash + 1)])
     result = start("crashed", resume="auto")
     assert result.engine == expected.engine == engine
-    for key, value in expected.model.state_dict().items():
-        assert torch.equal(result.model.state_dict()[key], value), key
+    assert_equal_models(result.model, expected.model)
 
 
 @pytest.mark.parametrize("built", [True, False])
@@ -188,8 +175,7 @@ def test_a_training_by_the_rule_goes_on_with_its_engine_whatever_is_built_by_the
         start("crashed", built, callbacks=[StopAfter(25)])
     result = start("crashed", not built, resume="auto")
     assert result.engine == expected.engine == ("graph" if built else "eager")
-    for key, value in expected.model.state_dict().items():
-        assert torch.equal(result.model.state_dict()[key], value), key
+    assert_equal_models(result.model, expected.model)
 
 
 @pytest.mark.parametrize("how", ["auto", "run directory", "checkpoint", "older checkpoint", "checkpoints"])
@@ -246,12 +232,11 @@ def test_a_training_that_reached_its_target_does_not_go_on(train: Train, data: D
 
 
 def test_a_resumed_training_keeps_its_number_of_learners(train: Train, data: Data) -> None:
-    class Grow:
-        def on_round_end(self, run: Any) -> None:
-            if run.round == 2:
-                run.replicas.resize(run.replicas.learners + 1)
+    def grow(run: Any) -> None:
+        if run.round == 2:
+            run.replicas.resize(run.replicas.learners + 1)
 
-    train(net(), data, checkpoint_every=4, callbacks=[Grow()])
+    train(net(), data, checkpoint_every=4, callbacks=[Behind(grow)])
     assert train(net(), data, epochs=2, resume="auto").learners == 3
 
 
@@ -262,12 +247,7 @@ def test_only_the_newest_checkpoints_are_kept(train: Train, data: Data, tmp_path
 
 def test_a_short_training_writes_no_checkpoints(train: Train, data: Data, tmp_path: Path) -> None:
     seen: list[bool] = []
-
-    class Look:
-        def on_round_end(self, run: Any) -> None:
-            seen.append((run.run_dir / "checkpoints").exists())
-
-    train(net(), data, callbacks=[Look()])
+    train(net(), data, callbacks=[Behind(lambda run: seen.append((run.run_dir / "checkpoints").exists()))])
     assert not any(seen)
 
 
@@ -290,8 +270,7 @@ def test_checkpoints_are_written_by_themselves_and_go_when_the_training_has_ende
     assert checkpoints(tmp_path / "run") == ["round_00000006.pt", "round_00000007.pt"]
     resumed = train(net(), data, epochs=3, resume="auto")
     assert not (tmp_path / "run" / "checkpoints").exists()
-    for key, value in whole.model.state_dict().items():
-        assert torch.equal(resumed.model.state_dict()[key], value), key
+    assert_equal_models(resumed.model, whole.model)
 
 
 @pytest.mark.usefixtures("always_due")
@@ -353,7 +332,7 @@ def test_an_error_of_the_users_own_leaves_a_checkpoint_of_the_round_before(
     assert f"checkpoint of round {kept}" in caught.value.__notes__[0]
     calls = -1000
     resumed, whole = start("run", -1, resume="auto"), start("whole", -1)
-    assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True))
+    assert_equal_models(resumed.model, whole.model)
     assert not (tmp_path / "run" / "checkpoints").exists()
 
 
@@ -434,15 +413,14 @@ def test_the_next_training_deletes_what_a_killed_one_was_writing(train: Train, d
 def test_a_second_training_in_a_directory_that_is_in_use_is_refused(train: Train, data: Data, tmp_path: Path) -> None:
     refused: list[str] = []
 
-    class Second:
-        def on_round_end(self, run: Any) -> None:
-            if run.round == 4:
-                with pytest.raises(RunDirectoryError) as caught:
-                    train(net(), data, resume="auto", checkpoint_every=1)
-                refused.append(str(caught.value))
-                assert write_report(run.run_dir).exists()
+    def second(run: Any) -> None:
+        if run.round == 4:
+            with pytest.raises(RunDirectoryError) as caught:
+                train(net(), data, resume="auto", checkpoint_every=1)
+            refused.append(str(caught.value))
+            assert write_report(run.run_dir).exists()
 
-    train(net(), data, checkpoint_every=3, callbacks=[Second()])
+    train(net(), data, checkpoint_every=3, callbacks=[Behind(second)])
     assert "in use by another training (process" in refused[0]
     assert checkpoints(tmp_path / "run") == ["round_00000003.pt", "round_00000006.pt"]
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -466,63 +444,54 @@ def test_the_one_before_a_damaged_checkpoint_is_taken(train: Train, data: Data, 
     with pytest.warns(UserWarning, match=r"00006.pt is not a readable checkpoint \(its checksum does not match\)"):
         resumed = train(net(), data, resume="auto")
     assert [record["round"] for record in resumed.history] == [6]
-    assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True))
+    assert_equal_models(resumed.model, whole.model)
     assert checkpoints(tmp_path / "run") == ["round_00000003.pt"]
 
 
-def other_seed(train: Train, data: Data, **settings: Any) -> bow.Result:
-    return train(net(), data, seed=1, **settings)
-
-
-def other_data(train: Train, data: Data, **settings: Any) -> bow.Result:
-    return train(net(), (data[0][:40], data[1][:40]), **settings)
-
-
-def other_model(train: Train, data: Data, **settings: Any) -> bow.Result:
-    return train(nn.Linear(5, 3), data, **settings)
-
-
-def other_model_of_as_many_parameters(train: Train, data: Data, **settings: Any) -> bow.Result:
+def deeper() -> nn.Module:
+    """Another model of as many parameters."""
     model = net()
     model[0] = nn.Sequential(nn.Linear(5, 8))
-    return train(model, data, **settings)
-
-
-def other_optimizer(train: Train, data: Data, **settings: Any) -> bow.Result:
-    return train(net(), data, optimizer=ADAMW, **settings)
-
-
-def other_sync(train: Train, data: Data, **settings: Any) -> bow.Result:
-    return train(net(), data, sync=bow.SSGD(), **settings)
+    return model
 
 
 @pytest.mark.parametrize(
-    ("resume", "error", "message"),
+    ("build", "samples", "settings", "error", "message"),
     [
-        (other_seed, SettingError, "made with seed=0, got seed=1; resume with seed=0"),
-        (other_data, DataError, "48 training samples and the data have 40; resume with the same data"),
-        (other_model, CheckpointError, "made with parameters 91, this training has 18; resume with the same"),
-        (other_model_of_as_many_parameters, CheckpointError, "resume with the same model"),
-        (other_optimizer, CheckpointError, "made with optimizer 'SGD', this training has 'AdamW'"),
-        (other_sync, CheckpointError, "made with sync 'SMA', this training has 'SSGD'; resume with the same sync"),
+        (net, 48, {"seed": 1}, SettingError, "made with seed=0, got seed=1; resume with seed=0"),
+        (net, 40, {}, DataError, "48 training samples and the data have 40; resume with the same data"),
+        (linear, 48, {}, CheckpointError, "made with parameters 91, this training has 18; resume with the same"),
+        (deeper, 48, {}, CheckpointError, "resume with the same model"),
+        (net, 48, {"optimizer": ADAMW}, CheckpointError, "made with optimizer 'SGD', this training has 'AdamW'"),
+        (
+            net,
+            48,
+            {"sync": bow.SSGD()},
+            CheckpointError,
+            "made with sync 'SMA', this training has 'SSGD'; resume with the same sync",
+        ),
     ],
+    ids=["seed", "data", "model", "as many parameters", "optimizer", "sync"],
 )
 def test_a_checkpoint_of_another_training_is_refused_and_nothing_is_written(
     train: Train,
     data: Data,
     tmp_path: Path,
-    resume: Callable[..., bow.Result],
+    build: Callable[[], nn.Module],
+    samples: int,
+    settings: dict[str, Any],
     error: type[BowError],
     message: str,
 ) -> None:
     run = tmp_path / "run"
     train(net(), data, checkpoint_every=6)
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
+    some = data[0][:samples], data[1][:samples]
     with pytest.raises(error, match=message):
-        resume(train, data, resume="auto")
+        train(build(), some, resume="auto", **settings)
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
     with pytest.raises(error, match=message):
-        resume(train, data, resume=run, run_dir=tmp_path / "elsewhere")
+        train(build(), some, resume=run, run_dir=tmp_path / "elsewhere", **settings)
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -608,27 +577,11 @@ def test_training_goes_on_with_another_number_of_learners(
     assert resumed.history[-1]["samples"] == 2 * len(data[0])
 
 
-class NumpyShare(bow.Metric):
-    """What scikit-learn's functions return is a number of NumPy's."""
-
-    name = "share"
-
-    def reset(self) -> None: ...
-
-    def applies(self, outputs: Any, targets: Any) -> bool:
-        return True
-
-    def update(self, outputs: Any, targets: Any) -> None: ...
-
-    def compute(self) -> float:
-        return np.float64(0.5)
-
-
 def test_numpys_numbers_do_not_make_a_checkpoint_unreadable(train: Train, data: Data) -> None:
     settings: dict[str, Any] = {
         "optimizer": functools.partial(torch.optim.SGD, lr=np.logspace(-2, -1, 3)[1]),
         "scheduler": functools.partial(torch.optim.lr_scheduler.MultiStepLR, milestones=np.array([1, 2])),
-        "metrics": [NumpyShare()],
+        "metrics": [Given("share", itertools.repeat(np.float64(0.5)))],  # as scikit-learn's functions return
         "validation": data,
     }
     first = train(net(), data, checkpoint_every=6, **settings)
@@ -687,12 +640,8 @@ def test_going_on_from_an_older_checkpoint_deletes_the_newer_ones_of_that_run(
     train(net(), data, epochs=5, resume=older, run_dir=tmp_path / "other", checkpoint_every=5)
     assert checkpoints(tmp_path / "run") == ["round_00000015.pt", "round_00000030.pt"]
     seen: list[list[str]] = []
-
-    class Look:
-        def on_round_end(self, run: Any) -> None:
-            seen.append(checkpoints(tmp_path / "run"))
-
-    train(net(), data, epochs=3, resume=older, checkpoint_every=1, callbacks=[Look()])
+    look = Behind(lambda run: seen.append(checkpoints(tmp_path / "run")))
+    train(net(), data, epochs=3, resume=older, checkpoint_every=1, callbacks=[look])
     assert seen[0] == ["round_00000015.pt"]
     assert checkpoints(tmp_path / "run") == ["round_00000017.pt", "round_00000018.pt"]
 
@@ -703,12 +652,8 @@ def test_the_first_throughput_after_resuming_counts_new_samples_only(
     monkeypatch.setattr("bow.training.run_records.RECORD_INTERVAL_S", 0.0)
     train(net(), data, epochs=2, checkpoint_every=12)
     seconds: list[float] = []
-
-    class Clock:
-        def on_round_end(self, run: Any) -> None:
-            seconds.append(run.position.meter.now)
-
-    train(net(), data, epochs=3, resume="auto", callbacks=[Clock()])
+    clock = Behind(lambda run: seconds.append(run.position.meter.now))
+    train(net(), data, epochs=3, resume="auto", callbacks=[clock])
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     first = next(record for record in records if record["kind"] == "rounds" and record["round"] == 13)
     assert first["samples_per_s"] <= 8 / seconds[0]

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 import bow
 from bow.errors import BowError, DataError, LossError, ModelError, OptimizerError, RunDirectoryError, SettingError
 from bow.observe.records import read_records
-from tests.training.blueprints import Train
+from tests.training.blueprints import Given, Train
 
 X = torch.randn(48, 5, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(48) % 3
@@ -48,23 +48,6 @@ def hooked(register: str) -> nn.Module:
     model = nn.Sequential(nn.Linear(5, 3))
     getattr(model[0].weight, register)(lambda gradient: None)
     return model
-
-
-class Constant(bow.Metric):
-    def __init__(self, name: str, value: float) -> None:
-        self.name, self.value = name, value
-
-    def reset(self) -> None:
-        """Nothing is gathered."""
-
-    def applies(self, outputs: Any, targets: Any) -> bool:
-        return True
-
-    def update(self, outputs: Any, targets: Any) -> None:
-        """Nothing is gathered."""
-
-    def compute(self) -> float:
-        return self.value
 
 
 def with_nan() -> nn.Module:
@@ -544,7 +527,7 @@ def test_tensors_that_are_made_without_values_are_refused(model: nn.Module) -> N
     ("values", "metrics", "message"),
     [
         (("x", "train_x"), [], "recorded as 'train_x', but another value is named 'x'; rename one"),
-        (("x",), [Constant("train_x", 5.0)], "recorded as 'train_x', but a metric is named 'train_x'"),
+        (("x",), [Given("train_x", [5.0])], "recorded as 'train_x', but a metric is named 'train_x'"),
     ],
 )
 def test_values_that_would_have_one_name_in_the_records_are_refused(
@@ -563,7 +546,7 @@ def test_a_value_in_training_is_not_recorded_as_that_of_the_validation_data(trai
 
 
 def test_a_metric_that_is_never_a_number_is_told_of(train: Train, model: nn.Module) -> None:
-    validation = bow.Validation((X, Y), metrics=[Constant("q", math.nan)], target={"q": 0.1})
+    validation = bow.Validation((X, Y), metrics=[Given("q", [math.nan])], target={"q": 0.1})
     with pytest.warns(UserWarning, match="q is nan over the validation data; correct the metric or the data"):
         result = train(model, (X, Y), validation=validation)
     events = [each for each in read_records(result.run_dir / "metrics.jsonl") if each["kind"] == "event"]

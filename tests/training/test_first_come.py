@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import StepLR
 
 import bow
 from bow.devices import available_cores
 from bow.errors import SettingError
-from tests.training.blueprints import Data, Train, assert_same_course
+from tests.training.blueprints import Behind, Data, Train, assert_equal_models, assert_same_course
 
 FREE = {"engine": "streams", "dispatch": "first_come"}
 
@@ -91,8 +90,7 @@ def test_a_resumed_training_ends_as_if_never_interrupted(
         model, data, epochs=3, run_dir=tmp_path / "more",
         resume=tmp_path / "whole" / "checkpoints" / "round_00000010.pt", **common,
     )  # fmt: skip
-    for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    assert_equal_models(resumed.model, whole.model)
 
 
 def test_a_scheduler_is_stepped_once_per_round(train: Train, model: nn.Module, data: Data) -> None:
@@ -113,27 +111,21 @@ def test_threads_end_with_the_training_and_with_an_error(
     during: list[int] = []
     runs: list[Any] = []  # so that nothing ends merely because nobody needs it any more
 
-    class Threads:
-        def on_round_end(self, run: Any) -> None:
-            runs.append(run)
-            during.append(sum(thread.name.startswith("bow place") for thread in threading.enumerate()))
-            if len(during) == 11:
-                raise RuntimeError("mine")
+    def look(run: Any) -> None:
+        runs.append(run)
+        during.append(sum(thread.name.startswith("bow place") for thread in threading.enumerate()))
+        if len(during) == 11:
+            raise RuntimeError("mine")
 
     before = set(threading.enumerate())
     free = {"sync": bow.LocalSGD(every=4), **FREE}
-    train(model, data, epochs=1, callbacks=[Threads()], **free, run_dir=tmp_path / "first")
+    train(model, data, epochs=1, callbacks=[Behind(look)], **free, run_dir=tmp_path / "first")
     assert during[-1] > 0
     assert set(threading.enumerate()) == before
     with pytest.raises(RuntimeError, match="mine"):
-        train(model, data, epochs=1, callbacks=[Threads()], **free, run_dir=tmp_path / "second")
+        train(model, data, epochs=1, callbacks=[Behind(look)], **free, run_dir=tmp_path / "second")
     assert during[-1] > 0
     assert set(threading.enumerate()) == before
-
-
-def test_first_come_without_effect_is_warned_about(train: Train, model: nn.Module, data: Data) -> None:
-    with pytest.warns(UserWarning, match='dispatch="first_come" has no effect in engine eager'):
-        train(model, data, cross_entropy, dispatch="first_come", sync=bow.LocalSGD(every=4))
 
 
 def test_first_come_is_warned_about_where_every_round_synchronises(train: Train, model: nn.Module, data: Data) -> None:
@@ -157,14 +149,13 @@ def test_large_batches_are_dealt_in_smaller_portions(
 def test_there_is_no_state_of_a_round_that_others_have_followed(train: Train, model: nn.Module, data: Data) -> None:
     refused, rounds = [], []
 
-    class States:
-        def on_round_end(self, run: Any) -> None:
-            try:
-                rounds.append(run.state()["round"])
-            except SettingError as error:
-                refused.append(str(error))
+    def look(run: Any) -> None:
+        try:
+            rounds.append(run.state()["round"])
+        except SettingError as error:
+            refused.append(str(error))
 
-    train(model, data, epochs=1, sync=bow.LocalSGD(every=4), callbacks=[States()], **FREE)
+    train(model, data, epochs=1, sync=bow.LocalSGD(every=4), callbacks=[Behind(look)], **FREE)
     assert rounds == [4, 6]
     assert len(refused) == 4
     assert "there is no state of round 1, the learners have already run 4 rounds" in refused[0]
@@ -173,10 +164,6 @@ def test_there_is_no_state_of_a_round_that_others_have_followed(train: Train, mo
 def test_a_training_that_is_stopped_ends_after_the_rounds_that_ran_as_one(
     train: Train, model: nn.Module, data: Data
 ) -> None:
-    class Stop:
-        def on_round_end(self, run: Any) -> None:
-            run.stop()
-
-    diary = Diary()
-    train(model, data, epochs=3, sync=bow.LocalSGD(every=4), callbacks=[Stop(), diary], **FREE)
+    diary, stop = Diary(), Behind(lambda run: run.stop())
+    train(model, data, epochs=3, sync=bow.LocalSGD(every=4), callbacks=[stop, diary], **FREE)
     assert diary.rounds[-1][0] == 4

@@ -14,7 +14,7 @@ from torch import nn
 
 import bow
 from tests.grouped import grouped
-from tests.training.blueprints import Train
+from tests.training.blueprints import Train, assert_equal_models, linear
 
 
 class Ask:
@@ -35,11 +35,8 @@ def train(tmp_path: Path) -> Train:
     data = torch.randn(96, 5, generator=generator), torch.randint(3, (96,), generator=generator)
 
     def run(name: str = "run", **settings: Any) -> bow.Result:
-        torch.manual_seed(0)
         arguments = {"learners": 2, "engine": "eager", "progress": False, "run_dir": tmp_path / name, **settings}
-        return bow.train(
-            nn.Linear(5, 3), data, nn.functional.cross_entropy, **grouped(batch_size=4, epochs=2, **arguments)
-        )
+        return bow.train(linear(), data, nn.functional.cross_entropy, **grouped(batch_size=4, epochs=2, **arguments))
 
     return run
 
@@ -74,7 +71,7 @@ def test_a_training_that_is_asked_to_end_goes_on_later(
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["round_00000005.pt"]
     assert (tmp_path / "run" / "model.safetensors").exists()
     resumed = train(resume="auto")
-    assert all(torch.equal(a, b) for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True))
+    assert_equal_models(resumed.model, whole.model)
 
 
 @pytest.mark.parametrize(("engine", "learners"), [("graph", 2), ("eager", 1), ("eager", 2), ("fused", 2)])

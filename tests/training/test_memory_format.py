@@ -18,6 +18,7 @@ from bow.training import Replicas
 from bow.training.replicas import ReplicasConfig
 from bow.training.trials import Request, Trials, lanes, split
 from bow.tuner import EngineSetting
+from tests.training.blueprints import assert_equal_models
 
 LOSS = nn.functional.cross_entropy
 PINNED = bow.Tuner(pinned=EngineSetting("graph+channels_last", 2, 1))
@@ -109,8 +110,7 @@ def test_a_state_of_an_earlier_version_has_the_models_own_order() -> None:
     del state["memory_order"]
     resumed = bow.Replicas(model(), LOSS, learners=2)
     resumed.load_training_state(state)
-    for a, b in zip(before.central.parameters(), resumed.central.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert_equal_models(resumed.central, before.central)
 
 
 def test_a_members_state_of_another_order_is_refused() -> None:
@@ -136,8 +136,7 @@ def test_the_choice_is_recorded_and_resumed_byte_for_byte(tmp_path: Path) -> Non
 
     whole, _ = train("whole", 4), train("parts", 2)
     again = train("again", 4, resume=tmp_path / "parts")
-    for a, b in zip(whole.model.parameters(), again.model.parameters(), strict=True):
-        assert torch.equal(a, b)
+    assert_equal_models(again.model, whole.model)
     chosen = next(r for r in read_records(tmp_path / "parts" / "metrics.jsonl") if r["kind"] == "calibration")
     assert (chosen["engine"], chosen["memory_format"]) == ("graph", "channels_last")
     assert whole.model[0].weight.is_contiguous(memory_format=Last)

@@ -16,14 +16,9 @@ import bow
 from bow.data.stream import Indexed
 from bow.engines import STREAM_ENGINES
 from bow.testing import FakeDevice
-from tests.training.blueprints import Data, Train, assert_same_course
+from tests.training.blueprints import Behind, Data, Train, assert_same_course
 
-
-@pytest.fixture(autouse=True)
-def _uncompiled() -> Any:
-    with torch.compiler.set_stance("force_eager"):
-        yield
-
+pytestmark = pytest.mark.usefixtures("_uncompiled")
 
 FALLS = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=5)
 
@@ -50,12 +45,11 @@ def test_callbacks_see_the_learners_as_their_round_left_them(
 ) -> None:
     seen: dict[str, list[Any]] = {"eager": [], "graph": []}
 
-    class Looking(bow.Callback):
-        def on_round_end(self, run: Any) -> None:
-            seen[run.replicas.engine].append((run.round, run.replicas.rounds, run.replicas.z.double().sum().item()))
+    def look(run: Any) -> None:
+        seen[run.replicas.engine].append((run.round, run.replicas.rounds, run.replicas.z.double().sum().item()))
 
     for name, where in (("eager", "cpu"), ("graph", FakeDevice())):
-        settings = {"engine": name, "devices": where, "run_dir": tmp_path / name, "callbacks": [Looking()]}
+        settings = {"engine": name, "devices": where, "run_dir": tmp_path / name, "callbacks": [Behind(look)]}
         train(model.double(), (data[0].double(), data[1]), **settings)
     for one, other in zip(seen["eager"], seen["graph"], strict=True):
         assert one == pytest.approx(other, abs=1e-9)

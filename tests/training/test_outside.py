@@ -178,10 +178,8 @@ class KeepingInADictionary(Keeping):
         (KeepingOnce, nn.CrossEntropyLoss(weight=torch.ones(3)), "graph"),
     ],
 )
-def test_a_model_may_keep_what_it_has_made(build: type[nn.Module], loss: Any, engine: str, tmp_path: Path) -> None:
-    result = bow.train(
-        build(), (X, Y), loss, epochs=1, learners=2, batch_size=8, engine=engine, run=bow.Run(tmp_path, progress=False)
-    )
+def test_a_model_may_keep_what_it_has_made(train: Train, build: type[nn.Module], loss: Any, engine: str) -> None:
+    result = train(build(), (X, Y), loss, engine=engine)
     assert result.engine == engine
     assert math.isfinite(result.history[-1]["train_loss"])
 
@@ -199,15 +197,6 @@ class Force(nn.Module):
         return made
 
 
-def test_a_model_may_take_a_gradient_of_its_own(tmp_path: Path) -> None:
-    result = bow.train(
-        Force(),
-        (X, X),
-        F.mse_loss,
-        epochs=1,
-        learners=2,
-        batch_size=8,
-        engine="eager",
-        run=bow.Run(tmp_path, progress=False),
-    )
+def test_a_model_may_take_a_gradient_of_its_own(train: Train) -> None:
+    result = train(Force(), (X, X), F.mse_loss)
     assert math.isfinite(result.history[-1]["train_loss"])

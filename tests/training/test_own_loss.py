@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import UserDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ from torch.utils.data import DataLoader
 
 import bow
 from benchmarks.models import let_torchvision_be_imported
-from bow.data import open_stream
-from bow.errors import BowError, LossError, ModelError, SettingError
+from bow.errors import BowError, LossError, ModelError
+from tests.training.blueprints import Behind, assert_equal_models, dealt
 
 Data = dict[str, Tensor]
 
@@ -102,14 +103,6 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Data]]] = {
 }
 
 
-class Losses(bow.Callback):
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-
-    def on_round_end(self, run: Any) -> None:
-        self.losses += run.replicas.last.losses.tolist()
-
-
 def made(name: str) -> tuple[nn.Module, Data]:
     torch.manual_seed(0)
     build, data = MODELS[name]
@@ -125,11 +118,7 @@ def train(model: nn.Module, data: Any, folder: Path, **settings: Any) -> bow.Res
 def native(model: nn.Module, data: Data, steps: int) -> list[float]:
     """What a user of such models writes, with the order of the samples taken from bow."""
     optimizer, losses = OPTIMIZER(model.parameters()), []
-    stream = open_stream(data, batch_size=4, steps=steps)
-    for _ in range(steps):
-        deal = stream.deal(1)
-        assert deal is not None
-        batch = {name: value[0] for name, value in deal.batches.items()}
+    for batch in itertools.islice(dealt(data, 4, steps=steps), steps):
         loss = model(**batch).loss
         loss.backward()
         optimizer.step()
@@ -147,12 +136,13 @@ def native(model: nn.Module, data: Data, steps: int) -> list[float]:
     ],
 )
 def test_one_learner_has_the_loss_curve_of_the_native_loop(name: str, engine: str, tmp_path: Path) -> None:
-    (model, data), losses = made(name), Losses()
-    result = train(model, data, tmp_path, engine=engine, batch_size=4, steps=6, callbacks=[losses])
+    (model, data), losses = made(name), []
+    noting = Behind(lambda run: losses.extend(run.replicas.last.losses.tolist()))
+    result = train(model, data, tmp_path, engine=engine, batch_size=4, steps=6, callbacks=[noting])
     assert result.engine == engine
     expected, _ = made(name)
     expected.train()
-    assert losses.losses == pytest.approx(native(expected, data, 6), rel=1e-6)
+    assert losses == pytest.approx(native(expected, data, 6), rel=1e-6)
     for own, other in zip(result.model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
 
@@ -165,8 +155,7 @@ def test_tied_weights_load_strictly_again(name: str, tmp_path: Path, capsys: pyt
     again, _ = made(name)
     assert result.model_path is not None
     assert load_model(again, result.model_path, strict=True) == (set(), [])
-    for own, other in zip(again.parameters(), result.model.parameters(), strict=True):
-        assert torch.equal(own, other)
+    assert_equal_models(again, result.model)
     with pytest.raises(RuntimeError, match="Missing key"):  # which is why the output says how
         again.load_state_dict(load_file(result.model_path))
     assert "tied weights are stored once" in capsys.readouterr().out
@@ -178,8 +167,7 @@ def test_a_result_is_saved_as_hugging_face_reads_it(name: str, tmp_path: Path) -
     result = train(model, data, tmp_path, batch_size=4)
     result.save_pretrained(tmp_path / "saved")
     again = type(model).from_pretrained(tmp_path / "saved")
-    for own, other in zip(again.parameters(), result.model.parameters(), strict=True):
-        assert torch.equal(own, other)
+    assert_equal_models(again, result.model)
 
 
 def test_other_models_have_no_way_to_be_saved_so(tmp_path: Path) -> None:
@@ -226,12 +214,6 @@ def test_members_take_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "data", "error", "message"),
     [
-        (
-            nn.Linear(2, 2),
-            (torch.ones(16, 2), torch.ones(16)),
-            SettingError,
-            r"give loss= \(or step=\): the batches are tuples",
-        ),
         (Classifier(), {"input_ids": words()}, LossError, "the model returns Output without a loss; give it labels"),
         (Classifier(), {"inputs": words()}, ModelError, "unexpected keyword argument 'inputs'"),
     ],

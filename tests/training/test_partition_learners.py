@@ -35,7 +35,7 @@ from bow.training.config import TrainConfig
 from bow.training.placed import LEFT_OUT, train_by
 from tests.cluster.worlds import in_world
 from tests.grouped import grouped
-from tests.training.blueprints import Train
+from tests.training.blueprints import Behind, Train
 
 BATCH, STEPS = 4, 6
 SGD = functools.partial(torch.optim.SGD, lr=0.2, momentum=0.9)
@@ -110,12 +110,9 @@ class Outcome:
         return cls([record["train_loss"] for record in result.history], result.model.state_dict())
 
 
-class Stop(bow.Callback):
-    """Ends a training early."""
-
-    def on_round_end(self, run: Any) -> None:
-        if run.round == STEPS // 2:
-            run.stop()
+def stop_early(run: Any) -> None:
+    if run.round == STEPS // 2:
+        run.stop()
 
 
 def trainings(world: World, folder: Path) -> dict[str, Any]:
@@ -147,7 +144,7 @@ def trainings(world: World, folder: Path) -> dict[str, Any]:
         found[name] = Outcome.of(train(name, one, batches, batch_size=None))
     drops = {"scheduler": DROPS, "per_round": True}
     for name, placed in (("one", one), ("two", two)):
-        train(f"{name} cut", placed, checkpoint_every=1, callbacks=[Stop()], **drops)
+        train(f"{name} cut", placed, checkpoint_every=1, callbacks=[Behind(stop_early)], **drops)
         found[f"{name} resumed"] = Outcome.of(train(f"{name} cut", placed, resume="auto", **drops))
     found["other"] = refused(lambda: train("other", strategy(2, 1), resume=folder / "two cut", **drops))
     placed_module.MARGIN, margin = math.inf, placed_module.MARGIN
@@ -487,9 +484,8 @@ class Hidden(threading.local):
 def test_a_strategy_tells_at_the_end_of_a_change_that_nobody_could_see(tmp_path: Path) -> None:
     hidden = Hidden()
 
-    class Later(bow.Callback):
-        def on_round_end(self, run: Any) -> None:
-            hidden.beta = 2.0 if run.round >= 2 else 1.0
+    def change(run: Any) -> None:
+        hidden.beta = 2.0 if run.round >= 2 else 1.0
 
     def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return cross_entropy(model(batch[0]), batch[1]) * hidden.beta
@@ -498,6 +494,6 @@ def test_a_strategy_tells_at_the_end_of_a_change_that_nobody_could_see(tmp_path:
     strategy = Partition(graph.hash, everything_on(graph))
     settings = {"devices": "cpu", "run_dir": tmp_path / "run", **COMMON}
     with pytest.warns(UserWarning, match=r"reads something, which has changed in Python, in round 6 .*same in round 0"):
-        by(strategy, model(), data(), step=step, callbacks=[Later()], **settings)
+        by(strategy, model(), data(), step=step, callbacks=[Behind(change)], **settings)
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [record["event"] for record in records if record["kind"] == "event"] == ["not equal"]

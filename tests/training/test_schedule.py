@@ -138,7 +138,6 @@ def test_settings_that_cannot_carry_out_a_schedule_are_refused(settings: dict[st
     ("given", "error", "message"),
     [
         ("missing.json", SettingError, "cannot be read .*No such file"),
-        (3, SettingError, 'a bow.Schedule, a file of one, "auto" or None, got 3'),
         (FirstComeSchedule((1, 1)), ScheduleError, "needs an order for every executor"),
         (OrderedSchedule((), ()), ScheduleError, "needs at least 1 executor"),
         (OrderedSchedule((-1, 1), ((0,), ())), ScheduleError, "threads must be at least 1, got -1 for executor 0"),

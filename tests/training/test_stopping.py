@@ -17,33 +17,17 @@ from torch.nn.functional import cross_entropy
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import bow
-from bow.data import open_stream
 from bow.errors import SettingError
 from bow.observe.records import read_records
 from bow.training import result as saving
-from tests.training.blueprints import Data, Train
+from tests.training.blueprints import Behind, Data, Given, StopAfter, Train, assert_equal_models, dealt
 
 OPTIMIZER = functools.partial(torch.optim.SGD, lr=0.5, momentum=0.9)
 
 
-class Distance(bow.Metric):
-    """Values that are given, of which less is better."""
-
-    name = "distance"
-    higher_is_better = False
-
-    def __init__(self, *values: float) -> None:
-        self.values = iter(values)
-
-    def reset(self) -> None: ...
-
-    def applies(self, outputs: Any, targets: Any) -> bool:
-        return True
-
-    def update(self, outputs: Any, targets: Any) -> None: ...
-
-    def compute(self) -> float:
-        return next(self.values)
+def distance(*values: float) -> bow.Metric:
+    """Of which less is better."""
+    return Given("distance", values, higher_is_better=False)
 
 
 class Ends:
@@ -62,11 +46,6 @@ def held_out() -> Data:
 def noisy(data: Data) -> Data:
     """Labels that nothing can be learned from: what is held out becomes worse."""
     return data[0], data[1][torch.randperm(len(data[1]), generator=torch.Generator().manual_seed(0))]
-
-
-def assert_equal(one: nn.Module, other: nn.Module) -> None:
-    for name, value in other.state_dict().items():
-        assert torch.equal(one.state_dict()[name], value), name
 
 
 def test_patience_ends_a_training_where_a_loop_of_ones_own_would(train: Train, model: nn.Module, data: Data) -> None:
@@ -92,10 +71,10 @@ def test_the_best_model_is_that_of_its_evaluation(train: Train, model: nn.Module
     assert (result.best.metric, result.best.epoch) == ("loss", at + 1)
     assert result.best.metrics["loss"] == min(losses)
     alone = train(model, noisy(data), run_dir=None, **{**settings, "epochs": at + 1, "stop": None})
-    assert_equal(result.best.model, alone.model)
+    assert_equal_models(result.best.model, alone.model)
     again = copy.deepcopy(model)
     load_model(again, result.run_dir / "best.safetensors")
-    assert_equal(again, alone.model)
+    assert_equal_models(again, alone.model)
     assert alone.best is not None
     by_accuracy = [record["accuracy"] for record in result.history[: at + 1]]
     assert (alone.best.metric, alone.best.epoch) == ("accuracy", by_accuracy.index(max(by_accuracy)) + 1)
@@ -115,7 +94,7 @@ class Growing(nn.Linear):
 
 
 def test_the_best_model_has_buffers_as_they_were(train: Train, data: Data) -> None:
-    result = train(Growing(), data, validation=held_out(), metrics=[Distance(2, 1, 3)], epochs=3)
+    result = train(Growing(), data, validation=held_out(), metrics=[distance(2, 1, 3)], epochs=3)
     assert result.best is not None
     assert result.best.epoch == 2
     assert len(result.best.model.seen) == result.best.round < len(result.model.seen)  # type: ignore[arg-type]
@@ -142,7 +121,7 @@ def test_what_has_the_best_model_stays_until_it_is_written(
     again = train(model, noisy(data), checkpoint_every="auto", resume="auto", **settings)
     assert again.best is not None
     assert made.best is not None
-    assert_equal(again.best.model, made.best.model)
+    assert_equal_models(again.best.model, made.best.model)
     assert (made.run_dir / "best.safetensors").exists()
     assert not (made.run_dir / "checkpoints").exists()
 
@@ -175,11 +154,11 @@ def test_patience_and_the_best_model_look_the_way_that_a_metric_says(
     train: Train, model: nn.Module, data: Data
 ) -> None:
     settings = {"validation": held_out(), "epochs": 5, "stop": bow.EarlyStopping("distance", patience=2)}
-    falling = train(model, data, metrics=[Distance(5, 4, 3, 2, 1)], **settings)
+    falling = train(model, data, metrics=[distance(5, 4, 3, 2, 1)], **settings)
     assert (falling.stopped, len(falling.history)) == (None, 5)
     assert falling.best is not None
     assert falling.best.epoch == 5
-    rising = train(model, data, metrics=[Distance(1, 2, 3, 4, 5)], run_dir=None, **settings)
+    rising = train(model, data, metrics=[distance(1, 2, 3, 4, 5)], run_dir=None, **settings)
     assert (rising.stopped, len(rising.history)) == ("patience", 3)
     assert rising.best is not None
     assert (rising.best.metric, rising.best.epoch) == ("distance", 1)
@@ -242,9 +221,7 @@ def averaged(model: nn.Module, data: Data, decay: float, epochs: int) -> nn.Modu
     model = copy.deepcopy(model)
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
     optimizer = OPTIMIZER(model.parameters())
-    stream = open_stream(data, batch_size=4, epochs=epochs)
-    while (deal := stream.deal(1)) is not None:
-        inputs, labels = [part[0] for part in deal.batches] if deal.stacked else deal.batches[0]
+    for inputs, labels in dealt(data, 4, epochs=epochs):
         optimizer.zero_grad()
         cross_entropy(model(inputs), labels).backward()
         optimizer.step()
@@ -268,31 +245,17 @@ def test_the_moving_average_is_that_of_torch(train: Train, model: nn.Module, dat
 
 
 def test_an_average_of_bfloat16_moves(train: Train, data: Data) -> None:
-    class Weights(bow.Callback):
-        def __init__(self) -> None:
-            self.rounds: list[Tensor] = []
-
-        def on_round_end(self, run: Any) -> None:
-            self.rounds.append(run.replicas.central.weight.detach().float())
-
-    weights, model = Weights(), nn.Linear(5, 3, dtype=torch.bfloat16)
+    weights: list[Tensor] = []
+    keep = Behind(lambda run: weights.append(run.replicas.central.weight.detach().float()))
+    model = nn.Linear(5, 3, dtype=torch.bfloat16)
     validation = bow.Validation((data[0].bfloat16(), data[1]), ema=0.999)
     data = validation.data
-    result = train(model, data, validation=validation, optimizer=OPTIMIZER, epochs=8, callbacks=[weights])
-    average = weights.rounds[0]
-    for each in weights.rounds[1:]:
+    result = train(model, data, validation=validation, optimizer=OPTIMIZER, epochs=8, callbacks=[keep])
+    average = weights[0]
+    for each in weights[1:]:
         average = average.lerp(each, 1 - 0.999)
     assert torch.equal(result.model.weight, average.bfloat16())  # type: ignore[arg-type]
-    assert not torch.equal(average.bfloat16(), weights.rounds[0].bfloat16())
-
-
-class Fails(bow.Callback):
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def on_round_end(self, run: Any) -> None:
-        if run.round == self.at:
-            raise RuntimeError("power cut")
+    assert not torch.equal(average.bfloat16(), weights[0].bfloat16())
 
 
 def test_what_is_resumed_ends_as_if_nothing_had_happened(train: Train, model: nn.Module, data: Data) -> None:
@@ -304,14 +267,14 @@ def test_what_is_resumed_ends_as_if_nothing_had_happened(train: Train, model: nn
         "checkpoint_every": 4,
     }
     whole = train(model, noisy(data), run_dir=None, **settings)
-    with pytest.raises(RuntimeError, match="power cut"):
-        train(model, noisy(data), callbacks=[Fails(whole.history[-1]["round"] - 3)], **settings)
+    with pytest.raises(ZeroDivisionError):
+        train(model, noisy(data), callbacks=[StopAfter(whole.history[-1]["round"] - 3, ZeroDivisionError)], **settings)
     result = train(model, noisy(data), resume="auto", **settings)
     assert result.stopped == whole.stopped == "patience"
     assert result.best is not None
     assert whole.best is not None
-    assert_equal(result.model, whole.model)
-    assert_equal(result.best.model, whole.best.model)
+    assert_equal_models(result.model, whole.model)
+    assert_equal_models(result.best.model, whole.best.model)
     assert result.best.round == whole.best.round
     ended = train(model, noisy(data), resume="auto", **settings)
     assert ended.history[-1]["round"] == whole.history[-1]["round"]

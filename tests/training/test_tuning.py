@@ -36,7 +36,16 @@ from bow.training.tuning import (
     without_spinning,
 )
 from bow.tuner import EngineSetting, Trial, TrialResult, Tuner
-from tests.training.blueprints import Data, Train, linear, opened, replicas_config, request
+from tests.training.blueprints import (
+    Behind,
+    Data,
+    Train,
+    assert_equal_models,
+    linear,
+    opened,
+    replicas_config,
+    request,
+)
 
 ALWAYS = Tuner(cache=False)
 
@@ -617,13 +626,8 @@ def test_threads_are_set_for_the_training_and_put_back(
     assert torch.get_num_threads() == before
     assert (result.engine, result.learners) == ("eager", 2)
     with pytest.raises(ZeroDivisionError):
-        train(model, data, callbacks=[Failing()], run_dir=None, **settings)
+        train(model, data, callbacks=[Behind(lambda run: 1 / 0)], run_dir=None, **settings)
     assert torch.get_num_threads() == before
-
-
-class Failing(bow.Callback):
-    def on_round_end(self, run: Any) -> None:
-        raise ZeroDivisionError
 
 
 def test_the_records_say_how_engine_and_learners_were_found(
@@ -661,10 +665,7 @@ def test_trials_leave_the_training_as_it_would_be_without(
         measured = train(model, large, learners="auto", tuner=tuner, **common)
     given = train(model, large, learners=measured.learners, run_dir=tmp_path / "other", **common)
     assert measured.calibration_s > 0
-    for (name, value), other in zip(
-        measured.model.state_dict().items(), given.model.state_dict().values(), strict=True
-    ):
-        assert torch.equal(value, other), name
+    assert_equal_models(measured.model, given.model)
     assert [r["train_loss"] for r in measured.history] == [r["train_loss"] for r in given.history]
 
 
