@@ -1,7 +1,6 @@
 """Members of other shapes train side by side: several cohorts, one queue."""
 
 import json
-import os
 import signal
 import threading
 from pathlib import Path
@@ -13,11 +12,8 @@ from torch import Tensor, nn
 
 import bow
 from bow.members.cohort import Cohort
-from bow.members.loop import SweepLoop
-from tests.members.test_equality import FLAT, LABELS, alone, assert_same, swept
-from tests.members.test_search import Listed
+from tests.members.test_equality import DATA, Listed, alone, assert_alike, assert_alone, assert_same, interrupted, swept
 
-DATA: Any = (FLAT, LABELS)
 SHAPES = [bow.Variant(seed=n, model={"width": 4 + n}) for n in range(4)]
 SHAPES += [bow.Variant(seed=n, batch_size=2**n) for n in range(3, 7)]
 
@@ -86,8 +82,7 @@ def test_two_cohorts_are_at_work_at_the_same_time(tmp_path: Path) -> None:
     result = swept(tmp_path / "sweep", Meeting, DATA, variants, engine="graph", epochs=3)
     assert result.engine == "graph"
     assert len(met) > 1
-    for member in result:
-        assert_same(member, alone(tmp_path / member.name, Meeting, DATA, member.variant, "graph", epochs=3))
+    assert_alone(result, tmp_path, Meeting, "graph", epochs=3)
 
 
 @pytest.fixture
@@ -109,8 +104,7 @@ def test_a_search_has_as_many_rows_as_train(opened: list[int], tmp_path: Path) -
     result = swept(tmp_path / "sweep", wide, DATA, Listed(*variants), engine="graph", at_once=8)
     assert opened == [2, 2, 2, 2]
     assert result.at_once == 8
-    for member in result.members[::5]:
-        assert_same(member, alone(tmp_path / member.name, wide, DATA, member.variant, "graph"))
+    assert_alone(result.members[::5], tmp_path, wide, "graph")
 
 
 def test_rows_that_one_kind_has_no_more_use_for_are_given_to_others(opened: list[int], tmp_path: Path) -> None:
@@ -121,7 +115,7 @@ def test_rows_that_one_kind_has_no_more_use_for_are_given_to_others(opened: list
 
 
 @pytest.mark.parametrize("rule", [None, bow.Halving(reduction=2)], ids=["all", "halving"])
-def test_an_interruption_changes_nothing(rule: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_changes_nothing(rule: Any, tmp_path: Path) -> None:
     def train(path: Path, **run: Any) -> bow.members.Sweep:
         return bow.sweep(
             wide,
@@ -136,22 +130,11 @@ def test_an_interruption_changes_nothing(rule: Any, tmp_path: Path, monkeypatch:
             run=bow.Run(path, progress=False, checkpoint_every=7, **run),
         )
 
-    before, rounds = SweepLoop._round, iter(range(1000))
-
-    def interrupted(self: Any, cohorts: Any) -> None:
-        if next(rounds) in (5, 9):
-            os.kill(os.getpid(), signal.SIGINT)
-        before(self, cohorts)
-
-    monkeypatch.setattr(SweepLoop, "_round", interrupted)
-    for _ in range(2):
-        result = train(tmp_path / "sweep", resume="auto", on_interrupt="return")
-        assert result.interrupted_by == signal.SIGINT
-    monkeypatch.setattr(SweepLoop, "_round", before)
-    result, expected = train(tmp_path / "sweep", resume="auto"), train(tmp_path / "whole")
-    for member, other in zip(result, expected, strict=True):
-        assert member.stopped == other.stopped
-        assert_same(member, other)
+    with interrupted(5, 9):
+        for _ in range(2):
+            result = train(tmp_path / "sweep", resume="auto", on_interrupt="return")
+            assert result.interrupted_by == signal.SIGINT
+    assert_alike(train(tmp_path / "sweep", resume="auto"), train(tmp_path / "whole"))
 
 
 def test_the_engine_and_the_threads_of_a_member_are_in_its_record(tmp_path: Path) -> None:

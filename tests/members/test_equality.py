@@ -1,13 +1,16 @@
 """A member becomes what the same training becomes alone: whoever trains beside it, in whatever order and number."""
 
+import contextlib
 import functools
 import itertools
 import math
+import os
 import random
+import signal
 import threading
 import warnings
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from random import gauss
 from typing import Any
@@ -26,8 +29,10 @@ from bow.errors import ModelError, SettingError
 from bow.members import Member, cohort
 from bow.members.cohort import Cohort
 from bow.members.group import is_same
+from bow.members.loop import SweepLoop
 from bow.models import LeNet, ResNet
 from bow.observe import read_records
+from tests.training.blueprints import assert_equal_models
 
 SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=1e-4)
 ADAMW = functools.partial(torch.optim.AdamW, lr=0.003)
@@ -35,6 +40,7 @@ ADAMW = functools.partial(torch.optim.AdamW, lr=0.003)
 FLAT = torch.randn(150, 6, generator=torch.Generator().manual_seed(0))
 IMAGES = torch.randn(150, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 LABELS = torch.randint(0, 3, (150,), generator=torch.Generator().manual_seed(2))
+DATA: Any = (FLAT, LABELS)
 
 
 class Normed(nn.Module):
@@ -118,15 +124,58 @@ def alone(
 
 def assert_same(member: Member, other: Any) -> None:
     assert member.model is not None
-    ours, theirs = member.model.state_dict(), other.model.state_dict()
-    assert ours.keys() == theirs.keys()
-    for name, value in theirs.items():
-        assert torch.equal(ours[name], value), name
+    assert_equal_models(member.model, other.model)
     assert len(member.history) == len(other.history)
     for mine, its in zip(member.history, other.history, strict=True):
         for name in ("epoch", "round", "samples", "train_loss", "loss", "accuracy"):
             assert mine[name] == its[name], name
     assert_best(member, other)
+
+
+def assert_alike(result: Iterable[Member], expected: Iterable[Member]) -> None:
+    """Two sweeps have the same members."""
+    for member, other in zip(result, expected, strict=True):
+        assert member.stopped == other.stopped
+        assert_same(member, other)
+
+
+def assert_alone(members: Iterable[Member], path: Path, model: Any, engine: str, **settings: Any) -> None:
+    """Members on `DATA` are what they become alone."""
+    for member in members:
+        other = alone(path / f"alone {member.number}", model, DATA, member.variant, engine, **settings)
+        assert_same(member, other)
+
+
+class Listed:
+    """A search that proposes what is in a list, and notes what it hears."""
+
+    def __init__(self, *variants: Any) -> None:
+        self.left = list(variants)
+        self.heard: list[str] = []
+        self.told: list[Member] = []
+
+    def ask(self) -> Any:
+        self.heard.append("ask")
+        return self.left.pop(0) if self.left else None
+
+    def tell(self, member: Member) -> None:
+        self.heard.append(f"tell {member.name}")
+        self.told.append(member)
+
+
+@contextlib.contextmanager
+def interrupted(*at: int) -> Iterator[None]:
+    """Ctrl-C comes in front of these calls by which sweeps run their rounds."""
+    before, calls = SweepLoop._round, itertools.count()
+
+    def run(self: Any, cohorts: Any) -> None:
+        if next(calls) in at:
+            os.kill(os.getpid(), signal.SIGINT)
+        before(self, cohorts)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(SweepLoop, "_round", run)
+        yield
 
 
 def assert_best(member: Member, other: Any) -> None:
@@ -136,8 +185,7 @@ def assert_best(member: Member, other: Any) -> None:
     for name in ("metric", "metrics", "round", "epoch"):
         assert getattr(member.best, name) == getattr(other.best, name), name
     assert (member.best.model is member.model) == (other.best.model is other.model)
-    ours, theirs = member.best.model.state_dict(), other.best.model.state_dict()
-    assert all(torch.equal(ours[name], value) for name, value in theirs.items())
+    assert_equal_models(member.best.model, other.best.model)
     path = member.run_dir / "best.safetensors"
     assert path.exists() == (member.best.model is not member.model)
 
@@ -175,17 +223,16 @@ def test_optimizers_of_other_members_do_not_matter(tmp_path: Path) -> None:
     adam = functools.partial(torch.optim.Adam, lr=0.003, weight_decay=0.1)
     rmsprop = functools.partial(torch.optim.RMSprop, lr=0.003)
     variants = [bow.Variant(name=str(n), optimizer=each) for n, each in enumerate((SGD, ADAMW, adam, rmsprop))]
-    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), variants, engine="graph")
-    for number, member in enumerate(result.members):
-        assert_same(member, alone(tmp_path / str(number), mlp, (FLAT, LABELS), member.variant, "graph"))
+    result = swept(tmp_path / "sweep", mlp, DATA, variants, engine="graph")
+    assert_alone(result, tmp_path, mlp, "graph")
 
 
 @pytest.mark.parametrize("engine", ["eager", "graph"])
 def test_neither_order_nor_number_at_once_matter(engine: str, tmp_path: Path) -> None:
     variants = bow.grid(seed=range(3), lr=[0.05, 0.01])
-    first = swept(tmp_path / "a", mlp, (FLAT, LABELS), variants, engine=engine, at_once=6)
+    first = swept(tmp_path / "a", mlp, DATA, variants, engine=engine, at_once=6)
     for at_once in (1, 4):
-        other = swept(tmp_path / str(at_once), mlp, (FLAT, LABELS), variants[::-1], engine=engine, at_once=at_once)
+        other = swept(tmp_path / str(at_once), mlp, DATA, variants[::-1], engine=engine, at_once=at_once)
         for member in first.members:
             assert_same(member, other[member.name])
 
@@ -200,10 +247,8 @@ def test_settings_that_change_shapes_and_batches_make_groups(tmp_path: Path) -> 
         for model in ({}, {"width": 7})
         for size in (None, 32)
     ]
-    result = swept(tmp_path / "sweep", wide, (FLAT, LABELS), variants, engine="graph")
-    for number in (0, 3, 5, 6):  # of each kind one
-        member = result.members[number]
-        assert_same(member, alone(tmp_path / str(number), wide, (FLAT, LABELS), member.variant, "graph"))
+    result = swept(tmp_path / "sweep", wide, DATA, variants, engine="graph")
+    assert_alone([result.members[number] for number in (0, 3, 5, 6)], tmp_path, wide, "graph")  # of each kind one
 
 
 FOLDED = [
@@ -243,11 +288,11 @@ def test_schedulers_are_a_members_own(tmp_path: Path) -> None:
     warm = bow.PerRound(functools.partial(torch.optim.lr_scheduler.LinearLR, total_iters=12))
     often = bow.PerRound(functools.partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=0, factor=0.9))
     variants = [bow.Variant(name=str(n), scheduler=each) for n, each in enumerate((None, plateau, warm, often))]
-    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), variants, engine="graph", scheduler=step, epochs=3)
+    result = swept(tmp_path / "sweep", mlp, DATA, variants, engine="graph", scheduler=step, epochs=3)
     for number, member in enumerate(result.members):
         own = member.variant.scheduler or step
         path = tmp_path / str(number)
-        assert_same(member, alone(path, mlp, (FLAT, LABELS), member.variant, "graph", scheduler=own, epochs=3))
+        assert_same(member, alone(path, mlp, DATA, member.variant, "graph", scheduler=own, epochs=3))
     assert len({member.history[-1]["lr"] for member in result.members}) == 4
 
 
@@ -269,12 +314,12 @@ DRAWS = {"torch": lambda: torch.randn(4), "python": lambda: random.random(), "nu
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 def test_random_numbers_of_evaluation_are_those_of_a_members_seed(tmp_path: Path, draw: Callable[[], Any]) -> None:
-    given = {"validation": (FLAT, LABELS), "epochs": 3}
+    given = {"validation": DATA, "epochs": 3}
     variants, noisy = bow.grid(seed=[0, 1, 2]), functools.partial(Noisy, draw)
     torch.manual_seed(5)
-    result = swept(tmp_path / "sweep", noisy, (FLAT, LABELS), variants, engine="graph", **given)
+    result = swept(tmp_path / "sweep", noisy, DATA, variants, engine="graph", **given)
     for number, member in enumerate(result.members):
-        other = alone(tmp_path / str(number), noisy, (FLAT, LABELS), member.variant, "graph", **given)
+        other = alone(tmp_path / str(number), noisy, DATA, member.variant, "graph", **given)
         assert [each["loss"] for each in member.history] == [each["loss"] for each in other.history]
 
 
@@ -312,27 +357,24 @@ def test_members_in_different_epochs_of_a_data_set_read_their_own(tmp_path: Path
 
 
 def test_steps_end_a_member_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
-    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), VARIANTS, engine="graph", steps=13, at_once=2)
-    for number, member in enumerate(result.members):
-        path = tmp_path / str(number)
-        assert_same(member, alone(path, mlp, (FLAT, LABELS), member.variant, "graph", steps=13))
+    result = swept(tmp_path / "sweep", mlp, DATA, VARIANTS, engine="graph", steps=13, at_once=2)
+    assert_alone(result, tmp_path, mlp, "graph", steps=13)
 
 
 def test_one_that_diverges_ends_alone(tmp_path: Path) -> None:
     variants = bow.grid(seed=[0, 1], lr=[0.05, 1e30])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), variants, engine="graph")
+        result = swept(tmp_path / "sweep", mlp, DATA, variants, engine="graph")
     assert [member.stopped for member in result.members] == [None, "diverged", None, "diverged"]
-    for member in result.members[::2]:
-        assert_same(member, alone(tmp_path / member.name, mlp, (FLAT, LABELS), member.variant, "graph"))
+    assert_alone(result.members[::2], tmp_path, mlp, "graph")
     assert result.best.stopped is None
     assert len(result.ensemble.models) == 2
 
 
 def test_members_that_all_diverge_are_said(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="every member diverged; use a lower learning rate"):
-        swept(tmp_path / "sweep", mlp, (FLAT, LABELS), bow.grid(seed=[0, 1], lr=[1e30]), engine="eager")
+        swept(tmp_path / "sweep", mlp, DATA, bow.grid(seed=[0, 1], lr=[1e30]), engine="eager")
 
 
 class Counted(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
@@ -372,23 +414,20 @@ def test_shared_batches_are_read_once(tmp_path: Path) -> None:
     first = swept(tmp_path / "a", mlp, shared, VARIANTS, engine="eager", batches="shared", validation=None)
     swept(tmp_path / "b", mlp, own, VARIANTS, engine="eager", validation=None)
     assert own.reads - shared.reads == 2 * 2 * len(FLAT)
-    tensors = swept(tmp_path / "c", mlp, (FLAT, LABELS), VARIANTS, engine="eager", batches="shared", validation=None)
+    tensors = swept(tmp_path / "c", mlp, DATA, VARIANTS, engine="eager", batches="shared", validation=None)
     assert_weights_equal(first.members[0], tensors.members[0])
 
 
 def assert_weights_equal(member: Member, other: Member) -> None:
     assert member.model is not None
     assert other.model is not None
-    for name, value in other.model.state_dict().items():
-        assert torch.equal(member.model.state_dict()[name], value), name
+    assert_equal_models(member.model, other.model)
 
 
 @pytest.mark.parametrize("engine", ["eager", "graph"])
 def test_batches_of_odd_sizes_round_as_alone(engine: str, tmp_path: Path) -> None:
-    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), VARIANTS, engine=engine, batch_size=7)
-    for number, member in enumerate(result.members):
-        path = tmp_path / str(number)
-        assert_same(member, alone(path, mlp, (FLAT, LABELS), member.variant, engine, batch_size=7))
+    result = swept(tmp_path / "sweep", mlp, DATA, VARIANTS, engine=engine, batch_size=7)
+    assert_alone(result, tmp_path, mlp, engine, batch_size=7)
 
 
 class Late(nn.Module):
@@ -407,9 +446,8 @@ class Late(nn.Module):
 
 def test_a_buffer_that_is_none_at_first_is_so_for_the_next_member(tmp_path: Path) -> None:
     variants = bow.grid(seed=range(2))
-    result = swept(tmp_path / "sweep", Late, (FLAT, LABELS), variants, engine="eager", at_once=1)
-    for number, member in enumerate(result.members):
-        assert_same(member, alone(tmp_path / str(number), Late, (FLAT, LABELS), member.variant, "eager"))
+    result = swept(tmp_path / "sweep", Late, DATA, variants, engine="eager", at_once=1)
+    assert_alone(result, tmp_path, Late, "eager")
 
 
 class Projected(nn.Linear):
@@ -469,7 +507,7 @@ def test_what_members_would_take_from_each_other_is_refused(
     model: Any, variants: list[bow.Variant], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(bow.BowError, match=said):
-        swept(tmp_path / "sweep", model, (FLAT, LABELS), variants, engine="eager", at_once=8)
+        swept(tmp_path / "sweep", model, DATA, variants, engine="eager", at_once=8)
     assert not (tmp_path / "sweep").exists()
 
 
@@ -488,7 +526,7 @@ def test_one_batch_that_is_not_finite_ends_a_member_among_its_turns(
         return turns
 
     monkeypatch.setattr(GraphRound, "collect_turns", collected)
-    given = {"variants": [bow.Variant(seed=n) for n in range(4)], "optimizer": SGD, "validation": (FLAT, LABELS)}
+    given = {"variants": [bow.Variant(seed=n) for n in range(4)], "optimizer": SGD, "validation": DATA}
     with pytest.warns(UserWarning, match="every member diverged"):
         result = swept(tmp_path / "turns", mlp, (inputs, labels), engine="graph", **given)
     assert max(ended) > 1
@@ -550,9 +588,8 @@ class Drifting(nn.Linear):
 
 def test_turns_behind_a_round_in_eager_go_on_with_its_buffers(tmp_path: Path) -> None:
     variants = bow.grid(seed=range(3))
-    result = swept(tmp_path / "sweep", Drifting, (FLAT, LABELS), variants, engine="graph", at_once=1)
-    for number, member in enumerate(result.members):
-        assert_same(member, alone(tmp_path / str(number), Drifting, (FLAT, LABELS), member.variant, "graph"))
+    result = swept(tmp_path / "sweep", Drifting, DATA, variants, engine="graph", at_once=1)
+    assert_alone(result, tmp_path, Drifting, "graph")
 
 
 def test_members_that_take_turns_are_checked_as_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -568,7 +605,7 @@ def test_members_that_take_turns_are_checked_as_often(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(Cohort, "begin", lambda self, turns: cohorts.append(self) or begin(self, turns))
     monkeypatch.setattr(LiveCheck, "compare", seen)
-    swept(tmp_path / "sweep", mlp, (FLAT, LABELS), VARIANTS, engine="graph", epochs=8)
+    swept(tmp_path / "sweep", mlp, DATA, VARIANTS, engine="graph", epochs=8)
     assert len(cohorts) < 60  # of 75 rounds
     assert checked == [*((count, count) for count in (1, 2, 4, 8, 16, 32, 64)), (76, 75)]  # and behind the last
 
@@ -603,7 +640,7 @@ def test_a_change_behind_the_last_check_is_told_at_the_end(
     run = bow.Run(tmp_path, progress=False)
     with pytest.warns(UserWarning, match="the loss is .* it last matched in round 1,"):
         bow.sweep(
-            mlp, (FLAT, LABELS), step=hidden, variants=[bow.Variant(seed=0)], engine="graph", epochs=2,
+            mlp, DATA, step=hidden, variants=[bow.Variant(seed=0)], engine="graph", epochs=2,
             learners=learners, batch_size=16, optimizer=SGD, run=run,
         )  # fmt: skip
 
@@ -611,7 +648,7 @@ def test_a_change_behind_the_last_check_is_told_at_the_end(
 @pytest.mark.parametrize("container", [list, np.array])
 def test_containers_with_equal_elements_are_no_difference(container: Any, tmp_path: Path) -> None:
     model = functools.partial(Permuted, lambda order: container(sorted(order)))
-    result = swept(tmp_path / "sweep", model, (FLAT, LABELS), bow.grid(seed=range(2)), engine="eager", epochs=1)
+    result = swept(tmp_path / "sweep", model, DATA, bow.grid(seed=range(2)), engine="eager", epochs=1)
     assert len(result.members) == 2
 
 
@@ -623,11 +660,11 @@ def test_members_share_no_tensor_of_their_optimizers(tmp_path: Path) -> None:
 
     given = {"scheduler": functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5), "epochs": 3}
     variants = bow.grid(seed=range(3))
-    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), variants, engine="eager", optimizer=sgd(), **given)
+    result = swept(tmp_path / "sweep", mlp, DATA, variants, engine="eager", optimizer=sgd(), **given)
     for member in result:
         assert [record["lr"] for record in member.history] == [0.5, 0.25, 0.125]
         path = tmp_path / member.name
-        assert_same(member, alone(path, mlp, (FLAT, LABELS), member.variant, "eager", optimizer=sgd(), **given))
+        assert_same(member, alone(path, mlp, DATA, member.variant, "eager", optimizer=sgd(), **given))
 
 
 INITIAL = {"python": lambda: [random.gauss(0, 1) for _ in range(3)], "numpy": lambda: np.random.randn(3)}
@@ -643,10 +680,9 @@ def test_initial_weights_of_other_generators_are_those_of_a_members_seed(
         return model
 
     before = random.getstate(), np.random.get_state()[2]
-    result = swept(tmp_path / "sweep", made, (FLAT, LABELS), bow.grid(seed=range(2)), engine="eager")
+    result = swept(tmp_path / "sweep", made, DATA, bow.grid(seed=range(2)), engine="eager")
     assert before == (random.getstate(), np.random.get_state()[2])
-    for member in result:
-        assert_same(member, alone(tmp_path / member.name, made, (FLAT, LABELS), member.variant, "eager"))
+    assert_alone(result, tmp_path, made, "eager")
     first, second = (member.model.bias for member in result)
     assert not torch.equal(first, second)
 
@@ -667,10 +703,10 @@ def test_members_do_not_draw_from_generators_that_all_share(name: str, tmp_path:
     model, said = functools.partial(Scaled, DRAWS[name]), "the state of (Python's random|numpy.random) during training"
     for at_once in (1, 2):
         with pytest.raises(ModelError, match=f"{said}, which all members share; draw random numbers from torch"):
-            swept(tmp_path / "s", model, (FLAT, LABELS), bow.grid(seed=[0, 1]), engine="eager", at_once=at_once)
+            swept(tmp_path / "s", model, DATA, bow.grid(seed=[0, 1]), engine="eager", at_once=at_once)
         assert not (tmp_path / "s").exists()
     with pytest.warns(UserWarning, match="draws from (Python|NumPy)'s random, which neither the seed nor"):
-        swept(tmp_path / "one", model, (FLAT, LABELS), [bow.Variant()], engine="eager")  # nobody else draws
+        swept(tmp_path / "one", model, DATA, [bow.Variant()], engine="eager")  # nobody else draws
 
 
 class Counting(nn.Linear):
@@ -687,12 +723,12 @@ def test_a_row_is_not_passed_on_with_what_a_model_keeps_in_python(tmp_path: Path
     model, variants = functools.partial(Counting, 6, 3), bow.grid(seed=range(2))
     said = "changes attribute 'steps' of the model .*keep it in a buffer, or use at_once=2"
     with pytest.raises(ModelError, match=said):
-        swept(tmp_path / "sweep", model, (FLAT, LABELS), variants, engine="eager", at_once=1)
+        swept(tmp_path / "sweep", model, DATA, variants, engine="eager", at_once=1)
     with pytest.warns(UserWarning, match="the step changes attribute 'steps' of the model in Python, which the"):
-        result = swept(tmp_path / "both", model, (FLAT, LABELS), variants, engine="eager", at_once=2)
+        result = swept(tmp_path / "both", model, DATA, variants, engine="eager", at_once=2)
     for member in result:
         with pytest.warns(UserWarning, match="the step changes attribute"):
-            other = alone(tmp_path / member.name, model, (FLAT, LABELS), member.variant, "eager")
+            other = alone(tmp_path / member.name, model, DATA, member.variant, "eager")
         assert_same(member, other)
 
 
@@ -710,10 +746,9 @@ def test_folds_of_any_sequence_of_samples_are_those_of_tensors(tmp_path: Path) -
     given: dict[str, Any] = {"folds": 3, "stratify": False, "engine": "eager", "optimizer": SGD}
     first, second = (
         bow.cross_validate(mlp, data, F.cross_entropy, run=bow.Run(tmp_path / name, progress=False), **given)
-        for name, data in (("rows", Rows()), ("tensors", (FLAT, LABELS)))
+        for name, data in (("rows", Rows()), ("tensors", DATA))
     )
-    for member, other in zip(first, second, strict=True):
-        assert_same(member, other)
+    assert_alike(first, second)
 
 
 def test_batches_of_a_loader_have_no_parts_to_evaluate_on(tmp_path: Path) -> None:
@@ -731,7 +766,7 @@ def test_whether_members_are_compiled_does_not_depend_on_who_comes_first(
     monkeypatch.setattr(cohort, "LearningConfig", lambda *a, **kw: rounds.append(kw["rounds"]) or make(*a, **kw))
     variants = [bow.Variant(name=str(n), train_on=range(n)) for n in (150, 64, 96)]
     for number, some in enumerate((variants, variants[::-1])):
-        swept(tmp_path / str(number), mlp, (FLAT, LABELS), some, engine="eager", epochs=1, at_once=1, validation=None)
+        swept(tmp_path / str(number), mlp, DATA, some, engine="eager", epochs=1, at_once=1, validation=None)
     assert set(rounds) == {3 * 10}
 
 
@@ -747,7 +782,7 @@ def test_validation_values_that_are_not_finite_are_told(tmp_path: Path) -> None:
     inputs[140, 0] = math.nan
     variants, given = bow.grid(seed=range(2)), {"engine": "eager", "epochs": 2}
     with pytest.warns(UserWarning, match="^loss is nan in batch 0 of the validation data: 1 values of the batch are"):
-        result = swept(tmp_path / "data", mlp, (FLAT, LABELS), variants, validation=(inputs, LABELS), **given)
+        result = swept(tmp_path / "data", mlp, DATA, variants, validation=(inputs, LABELS), **given)
     for member in result:
         records = read_records(member.run_dir / "metrics.jsonl")
         assert [(each["event"], each["round"]) for each in records if each["kind"] == "event"] == [
@@ -755,7 +790,7 @@ def test_validation_values_that_are_not_finite_are_told(tmp_path: Path) -> None:
         ]  # fmt: skip
     variants, vague = bow.grid(seed=range(8)), functools.partial(Vague, 6, 3)
     with pytest.warns(UserWarning, match=r"^seed=[0-9]: loss is nan .* the model may be diverging"):
-        result = swept(tmp_path / "model", vague, (FLAT, LABELS), variants, **given)
+        result = swept(tmp_path / "model", vague, DATA, variants, **given)
     assert {bool(member.events) for member in result} == {True, False}
 
 
@@ -838,20 +873,7 @@ def test_data_sets_whose_samples_are_seeded_are_no_mistake(own: bool, tmp_path: 
 
 def test_validation_data_are_read_once_beforehand(tmp_path: Path) -> None:
     given: dict[str, Any] = {"engine": "eager", "steps": 1}
-    for number, variants in enumerate([bow.grid(batch_size=[8, 16]), Listed(bow.grid(seed=range(3)))]):
+    for number, variants in enumerate([bow.grid(batch_size=[8, 16]), Listed(*bow.grid(seed=range(3)))]):
         held_out = Counted()
-        result = swept(tmp_path / str(number), mlp, (FLAT, LABELS), variants, validation=held_out, **given)
+        result = swept(tmp_path / str(number), mlp, DATA, variants, validation=held_out, **given)
         assert held_out.reads == len(FLAT) * (1 + len(result.members))
-
-
-class Listed:
-    """A search that proposes what is in a list."""
-
-    def __init__(self, variants: list[bow.Variant]) -> None:
-        self.left = variants
-
-    def ask(self) -> bow.Variant | None:
-        return self.left.pop(0) if self.left else None
-
-    def tell(self, member: Member) -> None:
-        pass

@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import subprocess
-import textwrap
 import time
 import types
 from pathlib import Path
@@ -33,42 +32,46 @@ from bow.members.stopping import Rungs
 from bow.members.trainings import TrainingsLoop
 from bow.observe import read_records
 from tests.forked import FORKED
-from tests.members.test_equality import FLAT, LABELS, assert_same, mlp, swept
+from tests.members.test_equality import DATA, FLAT, LABELS, assert_alike, interrupted, mlp, swept
 from tests.replicas.test_group import Calls
 
-SCRIPT = """
-import os, signal, sys, torch
+KILLED = """
+import os, signal, sys
 sys.path[:0] = {paths!r}
-from tests.members.test_equality import FLAT, LABELS, mlp, swept
-import bow, bow.members.loop as loop
-path, at, stop = sys.argv[1], int(sys.argv[2]), sys.argv[3] != "all"
-rounds = 0
-before = loop.SweepLoop._round
+from tests.members.test_going_on import RULES, by_hand
+from bow.members.loop import SweepLoop
+rounds, before = 0, SweepLoop._round
 def counted(self, cohorts):
     global rounds
     rounds += 1
-    if rounds == at:
+    if rounds == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
     before(self, cohorts)
-loop.SweepLoop._round = counted
-rule = bow.Halving(reduction=2, asynchronous=sys.argv[3] == "asha") if stop else None
-bow.sweep(mlp, (FLAT, LABELS), torch.nn.functional.cross_entropy, variants=bow.grid(seed=range(4), lr=[.05, .01]),
-          epochs=4, at_once=3, engine="graph", validation=(FLAT, LABELS), stop=rule,
-          run=bow.Run(path, checkpoint_every=7, resume="auto", progress=False))
+SweepLoop._round = counted
+by_hand(sys.argv[1], RULES[sys.argv[3]], resume="auto")
 """
 
 
-def by_hand(path: Path, rule: Any, seeds: int = 4, at_once: Any = 3, learners: int = 1, **run: Any) -> Any:
+def by_hand(
+    path: Any,
+    rule: Any,
+    seeds: int = 4,
+    at_once: Any = 3,
+    learners: int = 1,
+    epochs: int = 4,
+    engine: Any = "graph",
+    **run: Any,
+) -> Any:
     return bow.sweep(
         mlp,
-        (FLAT, LABELS),
+        DATA,
         F.cross_entropy,
         variants=bow.grid(seed=range(seeds), lr=[0.05, 0.01]),
-        epochs=4,
+        epochs=epochs,
         learners=learners,
         at_once=at_once,
-        engine="graph",
-        validation=(FLAT, LABELS),
+        engine=engine,
+        validation=DATA,
         stop=rule,
         run=bow.Run(path, **{"checkpoint_every": 7, "progress": False, **run}),
     )
@@ -81,15 +84,13 @@ RULES = {"all": None, "halving": bow.Halving(reduction=2), "asha": bow.Halving(r
 def test_kills_change_nothing(kind: str, tmp_path: Path) -> None:
     rule = RULES[kind]
     tests = Path(__file__).parents[1]
-    script = textwrap.dedent(SCRIPT).format(paths=[str(tests), str(tests.parent)])
+    script = KILLED.format(paths=[str(tests), str(tests.parent)])
     for at in (9, 12):
         ended = subprocess.run([*FORKED, "-c", script, str(tmp_path / "killed"), str(at), kind], check=False)
         assert ended.returncode == -signal.SIGKILL
     result = by_hand(tmp_path / "killed", rule, resume="auto")
-    expected = by_hand(tmp_path / "whole", rule)
-    for member, other in zip(result.members, expected.members, strict=True):
-        assert member.stopped == other.stopped
-        assert_same(member, other)
+    assert_alike(result, by_hand(tmp_path / "whole", rule))
+    for member in result:
         assert (member.run_dir / "model.safetensors").exists()
         assert (member.run_dir / "metrics.jsonl").exists()
 
@@ -104,18 +105,7 @@ trained_for_long(Path(sys.argv[1]), sys.argv[2], resume="auto")
 
 
 def trained_for_long(path: Path, engine: str, **run: Any) -> Any:
-    return bow.sweep(
-        mlp,
-        (FLAT, LABELS),
-        F.cross_entropy,
-        variants=bow.grid(seed=range(4), lr=[0.05, 0.01]),
-        epochs=60,
-        at_once=3,
-        engine=engine,
-        validation=(FLAT, LABELS),
-        stop=bow.EarlyStopping(patience=25),
-        run=bow.Run(path, checkpoint_every=7, progress=False, **run),
-    )
+    return by_hand(path, bow.EarlyStopping(patience=25), epochs=60, engine=engine, **run)
 
 
 @pytest.mark.nightly
@@ -135,31 +125,15 @@ def test_kills_at_random_moments_change_nothing(engine: str, tmp_path: Path) -> 
         process.kill()
         killed += process.wait() == -signal.SIGKILL
     assert killed >= 2
-    result = trained_for_long(tmp_path / "sweep", engine, resume="auto")
-    for member, other in zip(result.members, expected.members, strict=True):
-        assert member.stopped == other.stopped
-        assert_same(member, other)
+    assert_alike(trained_for_long(tmp_path / "sweep", engine, resume="auto"), expected)
 
 
-def test_ctrl_c_keeps_what_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bow.members import loop
-
-    before, rounds = loop.SweepLoop._round, iter(range(1000))
-
-    def interrupted(self: Any, cohorts: Any) -> None:
-        if next(rounds) == 9:  # behind fifteen rounds at least
-            os.kill(os.getpid(), signal.SIGINT)
-        before(self, cohorts)
-
-    monkeypatch.setattr(loop.SweepLoop, "_round", interrupted)
-    result = by_hand(tmp_path / "sweep", None, on_interrupt="return")
+def test_ctrl_c_keeps_what_was_trained(tmp_path: Path) -> None:
+    with interrupted(9):  # behind fifteen rounds at least
+        result = by_hand(tmp_path / "sweep", None, on_interrupt="return")
     assert result.interrupted_by == signal.SIGINT
     assert {member.stopped for member in result.members} == {"interrupted"}
-    monkeypatch.setattr(loop.SweepLoop, "_round", before)
-    result = by_hand(tmp_path / "sweep", None, resume="auto")
-    expected = by_hand(tmp_path / "whole", None)
-    for member, other in zip(result.members, expected.members, strict=True):
-        assert_same(member, other)
+    assert_alike(by_hand(tmp_path / "sweep", None, resume="auto"), by_hand(tmp_path / "whole", None))
 
 
 def in_time_first(samples: Any) -> Any:
@@ -184,31 +158,23 @@ def test_batches_whose_first_dimension_is_another_are_captured(tmp_path: Path, m
 
 
 def test_a_short_batch_may_be_the_first_behind_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = SweepLoop._round
-
-    def interrupted(self: Any, cohorts: Any) -> None:
-        if cohorts[0].num_rounds == 8:  # then the last of ten is left, of six samples
-            os.kill(os.getpid(), signal.SIGINT)
-        before(self, cohorts)
-
     monkeypatch.setattr("bow.members.loop.MOST_ROUNDS", 1)
     variants = [bow.Variant(seed=0), bow.Variant(seed=1)]
-    given = {"data": (FLAT, LABELS), "loss": F.cross_entropy, "variants": variants, "engine": "graph", "at_once": 1}
-    given["validation"] = (FLAT, LABELS)
+    given = {"data": DATA, "loss": F.cross_entropy, "variants": variants, "engine": "graph", "at_once": 1}
+    given["validation"] = DATA
     run = bow.Run(tmp_path / "sweep", progress=False, on_interrupt="return")
-    with monkeypatch.context() as patched:
-        patched.setattr(SweepLoop, "_round", interrupted)
-        assert bow.sweep(mlp, **given, run=run).interrupted_by == signal.SIGINT
+    with interrupted(8):  # then the last of ten is left, of six samples
+        first = bow.sweep(mlp, **given, run=run)
+    assert first.interrupted_by == signal.SIGINT
+    assert first.members[0].history == []
     result = bow.sweep(mlp, **given, run=dataclasses.replace(run, resume="auto"))
-    expected = bow.sweep(mlp, **given, run=bow.Run(tmp_path / "whole", progress=False))
-    for member, other in zip(result.members, expected.members, strict=True):
-        assert_same(member, other)
+    assert_alike(result, bow.sweep(mlp, **given, run=bow.Run(tmp_path / "whole", progress=False)))
 
 
 def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
-    swept(tmp_path / "sweep", mlp, (FLAT, LABELS), [bow.Variant()], engine="eager", epochs=1)
+    swept(tmp_path / "sweep", mlp, DATA, [bow.Variant()], engine="eager", epochs=1)
     with pytest.raises(RunDirectoryError, match="already holds"):
-        swept(tmp_path / "sweep", mlp, (FLAT, LABELS), [bow.Variant()], engine="eager", epochs=1)
+        swept(tmp_path / "sweep", mlp, DATA, [bow.Variant()], engine="eager", epochs=1)
 
 
 def test_other_variants_do_not_go_on(tmp_path: Path) -> None:
@@ -217,7 +183,7 @@ def test_other_variants_do_not_go_on(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="other variants"):
         bow.sweep(
             mlp,
-            (FLAT, LABELS),
+            DATA,
             F.cross_entropy,
             variants=bow.grid(seed=range(3)),
             run=bow.Run(tmp_path / "sweep", resume="auto", progress=False),
@@ -226,24 +192,15 @@ def test_other_variants_do_not_go_on(tmp_path: Path) -> None:
     assert {path for path in before if after[path] != before[path]} == set()
 
 
-def test_the_one_before_a_damaged_checkpoint_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_one_before_a_damaged_checkpoint_is_taken(tmp_path: Path) -> None:
     expected = by_hand(tmp_path / "whole", None)
-    before, rounds = SweepLoop._round, iter(range(1000))
-
-    def interrupted(self: Any, cohorts: Any) -> None:
-        if next(rounds) == 9:
-            os.kill(os.getpid(), signal.SIGINT)
-        before(self, cohorts)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(SweepLoop, "_round", interrupted)
+    with interrupted(9):
         by_hand(tmp_path / "sweep", None, on_interrupt="return")
     newest = max((tmp_path / "sweep/checkpoints").iterdir())
     newest.write_bytes(newest.read_bytes()[:-100])
     with pytest.warns(UserWarning, match="is not a readable checkpoint .* using the previous checkpoint"):
         result = by_hand(tmp_path / "sweep", None, resume="auto")
-    for member, other in zip(result.members, expected.members, strict=True):
-        assert_same(member, other)
+    assert_alike(result, expected)
 
 
 def test_the_last_check_of_a_sweep_records_what_it_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +227,7 @@ def test_events_of_members_are_in_their_records(learners: int, tmp_path: Path) -
 
     with pytest.warns(UserWarning, match="running eager"):
         result = bow.sweep(
-            mlp, (FLAT, LABELS), step=step, variants=[bow.Variant(seed=0), bow.Variant(seed=1)], epochs=2,
+            mlp, DATA, step=step, variants=[bow.Variant(seed=0), bow.Variant(seed=1)], epochs=2,
             engine="graph", learners=learners, run=bow.Run(tmp_path / "sweep", progress=False),
             stop=bow.Halving(first=1) if learners > 1 else None,
         )  # fmt: skip
@@ -298,10 +255,10 @@ def test_what_the_last_check_of_a_sweep_raises_loses_nothing(tmp_path: Path, mon
 def test_an_engine_that_was_left_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As behind a check that has found a difference: until the next one it would replay what is wrong."""
     variants = [bow.Variant(seed=0), bow.Variant(seed=1)]
-    given: dict[str, Any] = {"data": (FLAT, LABELS), "loss": F.cross_entropy, "variants": variants, "engine": "graph"}
+    given: dict[str, Any] = {"data": DATA, "loss": F.cross_entropy, "variants": variants, "engine": "graph"}
     before = SweepLoop._round
 
-    def interrupted(self: Any, cohorts: Any) -> None:
+    def left(self: Any, cohorts: Any) -> None:
         if cohorts[0].num_rounds == 4:
             cohorts[0].loop.runner._fall_back("it was found out")
             os.kill(os.getpid(), signal.SIGINT)
@@ -309,7 +266,7 @@ def test_an_engine_that_was_left_is_not_tried_again(tmp_path: Path, monkeypatch:
 
     run = bow.Run(tmp_path / "sweep", progress=False, on_interrupt="return")
     monkeypatch.setattr("bow.members.loop.MOST_ROUNDS", 1)
-    monkeypatch.setattr(SweepLoop, "_round", interrupted)
+    monkeypatch.setattr(SweepLoop, "_round", left)
     with pytest.warns(UserWarning, match="it was found out; running eager"):
         bow.sweep(mlp, **given, run=run)
     monkeypatch.setattr(SweepLoop, "_round", before)
@@ -329,7 +286,7 @@ def test_an_engine_that_was_left_is_not_tried_again(tmp_path: Path, monkeypatch:
         {"variants": [bow.Variant(name="b"), bow.Variant(name="a", train_on=range(50))]},
         {"model": lambda: nn.Linear(6, 3)},
         {"stop": bow.EarlyStopping()},
-        {"validation": (FLAT, LABELS)},
+        {"validation": DATA},
         {"engine": "eager"},
         {"engine": bow.Engine(compile=True)},
         {"validation": bow.Validation(metrics=[])},
@@ -341,7 +298,7 @@ def test_an_engine_that_was_left_is_not_tried_again(tmp_path: Path, monkeypatch:
 )
 def test_other_data_and_functions_do_not_go_on(other: dict[str, Any], tmp_path: Path) -> None:
     variants = [bow.Variant(name="a", train_on=range(50)), bow.Variant(name="b")]
-    given: dict[str, Any] = {"model": mlp, "data": (FLAT, LABELS), "loss": F.cross_entropy, "variants": variants}
+    given: dict[str, Any] = {"model": mlp, "data": DATA, "loss": F.cross_entropy, "variants": variants}
     run = bow.Run(tmp_path / "sweep", resume="auto", progress=False)
     bow.sweep(run=run, **given)
     bow.sweep(run=run, **given)
@@ -363,7 +320,7 @@ def test_extra_state_is_a_member_s_own() -> None:
 
 
 def test_a_sweep_and_a_training_do_not_go_on_in_each_others_directory(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"data": (FLAT, LABELS), "loss": F.cross_entropy, "engine": "eager"}
+    given: dict[str, Any] = {"data": DATA, "loss": F.cross_entropy, "engine": "eager"}
     sweep, train = (bow.Run(tmp_path / name, resume="auto", progress=False) for name in ("sweep", "train"))
     bow.sweep(mlp, variants=[bow.Variant()], run=sweep, **given)
     bow.train(mlp, learners=1, run=train, **given)
@@ -395,15 +352,14 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     (tmp_path / "sweep").mkdir()
     (tmp_path / "sweep" / "members").touch()
     with pytest.raises(RunDirectoryError, match="of a member cannot be created"):
-        swept(tmp_path / "sweep", mlp, (FLAT, LABELS), [bow.Variant()], engine="eager", epochs=1)
+        swept(tmp_path / "sweep", mlp, DATA, [bow.Variant()], engine="eager", epochs=1)
 
 
 def test_a_finished_sweep_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = by_hand(tmp_path / "sweep", None)
     monkeypatch.setattr("bow.members.loop.SweepLoop._round", None)  # nothing is trained again
     again = by_hand(tmp_path / "sweep", None, resume="auto")
-    for member, other in zip(again.members, first.members, strict=True):
-        assert_same(member, other)
+    assert_alike(again, first)
     assert torch.equal(again.ensemble(FLAT), first.ensemble(FLAT))
 
 
@@ -413,7 +369,7 @@ def test_what_the_last_check_of_a_closed_cohort_raises_loses_nothing(
     def train(resume: str | None) -> Any:
         variants = [bow.Variant(batch_size=size) for size in (8, 16, 32, 64)]
         run = bow.Run(tmp_path / "sweep", progress=False, resume=resume)
-        return bow.sweep(mlp, (FLAT, LABELS), F.cross_entropy, variants=variants, at_once=1, engine="graph", run=run)
+        return bow.sweep(mlp, DATA, F.cross_entropy, variants=variants, at_once=1, engine="graph", run=run)
 
     def fail(self: Graph) -> None:
         raise ZeroDivisionError
@@ -457,44 +413,27 @@ def test_events_of_a_killed_part_that_was_repeated_are_there_once(tmp_path: Path
     assert [each["time_s"] for each in member.events] == [11.0, 12.0, 13.0, 13.5, 15.0, 16.0]
 
 
-def test_who_ended_before_a_rung_counts_there_behind_an_interruption_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_ended_before_a_rung_counts_there_behind_an_interruption_too(tmp_path: Path) -> None:
     """By all of its steps, in fewer epochs than those with larger batches."""
     variants = [bow.Variant(batch_size=8), *bow.grid(seed=range(3), batch_size=64, lr=1e-6)]
 
     def train(path: Path, **run: Any) -> Any:
         return bow.sweep(
-            mlp, (FLAT, LABELS), F.cross_entropy, variants=variants, steps=20, at_once=1, engine="eager",
+            mlp, DATA, F.cross_entropy, variants=variants, steps=20, at_once=1, engine="eager",
             optimizer=functools.partial(torch.optim.SGD, lr=0.5), stop=bow.Halving(reduction=2, first=2),
-            validation=(FLAT, LABELS), run=bow.Run(path, progress=False, **run),
+            validation=DATA, run=bow.Run(path, progress=False, **run),
         )  # fmt: skip
 
-    before, rounds = SweepLoop._round, iter(range(1000))
-
-    def interrupted(self: Any, cohorts: Any) -> None:
-        if next(rounds) == 22:  # the second member trains
-            os.kill(os.getpid(), signal.SIGINT)
-        before(self, cohorts)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(SweepLoop, "_round", interrupted)
+    with interrupted(22):  # the second member trains
         train(tmp_path / "sweep", on_interrupt="return")
     result, expected = train(tmp_path / "sweep", resume="auto"), train(tmp_path / "whole")
     assert [member.stopped for member in expected].count("halving") == 2
-    for member, other in zip(result, expected, strict=True):
-        assert member.stopped == other.stopped
-        assert_same(member, other)
+    assert_alike(result, expected)
 
 
 def test_those_that_wait_at_a_rung_are_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[int] = []
-    begin, before, rounds = SweepProgress.begin, SweepLoop._round, iter(range(1000))
-
-    def interrupted(self: Any, cohorts: Any) -> None:
-        if next(rounds) == 12:  # one waits, the next one trains
-            os.kill(os.getpid(), signal.SIGINT)
-        before(self, cohorts)
+    begin = SweepProgress.begin
 
     def begun(self: Any, waiting: Any) -> None:
         begin(self, waiting)
@@ -502,7 +441,7 @@ def test_those_that_wait_at_a_rung_are_not_done(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(SweepProgress, "begin", begun)
     monkeypatch.setattr("bow.members.loop.MOST_ROUNDS", 1)
-    monkeypatch.setattr(SweepLoop, "_round", interrupted)
-    for _ in range(2):
-        by_hand(tmp_path / "sweep", RULES["halving"], at_once=1, on_interrupt="return", resume="auto")
+    with interrupted(12):  # one waits, the next one trains
+        for _ in range(2):
+            by_hand(tmp_path / "sweep", RULES["halving"], at_once=1, on_interrupt="return", resume="auto")
     assert done == [0, 0]

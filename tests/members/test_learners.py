@@ -4,7 +4,6 @@ import functools
 import os
 import signal
 import subprocess
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,19 @@ from bow.observe import read_records
 from bow.training.replicas import DEFAULT_OPTIMIZER
 from bow.training.run import TrainingLoop
 from tests.forked import FORKED
-from tests.members.test_equality import FLAT, IMAGES, LABELS, Normed, alone, assert_same, mlp, swept
+from tests.members.test_equality import (
+    DATA,
+    FLAT,
+    IMAGES,
+    LABELS,
+    Listed,
+    Normed,
+    alone,
+    assert_alike,
+    assert_same,
+    mlp,
+    swept,
+)
 from tests.members.test_going_on import by_hand
 
 VARIANTS = [bow.Variant(seed=0), bow.Variant(seed=1, settings={"lr": 0.02})]
@@ -56,7 +67,7 @@ def halved(path: Any, **run: Any) -> Any:
     ],
 )
 def test_members_of_several_learners_are_trainings_of_their_own(engine: Any, kind: str, tmp_path: Path) -> None:
-    model, data = {"mlp": (mlp, (FLAT, LABELS)), "normed": (Normed, (IMAGES, LABELS))}[kind]
+    model, data = {"mlp": (mlp, DATA), "normed": (Normed, (IMAGES, LABELS))}[kind]
     result = swept(tmp_path / "sweep", model, data, VARIANTS, engine=engine, learners=2)
     assert (result.engine, result.at_once) == (engine, 1)
     for number, member in enumerate(result.members):
@@ -81,9 +92,9 @@ def test_their_folds_schedulers_and_rules_are_their_own(tmp_path: Path) -> None:
     ]
     stop = bow.EarlyStopping("accuracy", patience=1)
     given = {"stop": stop, "epochs": 9, "learners": 2}
-    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), variants, engine="eager", **given)
+    result = swept(tmp_path / "sweep", mlp, DATA, variants, engine="eager", **given)
     first = {"data": (FLAT[some], LABELS[some]), "validation": (FLAT[others], LABELS[others])}
-    second = {"data": (FLAT, LABELS), "scheduler": warm}
+    second = {"data": DATA, "scheduler": warm}
     for member, own in zip(result.members, (first, second), strict=True):
         other = alone(tmp_path / member.name, mlp, variant=member.variant, engine="eager", threads=None, **given, **own)
         assert member.stopped == other.stopped
@@ -103,9 +114,7 @@ def test_those_that_go_on_behind_a_rung_went_through_it_as_if_there_were_none(
     for member in result.members:
         given = {"epochs": 4, "learners": 2, "threads": None}
         variant = bow.Variant(seed=member.variant.seed, settings=member.variant.settings)
-        other = alone(
-            tmp_path / member.name, mlp, (FLAT, LABELS), variant, "graph", optimizer=DEFAULT_OPTIMIZER, **given
-        )
+        other = alone(tmp_path / member.name, mlp, DATA, variant, "graph", optimizer=DEFAULT_OPTIMIZER, **given)
         if member.stopped is None:
             assert_same(member, other)
         for mine, its in zip(member.history, other.history, strict=False):
@@ -115,7 +124,7 @@ def test_those_that_go_on_behind_a_rung_went_through_it_as_if_there_were_none(
 
 def test_kills_change_nothing(tmp_path: Path) -> None:
     tests = Path(__file__).parents[1]
-    script = textwrap.dedent(KILLED).format(paths=[str(tests), str(tests.parent)])
+    script = KILLED.format(paths=[str(tests), str(tests.parent)])
     for at in (3, 6):
         ended = subprocess.run([*FORKED, "-c", script, str(tmp_path / "killed"), str(at)], check=False)
         assert ended.returncode == -signal.SIGKILL
@@ -131,10 +140,10 @@ def test_ctrl_c_within_an_epoch_changes_nothing(tmp_path: Path, monkeypatch: pyt
                 os.kill(os.getpid(), signal.SIGINT)
             return super().forward(inputs)
 
-    given: dict[str, Any] = {"learners": 2, "engine": "eager", "epochs": 5, "validation": (FLAT, LABELS)}
+    given: dict[str, Any] = {"learners": 2, "engine": "eager", "epochs": 5, "validation": DATA}
     given |= {"variants": VARIANTS, "optimizer": functools.partial(torch.optim.SGD, lr=0.1)}
     run = bow.Run(tmp_path / "sweep", progress=False, on_interrupt="return", resume="auto")
-    make, data, loss = lambda: Interrupting(6, 3), (FLAT, LABELS), F.cross_entropy
+    make, data, loss = lambda: Interrupting(6, 3), DATA, F.cross_entropy
     results = [bow.sweep(make, data, loss, run=run, **given) for _ in range(2)]
     assert [each.interrupted_by for each in results] == [signal.SIGINT, None]
     assert "interrupted" in {member.stopped for member in results[0].members}
@@ -144,12 +153,6 @@ def test_ctrl_c_within_an_epoch_changes_nothing(tmp_path: Path, monkeypatch: pyt
     assert_alike(results[1], expected)
 
 
-def assert_alike(result: bow.members.Sweep, expected: bow.members.Sweep) -> None:
-    for member, other in zip(result.members, expected.members, strict=True):
-        assert member.stopped == other.stopped
-        assert_same(member, other)
-
-
 def test_ctrl_c_before_the_first_round_ends_behind_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = TrainingsLoop._config_of
 
@@ -157,48 +160,35 @@ def test_ctrl_c_before_the_first_round_ends_behind_an_epoch(tmp_path: Path, monk
         os.kill(os.getpid(), signal.SIGINT)
         return before(self, progress)
 
-    given: dict[str, Any] = {"learners": 2, "engine": "eager", "epochs": 3, "validation": (FLAT, LABELS)}
+    given: dict[str, Any] = {"learners": 2, "engine": "eager", "epochs": 3, "validation": DATA}
     run = bow.Run(tmp_path / "sweep", progress=False, on_interrupt="return", resume="auto")
     with monkeypatch.context() as patched:
         patched.setattr(TrainingsLoop, "_config_of", interrupted)
-        first = bow.sweep(mlp, (FLAT, LABELS), F.cross_entropy, variants=VARIANTS, run=run, **given)
+        first = bow.sweep(mlp, DATA, F.cross_entropy, variants=VARIANTS, run=run, **given)
     assert [member.epochs for member in first.members] == [1, 0]
-    result = bow.sweep(mlp, (FLAT, LABELS), F.cross_entropy, variants=VARIANTS, run=run, **given)
+    result = bow.sweep(mlp, DATA, F.cross_entropy, variants=VARIANTS, run=run, **given)
     run = bow.Run(tmp_path / "whole", progress=False)
-    assert_alike(result, bow.sweep(mlp, (FLAT, LABELS), F.cross_entropy, variants=VARIANTS, run=run, **given))
+    assert_alike(result, bow.sweep(mlp, DATA, F.cross_entropy, variants=VARIANTS, run=run, **given))
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_one_that_diverges_ends_alone(tmp_path: Path) -> None:
     variants = bow.grid(seed=[0], lr=[1e38, 0.05])
-    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), variants, engine="eager", learners=2)
+    result = swept(tmp_path / "sweep", mlp, DATA, variants, engine="eager", learners=2)
     assert [member.stopped for member in result.members] == ["diverged", None]
 
 
 def test_a_search_proposes_them_too(tmp_path: Path) -> None:
-    class Halves:
-        rates = iter([0.1, 0.05])
-
-        def __init__(self) -> None:
-            self.told: list[str] = []
-
-        def ask(self) -> bow.Variant | None:
-            lr = next(self.rates, None)
-            return None if lr is None else bow.Variant(settings={"lr": lr})
-
-        def tell(self, member: bow.members.Member) -> None:
-            self.told.append(member.name)
-
-    search = Halves()
-    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), search, engine="eager", learners=2)
-    assert [member.name for member in result.members] == search.told
+    search = Listed(*(bow.Variant(settings={"lr": lr}) for lr in (0.1, 0.05)))
+    result = swept(tmp_path / "sweep", mlp, DATA, search, engine="eager", learners=2)
+    assert result.members == search.told
     assert len(search.told) == 2
 
 
 @pytest.mark.parametrize("settings", [{"at_once": 2}, {"batches": "shared"}, {"learners": 0}, {"learners": "auto"}])
 def test_what_they_cannot_is_refused(settings: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="learners"):
-        swept(tmp_path / "sweep", mlp, (FLAT, LABELS), VARIANTS, **({"learners": 2} | settings))
+        swept(tmp_path / "sweep", mlp, DATA, VARIANTS, **({"learners": 2} | settings))
 
 
 def test_a_sweep_whose_first_training_fails_at_once_leaves_no_directory(tmp_path: Path) -> None:
@@ -207,5 +197,5 @@ def test_a_sweep_whose_first_training_fails_at_once_leaves_no_directory(tmp_path
 
     run = bow.Run(tmp_path / "s", progress=False)
     with pytest.raises(OSError, match="the picture is damaged"):
-        bow.sweep(mlp, (FLAT, LABELS), step=step, variants=bow.grid(seed=range(2)), learners=2, engine="eager", run=run)
+        bow.sweep(mlp, DATA, step=step, variants=bow.grid(seed=range(2)), learners=2, engine="eager", run=run)
     assert not (tmp_path / "s").exists()

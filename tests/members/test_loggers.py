@@ -10,9 +10,8 @@ from torch.nn import functional as F
 import bow
 from bow.errors import SettingError
 from bow.observe import TensorBoardLogger, WandbLogger
-from tests.members.test_equality import FLAT, LABELS, mlp
+from tests.members.test_equality import DATA, interrupted, mlp
 
-DATA = (FLAT, LABELS)
 VARIANTS = [bow.Variant(seed=seed) for seed in range(3)]
 
 
@@ -62,19 +61,9 @@ def test_one_that_ends_early_is_told_once(tmp_path: Path) -> None:
         assert [kind for kind, *_ in listing.of(member.name)] == ["s", "start", *epochs, "end", "close"]
 
 
-def test_a_sweep_that_goes_on_begins_a_logger_with_all_epochs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bow.members import loop
-
-    before, rounds = loop.SweepLoop._round, iter(range(1000))
-
-    def interrupted(self: Any, cohorts: Any) -> None:
-        if next(rounds) == 15:
-            self._interruption.signal = 2
-        before(self, cohorts)
-
-    monkeypatch.setattr(loop.SweepLoop, "_round", interrupted)
+def test_a_sweep_that_goes_on_begins_a_logger_with_all_epochs(tmp_path: Path) -> None:
     first, second = Listing(), Listing()
-    with pytest.raises(KeyboardInterrupt):
+    with interrupted(15), pytest.raises(KeyboardInterrupt):
         logged(tmp_path / "s", first, variants=VARIANTS[:1])
     logged(tmp_path / "s", second, variants=VARIANTS[:1], resume="auto")
     assert first.of("seed=0") == [["s"], ["start", None], ["epoch", 10], ["close"]]

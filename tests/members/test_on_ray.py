@@ -18,7 +18,7 @@ from bow.members.member import check_variants
 from bow.members.on_ray import _workers, train_part
 from bow.members.sweep import run_sweep
 from bow.training.config import TrainConfig
-from tests.members.test_equality import FLAT, LABELS, mlp, swept
+from tests.members.test_equality import DATA, mlp, swept
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
 
@@ -136,7 +136,7 @@ def test_a_trial_of_ray_tune_is_several_members_that_go_on_where_it_was_killed(t
 @pytest.mark.skipif(HAS_RAY, reason="ray is installed")
 def test_without_ray_it_says_how_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"bow-trainer\[ray\]"):
-        swept(tmp_path / "sweep", mlp, (FLAT, LABELS), [bow.Variant()], cluster="ray")
+        swept(tmp_path / "sweep", mlp, DATA, [bow.Variant()], cluster="ray")
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_without_ray_it_says_how_to_get_it(tmp_path: Path) -> None:
 )
 def test_what_a_cluster_cannot_is_refused(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=said):
-        swept(tmp_path / "sweep", mlp, (FLAT, LABELS), [bow.Variant()], **settings)
+        swept(tmp_path / "sweep", mlp, DATA, [bow.Variant()], **settings)
 
 
 def test_a_part_is_compiled_as_the_whole_sweep_would_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +161,7 @@ def test_a_part_is_compiled_as_the_whole_sweep_would_be(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(cohort, "LearningConfig", seen)
     run = bow.Run(tmp_path / "whole", progress=False)
-    train = TrainConfig(model=mlp, data=(FLAT, LABELS), loss=F.cross_entropy, learners=1, engine="eager", run=run)
+    train = TrainConfig(model=mlp, data=DATA, loss=F.cross_entropy, learners=1, engine="eager", run=run)
     config = SweepConfig(train=train, variants=check_variants(bow.grid(seed=range(5))))
     run_sweep(config)
     train_part(config, [1, 3], tmp_path / "part")

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import bow
 from bow.members import Member, folds
 from tests.forked import FORKED
-from tests.members.test_equality import ADAMW, FLAT, LABELS, SGD, alone, assert_same, mlp
+from tests.members.test_equality import ADAMW, DATA, FLAT, LABELS, SGD, alone, assert_same, mlp
 
 WORKER = """
 import sys
@@ -124,7 +124,7 @@ def test_a_kill_of_one_of_two_processes_changes_nothing(
     given: dict[str, Any] = {"optimizer": factory, "epochs": 4, "batch_size": 16, "engine": engine}
     run = bow.Run(tmp_path / "sweep", checkpoint_every=3, progress=False)
     result = bow.sweep(
-        mlp, (FLAT, LABELS), F.cross_entropy, variants=variants, run=run, cluster="ray", at_once=2, stop=rule, **given
+        mlp, DATA, F.cross_entropy, variants=variants, run=run, cluster="ray", at_once=2, stop=rule, **given
     )
     assert result.engine == engine
     assert processes.num_killed == 1

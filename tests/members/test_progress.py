@@ -12,9 +12,7 @@ from torch.nn import functional as F
 import bow
 from bow.members import progress, sweep
 from bow.members.progress import SweepProgress, fitted_by_rank
-from tests.members.test_equality import FLAT, LABELS, SGD, mlp
-
-DATA = (FLAT, LABELS)
+from tests.members.test_equality import DATA, SGD, mlp
 
 
 def swept(path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool, **settings: Any) -> list[str]:

@@ -1,6 +1,5 @@
 """The report of a sweep: written at its end, and again from what lies in its directory."""
 
-import html.parser
 import re
 from pathlib import Path
 from typing import Any
@@ -13,25 +12,8 @@ from bow.cli import main
 from bow.members.report import SweepReport
 from bow.observe import RunDirectory
 from bow.observe.report import write_report
-from tests.members.test_equality import FLAT, LABELS, mlp, swept
-
-DATA = (FLAT, LABELS)
-
-
-class Words(html.parser.HTMLParser):
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.words: list[str] = []
-        self.links: list[str] = []
-        self.tags: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.tags.append(tag)
-        self.links += [value for name, value in attrs if name == "href" and not value.startswith("#")]
-
-    def handle_data(self, data: str) -> None:
-        self.words += [data.strip()] if data.strip() else []
+from tests.members.test_equality import DATA, LABELS, mlp, swept
+from tests.observe.test_report import Page
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +24,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def test_a_sweep_ends_with_a_report_of_all_members(result: Any) -> None:
     text = result.report_path.read_text(encoding="utf-8")
-    page = Words(text)
+    page = Page(text)
     assert {member.name for member in result.members} <= set(page.words)
     assert f"best: {result.best.name}" in page.words
     assert "finished" in page.words
@@ -51,8 +33,9 @@ def test_a_sweep_ends_with_a_report_of_all_members(result: Any) -> None:
     assert page.tags.count("figure") == 4
     assert not {"script", "img", "iframe"} & set(page.tags)
     assert not re.search(r"@import|url\((?!#)", text)
-    assert all((result.run_dir / link).is_dir() for link in page.links)
-    assert len(page.links) == 7
+    links = [address for address in page.addresses if not address.startswith("#")]
+    assert all((result.run_dir / link).is_dir() for link in links)
+    assert len(links) == 7
 
 
 def test_what_the_directory_tells_is_what_the_sweep_returned(result: Any) -> None:
@@ -96,7 +79,7 @@ def test_every_member_has_a_report_of_its_own_that_diverged_or_not(result: Any) 
 def test_a_sweep_under_way_has_a_report(result: Any, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_bytes((result.run_dir / "config.yaml").read_bytes())
     assert main(["report", str(tmp_path)]) == 0
-    page = Words((tmp_path / "report.html").read_text())
+    page = Page((tmp_path / "report.html").read_text())
     assert "not finished" in page.words
     assert page.words.count("waiting") == 7
 

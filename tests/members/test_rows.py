@@ -20,8 +20,19 @@ from bow.testing import FakeDevice
 from bow.training.config import TrainConfig
 from bow.training.trials import Request
 from bow.training.tuning import Tuned
-from tests.members.test_equality import ADAMW, FLAT, LABELS, SGD, alone, assert_same, mlp, swept
-from tests.members.test_search import Listed
+from tests.members.test_equality import (
+    ADAMW,
+    DATA,
+    FLAT,
+    LABELS,
+    SGD,
+    Listed,
+    alone,
+    assert_alike,
+    assert_same,
+    mlp,
+    swept,
+)
 
 CPU = torch.device("cpu")
 
@@ -30,7 +41,7 @@ CPU = torch.device("cpu")
 def test_the_rule_of_thumb_keeps_all_cores_busy(cores: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "available_cores", lambda: list(range(cores)))
     variants = check_variants(bow.grid(seed=range(50)))
-    train = TrainConfig(model=mlp, data=(FLAT, LABELS), loss=F.cross_entropy)
+    train = TrainConfig(model=mlp, data=DATA, loss=F.cross_entropy)
     config = SweepConfig(train=train, variants=variants)
     waiting = [Progress(Member(0, variants[0], Path()), config.kind_of(variants[0]))]
     assert rows.rows_of_device(config, waiting, CPU, print)[0] == count
@@ -38,16 +49,15 @@ def test_the_rule_of_thumb_keeps_all_cores_busy(cores: int, count: int, monkeypa
 
 def test_no_more_train_at_once_than_fit_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     variants = bow.grid(seed=range(6))
-    expected = swept(tmp_path / "all", mlp, (FLAT, LABELS), variants, engine="graph")
+    expected = swept(tmp_path / "all", mlp, DATA, variants, engine="graph")
     assert expected.at_once == 6
     need = predict_memory(mlp(), SGD, Members(), learners=3, engine="graph", place=CPU).total_bytes
     monkeypatch.setattr("bow.devices.memory.host_memory", lambda: (need, need))
-    result = swept(tmp_path / "some", mlp, (FLAT, LABELS), variants, engine="graph")
+    result = swept(tmp_path / "some", mlp, DATA, variants, engine="graph")
     assert result.at_once == 3
-    for member, other in zip(result.members, expected.members, strict=True):
-        assert_same(member, other)
+    assert_alike(result, expected)
     with pytest.raises(SettingError, match="at_once=5 members do not fit in memory; use at_once=3"):
-        swept(tmp_path / "five", mlp, (FLAT, LABELS), variants, engine="graph", at_once=5)
+        swept(tmp_path / "five", mlp, DATA, variants, engine="graph", at_once=5)
 
 
 def test_members_have_frozen_parameters_of_their_own() -> None:
@@ -90,7 +100,7 @@ def test_on_a_gpu_the_tuner_finds_how_many(tmp_path: Path, monkeypatch: pytest.M
 def test_on_a_gpu_as_many_train_as_the_tuner_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "tune", lambda *_, **__: Tuned("eager", 40, 1, False, "calibration"))
     variants, given = bow.grid(seed=range(40)), {"engine": "eager", "devices": FakeDevice(), "steps": 1}
-    assert swept(tmp_path / "sweep", mlp, (FLAT, LABELS), variants, **given).at_once == 40
+    assert swept(tmp_path / "sweep", mlp, DATA, variants, **given).at_once == 40
 
 
 @pytest.mark.nightly
@@ -106,9 +116,8 @@ def test_trials_on_a_device_change_no_result(tmp_path: Path, monkeypatch: pytest
     results = []
     for at_once in (3, "auto", "auto"):
         run = {"devices": FakeDevice(), "epochs": 100_000, "at_once": at_once, **given}
-        results.append(swept(tmp_path / str(len(results)), mlp, (FLAT, LABELS), variants, **run))
+        results.append(swept(tmp_path / str(len(results)), mlp, DATA, variants, **run))
     assert [each.source for each in found] == ["calibration", "cache"]
     assert [result.at_once for result in results] == [3, found[0].learners, found[0].learners]
-    for members in zip(*(result.members for result in results), strict=True):
-        assert_same(members[1], members[0])
-        assert_same(members[2], members[0])
+    for result in results[1:]:
+        assert_alike(result, results[0])

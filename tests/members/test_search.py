@@ -1,7 +1,5 @@
 """A search proposes members as rows become free, and is told of each that has ended."""
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +9,7 @@ from torch import nn
 import bow
 from bow.errors import BowError
 from bow.members import Member
-from tests.members.test_equality import FLAT, LABELS, alone, assert_same, mlp, swept
-
-
-class Listed:
-    """Proposes what it was given, and notes what it hears."""
-
-    def __init__(self, *variants: Any) -> None:
-        self.left = list(variants)
-        self.heard: list[str] = []
-        self.told: list[Member] = []
-
-    def ask(self) -> Any:
-        self.heard.append("ask")
-        return self.left.pop(0) if self.left else None
-
-    def tell(self, member: Member) -> None:
-        self.heard.append(f"tell {member.name}")
-        self.told.append(member)
-
+from tests.members.test_equality import DATA, Listed, alone, assert_alone, assert_same, interrupted, mlp, swept
 
 VARIANTS = [bow.Variant(seed=seed, settings={"lr": 0.05 / (seed + 1)}) for seed in range(5)]
 
@@ -37,17 +17,17 @@ VARIANTS = [bow.Variant(seed=seed, settings={"lr": 0.05 / (seed + 1)}) for seed 
 @pytest.mark.parametrize("engine", ["eager", "graph"])
 def test_proposed_members_become_what_they_become_alone(engine: str, tmp_path: Path) -> None:
     search = Listed(*VARIANTS)
-    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), search, engine=engine, at_once=2)
+    result = swept(tmp_path / "sweep", mlp, DATA, search, engine=engine, at_once=2)
     assert result.at_once == 2
     assert result.members == search.told
     assert result.members[1].name == "seed=1 lr=0.025"
     for member, variant in zip(result.members, VARIANTS, strict=True):
-        assert_same(member, alone(tmp_path / member.name, mlp, (FLAT, LABELS), variant, engine))
+        assert_same(member, alone(tmp_path / member.name, mlp, DATA, variant, engine))
 
 
 def test_no_more_is_asked_for_than_there_are_rows(tmp_path: Path) -> None:
     search = Listed(*[bow.Variant(name=str(n)) for n in range(3)])
-    swept(tmp_path / "sweep", mlp, (FLAT, LABELS), search, engine="eager", at_once=1)
+    swept(tmp_path / "sweep", mlp, DATA, search, engine="eager", at_once=1)
     assert search.heard == ["ask", "tell 0", "ask", "tell 1", "ask", "tell 2", "ask"]
 
 
@@ -56,17 +36,15 @@ def test_members_of_other_shapes_wait_for_rows(tmp_path: Path) -> None:
         return nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 3))
 
     search = Listed(*[bow.Variant(seed=n, model={"width": 4 + n % 2}) for n in range(6)])
-    result = swept(tmp_path / "sweep", wide, (FLAT, LABELS), search, engine="eager", at_once=2)
+    result = swept(tmp_path / "sweep", wide, DATA, search, engine="eager", at_once=2)
     assert len(search.told) == 6
-    for member in result:
-        path = tmp_path / member.name
-        assert_same(member, alone(path, wide, (FLAT, LABELS), member.variant, "eager"))
+    assert_alone(result, tmp_path, wide, "eager")
 
 
 def test_a_search_works_with_asynchronous_halving(tmp_path: Path) -> None:
     search = Listed(*[bow.Variant(seed=n) for n in range(9)])
     rule = bow.Halving(reduction=3, asynchronous=True)
-    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), search, engine="eager", at_once=2, epochs=9, stop=rule)
+    result = swept(tmp_path / "sweep", mlp, DATA, search, engine="eager", at_once=2, epochs=9, stop=rule)
     assert len(search.told) == 9
     assert max(member.epochs for member in result) > 1
     assert sum(member.stopped == "halving" for member in result) >= 5
@@ -74,7 +52,7 @@ def test_a_search_works_with_asynchronous_halving(tmp_path: Path) -> None:
 
 def test_alike_proposals_get_names_of_their_own(tmp_path: Path) -> None:
     search = Listed(bow.Variant(), bow.Variant())
-    result = swept(tmp_path / "sweep", mlp, (FLAT, LABELS), search, engine="eager", epochs=1)
+    result = swept(tmp_path / "sweep", mlp, DATA, search, engine="eager", epochs=1)
     assert [member.name for member in result] == ["seed=0", "seed=0 #1"]
 
 
@@ -83,24 +61,14 @@ def test_a_rule_of_the_users_ends_members(tmp_path: Path) -> None:
         def why_over(self, member: Member) -> str | None:
             return "second epoch" if member.epochs >= 2 and member.variant.seed else None
 
-    result = swept(tmp_path / "s", mlp, (FLAT, LABELS), VARIANTS[:2], engine="eager", epochs=4, stop=Second())
+    result = swept(tmp_path / "s", mlp, DATA, VARIANTS[:2], engine="eager", epochs=4, stop=Second())
     assert [(member.epochs, member.stopped) for member in result] == [(4, None), (2, "second epoch")]
 
 
-def test_an_interrupted_search_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bow.members import loop
-
-    before, rounds = loop.SweepLoop._round, iter(range(1000))
-
-    def interrupted(self: Any, cohorts: Any) -> None:
-        if next(rounds) == 25:
-            os.kill(os.getpid(), signal.SIGINT)
-        before(self, cohorts)
-
-    monkeypatch.setattr(loop.SweepLoop, "_round", interrupted)
+def test_an_interrupted_search_is_told(tmp_path: Path) -> None:
     search = Listed(*VARIANTS)
-    with pytest.raises(KeyboardInterrupt):
-        swept(tmp_path / "sweep", mlp, (FLAT, LABELS), search, engine="eager", at_once=2)
+    with interrupted(25), pytest.raises(KeyboardInterrupt):
+        swept(tmp_path / "sweep", mlp, DATA, search, engine="eager", at_once=2)
     assert [member.stopped for member in search.told] == [None, None, "interrupted", "interrupted"]
     assert not list((tmp_path / "sweep").rglob("*.pt"))
 
@@ -119,4 +87,4 @@ def test_an_interrupted_search_is_told(tmp_path: Path, monkeypatch: pytest.Monke
 def test_wrong_use_gets_a_sentence(proposed: list[Any], settings: dict[str, Any], said: str, tmp_path: Path) -> None:
     run = bow.Run(tmp_path / "sweep", progress=False, **settings)
     with pytest.raises(BowError, match=said):
-        bow.sweep(mlp, (FLAT, LABELS), nn.functional.cross_entropy, variants=Listed(*proposed), engine="eager", run=run)
+        bow.sweep(mlp, DATA, nn.functional.cross_entropy, variants=Listed(*proposed), engine="eager", run=run)
