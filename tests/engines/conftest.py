@@ -1,7 +1,18 @@
 """What the tests of engines share."""
 
+from collections.abc import Iterator
+
 import jaxtyping
 import pytest
+
+from tests.engines.pairs import OPEN
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    yield
+    while OPEN:
+        OPEN.pop().close()
 
 
 @pytest.fixture

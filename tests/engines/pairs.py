@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import StepLR
+from torch.utils._pytree import tree_leaves
 
 import bow
 from bow.engines import ENGINES, STREAM_ENGINES
@@ -18,6 +19,9 @@ from tests.grouped import of_replicas
 
 TOLERANCE = 1e-10
 SEED = 0
+
+OPEN: list[bow.Replicas] = []
+"""What is closed behind each test."""
 
 FAKE = "@fake"
 """Behind the name of an engine: on the fake device, which checks the order of all accesses."""
@@ -114,3 +118,9 @@ class Pair:
         for expected, actual in [*zip(*modules, strict=True), (eager.central, other.central)]:
             buffers = dict(actual.named_buffers()), dict(expected.named_buffers())
             torch.testing.assert_close(*buffers, rtol=0, atol=TOLERANCE)
+
+
+def are_equal(one: Any, other: Any) -> bool:
+    """Whether two states are the same, bit for bit."""
+    pairs = zip(tree_leaves(one), tree_leaves(other), strict=True)
+    return all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs)

@@ -16,6 +16,8 @@ from bow import SMA, SSGD, LocalSGD, Replicas, Run, Variant, sweep
 from bow.cluster import TrialWorld
 from bow.engines.restarts import HOPELESS_ROUNDS
 from bow.errors import DataError, DivergenceError, LossError, ModelError
+from tests.engines.pairs import OPEN
+from tests.graph.cases import Branching
 from tests.grouped import of_replicas
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -30,7 +32,9 @@ def replicas(model: nn.Module | None = None, learners: int = 2, **settings) -> R
     torch.manual_seed(0)
     model = model or nn.Linear(6, 3)
     settings = {"optimizer": SGD, "engine": "eager", "device": "cpu", **settings}
-    return Replicas(model, None if "step" in settings else cross_entropy, **of_replicas(learners=learners, **settings))
+    loss = None if "step" in settings else cross_entropy
+    OPEN.append(Replicas(model, loss, **of_replicas(learners=learners, **settings)))
+    return OPEN[-1]
 
 
 def test_a_step_may_take_any_pytree_and_return_metrics() -> None:
@@ -203,12 +207,6 @@ def test_compiled_learning_tasks_see_numbers_and_keys_that_change(backend: str) 
             torch.testing.assert_close(compiled.round([sample]), plain.round([sample]))
 
 
-class Branching(nn.Linear):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = super().forward(x)
-        return y if y.sum() > 0 else -y
-
-
 def test_a_learning_task_that_cannot_be_compiled_runs_all_the_same() -> None:
     trained = replicas(Branching(6, 3), compile=True)
     with pytest.warns(UserWarning, match="runs without torch.compile"):
@@ -244,7 +242,6 @@ def test_a_round_without_a_healthy_learner_leaves_the_buffers_of_the_training(se
             trained.round([poisoned(), poisoned()])
     torch.testing.assert_close(trained.central[0].running_mean, sum(means) / 2)
     assert trained.learner(1)[0].num_batches_tracked == 3
-    trained.close()
 
 
 def test_zero_grad_does_not_end_learning() -> None:
@@ -307,7 +304,6 @@ def test_parameters_that_the_step_writes_to_are_those_of_plain_pytorch(how: str,
     exported = trained.export()
     torch.testing.assert_close(exported.weight, plain.weight, rtol=0, atol=1e-6)
     torch.testing.assert_close(exported.follows, plain.follows, rtol=0, atol=1e-6)
-    trained.close()
 
 
 @pytest.mark.filterwarnings("ignore:.*changes a parameter in place", "ignore:There is a performance drop")
@@ -320,8 +316,6 @@ def test_weights_that_the_step_writes_to_are_averaged_as_in_eager(engine: str) -
             for trained in made:
                 trained.round([batch(2 * t), batch(2 * t + 1)])
     torch.testing.assert_close(made[1].W, made[0].W, rtol=0, atol=1e-6)
-    for trained in made:
-        trained.close()
 
 
 @pytest.mark.parametrize("engine", ["eager", "graph", "fused", "streams"])
@@ -338,7 +332,6 @@ def test_parameters_that_cannot_be_written_to_are_told_of(how: str, message: str
     trained = replicas(Written(how), engine=engine)
     with torch.compiler.set_stance("force_eager"), pytest.raises(ModelError, match=message):
         trained.round([batch(0), batch(1)])
-    trained.close()
 
 
 def test_a_compiled_step_may_not_write_to_what_learners_share() -> None:
@@ -497,5 +490,3 @@ def test_a_generator_without_a_state_is_left_alone(engine: str) -> None:
         for each in (expected, found):
             each.round([batch(t), batch(t + 9)])
     torch.testing.assert_close(found.W, expected.W, rtol=1e-5, atol=1e-6)
-    for each in (expected, found):
-        each.close()

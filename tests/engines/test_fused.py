@@ -15,7 +15,8 @@ from bow.engines.step_state import fits
 from bow.engines.task import LearningTask, PureTask
 from bow.errors import DataError
 from bow.testing import FakeDevice
-from tests.graph.cases import Delayed
+from tests.engines.pairs import OPEN
+from tests.graph.cases import Averaging, Branching, Delayed
 from tests.grouped import of_replicas
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)
@@ -39,7 +40,9 @@ def model() -> nn.Module:
 
 def replicas(engine: str, learners: int = 3, template: nn.Module | None = None, **settings) -> Replicas:
     settings = {"optimizer": SGD, "device": "cpu", **settings}
-    return Replicas(template or model(), cross_entropy, **of_replicas(learners=learners, engine=engine, **settings))
+    template = template or model()
+    OPEN.append(Replicas(template, cross_entropy, **of_replicas(learners=learners, engine=engine, **settings)))
+    return OPEN[-1]
 
 
 def assert_same(a: Replicas, b: Replicas) -> None:
@@ -176,25 +179,19 @@ def test_a_changed_learning_rate_and_momentum_take_effect(not_compiled) -> None:
     assert_same(*in_both(rounds))
 
 
-SYNCS = SMA(), SMA(alpha=0.2, mu=0.9, every=2)
-
-
-@functools.cache
-def in_one_region(nesterov: bool, sync: SMA) -> tuple[Replicas, Replicas]:
-    """`eager` and `fused` behind six rounds; what these compile takes seconds."""
-
+@pytest.mark.sample(4, 3)
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("sync", [SMA(), SMA(alpha=0.2, mu=0.9, every=2)], ids=repr)
+def test_whole_rounds_in_one_compiled_region_agree_and_survive_a_label_out_of_range(nesterov: bool, sync: SMA) -> None:
     def rounds(one: Replicas) -> None:
         for i in range(6):
             one.round([batch(i + j) for j in range(3)])
 
-    return in_both(rounds, optimizer=functools.partial(SGD, nesterov=nesterov), sync=sync)
-
-
-@pytest.mark.sample(4, 3)
-@pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("sync", SYNCS, ids=repr)
-def test_whole_rounds_in_one_compiled_region_agree(nesterov: bool, sync: SMA) -> None:
-    assert_same(*in_one_region(nesterov, sync))
+    both = in_both(rounds, optimizer=functools.partial(SGD, nesterov=nesterov), sync=sync)
+    assert_same(*both)
+    x, y = batch(0)
+    with pytest.raises(DataError, match="out of range"):
+        both[1].round([(x, y + 7), batch(1), batch(2)])
 
 
 def test_a_learner_that_diverges_in_one_region_starts_again_alike(not_compiled) -> None:
@@ -243,20 +240,20 @@ def test_hooks_of_the_optimizer_are_called_from_the_next_round_on(engine: str, o
     def shrink(optimizer: torch.optim.Optimizer, *_: object) -> None:
         next(each for each in (one, eager) if each.optimizer is optimizer).W.clamp_(-0.1, 0.1)
 
-    with contextlib.closing(replicas(engine)) as one, contextlib.closing(replicas("eager")) as eager:
-        for t in range(6):
-            if t == 2:
-                handles = [register_optimizer_step_post_hook(shrink)] if of_all else []
-                handles += [] if of_all else [each.optimizer.register_step_post_hook(shrink) for each in (one, eager)]
-            if t == 4:
-                for handle in handles:
-                    handle.remove()
-            for each in (one, eager):
-                each.round([batch(3 * t + j) for j in range(3)])
-            assert_same(one, eager)
-            if t in (2, 3):  # gradients are measured in such a round
-                torch.testing.assert_close(one.G, eager.G, rtol=0, atol=1e-10)
-        assert one.engine == engine
+    one, eager = replicas(engine), replicas("eager")
+    for t in range(6):
+        if t == 2:
+            handles = [register_optimizer_step_post_hook(shrink)] if of_all else []
+            handles += [] if of_all else [each.optimizer.register_step_post_hook(shrink) for each in (one, eager)]
+        if t == 4:
+            for handle in handles:
+                handle.remove()
+        for each in (one, eager):
+            each.round([batch(3 * t + j) for j in range(3)])
+        assert_same(one, eager)
+        if t in (2, 3):  # gradients are measured in such a round
+            torch.testing.assert_close(one.G, eager.G, rtol=0, atol=1e-10)
+    assert one.engine == engine
 
 
 def test_flags_of_the_optimizer_are_followed(not_compiled) -> None:
@@ -308,10 +305,9 @@ class Shared(nn.Module):
 def test_a_buffer_of_two_modules_stays_one(engine: str, assigns: bool) -> None:
     template = Shared(assigns=assigns)
     stance = {"stance": "force_eager"} if assigns else {"stance": "default", "force_backend": "aot_eager"}
+    one, eager = replicas(engine, template=template, compile=True), replicas("eager", template=template)
     with (
         torch.compiler.set_stance(**stance),
-        contextlib.closing(replicas(engine, template=template, compile=True)) as one,
-        contextlib.closing(replicas("eager", template=template)) as eager,
         pytest.warns(UserWarning, match="assigns to buffer 'second.calls'") if assigns else contextlib.nullcontext(),
     ):
         for t in range(6):
@@ -359,16 +355,13 @@ class Adding(nn.Linear):
 @pytest.mark.parametrize("optimizer", [SGD, torch.optim.AdamW], ids=["whole", "in parts"])
 def test_a_step_may_add_modules_in_its_first_pass(optimizer: Callable, not_compiled) -> None:
     settings = {"template": Adding(6, 3).double(), "optimizer": optimizer}
-    with (
-        contextlib.closing(replicas("fused", **settings)) as one,
-        contextlib.closing(replicas("eager", **settings)) as eager,
-    ):
-        for t in range(3):
-            given = [batch(3 * t + j) for j in range(3)]
-            with pytest.warns(UserWarning, match="of module 'act' in") if t == 0 else contextlib.nullcontext():
-                one.round(given)
-            eager.round(given)
-        assert_same(one, eager)
+    one, eager = replicas("fused", **settings), replicas("eager", **settings)
+    for t in range(3):
+        given = [batch(3 * t + j) for j in range(3)]
+        with pytest.warns(UserWarning, match="of module 'act' in") if t == 0 else contextlib.nullcontext():
+            one.round(given)
+        eager.round(given)
+    assert_same(one, eager)
 
 
 class Counting(nn.Linear):
@@ -408,31 +401,18 @@ def test_a_model_that_counts_in_python_counts_for_every_learner(
 ) -> None:
     template = kind(6, 3).double()
     settings = {"template": template, "optimizer": optimizer}
-    with (
-        contextlib.closing(replicas("fused", **settings)) as one,
-        contextlib.closing(replicas("eager", **settings)) as eager,
-    ):
-        for t in range(5):
-            given = [batch(3 * t + j, 5 if (t, j) == (3, 1) else 8) for j in range(3)]
-            with pytest.warns(UserWarning, match="changes attribute 'calls'") if t == 0 else contextlib.nullcontext():
-                one.round(given)
-            eager.round(given)
-            assert_same(one, eager)
-        assert one.engine == "eager"
-
-
-class Branching(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(6, 3).double()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = self.linear(x)
-        return y if y.sum() > 0 else -y
+    one, eager = replicas("fused", **settings), replicas("eager", **settings)
+    for t in range(5):
+        given = [batch(3 * t + j, 5 if (t, j) == (3, 1) else 8) for j in range(3)]
+        with pytest.warns(UserWarning, match="changes attribute 'calls'") if t == 0 else contextlib.nullcontext():
+            one.round(given)
+        eager.round(given)
+        assert_same(one, eager)
+    assert one.engine == "eager"
 
 
 def test_a_model_that_branches_on_data_falls_back_to_eager_with_the_reason() -> None:
-    fused, eager = replicas("fused", template=Branching()), replicas("eager")
+    fused = replicas("fused", template=Branching(6, 3).double())
     eager = replicas("eager", template=fused.export().requires_grad_())
     batches = [batch(i) for i in range(3)]
     with warnings.catch_warnings(record=True) as caught:
@@ -443,13 +423,6 @@ def test_a_model_that_branches_on_data_falls_back_to_eager_with_the_reason() -> 
     assert any("data-dependent control flow" in str(w.message) for w in caught)
     assert [event.event for event in fused.loop.take_events()] == ["engine changed"] * 3
     assert_same(fused, eager)
-
-
-def test_a_label_out_of_range_is_the_users_error_and_the_process_survives() -> None:
-    _, fused = in_one_region(True, SYNCS[1])
-    x, y = batch(0)
-    with pytest.raises(DataError, match="out of range"):
-        fused.round([(x, y + 7), batch(1), batch(2)])
 
 
 def test_dropout_is_reproducible_and_differs_between_learners(not_compiled) -> None:
@@ -463,24 +436,11 @@ def test_dropout_is_reproducible_and_differs_between_learners(not_compiled) -> N
     assert torch.equal(run().z, run().z)
 
 
-class Assigning(nn.Module):
-    """Keeps a running mean by assigning a new tensor to its buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(6, 3).double()
-        self.register_buffer("mean", torch.zeros(6, dtype=torch.float64))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
-        return self.linear(x - self.mean)
-
-
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("stance", ["force_eager", "default"])
 def test_buffers_that_a_model_assigns_anew_agree(stance: str) -> None:
     torch.manual_seed(0)
-    template = Assigning()
+    template = Averaging().double()
 
     def rounds(one: Replicas) -> None:
         for i in range(4):
@@ -519,17 +479,14 @@ KEPT: dict[str, tuple[torch.Tensor | None, Callable]] = {
 @pytest.mark.parametrize("kept", KEPT)
 def test_a_step_may_give_a_buffer_another_shape_or_type(kept: str, optimizer: Callable, not_compiled) -> None:
     settings = {"template": Keeping(*KEPT[kept]), "optimizer": optimizer}
-    with (
-        contextlib.closing(replicas("fused", **settings)) as one,
-        contextlib.closing(replicas("eager", **settings)) as eager,
-    ):
-        for t in range(3):
-            given = [batch(3 * t + j) for j in range(3)]
-            with pytest.warns(UserWarning, match="buffer 'kept'") if t == 0 else contextlib.nullcontext():
-                one.round(given)
-            eager.round(given)
-        assert one.engine == "eager"
-        assert_same(one, eager)
+    one, eager = replicas("fused", **settings), replicas("eager", **settings)
+    for t in range(3):
+        given = [batch(3 * t + j) for j in range(3)]
+        with pytest.warns(UserWarning, match="buffer 'kept'") if t == 0 else contextlib.nullcontext():
+            one.round(given)
+        eager.round(given)
+    assert one.engine == "eager"
+    assert_same(one, eager)
 
 
 SCALE = 1.0
@@ -555,7 +512,7 @@ def test_a_value_outside_that_changes_takes_effect_in_compiled_rounds() -> None:
 
 
 def test_a_model_that_cannot_be_vectorised_is_not_tried_again_when_learners_come() -> None:
-    fused = replicas("fused", template=Branching())
+    fused = replicas("fused", template=Branching(6, 3).double())
     with pytest.warns(UserWarning, match="fused"):
         fused.round([batch(i) for i in range(3)])
     fused.loop.take_events()

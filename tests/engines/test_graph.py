@@ -18,7 +18,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils._pytree import tree_leaves
 
 import bow
 from bow import devices
@@ -34,9 +33,9 @@ from bow.engines.restarts import Restarts
 from bow.errors import GraphError, RuntimeUnavailableError
 from bow.models import LSTMLanguageModel, sequence_cross_entropy
 from bow.replicas.optimizer import OptimizerRows
-from tests.engines.pairs import TOLERANCE, Pair
+from tests.engines.pairs import TOLERANCE, Pair, are_equal
 from tests.forked import FORKED
-from tests.graph.cases import Remembering
+from tests.graph.cases import Averaging, Branching, Remembering
 from tests.grouped import of_replicas
 
 CLASSES, FEATURES = 3, 6
@@ -162,11 +161,6 @@ def test_a_row_that_is_longer_than_a_block_is_averaged_whole() -> None:
 
 
 def test_a_model_that_cannot_be_captured_runs_in_eager_and_says_why() -> None:
-    class Branching(nn.Linear):
-        def forward(self, inputs: Tensor) -> Tensor:
-            made = super().forward(inputs)
-            return made if made.sum() > 0 else -made
-
     with replicas(Branching(FEATURES, CLASSES).double()) as training:
         with pytest.warns(UserWarning, match="engine graph does not work for this model .* running eager"):
             assert training.round(batches(0, 2)).isfinite().all()
@@ -338,8 +332,8 @@ def test_a_round_that_is_interrupted_is_whole_or_has_not_happened(
             one.round(batches(t, 2))
         for t in range(5):
             other.round(batches(t, 2))
-        states = [tree_leaves(each.training_state()) for each in (one, other)]
-    assert all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(*states, strict=True))
+        states = [each.training_state() for each in (one, other)]
+    assert are_equal(*states)
 
 
 def interrupting(before: Any, at: int) -> Any:
@@ -382,22 +376,22 @@ def test_buffers_are_as_if_an_interrupted_round_had_not_begun(
         GENERATOR.manual_seed(0)
         for t in range(3):
             made.round(batches(t, 2))
-        before, drawn = tree_leaves(made.training_state()), GENERATOR.get_state()
+        before, drawn = made.training_state(), GENERATOR.get_state()
         with monkeypatch.context() as patched:
             patched.setattr(owner, name, interrupting(getattr(owner, name), at))
             with pytest.raises(KeyboardInterrupt):
                 made.round(batches(3, 2))
-        after = tree_leaves(made.training_state())
+        after = made.training_state()
         assert torch.equal(GENERATOR.get_state(), drawn)
         made.round(batches(3, 2))
-        repeated = tree_leaves(made.training_state())
-    assert all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(before, after, strict=True))
+        repeated = made.training_state()
+    assert are_equal(before, after)
     with replicas(**settings) as other:
         GENERATOR.manual_seed(0)
         for t in range(4):
             other.round(batches(t, 2))
-        expected = tree_leaves(other.training_state())
-    assert all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(repeated, expected, strict=True))
+        expected = other.training_state()
+    assert are_equal(repeated, expected)
 
 
 @pytest.mark.parametrize("engine", ["eager", "streams"])
@@ -410,12 +404,12 @@ def test_a_step_that_fails_leaves_the_buffers_of_learners_in_front_of_it_alone(e
     with replicas(engine=engine, step=step) as made:
         for t in range(2):
             made.round(batches(t, 2))
-        before = tree_leaves(made.training_state())
+        before = made.training_state()
         first, second = batches(2, 2)
         with pytest.raises(ValueError, match="a label is missing"):
             made.round([first, (second[0], second[1] - CLASSES)])
-        after = tree_leaves(made.training_state())
-    assert all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(before, after, strict=True))
+        after = made.training_state()
+    assert are_equal(before, after)
 
 
 @pytest.mark.parametrize(
@@ -664,23 +658,8 @@ def test_a_learner_that_diverges_ahead_of_the_others_starts_again_from_the_centr
         assert training.W.isfinite().all()
 
 
-class AssignedBuffer(nn.Linear):
-    """Keeps a running mean and the one before it by assigning new tensors to its buffers."""
-
-    def __init__(self) -> None:
-        super().__init__(FEATURES, CLASSES)
-        self.register_buffer("mean", torch.zeros(FEATURES))
-        self.register_buffer("mean_before", torch.zeros(FEATURES))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        mean = 0.9 * self.mean + 0.1 * inputs.detach().mean(0)
-        self.mean_before = self.mean
-        self.mean = mean
-        return super().forward(inputs - mean)
-
-
 def test_buffers_that_the_model_assigns_follow_eager_through_rounds_of_other_shapes() -> None:
-    with Pair("graph", AssignedBuffer, learners=2) as pair:
+    with Pair("graph", Averaging, learners=2) as pair:
         for t, samples in enumerate([4, 4, 3, 4, 4, 3, 3, 4]):
             pair.round(batches(t, 2, samples))
         assert pair.trainings[1].learner(0).mean.abs().max() > 0.01

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensor
 from torch.nn.functional import cross_entropy
-from torch.utils._pytree import tree_leaves
 
 import bow
 from bow.devices import available_cores
 from bow.engines.live_check import COMPILED_ROUNDING, ROUNDING, Expected, LiveCheck
 from bow.engines.outcome import ParallelSpeedup
 from bow.testing import FakeDevice
+from tests.engines.pairs import OPEN, are_equal
 from tests.grouped import of_replicas
 
 pytestmark = [pytest.mark.usefixtures("_uncompiled", "_captured_anew")]
@@ -60,7 +60,8 @@ def round_of(t: int) -> list[Any]:
 def training(engine: str, build: Callable[[], nn.Module] = model, **settings: Any) -> bow.Replicas:
     name, _, fake = engine.partition("@")
     settings = {"optimizer": SGD, "learners": LEARNERS, **settings}
-    return bow.Replicas(build(), **of_replicas(engine=name, device=FakeDevice() if fake else "cpu", **settings))  # type: ignore[arg-type]
+    OPEN.append(bow.Replicas(build(), **of_replicas(engine=name, device=FakeDevice() if fake else "cpu", **settings)))
+    return OPEN[-1]
 
 
 class Scale(torch.autograd.Function):
@@ -117,7 +118,6 @@ def test_what_cannot_be_watched_ends_the_replay(what: str, engine: str, monkeypa
     eager.load_training_state(replicas.training_state())
     for t in range(6, 8):
         torch.testing.assert_close(replicas.round(round_of(t)), eager.round(round_of(t)))
-    replicas.close()
 
 
 def run_rounds(replicas: bow.Replicas, rounds: range) -> None:
@@ -145,7 +145,6 @@ def test_random_numbers_that_are_not_drawn_any_more_are_a_difference(
     with pytest.warns(UserWarning, match="different number of random draws; it last matched in"):
         run_rounds(replicas, range(3, 9))
     assert replicas.engine == "eager"
-    replicas.close()
 
 
 def test_an_engine_that_was_left_is_not_tried_again_where_a_training_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,8 +161,6 @@ def test_an_engine_that_was_left_is_not_tried_again_where_a_training_goes_on(mon
     third = training("graph", step=of_the_loss)
     with pytest.warns(UserWarning, match="engine graph had been abandoned before the checkpoint .the captured step"):
         third.load_training_state(second.training_state())
-    for each in (first, second, third):
-        each.close()
 
 
 def in_place(learner: nn.Module, given: Any) -> Any:
@@ -179,8 +176,6 @@ def test_a_step_that_writes_to_its_batch_sees_each_batch_once(engine: str) -> No
         for t in range(9):
             losses = [each.round(round_of(t)) for each in made]
             torch.testing.assert_close(*losses)
-    for each in made:
-        each.close()
 
 
 @pytest.mark.sample(3)
@@ -211,8 +206,7 @@ def test_a_training_with_checks_is_that_without(
         return [state, replicas.G, torch.random.get_rng_state(), random.getstate(), np.random.get_state()]
 
     (*tensors, python, numpy), (*others, other_python, other_numpy) = trained(checks=True), trained(checks=False)
-    one, other = (tree_leaves(each) for each in (tensors, others))
-    assert all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(one, other, strict=True))
+    assert are_equal(tensors, others)
     assert python == other_python
     assert str(numpy) == str(other_numpy)
 
@@ -256,8 +250,7 @@ def check_honest(engine: str, name: str, monkeypatch: pytest.MonkeyPatch, **sett
         LiveCheck, "compare", lambda self, *args: told.append(args[1].run is not None) or verdict(self, *args)
     )
     replicas = training(engine, HONEST[name], step=with_accuracy, **settings)
-    for t in range(8):
-        replicas.round(round_of(t))
+    run_rounds(replicas, range(8))
     assert not replicas.loop.take_events()
     replicas.close()
     return sum(told)
@@ -315,7 +308,6 @@ def test_a_tiny_loss_has_the_rounding_of_what_it_is_computed_from(
             inputs = signs + 0.02 * torch.randn(signs.shape, generator=generator)
             assert replicas.round(list(zip(inputs, targets, strict=True))).max() < 5e-4
     assert bool(replicas.loop.take_events()) == (factor != 1)
-    replicas.close()
 
 
 class Masked(nn.Module):
@@ -348,14 +340,12 @@ def test_what_is_not_finite_is_compared_as_well(engine: str, monkeypatch: pytest
         return loss, {**metrics, "beta": loss.detach() * 0 + beta()}
 
     replicas = training(engine, Masked, step=step)
-    for t in range(3):
-        replicas.round(round_of(t))
+    run_rounds(replicas, range(3))
     assert not replicas.loop.take_events()
     monkeypatch.setenv("BETA", "inf")
     replicas.round(round_of(3))  # from here on it looks closely
     with pytest.warns(UserWarning, match="the step's 'beta' is 1 and not inf"):
         replicas.round(round_of(4))
-    replicas.close()
 
 
 @pytest.mark.parametrize(("free_s", "last"), [(1e9, 64), (0.0, 8)])
@@ -386,7 +376,6 @@ def test_what_is_compiled_may_sum_in_another_order(units: int, unsure: bool) -> 
     live.run_step(0, round_of(0)[0], contextlib.nullcontext)  # begins the clock
     assert live.compare([dataclasses.replace(run, gradient=other)], Expected(0, run), 1) is None
     assert live.needs_recheck == unsure
-    replicas.close()
 
 
 @pytest.mark.nightly
@@ -422,13 +411,11 @@ def test_behind_the_first_rounds_a_hundredth_of_the_time_is_spent(monkeypatch: p
     for t in range(50):
         replicas.round(round_of(t % 10))
     assert len(checked) <= 0.01 * 2050 + 3
-    replicas.close()
 
 
 def test_a_task_that_is_checked_tells_what_learners_bring_that_run_at_the_same_time() -> None:
     replicas = training("graph", loss=cross_entropy)
-    for t in range(8):
-        replicas.round(round_of(t))
+    run_rounds(replicas, range(8))
     found = replicas.loop.context.log.parallel_speedup
     replicas.close()
     assert found is not None
@@ -468,10 +455,9 @@ def test_a_change_behind_the_last_check_is_told_at_the_end(
         replicas.export()
     assert len(caught) == 1
     assert [event.event for event in replicas.loop.take_events()] == ["engine changed"]
-    assert equal(before, state_of(replicas))
+    assert are_equal(before, state_of(replicas))
     replicas.export()  # says it once
     run_rounds(replicas, range(6, 7))
-    replicas.close()
 
 
 @pytest.mark.sample(5)
@@ -493,7 +479,7 @@ def test_the_last_check_leaves_nothing(sync: Any, optimizer: Any, engine: str, m
         replicas.close()
         return state
 
-    assert equal(trained(checks=True), trained(checks=False))
+    assert are_equal(trained(checks=True), trained(checks=False))
 
 
 def of_rounds(*checked: int) -> Callable[[LiveCheck, int], bool]:
@@ -505,11 +491,6 @@ def of_rounds(*checked: int) -> Callable[[LiveCheck, int], bool]:
 def state_of(replicas: bow.Replicas) -> list[Any]:
     replicas.loop.catch_up()
     return [replicas.training_state(), replicas.G.clone(), torch.random.get_rng_state(), replicas.engine]
-
-
-def equal(state: Any, other: Any) -> bool:
-    pairs = zip(tree_leaves(state), tree_leaves(other), strict=True)
-    return all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs)
 
 
 @pytest.mark.parametrize(
@@ -556,7 +537,6 @@ def test_a_last_round_that_was_checked_is_not_checked_again(engine: str, monkeyp
     replicas.round(round_of(0))
     replicas.loop.check_last()
     assert len(checked) == 1
-    replicas.close()
 
 
 def test_learners_that_are_added_behind_the_last_round_are_not_checked() -> None:
@@ -564,4 +544,3 @@ def test_learners_that_are_added_behind_the_last_round_are_not_checked() -> None
     replicas.round(round_of(0))
     replicas.resize(len(round_of(0)) + 1)
     replicas.export()
-    replicas.close()

@@ -26,7 +26,7 @@ import bow
 from bow.devices import available_cores
 from bow.engines.streams import Streams
 from bow.engines.thread_pool import ThreadPool
-from bow.errors import DataError, DivergenceError, LossError, ModelError, SettingError
+from bow.errors import DataError, DivergenceError, LossError, ModelError
 from tests.engines.pairs import Pair
 from tests.grouped import of_replicas
 
@@ -937,8 +937,3 @@ def test_rounds_that_never_synchronise_are_handed_over_in_portions() -> None:
 def test_first_come_is_warned_about_where_it_has_no_effect(engine: str) -> None:
     with pytest.warns(UserWarning, match=f'dispatch="first_come" has no effect in engine {engine}'):
         Replicas(engine=engine, **FREE)
-
-
-def test_a_dispatch_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(SettingError, match="dispatch must be one of fixed, first_come, got"):
-        Replicas(dispatch="last")

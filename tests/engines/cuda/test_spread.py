@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ from bow.runtime.streams import StreamRuntime
 from bow.schedule import FirstComeSchedule, OrderedSchedule, PrioritySchedule, Schedule
 from bow.schedule.scheduler import critical_path
 from bow.testing import FakeDevice
-from tests.engines.cuda.trainings import ADAMW, LEARNERS, SGD, batch, model, round_of, training
+from tests.engines.cuda.trainings import ADAMW, LEARNERS, SGD, Scaled, assert_alike, batch, model, round_of, training
 from tests.engines.pairs import TOLERANCE
 from tests.engines.test_agreement import MODELS, random_batch
 from tests.graph.cases import Delayed
@@ -60,14 +59,8 @@ class Trainings:
 
     def __init__(self, build: Callable[[], nn.Module], schedule: Schedule, **settings: Any) -> None:
         self.device = FakeDevice()
-        loss = {} if "step" in settings else {"loss": cross_entropy}
-        settings = {"learners": LEARNERS, "optimizer": SGD, **loss, **settings}
-        torch.manual_seed(0)
-        made = build().double()
-        self.eager = bow.Replicas(made, **of_replicas(engine="eager", device="cpu", **settings))
-        self.graph = bow.Replicas(
-            made, **of_replicas(engine="graph", device=self.device, schedule=schedule, **settings)
-        )
+        self.eager = training("eager", "cpu", lambda: build().double(), **settings)
+        self.graph = training("graph", self.device, lambda: build().double(), schedule=schedule, **settings)
 
     def round(self, batches: list[Any]) -> None:
         expected, made = self.eager.round(batches), self.graph.round(batches)
@@ -75,24 +68,16 @@ class Trainings:
         self.compare()
 
     def compare(self) -> None:
-        close = functools.partial(torch.testing.assert_close, rtol=0, atol=TOLERANCE)
-        close(self.graph.W, self.eager.W)
-        close(self.graph.z, self.eager.z)
+        assert_alike([self.eager, self.graph], TOLERANCE)
         modules = [[*map(each.learner, range(each.learners)), each.central] for each in (self.graph, self.eager)]
         for own, other in zip(*modules, strict=True):
-            close(dict(own.named_buffers()), dict(other.named_buffers()))
+            buffers = dict(own.named_buffers()), dict(other.named_buffers())
+            torch.testing.assert_close(*buffers, rtol=0, atol=TOLERANCE)
 
     @property
     def launches(self) -> dict[str, int]:
         """By stream that is not a learner's first one: what graphs have run there."""
         return {name: count for name, count in self.device.launches.items() if name.startswith("graph ")}
-
-
-@contextlib.contextmanager
-def trainings(build: Callable[[], nn.Module], schedule: Schedule, **settings: Any) -> Iterator[Trainings]:
-    pair = Trainings(build, schedule, **settings)
-    yield pair
-    pair.graph.close()
 
 
 CASES = [
@@ -108,30 +93,30 @@ OPTIMIZERS = {"momentum": functools.partial(SGD, weight_decay=1e-3), "adamw": AD
 def test_learners_by_a_schedule_follow_eager(name: str, sync: str, optimizer: str, learners: int) -> None:
     schedule = dealt(step_graph(MODELS[name], (random_batch(0)[0].float(), random_batch(0)[1])))
     settings = {"optimizer": OPTIMIZERS[optimizer], "sync": SYNCHRONISERS[sync]()}
-    with trainings(MODELS[name], schedule, learners=learners, **settings) as pair:
-        for t in range(6):
-            pair.round([random_batch(10 * t + j) for j in range(learners)])
-        assert pair.graph.engine == "graph"
-        assert pair.graph.loop.take_events() == []
-        branches = {f"learner {learner}, stream {stream}" for learner in range(learners) for stream in (1, 2)}
-        assert {name.partition("/")[2] for name in pair.launches} == branches
+    pair = Trainings(MODELS[name], schedule, learners=learners, **settings)
+    for t in range(6):
+        pair.round([random_batch(10 * t + j) for j in range(learners)])
+    assert pair.graph.engine == "graph"
+    assert pair.graph.loop.take_events() == []
+    branches = {f"learner {learner}, stream {stream}" for learner in range(learners) for stream in (1, 2)}
+    assert {name.partition("/")[2] for name in pair.launches} == branches
 
 
 @pytest.mark.usefixtures("_captured_once")
 def test_they_follow_through_short_rounds_other_shapes_and_changes_of_learners() -> None:
-    with trainings(model, dealt(step_graph())) as pair:
-        for t, learners in enumerate([2, 2, 3, 3, 2, 1, 1, 2]):
-            for each in (pair.eager, pair.graph):
-                while each.learners < learners:
-                    each.resize(each.learners + 1)
-                while each.learners > learners:
-                    each.resize(each.learners - 1)
-            pair.compare()
-            sizes = [4 - t % 3] + [4] * (learners - 1)
-            batches: list[Any] = [batch(10 * t + j, size) for j, size in enumerate(sizes)]
-            pair.round([*batches[:-1], None] if t == 3 else batches)
-        assert pair.graph.engine == "graph"
-        assert pair.graph.loop.take_events() == []
+    pair = Trainings(model, dealt(step_graph()))
+    for t, learners in enumerate([2, 2, 3, 3, 2, 1, 1, 2]):
+        for each in (pair.eager, pair.graph):
+            while each.learners < learners:
+                each.resize(each.learners + 1)
+            while each.learners > learners:
+                each.resize(each.learners - 1)
+        pair.compare()
+        sizes = [4 - t % 3] + [4] * (learners - 1)
+        batches: list[Any] = [batch(10 * t + j, size) for j, size in enumerate(sizes)]
+        pair.round([*batches[:-1], None] if t == 3 else batches)
+    assert pair.graph.engine == "graph"
+    assert pair.graph.loop.take_events() == []
 
 
 def test_clipping_and_metrics_are_those_of_eager() -> None:
@@ -140,18 +125,16 @@ def test_clipping_and_metrics_are_those_of_eager() -> None:
         return cross_entropy(made, given[1]), {"largest": made.max(), "smallest": made.min()}
 
     graph = bow.capture(model(), batch(0), step=step)
-    with (
-        trainings(model, dealt(graph), step=step, clip_norm=0.1) as pair,
-        trainings(model, dealt(step_graph())) as free,
-    ):
-        for t in range(4):
-            pair.round(round_of(t))
-            free.round(round_of(t))
-            one, other = (each.last.metrics for each in (pair.eager, pair.graph))
-            assert list(other) == ["largest", "smallest"]
-            torch.testing.assert_close(other, one, rtol=0, atol=1e-6)
-        assert not torch.allclose(pair.graph.W, free.graph.W, atol=1e-3)  # the limit was felt
-        assert pair.graph.loop.take_events() == []
+    pair = Trainings(model, dealt(graph), step=step, clip_norm=0.1)
+    free = Trainings(model, dealt(step_graph()))
+    for t in range(4):
+        pair.round(round_of(t))
+        free.round(round_of(t))
+        one, other = (each.last.metrics for each in (pair.eager, pair.graph))
+        assert list(other) == ["largest", "smallest"]
+        torch.testing.assert_close(other, one, rtol=0, atol=1e-6)
+    assert not torch.allclose(pair.graph.W, free.graph.W, atol=1e-3)  # the limit was felt
+    assert pair.graph.loop.take_events() == []
 
 
 def test_a_buffer_that_keeps_the_value_of_another_has_the_one_before() -> None:
@@ -159,12 +142,12 @@ def test_a_buffer_that_keeps_the_value_of_another_has_the_one_before() -> None:
         before = learner.mean[0].clone()  # type: ignore[index, operator]
         return cross_entropy(learner(given[0]), given[1]), {"before": before}
 
-    with trainings(Delayed, dealt(bow.capture(Delayed(), batch(0), step=step)), step=step) as pair:
-        for t in range(4):
-            pair.round(round_of(t))
-            one, other = (each.last.metrics["before"] for each in (pair.eager, pair.graph))
-            torch.testing.assert_close(other, one, rtol=0, atol=1e-6)
-        assert pair.graph.engine == "graph"
+    pair = Trainings(Delayed, dealt(bow.capture(Delayed(), batch(0), step=step)), step=step)
+    for t in range(4):
+        pair.round(round_of(t))
+        one, other = (each.last.metrics["before"] for each in (pair.eager, pair.graph))
+        torch.testing.assert_close(other, one, rtol=0, atol=1e-6)
+    assert pair.graph.engine == "graph"
 
 
 @pytest.mark.filterwarnings("ignore:.*restarts from the central model")
@@ -173,14 +156,15 @@ def test_a_diverged_learner_starts_again() -> None:
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
-    with trainings(build, dealt(step_graph(build, (batch(0)[0].float(), batch(0)[1])))) as pair:
-        for t in range(8):
-            batches = round_of(t)
-            if t in (2, 5):
-                batches[t % 2][0][0, 0] = torch.inf
-            for each in (pair.eager, pair.graph):
-                each.round(batches)
-            pair.compare()
+    pair = Trainings(build, dealt(step_graph(build, (batch(0)[0].float(), batch(0)[1]))))
+    for t in range(8):
+        batches = round_of(t)
+        if t in (2, 5):
+            batches[t % 2][0][0, 0] = torch.inf
+        for each in (pair.eager, pair.graph):
+            each.round(batches)
+        pair.compare()
+    pair.graph.close()  # which hears of the last rounds
     assert [each.loop.num_restarts for each in (pair.eager, pair.graph)] == [2, 2]
 
 
@@ -264,78 +248,67 @@ def test_autocast_is_captured_with_the_step() -> None:
 
 
 def test_a_value_in_python_that_changes_is_captured_anew() -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.scale = nn.Linear(6, 3), 1.0
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            made: Tensor = self.layer(inputs)
-            return made * self.scale
-
-    with trainings(Scaled, dealt(step_graph(Scaled, (batch(0)[0].float(), batch(0)[1])), 2)) as pair:
-        for t in range(4):
-            for each in (pair.eager, pair.graph):
-                for index in range(LEARNERS):
-                    each.learner(index).scale = 1.0 + t // 2
-            pair.round(round_of(t))
-        assert pair.graph.loop.take_events() == []
+    pair = Trainings(Scaled, dealt(step_graph(Scaled, (batch(0)[0].float(), batch(0)[1])), 2))
+    for t in range(4):
+        for each in (pair.eager, pair.graph):
+            for index in range(LEARNERS):
+                each.learner(index).scale = 1.0 + t // 2
+        pair.round(round_of(t))
+    assert pair.graph.loop.take_events() == []
 
 
 # What does not fit
 
 
 def test_a_schedule_of_other_operators_is_left_out_and_the_user_hears_of_it() -> None:
-    with trainings(model, OrderedSchedule((1, 1), order=((0,), (1,)))) as pair:
-        with pytest.warns(UserWarning, match="schedule does not fit this step .*never runs.* run one after another"):
-            pair.round(round_of(0))
-        for t in range(1, 4):
-            pair.round(round_of(t))
-        assert pair.graph.engine == "graph"  # it is captured all the same
-        assert pair.device.replays >= 6
-        assert [event.event for event in pair.graph.loop.take_events()] == ["engine changed"]
+    pair = Trainings(model, OrderedSchedule((1, 1), order=((0,), (1,))))
+    with pytest.warns(UserWarning, match="schedule does not fit this step .*never runs.* run one after another"):
+        pair.round(round_of(0))
+    for t in range(1, 4):
+        pair.round(round_of(t))
+    assert pair.graph.engine == "graph"  # it is captured all the same
+    assert pair.device.replays >= 6
+    assert [event.event for event in pair.graph.loop.take_events()] == ["engine changed"]
 
 
 def test_a_step_that_is_no_step_graph_is_captured_as_it_is() -> None:
-    class Counting(nn.Module):
+    class Counting(nn.Linear):
         """Changes what is no buffer, which a graph of the device repeats and a step graph would not."""
 
         def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.seen = nn.Linear(6, 3), torch.zeros((), dtype=torch.float64)
+            super().__init__(6, 3)
+            self.seen = torch.zeros((), dtype=torch.float64)
 
         def forward(self, inputs: Tensor) -> Tensor:
             self.seen.add_(1)
-            made: Tensor = self.layer(inputs)
-            return made
+            return super().forward(inputs)
 
-    with trainings(Counting, OrderedSchedule((1, 1), order=((0,), (1,)))) as pair:
-        with pytest.warns(UserWarning, match="the schedule does not fit this step .*neither a buffer nor an input"):
-            pair.round(round_of(0))
-        pair.round(round_of(1))
-        assert pair.graph.engine == "graph"
+    pair = Trainings(Counting, OrderedSchedule((1, 1), order=((0,), (1,))))
+    with pytest.warns(UserWarning, match="the schedule does not fit this step .*neither a buffer nor an input"):
+        pair.round(round_of(0))
+    pair.round(round_of(1))
+    assert pair.graph.engine == "graph"
 
 
 def test_shapes_that_are_rare_run_as_they_are() -> None:
-    with trainings(model, dealt(step_graph())) as pair:
-        pair.round(round_of(0))
-        replays = pair.device.replays
-        pair.round([batch(8, 3), batch(9, 3)])  # comes for the first time
-        assert pair.device.replays == replays
-        pair.round([batch(10, 3), batch(11, 3)])
-        assert pair.device.replays == replays + 2
-        assert pair.graph.loop.take_events() == []
+    pair = Trainings(model, dealt(step_graph()))
+    pair.round(round_of(0))
+    replays = pair.device.replays
+    pair.round([batch(8, 3), batch(9, 3)])  # comes for the first time
+    assert pair.device.replays == replays
+    pair.round([batch(10, 3), batch(11, 3)])
+    assert pair.device.replays == replays + 2
+    assert pair.graph.loop.take_events() == []
 
 
 def test_a_step_that_makes_something_else_of_a_buffer_is_refused() -> None:
-    class Growing(nn.Module):
+    class Growing(nn.Linear):
         def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(6, 3)
+            super().__init__(6, 3)
             self.register_buffer("last", torch.zeros(3, dtype=torch.float64))
 
         def forward(self, inputs: Tensor) -> Tensor:
-            made: Tensor = self.layer(inputs)
+            made = super().forward(inputs)
             self.last = made.detach()
             return made
 
@@ -361,7 +334,6 @@ def test_a_mistake_in_the_data_is_told_as_such() -> None:
     with pytest.raises(DataError, match="index is out of range"):  # while that shape is captured
         replicas.round([tokens(5, 3), tokens(4, 3)])
     assert replicas.loop.take_events() == []
-    replicas.close()
 
 
 def test_running_out_of_memory_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,7 +344,6 @@ def test_running_out_of_memory_is_explained(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(StreamRuntime, "run", full)
     with pytest.raises(DeviceMemoryError, match=r"ran out of memory \(2.00 GiB more\)"):
         replicas.round(round_of(0))
-    replicas.close()
 
 
 def test_a_learner_for_which_there_are_no_streams_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,7 +362,6 @@ def test_a_learner_for_which_there_are_no_streams_leaves_the_others(monkeypatch:
         replicas.resize(replicas.learners + 1)
     assert replicas.learners == 2
     assert replicas.round(round_of(1)).isfinite().all()
-    replicas.close()
 
 
 # Memory
@@ -424,4 +394,3 @@ def test_nothing_of_what_ran_before_a_capture_is_held_behind_it() -> None:
     for task in captured:
         assert task.spread is not None
         assert task.spread._runtime._held == {}
-    replicas.close()

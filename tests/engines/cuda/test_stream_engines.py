@@ -18,8 +18,19 @@ from bow.engines.cuda.transfers import SLOTS
 from bow.engines.live_check import LiveCheck
 from bow.errors import DivergenceError, LossError
 from bow.testing import FakeDevice
-from tests.engines.cuda.trainings import ADAMW, ENGINES, LEARNERS, SGD, batch, model, round_of, training
-from tests.grouped import of_replicas
+from tests.engines.cuda.trainings import (
+    ADAMW,
+    ENGINES,
+    LEARNERS,
+    SGD,
+    Scaled,
+    assert_alike,
+    batch,
+    beside_eager,
+    model,
+    round_of,
+    training,
+)
 
 pytestmark = [pytest.mark.usefixtures("_uncompiled")]
 
@@ -71,7 +82,6 @@ def test_rounds_of_one_call_have_no_barrier_between_them(
     replicas.rounds_at_once([round_of(t) for t in range(1, 5)])
     after = Counter({wait: count for wait, count in device.waits.items() if wait.waiting == "caller"})
     assert (after - before).total() == 2  # for the call before, and for this one
-    replicas.close()
 
 
 @pytest.mark.sample(2, 1)
@@ -92,14 +102,10 @@ def test_dropout_is_repeated_and_differs_between_learners(engine: str) -> None:
 
 @pytest.mark.parametrize("engine", AHEAD)
 def test_dropout_is_that_of_eager_where_the_generator_is(engine: str) -> None:
-    trainings = [
-        training(name, where, functools.partial(model, dropout=0.5))
-        for name, where in (("eager", "cpu"), (engine, FakeDevice()))
-    ]
+    trainings = beside_eager(engine, functools.partial(model, dropout=0.5))
     for t in range(3):
         one, other = (replicas.round(round_of(t)) for replicas in trainings)
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
-    trainings[1].close()
 
 
 class Warming(nn.Sequential):
@@ -122,13 +128,12 @@ def test_counts_of_batches_can_be_read_by_the_step(engine: str, assigns: bool) -
         made.assigns = assigns
         return made
 
-    trainings = [training(name, where, build) for name, where in (("eager", "cpu"), (engine, FakeDevice()))]
+    trainings = beside_eager(engine, build)
     for t in range(5):
         one, other = (replicas.round(round_of(t)) for replicas in trainings)
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
     assert trainings[1].engine == engine
     assert {int(each.learner(1)[1].num_batches_tracked) for each in trainings} == {62 if assigns else 5}
-    trainings[1].close()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -138,23 +143,20 @@ def test_the_callers_random_numbers_are_left_alone(engine: str, device: FakeDevi
     for t in range(3):
         replicas.round(round_of(t))
     assert torch.equal(torch.default_generator.get_state(), before)
-    replicas.close()
 
 
 @pytest.mark.sample(2)
 @pytest.mark.filterwarnings("ignore:.*restarts from the central model")
 @pytest.mark.parametrize("engine", ENGINES)
-def test_a_diverged_learner_starts_again_at_once_with_sgd_and_sma(engine: str, device: FakeDevice) -> None:
+def test_a_diverged_learner_starts_again_at_once_with_sgd_and_sma(engine: str) -> None:
     def build() -> nn.Module:  # without buffers: they are put right when the host hears of it
-        torch.manual_seed(0)
         return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
 
-    trainings = [training(name, where, build) for name, where in (("eager", "cpu"), (engine, device))]
+    trainings = beside_eager(engine, build)
     for t in range(10):
         for replicas in trainings:
             replicas.round(bad(round_of(t), t % 2) if t in (2, 5) else round_of(t))
-        torch.testing.assert_close(trainings[1].W, trainings[0].W, rtol=0, atol=1e-12)
-        torch.testing.assert_close(trainings[1].z, trainings[0].z, rtol=0, atol=1e-12)
+        assert_alike(trainings)
     trainings[1].close()
     assert [replicas.loop.num_restarts for replicas in trainings] == [2, 2]
     assert [event.round for event in trainings[1].loop.take_events()] == [
@@ -188,7 +190,6 @@ def test_divergence_can_be_an_error(engine: str, device: FakeDevice) -> None:
     rounds = [bad(round_of(t), 1) if t == 2 else round_of(t) for t in range(3 + SLOTS)]
     with pytest.raises(DivergenceError, match=r"learner 1's loss was .* in round 2"):
         replicas.rounds_at_once(rounds)
-    replicas.close()
 
 
 @pytest.mark.sample(4)
@@ -212,45 +213,23 @@ def test_learners_come_and_go_and_memory_comes_back(engine: str, device: FakeDev
 @pytest.mark.sample(2, 1)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_value_in_python_that_changes_is_captured_anew(engine: str) -> None:
-    class Scaled(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(6, 3)
-            self.scale = 1.0
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            return self.layer(inputs) * self.scale
-
-    def build() -> nn.Module:
-        torch.manual_seed(0)
-        return Scaled().double()
-
-    trainings = [training(name, where, build) for name, where in (("eager", "cpu"), (engine, FakeDevice()))]
+    trainings = beside_eager(engine, lambda: Scaled().double())
     for t in range(6):
         for replicas in trainings:
             for index in range(LEARNERS):
                 replicas.learner(index).scale = 1.0 + t // 2
             replicas.round(round_of(t))
-        torch.testing.assert_close(trainings[1].W, trainings[0].W, rtol=0, atol=1e-12)
-    trainings[1].close()
+        assert_alike(trainings)
 
 
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name != "streams"])
 def test_a_model_that_reads_values_runs_uncaptured(engine: str) -> None:
-    class Reading(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(6, 3)
-
+    class Reading(nn.Linear):
         def forward(self, inputs: Tensor) -> Tensor:
-            made: Tensor = self.layer(inputs)
+            made = super().forward(inputs)
             return made * 2 if made.sum().item() > 0 else made
 
-    def build() -> nn.Module:
-        torch.manual_seed(0)
-        return Reading().double()
-
-    trainings = [training(name, where, build) for name, where in (("eager", "cpu"), (engine, FakeDevice()))]
+    trainings = beside_eager(engine, lambda: Reading(6, 3).double())
     one = trainings[0].round(round_of(0))
     with pytest.warns(UserWarning, match="cannot capture this model"):
         other = trainings[1].round(round_of(0))
@@ -260,28 +239,23 @@ def test_a_model_that_reads_values_runs_uncaptured(engine: str) -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
     assert trainings[1].engine == f"{engine} (not captured)"
     assert [event.event for event in trainings[1].loop.take_events()][-1] == "engine changed"
-    trainings[1].close()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_mistake_in_the_step_is_the_users(engine: str, device: FakeDevice) -> None:
-    replicas = bow.Replicas(model(), **of_replicas(step=lambda m, b: m(b[0]), engine=engine, device=device, learners=2))
+    replicas = training(engine, device, step=lambda m, b: m(b[0]))
     with pytest.raises(LossError, match="scalar"):
         replicas.round(round_of(0))
-    replicas.close()
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_metrics_of_the_step_are_there(engine: str, device: FakeDevice) -> None:
+def test_metrics_of_the_step_are_there(engine: str) -> None:
     def step(learner: nn.Module, given: Any) -> Any:
         made = learner(given[0])
         return nn.functional.cross_entropy(made, given[1]), {"largest": made.max(), "smallest": made.min()}
 
-    trainings = [
-        bow.Replicas(model(), **of_replicas(step=step, optimizer=SGD, engine=name, device=where, learners=2))
-        for name, where in (("eager", "cpu"), (engine, device))
-    ]
+    trainings = beside_eager(engine, step=step)
     for t in range(3):
         for replicas in trainings:
             replicas.round(round_of(t))
@@ -289,7 +263,6 @@ def test_metrics_of_the_step_are_there(engine: str, device: FakeDevice) -> None:
         assert list(other) == ["largest", "smallest"]
         for name in one:
             torch.testing.assert_close(one[name], other[name])
-    trainings[1].close()
 
 
 @pytest.mark.sample(2, 1)
@@ -307,8 +280,6 @@ def test_it_goes_on_exactly_from_a_state(engine: str) -> None:
         resumed.round(round_of(t))
     assert torch.equal(whole.W, resumed.W)
     assert torch.equal(whole.z, resumed.z)
-    whole.close()
-    resumed.close()
 
 
 @pytest.mark.sample(2)
@@ -323,18 +294,8 @@ def test_learners_that_take_batches_as_they_come_take_each_once(
     def step(learner: nn.Module, given: Any) -> Any:
         return nn.functional.cross_entropy(learner(given[0]), given[1]), {"sum": given[0].sum()}
 
-    replicas = bow.Replicas(
-        model(),
-        **of_replicas(
-            step=step,
-            optimizer=optimizer,
-            engine=engine,
-            device=device,
-            learners=3,
-            sync=bow.LocalSGD(every=4),
-            dispatch="first_come",
-        ),
-    )
+    settings = {"sync": bow.LocalSGD(every=4), "dispatch": "first_come"}
+    replicas = training(engine, device, step=step, optimizer=optimizer, learners=3, **settings)
     rounds = [round_of(t, 3) for t in range(12)]
     outcomes = [outcome for t in range(0, 12, 4) for outcome in replicas.rounds_at_once(rounds[t : t + 4])]
     for outcome in outcomes:
@@ -343,7 +304,6 @@ def test_learners_that_take_batches_as_they_come_take_each_once(
     expected = [float(each[0].sum()) for given in rounds for each in given]
     assert sorted(seen) == pytest.approx(sorted(expected), abs=1e-5)
     assert [outcome.taken_by is None for outcome in outcomes] == [False, False, False, True] * 3
-    replicas.close()
 
 
 @pytest.mark.parametrize("engine", ["graph+round", "fused"])
@@ -393,8 +353,6 @@ def test_data_that_reside_on_the_device_are_gathered_there(engine: str, device: 
         ]
         torch.testing.assert_close(*losses, equal_nan=True)
     assert torch.equal(trainings[0].W, trainings[1].W)
-    for replicas in trainings:
-        replicas.close()
 
 
 @pytest.mark.sample(2)
@@ -405,7 +363,7 @@ def test_training_goes_on_behind_an_error_in_the_middle_of_a_round(engine: str, 
             raise ValueError("three samples are a mistake")
         return nn.functional.cross_entropy(learner(given[0]), given[1])
 
-    replicas = bow.Replicas(model(), **of_replicas(step=step, optimizer=SGD, engine=engine, device=device, learners=2))
+    replicas = training(engine, device, step=step)
     for t in range(3):
         replicas.round(round_of(t))
     for _ in range(3):  # the first learner has begun when the second one fails
@@ -413,14 +371,12 @@ def test_training_goes_on_behind_an_error_in_the_middle_of_a_round(engine: str, 
             replicas.round([batch(0), batch(1, 3)])
     for t in range(3, 9):
         assert replicas.round(round_of(t)).isfinite().all()
-    replicas.close()
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("optimizer", [SGD, ADAMW], ids=["sgd", "adamw"])
 def test_streams_offload_what_backward_needs(optimizer: Any, device: FakeDevice) -> None:
     def build() -> nn.Module:
-        torch.manual_seed(0)
         norm = nn.BatchNorm1d(600)
         layers = nn.Sequential(nn.Linear(6, 600), nn.Tanh(), nn.Linear(600, 600), norm, nn.Tanh(), nn.Linear(600, 3))
         return layers.double()
@@ -435,8 +391,6 @@ def test_streams_offload_what_backward_needs(optimizer: Any, device: FakeDevice)
             replicas.round(round_of_many(t))
     assert torch.equal(plain.W, offloaded.W)
     assert any("offload" in name or "host" in name for name in device.launches if "learner" in name), device.launches
-    for replicas in (plain, offloaded):
-        replicas.close()
 
 
 @pytest.mark.sample(3)
@@ -454,7 +408,6 @@ def test_two_learners_that_diverge_soon_after_each_other_do_not_infect_each_othe
     for index in range(3):
         assert all(tensor.isfinite().all() for tensor in replicas.learner(index).buffers())
     assert replicas(batch(0)[0]).isfinite().all()
-    replicas.close()
 
 
 @pytest.mark.sample(2, 1)
@@ -468,38 +421,28 @@ def test_weights_that_are_not_finite_count_once(engine: str, device: FakeDevice)
         replicas.round(round_of(t))
     assert replicas.loop.num_restarts == 1
     assert replicas.W.isfinite().all()
-    replicas.close()
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_loading_the_central_model_reaches_the_graphs(engine: str) -> None:
-    trainings = [training(name, where) for name, where in (("eager", "cpu"), (engine, FakeDevice()))]
+    trainings = beside_eager(engine)
     for t in range(8):
         for replicas in trainings:
             if t == 4:
                 replicas.load_state_dict(model().state_dict())
             replicas.round(round_of(t))
-        torch.testing.assert_close(trainings[1].W, trainings[0].W, rtol=0, atol=1e-12)
-        torch.testing.assert_close(trainings[1].z, trainings[0].z, rtol=0, atol=1e-12)
-    trainings[1].close()
+        assert_alike(trainings)
 
 
 @pytest.mark.filterwarnings("ignore:.*is excluded from the mean")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_mean_of_gradients_leaves_out_who_diverged(engine: str) -> None:
-    def build() -> nn.Module:
-        torch.manual_seed(0)
-        return nn.Linear(6, 3).double()
-
-    trainings = [
-        training(name, where, build, sync=bow.SSGD()) for name, where in (("eager", "cpu"), (engine, FakeDevice()))
-    ]
+    trainings = beside_eager(engine, lambda: nn.Linear(6, 3).double(), sync=bow.SSGD())
     for t in range(4):
         for replicas in trainings:
             replicas.round(bad(round_of(t), 1) if t == 2 else round_of(t))
-        torch.testing.assert_close(trainings[1].W, trainings[0].W, rtol=0, atol=1e-12)
-    trainings[1].close()
+        assert_alike(trainings)
 
 
 @pytest.mark.sample(3)
@@ -513,9 +456,7 @@ def test_a_learning_task_that_fails_leaves_all_weights_as_they_were(
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return nn.functional.cross_entropy(learner(given[0]), given[1])
 
-    replicas = bow.Replicas(
-        model(), **of_replicas(step=step, optimizer=optimizer, engine=engine, device=device, learners=2)
-    )
+    replicas = training(engine, device, step=step, optimizer=optimizer)
     for t in range(3):
         replicas.round(round_of(t))
     before = replicas.W.clone(), replicas.z.clone()
@@ -523,7 +464,6 @@ def test_a_learning_task_that_fails_leaves_all_weights_as_they_were(
         replicas.round([batch(0), batch(1, 3)])
     assert torch.equal(replicas.W, before[0])
     assert torch.equal(replicas.z, before[1])
-    replicas.close()
 
 
 @pytest.mark.parametrize("engine", AHEAD)
@@ -531,7 +471,6 @@ def test_a_batch_that_is_not_there_has_no_loss(engine: str, device: FakeDevice) 
     replicas = training(engine, device, sync=bow.LocalSGD(every=50), dispatch="first_come")
     outcomes = replicas.rounds_at_once([round_of(0), [batch(1), None]])
     assert outcomes[1].losses.isnan().tolist() == [False, True]
-    replicas.close()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -540,30 +479,21 @@ def test_other_metrics_than_at_first_are_refused(engine: str, device: FakeDevice
         made = learner(given[0])
         return nn.functional.cross_entropy(made, given[1]), {"three" if len(given[0]) == 3 else "four": made.max()}
 
-    replicas = bow.Replicas(model(), **of_replicas(step=step, optimizer=SGD, engine=engine, device=device, learners=2))
+    replicas = training(engine, device, step=step)
     replicas.round(round_of(0))
     with pytest.raises(LossError, match="returns metrics three and returned four before"):
         replicas.round([batch(0, 3), batch(1, 3)])
-    replicas.close()
 
 
 def test_streams_know_by_shape_whether_tasks_draw() -> None:
-    class Sometimes(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(6, 3)
-
+    class Sometimes(nn.Linear):
         def forward(self, inputs: Tensor) -> Tensor:
-            made: Tensor = self.layer(inputs)
+            made = super().forward(inputs)
             return nn.functional.dropout(made) if len(inputs) == 4 else made
-
-    def build() -> nn.Module:
-        torch.manual_seed(0)
-        return Sometimes().double()
 
     seen = []
     for _ in range(2):
-        replicas = training("streams", FakeDevice(), build)
+        replicas = training("streams", FakeDevice(), lambda: Sometimes(6, 3).double())
         losses = [replicas.round([batch(t, 3 + t % 2), batch(50 + t, 3 + t % 2)]) for t in range(6)]
         seen.append(torch.stack(losses))
         replicas.close()
@@ -572,43 +502,32 @@ def test_streams_know_by_shape_whether_tasks_draw() -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_step_that_counts_in_python_runs_as_it_is_written(engine: str) -> None:
-    class Counting(nn.Module):
+    class Counting(nn.Linear):
         def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(6, 3)
+            super().__init__(6, 3)
             self.calls = 0
 
         def forward(self, inputs: Tensor) -> Tensor:
             self.calls += 1
-            made: Tensor = self.layer(inputs)
-            return made / self.calls
+            return super().forward(inputs) / self.calls
 
-    def build() -> nn.Module:
-        torch.manual_seed(0)
-        return Counting().double()
-
-    trainings = [training(name, where, build) for name, where in (("eager", "cpu"), (engine, FakeDevice()))]
+    trainings = beside_eager(engine, lambda: Counting().double())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # graphs refuse it, which is said
         for t in range(5):
             for replicas in trainings:
                 replicas.round(round_of(t))
-            torch.testing.assert_close(trainings[1].W, trainings[0].W, rtol=0, atol=1e-12)
-    trainings[1].close()
+            assert_alike(trainings)
 
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_optimizers_step_many_tensors_at_once_as_they_do_on_gpus(engine: str) -> None:
-    optimizer = functools.partial(torch.optim.AdamW, lr=0.01, foreach=True)
-    trainings = [
-        training(name, where, optimizer=optimizer) for name, where in (("eager", "cpu"), (engine, FakeDevice()))
-    ]
+    trainings = beside_eager(engine, optimizer=functools.partial(torch.optim.AdamW, lr=0.01, foreach=True))
     for t in range(4):
         for replicas in trainings:
             replicas.round(round_of(t))
-        torch.testing.assert_close(trainings[1].W, trainings[0].W, rtol=0, atol=1e-9)
-    trainings[1].close()
+        assert_alike(trainings, 1e-9)
 
 
 @pytest.mark.sample(2, 1)
@@ -630,7 +549,6 @@ def test_a_learner_that_cannot_be_added_leaves_the_others(
         replicas.resize(replicas.learners + 1)
     assert replicas.learners == 2
     assert replicas.round(round_of(1)).isfinite().all()
-    replicas.close()
 
 
 @pytest.mark.parametrize("engine", ["graph", "graph+round"])
@@ -640,7 +558,7 @@ def test_a_mistake_in_one_batch_does_not_end_capturing(engine: str, device: Fake
             raise KeyError("oops")
         return nn.functional.cross_entropy(learner(given[0]), given[1])
 
-    replicas = bow.Replicas(model(), **of_replicas(step=step, optimizer=SGD, engine=engine, device=device, learners=2))
+    replicas = training(engine, device, step=step)
     for t in range(2):
         replicas.round(round_of(t))
     with warnings.catch_warnings():
@@ -654,4 +572,3 @@ def test_a_mistake_in_one_batch_does_not_end_capturing(engine: str, device: Fake
     replicas.round([batch(0, 5), batch(1, 5)])
     assert device.replays > before
     assert replicas.engine == engine
-    replicas.close()

@@ -20,6 +20,7 @@ from bow.engines.cuda.loop import DeviceRoundLoop
 from bow.engines.cuda.pending import PendingRounds
 from bow.testing import FakeDevice
 from tests.engines.cuda.trainings import ADAMW, BATCH, CLASSES, LEARNERS, SIZE, batch, round_of, training
+from tests.engines.pairs import are_equal
 
 pytestmark = [
     pytest.mark.usefixtures("_uncompiled"),
@@ -46,13 +47,10 @@ def nan_batch() -> tuple[Tensor, Tensor]:
 
 def trained(engine: Any, device: Any, rounds: list[list[Any]], **settings: Any) -> tuple[Tensor, Tensor, str]:
     replicas = training(engine, device, **settings)
-    try:
-        for batches in rounds:
-            replicas.round(batches)
-        replicas.training_state()
-        return replicas.W.detach().clone(), replicas.z.detach().clone(), replicas.engine
-    finally:
-        replicas.close()
+    for batches in rounds:
+        replicas.round(batches)
+    replicas.training_state()
+    return replicas.W.detach().clone(), replicas.z.detach().clone(), replicas.engine
 
 
 def check_follows_eager(engine: str, rounds: list[list[Any]], **settings: Any) -> None:
@@ -112,8 +110,6 @@ def test_its_state_goes_on_in_another_engine() -> None:
             replicas.round(batches)
         replicas.training_state()
         torch.testing.assert_close(replicas.W.detach(), expected[0], rtol=TOLERANCE, atol=TOLERANCE)
-        replicas.close()
-    first.close()
 
 
 @pytest.mark.parametrize("engine", ["graph", "graph+round", "streams"])
@@ -135,10 +131,7 @@ def test_a_round_that_was_issued_is_counted_before_ctrl_c_ends_it(engine: str, m
     one.round(round_of(3))
     for t in range(4):
         other.round(round_of(t))
-    states = [tree_leaves(each.training_state()) for each in (one, other)]
-    assert all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in zip(*states, strict=True))
-    for each in (one, other):
-        each.close()
+    assert are_equal(*(each.training_state() for each in (one, other)))
 
 
 @pytest.mark.parametrize("precision", [None, "bfloat16"])
@@ -161,8 +154,6 @@ def test_one_learner_is_one_graph_a_step(precision: str | None) -> None:
     replicas.training_state()
     assert replicas.engine == "graph+round"
     torch.testing.assert_close(replicas.W.detach(), eager.W.detach(), rtol=TOLERANCE, atol=TOLERANCE)
-    for each in (replicas, eager):
-        each.close()
 
 
 def test_what_is_asked_for_by_name_is_what_runs() -> None:
@@ -181,16 +172,13 @@ def unrolled(
     stream = open_stream(data, batch_size=BATCH, steps=rounds)
     assert stream.reside(torch.device("cpu"), room_bytes=0)
     losses: list[Tensor] = []
-    try:
-        while len(losses) < rounds:
-            if len(losses) == drop_at:
-                replicas.optimizer.param_groups[0]["lr"] /= 10
-            deals = [stream.deal(learners) for _ in range(min(8, rounds - len(losses)))]
-            given = [Stacked(each.batches) if each.stacked else each.batches for each in deals if each is not None]
-            losses += [each.losses for each in replicas.rounds_at_once(given)]
-        return losses, tree_leaves(replicas.training_state())
-    finally:
-        replicas.close()
+    while len(losses) < rounds:
+        if len(losses) == drop_at:
+            replicas.optimizer.param_groups[0]["lr"] /= 10
+        deals = [stream.deal(learners) for _ in range(min(8, rounds - len(losses)))]
+        given = [Stacked(each.batches) if each.stacked else each.batches for each in deals if each is not None]
+        losses += [each.losses for each in replicas.rounds_at_once(given)]
+    return losses, tree_leaves(replicas.training_state())
 
 
 UNROLLED: list[tuple[str, dict[str, Any], int]] = [

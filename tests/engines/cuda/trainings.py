@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import bow
 from bow.engines import STREAM_ENGINES
 from bow.testing import FakeDevice
+from tests.engines.pairs import OPEN
 from tests.grouped import of_replicas
 
 ENGINES = list(STREAM_ENGINES)
@@ -28,9 +29,35 @@ def model(dropout: float = 0.0) -> nn.Module:
     return nn.Sequential(first, nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, CLASSES)).double()
 
 
-def training(engine: str, device: FakeDevice | str, build: Callable[[], nn.Module] = model, **settings: Any) -> Any:
+class Scaled(nn.Linear):
+    """Reads a value in Python."""
+
+    def __init__(self) -> None:
+        super().__init__(SIZE, CLASSES)
+        self.scale = 1.0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return super().forward(inputs) * self.scale
+
+
+def training(engine: Any, device: FakeDevice | str, build: Callable[[], nn.Module] = model, **settings: Any) -> Any:
+    """It is closed behind the test."""
     settings = {"learners": LEARNERS, "optimizer": SGD, **settings}
-    return bow.Replicas(build(), nn.functional.cross_entropy, **of_replicas(engine=engine, device=device, **settings))
+    loss = None if "step" in settings else nn.functional.cross_entropy
+    torch.manual_seed(0)
+    OPEN.append(bow.Replicas(build(), loss, **of_replicas(engine=engine, device=device, **settings)))
+    return OPEN[-1]
+
+
+def beside_eager(engine: str, build: Callable[[], nn.Module] = model, **settings: Any) -> list[Any]:
+    """The same training in `eager` and in an engine on the fake device."""
+    return [training(name, where, build, **settings) for name, where in (("eager", "cpu"), (engine, FakeDevice()))]
+
+
+def assert_alike(trainings: list[Any], tolerance: float = 1e-12) -> None:
+    eager, other = trainings
+    torch.testing.assert_close(other.W, eager.W, rtol=0, atol=tolerance)
+    torch.testing.assert_close(other.z, eager.z, rtol=0, atol=tolerance)
 
 
 def batch(seed: int, samples: int = BATCH) -> tuple[Tensor, Tensor]:
