@@ -100,7 +100,6 @@ def _augmented_batches(rounds: int, skip: int = 0) -> list[Tensor]:
 
 def test_samples_are_collated_for_each_learner() -> None:
     deal = open_stream(_Augmented(), batch_size=4).deal(2)
-    assert deal is not None
     assert not deal.stacked
     for inputs, labels in deal.batches:
         assert inputs.shape == (4, 2)
@@ -140,13 +139,11 @@ def test_datasets_that_read_many_at_once_are_asked_to() -> None:
 
 def test_classes_with_a_dataset_s_methods_are_data() -> None:
     deal = open_stream(_Sequence(), batch_size=2).deal(3)
-    assert deal is not None
     assert sorted(torch.cat([batch["value"] for batch in deal.batches]).tolist()) == [0, 1, 2, 3, 4, 5]
 
 
 def test_subsets_are_data() -> None:
     deal = open_stream(Subset(TensorDataset(torch.arange(9)), [1, 3, 5]), batch_size=3).deal(1)
-    assert deal is not None
     assert sorted(deal.batches[0][0].tolist()) == [1, 3, 5]
 
 
@@ -209,7 +206,6 @@ def test_loader_keeps_its_batches_and_rounds_cross_epochs() -> None:
 
 def test_last_round_may_be_short() -> None:
     deal = open_stream(_loader(), epochs=1).deal(5)
-    assert deal is not None
     assert [batch is None for batch in deal.batches] == [False, False, False, True, True]
 
 
@@ -293,8 +289,6 @@ def test_what_python_and_numpy_draw_for_data_depends_on_seed_and_epoch_only(work
     random.random()
     np.random.rand()
     found = resumed.deal(1)
-    assert expected is not None
-    assert found is not None
     assert torch.equal(expected.batches[0][1], found.batches[0][1])
 
 
@@ -417,8 +411,6 @@ def test_augmentation_goes_on_exactly_after_resuming() -> None:
     torch.rand(5)
     resumed.load_state_dict(stream.state_dict())
     expected, found = stream.deal(2), resumed.deal(2)
-    assert expected is not None
-    assert found is not None
     for one, other in zip(expected.batches, found.batches, strict=True):
         assert torch.equal(one[1], other[1])
 

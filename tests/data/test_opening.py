@@ -75,7 +75,6 @@ def test_counts_below_one_are_refused(setting: str, value: object) -> None:
 def test_subclasses_of_tensor_dataset_keep_their_transforms() -> None:
     assert isinstance(open_stream(TensorDataset(torch.ones(4))), TensorStream)
     deal = open_stream(_Doubled(torch.ones(4)), batch_size=4).deal(1)
-    assert deal is not None
     assert deal.batches[0][0].tolist() == [2, 2, 2, 2]
 
 

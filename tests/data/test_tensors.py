@@ -17,7 +17,6 @@ def _data() -> dict[str, object]:
 
 def test_full_rounds_are_stacked() -> None:
     deal = open_stream(_data(), batch_size=4, epochs=1).deal(3)
-    assert deal is not None
     assert deal.stacked
     assert deal.batches["pixels"].shape == (3, 4, 2, 3)
     assert deal.batches["extra"][1].shape == (3, 4)
@@ -27,14 +26,12 @@ def test_short_rounds_are_a_list() -> None:
     stream = open_stream(_data(), batch_size=5, epochs=1)
     stream.deal(3)
     deal = stream.deal(3)
-    assert deal is not None
     assert not deal.stacked
     assert [batch["pixels"].shape[0] if batch else None for batch in deal.batches] == [5, 4, None]
 
 
 def test_leaves_stay_in_step() -> None:
     deal = open_stream(_data(), batch_size=6, epochs=1).deal(2)
-    assert deal is not None
     numbers, negated = deal.batches["extra"]
     assert torch.equal(numbers, -negated)
     assert torch.equal(numbers.float(), deal.batches["pixels"][..., 0, 0])
@@ -43,17 +40,14 @@ def test_leaves_stay_in_step() -> None:
 def test_stacked_rounds_hold_the_batches_that_learners_get_one_by_one() -> None:
     together = open_stream(_data(), batch_size=4).deal(3)
     alone = open_stream(_data(), batch_size=4)
-    assert together is not None
     for learner in range(3):
         deal = alone.deal(1)
-        assert deal is not None
         assert torch.equal(together.batches["pixels"][learner], deal.batches["pixels"][0])
 
 
 def test_tensor_dataset_gives_a_tuple_and_stacks() -> None:
     inputs, targets = torch.randn(10, 2), torch.arange(10)
     deal = open_stream(TensorDataset(inputs, targets), batch_size=2).deal(2)
-    assert deal is not None
     assert deal.stacked
     assert isinstance(deal.batches, tuple)
     assert torch.equal(deal.batches[0], inputs[deal.batches[1]])
@@ -62,14 +56,11 @@ def test_tensor_dataset_gives_a_tuple_and_stacks() -> None:
 def test_layouts_in_memory_do_not_matter() -> None:
     images = torch.randn(12, 3, 4, 4)
     plain, last = (open_stream(x, batch_size=3).deal(2) for x in (images, images.to(memory_format=torch.channels_last)))
-    assert plain is not None
-    assert last is not None
     assert torch.equal(plain.batches, last.batches)
 
 
 def test_batches_carry_no_gradient() -> None:
     deal = open_stream(torch.randn(8, 2, requires_grad=True), batch_size=2).deal(2)
-    assert deal is not None
     assert not deal.batches.requires_grad
 
 
@@ -92,7 +83,6 @@ def test_tensors_that_do_not_fit_together_are_refused(data: object, message: str
 @pytest.mark.gpu
 def test_data_on_a_gpu_stay_there() -> None:
     deal = open_stream(torch.arange(32, device="cuda"), batch_size=4, epochs=2).deal(4)
-    assert deal is not None
     assert deal.batches.is_cuda
     assert torch.equal(deal.batches.cpu(), open_stream(torch.arange(32), batch_size=4).deal(4).batches)  # type: ignore[union-attr]
 
@@ -102,7 +92,6 @@ def test_samples_that_reside_on_a_device_are_dealt_by_their_numbers() -> None:
     assert resident.reside(torch.device("cpu"), room_bytes=0)  # they are there already
     while (deal := plain.deal(3)) is not None:
         other = resident.deal(3)
-        assert other is not None
         assert other[1:] == deal[1:]
         both = [[each.batches] if each.stacked else each.batches for each in (deal, other)]
         for expected, indexed in zip(*both, strict=True):
@@ -121,7 +110,6 @@ def test_samples_stay_where_they_are_if_there_is_no_room() -> None:
     size = 24 * (6 * 4 + 2 * 8)
     assert not stream.reside(torch.device("meta"), room_bytes=size - 1)
     deal = stream.deal(2)
-    assert deal is not None
     assert isinstance(deal.batches, dict)
     assert stream.reside(torch.device("meta"), room_bytes=size)
 

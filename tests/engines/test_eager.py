@@ -46,7 +46,6 @@ def test_a_step_may_take_any_pytree_and_return_metrics() -> None:
     x, y = batch()
     losses = trained.round([{"x": x, "y": y, "weight": torch.full((8,), w)} for w in (1.0, 0.0)])
     assert losses[1] == 0.0
-    assert trained.last is not None
     assert trained.last.metrics["largest"].shape == (2,)
     assert trained.last.metrics["largest"][0] > losses[0]
 
@@ -58,7 +57,6 @@ def test_a_metric_may_be_there_for_another_than_the_first_learner_only() -> None
 
     trained = replicas(step=step)
     trained.round([batch(0), batch(1, size=5)])
-    assert trained.last is not None
     some = trained.last.metrics["some"]
     assert some[0].isnan()
     assert some[1] == trained.last.metrics["mean"][1]

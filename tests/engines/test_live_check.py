@@ -418,7 +418,6 @@ def test_a_task_that_is_checked_tells_what_learners_bring_that_run_at_the_same_t
     run_rounds(replicas, range(8))
     found = replicas.loop.context.log.parallel_speedup
     replicas.close()
-    assert found is not None
     assert (found.learners, found.at_once) == (LEARNERS, min(LEARNERS, len(available_cores())))
     assert len(found.times) == 4  # of rounds 1, 2, 4 and 8
     assert min(map(min, found.times)) > 0

@@ -142,7 +142,6 @@ def test_stacked_batches_and_any_pytree_are_batches_too() -> None:
     with Replicas(step) as replicas:
         for given in (listed, stacked) * 4:
             losses = replicas.round(given)
-            assert replicas.last is not None
             torch.testing.assert_close(replicas.last.metrics["twice"].double(), 2 * losses, rtol=1e-6, atol=0)
         assert places()
 
@@ -800,7 +799,6 @@ def test_losses_and_metrics_come_back_by_round_and_batch() -> None:
         losses = replicas.run(iter(numbered), 10)
         expected = torch.cat([torch.arange(14.0), torch.tensor([torch.nan])]).view(5, 3).double()
         torch.testing.assert_close(losses, expected, equal_nan=True)
-        assert replicas.last is not None
         torch.testing.assert_close(replicas.last.metrics["number"], expected[-1].float(), equal_nan=True)
 
 

@@ -70,7 +70,6 @@ def test_the_batch_that_was_looked_at_is_dealt_once_and_first(kind: str, learner
     deals = []
     for _ in range(-(-6 // learners)):
         deal = data.stream.deal(learners)
-        assert deal is not None
         assert deal.num_samples == len(seen(deal))
         deals.append(deal)
     dealt = [number for deal in deals for number in seen(deal)]

@@ -155,7 +155,6 @@ def test_auto_uses_a_schedule_when_it_wins_and_says_so_when_it_does_not(
     assert races[0][:2] == ["one stream", "critical path on 2 streams"]
     assert set(races[1]) == ({"one stream", "critical path on 2 streams"} if wins else {"one stream"})
     if wins:
-        assert found is not None
         assert found.threads == (1, 1)
         assert isinstance(found, OrderedSchedule)
         assert "critical path on 2 streams: 2.00 times as fast as one stream" in said[-1]

@@ -65,7 +65,6 @@ def test_patience_ends_a_training_where_a_loop_of_ones_own_would(train: Train, m
 def test_the_best_model_is_that_of_its_evaluation(train: Train, model: nn.Module, data: Data) -> None:
     settings = {"validation": held_out(), "optimizer": OPTIMIZER, "stop": bow.EarlyStopping(patience=3), "epochs": 40}
     result = train(model, noisy(data), **settings)
-    assert result.best is not None
     losses = [record["loss"] for record in result.history]
     at = losses.index(min(losses))
     assert (result.best.metric, result.best.epoch) == ("loss", at + 1)
@@ -75,7 +74,6 @@ def test_the_best_model_is_that_of_its_evaluation(train: Train, model: nn.Module
     again = copy.deepcopy(model)
     load_model(again, result.run_dir / "best.safetensors")
     assert_equal_models(again, alone.model)
-    assert alone.best is not None
     by_accuracy = [record["accuracy"] for record in result.history[: at + 1]]
     assert (alone.best.metric, alone.best.epoch) == ("accuracy", by_accuracy.index(max(by_accuracy)) + 1)
 
@@ -95,7 +93,6 @@ class Growing(nn.Linear):
 
 def test_the_best_model_has_buffers_as_they_were(train: Train, data: Data) -> None:
     result = train(Growing(), data, validation=held_out(), metrics=[distance(2, 1, 3)], epochs=3)
-    assert result.best is not None
     assert result.best.epoch == 2
     assert len(result.best.model.seen) == result.best.round < len(result.model.seen)  # type: ignore[arg-type]
 
@@ -119,8 +116,6 @@ def test_what_has_the_best_model_stays_until_it_is_written(
     assert list((made.run_dir / "checkpoints").iterdir())
     full[0] = False
     again = train(model, noisy(data), checkpoint_every="auto", resume="auto", **settings)
-    assert again.best is not None
-    assert made.best is not None
     assert_equal_models(again.best.model, made.best.model)
     assert (made.run_dir / "best.safetensors").exists()
     assert not (made.run_dir / "checkpoints").exists()
@@ -130,7 +125,6 @@ def test_the_last_model_can_be_the_best_and_without_validation_there_is_none(
     train: Train, model: nn.Module, data: Data
 ) -> None:
     result = train(model, data, validation=held_out(), stop=bow.EarlyStopping())
-    assert result.best is not None
     assert result.best.model is result.model
     assert not (result.run_dir / "best.safetensors").exists()
     assert train(model, data, run_dir=None).best is None
@@ -156,11 +150,9 @@ def test_patience_and_the_best_model_look_the_way_that_a_metric_says(
     settings = {"validation": held_out(), "epochs": 5, "stop": bow.EarlyStopping("distance", patience=2)}
     falling = train(model, data, metrics=[distance(5, 4, 3, 2, 1)], **settings)
     assert (falling.stopped, len(falling.history)) == (None, 5)
-    assert falling.best is not None
     assert falling.best.epoch == 5
     rising = train(model, data, metrics=[distance(1, 2, 3, 4, 5)], run_dir=None, **settings)
     assert (rising.stopped, len(rising.history)) == ("patience", 3)
-    assert rising.best is not None
     assert (rising.best.metric, rising.best.epoch) == ("distance", 1)
     (end,) = [record for record in read_records(rising.run_dir / "metrics.jsonl") if record["kind"] == "end"]
     assert end["best_round"] == rising.best.round == rising.history[0]["round"]
@@ -173,11 +165,9 @@ def test_what_a_step_returns_says_not_which_way_it_is_better(train: Train, model
 
     settings = {"validation": data, "step": step, "epochs": 3}
     best = train(model, data, **settings).best
-    assert best is not None
     assert (best.metric, best.epoch) == ("loss", 3)
     rule = bow.EarlyStopping("perplexity", higher_is_better=False)
     best = train(model, data, run_dir=None, stop=rule, **settings).best
-    assert best is not None
     assert (best.metric, best.epoch) == ("perplexity", 3)
 
 
@@ -271,8 +261,6 @@ def test_what_is_resumed_ends_as_if_nothing_had_happened(train: Train, model: nn
         train(model, noisy(data), callbacks=[StopAfter(whole.history[-1]["round"] - 3, ZeroDivisionError)], **settings)
     result = train(model, noisy(data), resume="auto", **settings)
     assert result.stopped == whole.stopped == "patience"
-    assert result.best is not None
-    assert whole.best is not None
     assert_equal_models(result.model, whole.model)
     assert_equal_models(result.best.model, whole.best.model)
     assert result.best.round == whole.best.round

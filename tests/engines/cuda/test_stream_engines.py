@@ -344,7 +344,6 @@ def test_data_that_reside_on_the_device_are_gathered_there(engine: str, device: 
     assert streams[1].reside(torch.device("cpu"), room_bytes=0)  # they are there already
     while (deal := streams[0].deal(LEARNERS)) is not None:
         other = streams[1].deal(LEARNERS)
-        assert other is not None
         given = other.batches if other.stacked else next(each for each in other.batches if each is not None)
         assert isinstance(given, Indexed)
         losses = [
