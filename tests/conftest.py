@@ -184,6 +184,25 @@ def _uncompiled() -> Iterator[None]:
 
 
 @pytest.fixture
+def _one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Learners on threads have one place, so that the order of events, and so the trajectory, is known."""
+    cores = importlib.import_module("bow.devices").available_cores()
+    monkeypatch.setattr("bow.engines.streams.available_cores", lambda: cores[:1])
+
+
+@pytest.fixture
+def offline_wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """No setting of the machine's reaches wandb, and its service ends with the test."""
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    wandb = pytest.importorskip("wandb")
+    yield wandb
+    wandb.teardown()
+
+
+@pytest.fixture
 def no_charts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable the charts of reports, which take most of the time of a short training."""
     _disable_charts(monkeypatch)

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import abc
 import copy
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -378,11 +377,6 @@ def train(synchroniser: Synchroniser, batches: Iterable[Sequence[Batch | None]],
         trajectory.z.append(synchroniser.z.copy())
         trajectory.weights.append(synchroniser.weights)
     return trajectory
-
-
-def step_decay(lr: float, every: int, gamma: float) -> Iterator[float]:
-    """Learning rates of `torch.optim.lr_scheduler.StepLR(optimizer, every, gamma)`, stepped once per round."""
-    return (lr * gamma ** (t // every) for t in itertools.count())
 
 
 def random_batches(

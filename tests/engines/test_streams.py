@@ -690,12 +690,6 @@ def test_a_learner_that_diverges_starts_again_as_in_eager() -> None:
 FREE = {"dispatch": "first_come"}
 
 
-@pytest.fixture
-def _one_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one place the order of events, and so the trajectory, is known."""
-    monkeypatch.setattr("bow.engines.streams.available_cores", lambda: available_cores()[:1])
-
-
 @pytest.mark.sample(3)
 @pytest.mark.usefixtures("_one_place")
 @pytest.mark.parametrize("build", [with_batch_norm, with_dropout])

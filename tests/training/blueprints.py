@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_map
+from torch.utils.data import IterableDataset
 
 import bow
 from bow.data import open_stream
@@ -81,6 +83,28 @@ def dealt(data: Any, batch_size: int, **length: Any) -> Iterator[Any]:
     stream = open_stream(data, batch_size=batch_size, **length)
     while (deal := stream.deal(1)) is not None:
         yield tree_map(lambda part: part[0], deal.batches) if deal.stacked else deal.batches[0]
+
+
+class Iterated(IterableDataset[Any]):
+    """Samples without a length, in order: from the beginning in every pass, but once where they are an iterator."""
+
+    def __init__(self, samples: Iterable[Any]) -> None:
+        self.samples = samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.samples)
+
+
+class Ask:
+    """Sends this process a signal behind a round, as often as it is told to."""
+
+    def __init__(self, number: int, at: int, times: int = 1) -> None:
+        self.number, self.at, self.times = number, at, times
+
+    def on_round_end(self, run: Any) -> None:
+        if run.round == self.at:
+            for _ in range(self.times):
+                os.kill(os.getpid(), self.number)
 
 
 @dataclasses.dataclass

@@ -29,9 +29,14 @@ def model() -> nn.Module:
 
 
 @pytest.fixture
-def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., bow.Result]:
-    """`bow.train` with small defaults in `tmp_path / "run"`, without the pictures of the report."""
+def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spares the report, which takes three quarters of so short a training."""
     monkeypatch.setattr("bow.observe.report.write_report", lambda run_dir: None)
+
+
+@pytest.fixture
+def train(tmp_path: Path, _no_report: None) -> Callable[..., bow.Result]:
+    """`bow.train` with small defaults in `tmp_path / "run"`, without the report."""
 
     def run(model: Any, data: Any, loss: Any = ..., **settings: Any) -> bow.Result:
         if loss is ...:

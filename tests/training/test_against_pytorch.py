@@ -73,12 +73,6 @@ def dealt(data: Data) -> Iterable[tuple[tuple[Tensor, Tensor], int]]:
         yield (inputs, labels), deal.epochs
 
 
-@pytest.fixture
-def _no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spares the pictures of the report, which take three quarters of so short a training."""
-    monkeypatch.setattr("bow.observe.report.write_report", lambda run_dir: None)
-
-
 @pytest.mark.sample(3)
 @pytest.mark.quick(5)
 @pytest.mark.usefixtures("_no_report")

@@ -128,9 +128,6 @@ class Failing(Given):
             raise Fails
 
 
-STEPS_AN_EPOCH = 6
-
-
 @pytest.mark.sample(3)  # by day each moment with one or two of engines and kinds of schedulers
 @pytest.mark.parametrize("per_round", [False, True])
 @pytest.mark.parametrize(("engine", "settings"), [("eager", {}), ("graph", {"dispatch": "first_come"})])

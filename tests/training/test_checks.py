@@ -6,7 +6,7 @@ import os
 import random
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import StepLR
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 import bow
 from bow.errors import BowError, DataError, LossError, ModelError, OptimizerError, RunDirectoryError, SettingError
 from bow.observe.records import read_records
-from tests.training.blueprints import Given, Train
+from tests.training.blueprints import Given, Iterated, Train
 
 X = torch.randn(48, 5, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(48) % 3
@@ -81,7 +81,11 @@ WRONG_SETTINGS: list[tuple[dict[str, Any], type[BowError], str]] = [
     ({"capture": "round"}, SettingError, "capture=.round. is a setting of engine .graph., got engine 'eager'"),
     ({"offload": "disk"}, SettingError, "offload must be True or False, got 'disk'"),
     ({"engine": 3}, SettingError, "engine must be a name such as .graph., or a bow.Engine, got 3"),
-    ({"schedule": 3, "engine": "graph"}, SettingError, "schedule must be a bow.Schedule, a file of one"),
+    (
+        {"schedule": 3, "engine": "graph"},
+        SettingError,
+        'schedule must be a bow.Schedule, a file of one, "auto" or None, got 3',
+    ),
     ({"checkpoint_every": 0}, SettingError, "checkpoint_every must be .*at least 1, or .*None .*, got 0"),
     (
         {"target": {"accuracy": 2}, "validation": (X, Y)},
@@ -239,14 +243,6 @@ class Lying(Dataset[Any]):
         return [(X[number], Y[number]) for number in range(8)][index]
 
 
-def no_samples() -> IterableDataset[Any]:
-    class Empty(IterableDataset[Any]):
-        def __iter__(self) -> Iterator[Any]:
-            return iter([])
-
-    return Empty()
-
-
 WRONG_DATA: list[tuple[Any, type[BowError], str]] = [
     ((X, Y + 1), DataError, r"labels run from 1 to 3 and the model has 3 outputs \(0 to 2\)"),
     ((X, Y - 1), DataError, "labels run from -1 to 1"),
@@ -350,7 +346,7 @@ def test_a_value_may_be_named_as_a_text_of_another_record(train: Train, model: n
 
 def test_iterable_data_that_end_at_once_are_refused(train: Train, model: nn.Module, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no batches|no batch"):
-        train(model, no_samples(), steps=3)
+        train(model, Iterated([]), steps=3)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -28,7 +28,7 @@ from bow.training.trials import Request, Trials
 from bow.training.tuning import Tuned
 from bow.tuner import Trial, TrialResult
 from tests.grouped import grouped
-from tests.training.blueprints import Train
+from tests.training.blueprints import Ask, Train
 
 ROUNDS = 32
 
@@ -142,7 +142,11 @@ def test_a_resumed_training_switches_after_the_same_round(
     assert all(map(torch.equal, weights(whole), weights(resumed)))
     if at == 4:  # interrupted and resumed again, in another directory
         with pytest.raises(KeyboardInterrupt):
-            train("elsewhere", resume=whole.run_dir / "checkpoints" / "round_00000004.pt", callbacks=[Interrupt(at=6)])
+            train(
+                "elsewhere",
+                resume=whole.run_dir / "checkpoints" / "round_00000004.pt",
+                callbacks=[Ask(signal.SIGINT, at=6)],
+            )
         elsewhere = train("elsewhere", resume="auto")
     else:
         elsewhere = train("elsewhere", resume=whole.run_dir / "checkpoints" / f"round_{at:08d}.pt")
@@ -154,20 +158,11 @@ def test_a_training_that_is_interrupted_before_its_compiler_ends_compiles_again(
     train: Train, compilers: list[Compiler]
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        train(callbacks=[Interrupt(at=5)])
+        train(callbacks=[Ask(signal.SIGINT, at=5)])
     assert compilers[0].is_closed
     resumed = train(resume="auto")
     assert events(resumed.run_dir) == [("compiled", 16)]
     assert len(compilers) == 2
-
-
-class Interrupt:
-    def __init__(self, at: int) -> None:
-        self.at = at
-
-    def on_round_end(self, run: Any) -> None:
-        if run.round == self.at:
-            os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.parametrize("gain", [0.9, 1.01])

@@ -1,19 +1,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from bow.data import Deal
 from bow.errors import DataError
 from bow.training.batches import DataSource, batches_of, redistribute
-from tests.training.blueprints import opened
+from tests.training.blueprints import Iterated, opened
 
 NUMBERS = torch.arange(22)
 
@@ -28,16 +27,6 @@ class Samples(Dataset[Any]):
         return NUMBERS[index]
 
 
-class Once(IterableDataset[Any]):
-    """Numbers that can be read once."""
-
-    def __init__(self, count: int = 22) -> None:
-        self._left = iter(range(count))
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (torch.tensor([number]) for number in self._left)
-
-
 def numbers(kind: str) -> DataSource:
     if kind == "tensors":
         return opened((NUMBERS,))
@@ -45,7 +34,7 @@ def numbers(kind: str) -> DataSource:
         return opened(Samples())
     if kind == "loader":
         return opened(DataLoader(TensorDataset(NUMBERS), batch_size=4, shuffle=True), batch_size=4)
-    return opened(Once(), steps=100)
+    return opened(Iterated(iter(NUMBERS[:, None])), steps=100)  # can be read once
 
 
 def leaves(batches: Any) -> list[Tensor]:
@@ -120,7 +109,7 @@ def test_a_step_that_changes_its_batch_in_place_changes_no_other(kind: str) -> N
 
 def test_data_without_a_batch_are_refused() -> None:
     with pytest.raises(DataError, match=r"gave no batch|no batches"):
-        opened(Once(0), steps=1)
+        opened(Iterated([]), steps=1)
 
 
 @pytest.mark.parametrize("stacked", [True, False])

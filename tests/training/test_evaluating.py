@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import bow
 from bow.errors import BowError, DataError, SettingError
-from tests.training.blueprints import Data, Train
+from tests.training.blueprints import Data, Iterated, Train
 
 
 def test_it_is_what_a_training_measures(train: Train, model: nn.Module, data: Data) -> None:
@@ -49,18 +48,8 @@ def test_neither_random_numbers_nor_statistics_move(data: Data) -> None:
     assert model.training
 
 
-class Once(IterableDataset[Data]):
-    """What can be gone through once."""
-
-    def __init__(self, data: Data) -> None:
-        self.samples = iter(list(zip(*data, strict=True)))
-
-    def __iter__(self) -> Iterator[Data]:
-        return self.samples
-
-
 def test_data_that_have_run_dry_are_refused(model: nn.Module, data: Data) -> None:
-    once = Once(data)
+    once = Iterated(zip(*data, strict=True))
     assert set(bow.evaluate(model, once, loss=cross_entropy)) == {"loss", "accuracy"}
     with pytest.raises(DataError, match="gave no batch"):
         bow.evaluate(model, once, loss=cross_entropy)

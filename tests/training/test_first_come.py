@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 
 import bow
-from bow.devices import available_cores
 from bow.errors import SettingError
 from tests.training.blueprints import Behind, Data, Train, assert_equal_models, assert_same_course
 
@@ -33,12 +32,6 @@ class Diary:
         self.rounds.append((run.round, run.samples))
         self.losses.append(run.replicas.last.losses)
         self.completed.append(run.replicas.rounds)
-
-
-@pytest.fixture
-def _one_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one place the order of events, and so the trajectory, is known."""
-    monkeypatch.setattr("bow.engines.streams.available_cores", lambda: available_cores()[:1])
 
 
 def test_every_sample_is_seen_once_an_epoch_and_callbacks_hear_of_every_round(

@@ -14,19 +14,7 @@ from torch import nn
 
 import bow
 from tests.grouped import grouped
-from tests.training.blueprints import Train, assert_equal_models, linear
-
-
-class Ask:
-    """Sends this process a signal behind a round, as often as it is told to."""
-
-    def __init__(self, number: int, at: int, times: int = 1) -> None:
-        self.number, self.at, self.times = number, at, times
-
-    def on_round_end(self, run: Any) -> None:
-        if run.round == self.at:
-            for _ in range(self.times):
-                os.kill(os.getpid(), self.number)
+from tests.training.blueprints import Ask, Train, assert_equal_models, linear
 
 
 @pytest.fixture

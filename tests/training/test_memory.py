@@ -1,20 +1,19 @@
 """Memory as `bow.train` sees it: refused before anything is written, and "auto" that fits."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import bow
 from bow.devices import memory as device_memory
 from bow.engines.memory import MemoryBudget
 from bow.errors import SettingError
 from bow.training.replicas import DEFAULT_OPTIMIZER, DEFAULT_SYNC
-from tests.training.blueprints import Data, Train
+from tests.training.blueprints import Data, Iterated, Train
 
 CPU = torch.device("cpu")
 
@@ -45,11 +44,6 @@ def test_a_moving_average_takes_a_row(train: Train, model: nn.Module, monkeypatc
         train(model, data, learners=3, **averaged)
 
 
-class Endless(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        return iter([(torch.ones(5), 0)] * 400)
-
-
 @pytest.mark.parametrize("kind", ["tensors", "loader", "stream"])
 def test_auto_takes_no_more_learners_than_fit(
     train: Train, model: nn.Module, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -58,7 +52,7 @@ def test_auto_takes_no_more_learners_than_fit(
     data: dict[str, Any] = {
         "tensors": tensors,
         "loader": DataLoader(TensorDataset(*tensors), batch_size=4),
-        "stream": Endless(),
+        "stream": Iterated([(torch.ones(5), 0)] * 400),
     }
     settings = {"steps": 3} if kind == "stream" else {}
     assert train(model, data[kind], learners="auto", **settings).learners == 4

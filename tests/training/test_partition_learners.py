@@ -270,9 +270,8 @@ def test_what_messages_take_between_two_processes_is_measured_and_kept(folder: P
 
 
 @pytest.fixture
-def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., bow.Result]]:
+def train(tmp_path: Path, _no_report: None) -> Train:
     """A training on one device, by a strategy of one."""
-    monkeypatch.setattr("bow.observe.report.write_report", lambda run_dir: None)
 
     def run(given: Any = None, samples: Any = 16, **settings: Any) -> bow.Result:
         options = {"devices": "cpu", "run_dir": tmp_path / "run", **COMMON, **settings}

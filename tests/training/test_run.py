@@ -20,11 +20,11 @@ from safetensors.torch import load_file, load_model, save_model
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau, StepLR
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import bow
 from bow.errors import DataError, DivergenceError, SettingError
-from tests.training.blueprints import Behind, Data, Given, Train, assert_equal_models
+from tests.training.blueprints import Behind, Data, Given, Iterated, Train, assert_equal_models
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
@@ -632,12 +632,9 @@ def test_a_training_resumed_within_an_epoch_is_evaluated_at_the_same_rounds(
 
 
 def test_data_of_unknown_length_have_no_evaluations_within_epochs(train: Train, model: nn.Module, data: Data) -> None:
-    class Endless(IterableDataset[Any]):
-        def __iter__(self) -> Any:
-            return iter([(torch.ones(5), 0)] * 400)
-
+    samples = Iterated([(torch.ones(5), 0)] * 400)
     with pytest.raises(SettingError, match=r"validation\.every=0\.5 needs data whose length is known"):
-        train(model, Endless(), steps=3, validation=data, evaluate_every=0.5)
+        train(model, samples, steps=3, validation=data, evaluate_every=0.5)
 
 
 def test_learners_that_are_added_before_the_first_round_take_part_in_it(
