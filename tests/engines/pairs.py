@@ -112,12 +112,23 @@ class Pair:
     def compare(self) -> None:
         eager, other = self.trainings
         assert other.learners == eager.learners
-        torch.testing.assert_close(other.W, eager.W, rtol=0, atol=TOLERANCE)
-        torch.testing.assert_close(other.z, eager.z, rtol=0, atol=TOLERANCE)
+        assert_alike(other, eager)
         modules = [(training.learner(j) for j in range(training.learners)) for training in self.trainings]
         for expected, actual in [*zip(*modules, strict=True), (eager.central, other.central)]:
             buffers = dict(actual.named_buffers()), dict(expected.named_buffers())
             torch.testing.assert_close(*buffers, rtol=0, atol=TOLERANCE)
+
+
+def batch(seed: int, samples: int = 4) -> tuple[Tensor, Tensor]:
+    """Six features in float64, and three classes."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(samples, 6, generator=generator, dtype=torch.float64)
+    return inputs, torch.randint(3, (samples,), generator=generator)
+
+
+def assert_alike(one: bow.Replicas, other: bow.Replicas, tolerance: float = TOLERANCE) -> None:
+    torch.testing.assert_close(one.W, other.W, rtol=0, atol=tolerance)
+    torch.testing.assert_close(one.z, other.z, rtol=0, atol=tolerance)
 
 
 def are_equal(one: Any, other: Any) -> bool:

@@ -15,7 +15,7 @@ from bow.engines.step_state import fits
 from bow.engines.task import LearningTask, PureTask
 from bow.errors import DataError
 from bow.testing import FakeDevice
-from tests.engines.pairs import OPEN
+from tests.engines.pairs import OPEN, assert_alike
 from tests.graph.cases import Averaging, Branching, Delayed
 from tests.grouped import of_replicas
 
@@ -46,8 +46,7 @@ def replicas(engine: str, learners: int = 3, template: nn.Module | None = None, 
 
 
 def assert_same(a: Replicas, b: Replicas) -> None:
-    torch.testing.assert_close(a.z, b.z, rtol=0, atol=1e-10)
-    torch.testing.assert_close(a.W, b.W, rtol=0, atol=1e-10)
+    assert_alike(a, b)
     for x, y in zip(a.central.buffers(), b.central.buffers(), strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=1e-10)
 
@@ -345,6 +344,18 @@ def test_a_buffer_that_keeps_the_value_of_another_has_the_one_before(optimizer: 
         assert_same(*in_both(rounds, template=Delayed(), optimizer=optimizer))
 
 
+def follows_with_a_warning(said: str, rounds: int, **settings) -> Replicas:
+    """`fused`, which warns in its first round, and `eager`; in the fourth round a batch is shorter."""
+    fused, eager = replicas("fused", **settings), replicas("eager", **settings)
+    for t in range(rounds):
+        given = [batch(3 * t + j, 5 if (t, j) == (3, 1) else 8) for j in range(3)]
+        with pytest.warns(UserWarning, match=said) if t == 0 else contextlib.nullcontext():
+            fused.round(given)
+        eager.round(given)
+        assert_same(fused, eager)
+    return fused
+
+
 class Adding(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not hasattr(self, "act"):
@@ -354,14 +365,7 @@ class Adding(nn.Linear):
 
 @pytest.mark.parametrize("optimizer", [SGD, torch.optim.AdamW], ids=["whole", "in parts"])
 def test_a_step_may_add_modules_in_its_first_pass(optimizer: Callable, not_compiled) -> None:
-    settings = {"template": Adding(6, 3).double(), "optimizer": optimizer}
-    one, eager = replicas("fused", **settings), replicas("eager", **settings)
-    for t in range(3):
-        given = [batch(3 * t + j) for j in range(3)]
-        with pytest.warns(UserWarning, match="of module 'act' in") if t == 0 else contextlib.nullcontext():
-            one.round(given)
-        eager.round(given)
-    assert_same(one, eager)
+    follows_with_a_warning("of module 'act' in", 3, template=Adding(6, 3).double(), optimizer=optimizer)
 
 
 class Counting(nn.Linear):
@@ -399,16 +403,8 @@ class Starting(nn.Linear):
 def test_a_model_that_counts_in_python_counts_for_every_learner(
     kind: type[nn.Linear], optimizer: Callable, not_compiled
 ) -> None:
-    template = kind(6, 3).double()
-    settings = {"template": template, "optimizer": optimizer}
-    one, eager = replicas("fused", **settings), replicas("eager", **settings)
-    for t in range(5):
-        given = [batch(3 * t + j, 5 if (t, j) == (3, 1) else 8) for j in range(3)]
-        with pytest.warns(UserWarning, match="changes attribute 'calls'") if t == 0 else contextlib.nullcontext():
-            one.round(given)
-        eager.round(given)
-        assert_same(one, eager)
-    assert one.engine == "eager"
+    fused = follows_with_a_warning("changes attribute 'calls'", 5, template=kind(6, 3).double(), optimizer=optimizer)
+    assert fused.engine == "eager"
 
 
 def test_a_model_that_branches_on_data_falls_back_to_eager_with_the_reason() -> None:
@@ -478,15 +474,8 @@ KEPT: dict[str, tuple[torch.Tensor | None, Callable]] = {
 @pytest.mark.parametrize("optimizer", [SGD, torch.optim.AdamW], ids=["whole", "in parts"])
 @pytest.mark.parametrize("kept", KEPT)
 def test_a_step_may_give_a_buffer_another_shape_or_type(kept: str, optimizer: Callable, not_compiled) -> None:
-    settings = {"template": Keeping(*KEPT[kept]), "optimizer": optimizer}
-    one, eager = replicas("fused", **settings), replicas("eager", **settings)
-    for t in range(3):
-        given = [batch(3 * t + j) for j in range(3)]
-        with pytest.warns(UserWarning, match="buffer 'kept'") if t == 0 else contextlib.nullcontext():
-            one.round(given)
-        eager.round(given)
-    assert one.engine == "eager"
-    assert_same(one, eager)
+    fused = follows_with_a_warning("buffer 'kept'", 3, template=Keeping(*KEPT[kept]), optimizer=optimizer)
+    assert fused.engine == "eager"
 
 
 SCALE = 1.0

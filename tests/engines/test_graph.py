@@ -33,7 +33,7 @@ from bow.engines.restarts import Restarts
 from bow.errors import GraphError, RuntimeUnavailableError
 from bow.models import LSTMLanguageModel, sequence_cross_entropy
 from bow.replicas.optimizer import OptimizerRows
-from tests.engines.pairs import TOLERANCE, Pair, are_equal
+from tests.engines.pairs import TOLERANCE, Pair, are_equal, assert_alike, batch
 from tests.forked import FORKED
 from tests.graph.cases import Averaging, Branching, Remembering
 from tests.grouped import of_replicas
@@ -43,12 +43,6 @@ CLASSES, FEATURES = 3, 6
 
 def classifier() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, CLASSES))
-
-
-def batch(seed: int, samples: int = 4) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(samples, FEATURES, generator=generator, dtype=torch.float64)
-    return inputs, torch.randint(CLASSES, (samples,), generator=generator)
 
 
 def batches(t: int, learners: int, samples: int = 4) -> list[Any]:
@@ -106,8 +100,7 @@ def test_sgd_and_averaging_in_one_pass_equal_torch_and_sma(settings: dict[str, A
         for t in range(6):
             for training in (graph, eager):
                 training.round(batches(t, 3))
-            torch.testing.assert_close(graph.W, eager.W, rtol=0, atol=TOLERANCE)
-            torch.testing.assert_close(graph.z, eager.z, rtol=0, atol=TOLERANCE)
+            assert_alike(graph, eager)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
@@ -127,8 +120,7 @@ def test_adam_and_averaging_in_one_pass_equal_torch_and_sma(kind: Any, decay: fl
             if t == 4:
                 for training in (graph, eager):
                     training.optimizer.param_groups[0]["lr"] = 0.01
-            torch.testing.assert_close(graph.W, eager.W, rtol=0, atol=TOLERANCE)
-            torch.testing.assert_close(graph.z, eager.z, rtol=0, atol=TOLERANCE)
+            assert_alike(graph, eager)
         states = [training.optimizer.state_dict()["state"] for training in (graph, eager)]
         torch.testing.assert_close(*states, rtol=0, atol=TOLERANCE)
         assert [float(each["step"]) for each in states[0].values()] == [8, 7, 8]
@@ -156,8 +148,7 @@ def test_a_row_that_is_longer_than_a_block_is_averaged_whole() -> None:
             for training in (graph, eager):
                 training.round(batches(t, 2))
         assert graph.z.numel() > 5 * 1024
-        torch.testing.assert_close(graph.W, eager.W, rtol=0, atol=TOLERANCE)
-        torch.testing.assert_close(graph.z, eager.z, rtol=0, atol=TOLERANCE)
+        assert_alike(graph, eager)
 
 
 def test_a_model_that_cannot_be_captured_runs_in_eager_and_says_why() -> None:
@@ -618,8 +609,7 @@ def test_first_come_on_one_core_is_eager_in_turn(sync: Any, optimizer: str, monk
         for training in (free, eager):
             losses = training.run(iter(given), rounds=12)
             assert losses.shape == (12, 3)
-        torch.testing.assert_close(free.W, eager.W, rtol=0, atol=TOLERANCE)
-        torch.testing.assert_close(free.z, eager.z, rtol=0, atol=TOLERANCE)
+        assert_alike(free, eager)
         buffers = [dict(training.central.named_buffers()) for training in (free, eager)]
         torch.testing.assert_close(*buffers, rtol=0, atol=TOLERANCE)
 

@@ -1,6 +1,5 @@
 """Members are runs of their own to loggers too."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,23 +93,12 @@ def test_members_are_runs_of_tensorboard(tmp_path: Path) -> None:
             assert values == [(each["round"], pytest.approx(each["accuracy"])) for each in member.history]
 
 
-@pytest.fixture
-def wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    wandb = pytest.importorskip("wandb")
-    yield wandb
-    wandb.teardown()
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb")
-def test_members_are_runs_of_one_group_of_wandb(tmp_path: Path, wandb: Any) -> None:
+def test_members_are_runs_of_one_group_of_wandb(tmp_path: Path, offline_wandb: Any) -> None:
     from observe.test_weights_and_biases import items, offline_records
 
     result = logged(tmp_path / "sweep", WandbLogger(project="p"), variants=VARIANTS[:2])
-    wandb.teardown()
+    offline_wandb.teardown()
     for member in result:
         [file] = (member.run_dir / "wandb").glob("offline-run-*/*.wandb")
         left = list(offline_records(file))

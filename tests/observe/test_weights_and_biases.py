@@ -13,20 +13,12 @@ from bow.observe import WandbLogger
 from tests.forked import FORKED
 
 wandb = pytest.importorskip("wandb")
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb")
+pytestmark = [
+    pytest.mark.usefixtures("offline_wandb"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb"),
+]
 
 BLOCK, FILE_HEADER, HEADER, FULL, LAST = 32768, 7, 7, 1, 4
-
-
-@pytest.fixture(autouse=True)
-def alone(monkeypatch, tmp_path):
-    """No setting of the machine's reaches wandb, and its service ends with the test."""
-    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_DIR"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
-    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
-    yield
-    wandb.teardown()
 
 
 def offline_records(path):

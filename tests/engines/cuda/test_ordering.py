@@ -14,7 +14,8 @@ from bow.engines.cuda.transfers import SLOTS
 from bow.engines.live_check import LiveCheck
 from bow.schedule import OrderedSchedule, Schedule
 from bow.testing import CaptureRuleError, FakeDevice, RaceError, Wait
-from tests.engines.cuda.trainings import ENGINES, SGD, batch, model, round_of, training
+from tests.engines.cuda.trainings import ENGINES, SGD, model, round_of, training
+from tests.engines.pairs import batch
 
 pytestmark = pytest.mark.usefixtures("_unchecked")
 

@@ -18,19 +18,8 @@ from bow.engines.cuda.transfers import SLOTS
 from bow.engines.live_check import LiveCheck
 from bow.errors import DivergenceError, LossError
 from bow.testing import FakeDevice
-from tests.engines.cuda.trainings import (
-    ADAMW,
-    ENGINES,
-    LEARNERS,
-    SGD,
-    Scaled,
-    assert_alike,
-    batch,
-    beside_eager,
-    model,
-    round_of,
-    training,
-)
+from tests.engines.cuda.trainings import ADAMW, ENGINES, LEARNERS, SGD, Scaled, beside_eager, model, round_of, training
+from tests.engines.pairs import assert_alike, batch
 
 pytestmark = [pytest.mark.usefixtures("_uncompiled")]
 
@@ -156,7 +145,7 @@ def test_a_diverged_learner_starts_again_at_once_with_sgd_and_sma(engine: str) -
     for t in range(10):
         for replicas in trainings:
             replicas.round(bad(round_of(t), t % 2) if t in (2, 5) else round_of(t))
-        assert_alike(trainings)
+        assert_alike(*trainings, 1e-12)
     trainings[1].close()
     assert [replicas.loop.num_restarts for replicas in trainings] == [2, 2]
     assert [event.round for event in trainings[1].loop.take_events()] == [
@@ -199,10 +188,7 @@ def test_learners_come_and_go_and_memory_comes_back(engine: str, device: FakeDev
     used = []
     for turn in range(3):
         for k in (2, 3, 4, 3):
-            while replicas.learners < k:
-                replicas.resize(replicas.learners + 1)
-            while replicas.learners > k:
-                replicas.resize(replicas.learners - 1)
+            replicas.resize(k)
             for t in range(2):
                 replicas.round(round_of(10 * turn + t, k))
         replicas.close()
@@ -219,7 +205,7 @@ def test_a_value_in_python_that_changes_is_captured_anew(engine: str) -> None:
             for index in range(LEARNERS):
                 replicas.learner(index).scale = 1.0 + t // 2
             replicas.round(round_of(t))
-        assert_alike(trainings)
+        assert_alike(*trainings, 1e-12)
 
 
 @pytest.mark.parametrize("engine", [name for name in ENGINES if name != "streams"])
@@ -431,7 +417,7 @@ def test_loading_the_central_model_reaches_the_graphs(engine: str) -> None:
             if t == 4:
                 replicas.load_state_dict(model().state_dict())
             replicas.round(round_of(t))
-        assert_alike(trainings)
+        assert_alike(*trainings, 1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:.*is excluded from the mean")
@@ -441,7 +427,7 @@ def test_a_mean_of_gradients_leaves_out_who_diverged(engine: str) -> None:
     for t in range(4):
         for replicas in trainings:
             replicas.round(bad(round_of(t), 1) if t == 2 else round_of(t))
-        assert_alike(trainings)
+        assert_alike(*trainings, 1e-12)
 
 
 @pytest.mark.sample(3)
@@ -516,7 +502,7 @@ def test_a_step_that_counts_in_python_runs_as_it_is_written(engine: str) -> None
         for t in range(5):
             for replicas in trainings:
                 replicas.round(round_of(t))
-            assert_alike(trainings)
+            assert_alike(*trainings, 1e-12)
 
 
 @pytest.mark.sample(2)
@@ -526,7 +512,7 @@ def test_optimizers_step_many_tensors_at_once_as_they_do_on_gpus(engine: str) ->
     for t in range(4):
         for replicas in trainings:
             replicas.round(round_of(t))
-        assert_alike(trainings, 1e-9)
+        assert_alike(*trainings, 1e-9)
 
 
 @pytest.mark.sample(2, 1)

@@ -19,8 +19,8 @@ from bow.engines import Stacked
 from bow.engines.cuda.loop import DeviceRoundLoop
 from bow.engines.cuda.pending import PendingRounds
 from bow.testing import FakeDevice
-from tests.engines.cuda.trainings import ADAMW, BATCH, CLASSES, LEARNERS, SIZE, batch, round_of, training
-from tests.engines.pairs import are_equal
+from tests.engines.cuda.trainings import ADAMW, BATCH, CLASSES, LEARNERS, SIZE, round_of, training
+from tests.engines.pairs import are_equal, batch
 
 pytestmark = [
     pytest.mark.usefixtures("_uncompiled"),

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 import bow
 from bow.engines import STREAM_ENGINES
 from bow.testing import FakeDevice
-from tests.engines.pairs import OPEN
+from tests.engines.pairs import OPEN, batch
 from tests.grouped import of_replicas
 
 ENGINES = list(STREAM_ENGINES)
-LEARNERS, SIZE, CLASSES, BATCH = 2, 6, 3, 4
+LEARNERS, SIZE, CLASSES, BATCH = 2, 6, 3, 4  # as `batch` has them
 
 SGD = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 ADAMW = functools.partial(torch.optim.AdamW, lr=0.01)
@@ -52,18 +52,6 @@ def training(engine: Any, device: FakeDevice | str, build: Callable[[], nn.Modul
 def beside_eager(engine: str, build: Callable[[], nn.Module] = model, **settings: Any) -> list[Any]:
     """The same training in `eager` and in an engine on the fake device."""
     return [training(name, where, build, **settings) for name, where in (("eager", "cpu"), (engine, FakeDevice()))]
-
-
-def assert_alike(trainings: list[Any], tolerance: float = 1e-12) -> None:
-    eager, other = trainings
-    torch.testing.assert_close(other.W, eager.W, rtol=0, atol=tolerance)
-    torch.testing.assert_close(other.z, eager.z, rtol=0, atol=tolerance)
-
-
-def batch(seed: int, samples: int = BATCH) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(samples, SIZE, generator=generator, dtype=torch.float64)
-    return inputs, torch.randint(CLASSES, (samples,), generator=generator)
 
 
 def round_of(t: int, learners: int = LEARNERS) -> list[Any]:
