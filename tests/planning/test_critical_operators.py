@@ -12,23 +12,30 @@ from hypothesis import strategies as st
 
 from bow.planning.problem.partition import Split, everything_on
 from bow.planning.search.proposals import CriticalOperators, critical_operators
+from bow.planning.simulator.python_simulator import SimulationResult
+from bow.planning.simulator.simulation import Simulation
 from bow.planning.simulator.step_model import StepModel, TaskKind, TaskRanks
+from bow.planning.tiles.planning import problem_of
 from tests.planning.proposal_chains import from_nothing, simulation
 from tests.planning.random_steps import random_step, random_strategy
 from tests.planning.search_graphs import perceptron
-from tests.planning.test_search import problem_of
 
 
-@given(st.randoms(use_true_random=False))
-def test_the_chain_takes_the_whole_step(source: random.Random) -> None:
+def simulated(source: random.Random) -> tuple[SimulationResult, Simulation]:
+    """A random step under a strategy that fits, by both simulators."""
     step = random_step(source)
     partition = random_strategy(source, step)
     result = from_nothing(step, partition)
     assume(result.refusal is None)
-    found = simulation(step, partition, "incremental")
+    return result, simulation(step, partition, "incremental")
+
+
+@given(st.randoms(use_true_random=False))
+def test_the_chain_takes_the_whole_step(source: random.Random) -> None:
+    result, found = simulated(source)
     shares = critical_operators(found.task_table(), found.model, source)
     of_operators = sum(shares.values())
-    if partition.learners == 1:
+    if found.partition.learners == 1:
         assert of_operators == pytest.approx(result.makespan_ns)
     else:
         averaging = max((task.duration_ns for task in result.tasks if task.kind is TaskKind.AVERAGING), default=0)
@@ -39,11 +46,7 @@ def test_the_chain_takes_the_whole_step(source: random.Random) -> None:
 @settings(max_examples=10)
 @given(st.randoms(use_true_random=False))
 def test_both_simulators_have_the_same_tasks(source: random.Random) -> None:
-    step = random_step(source)
-    partition = random_strategy(source, step)
-    python = from_nothing(step, partition)
-    assume(python.refusal is None)
-    native = simulation(step, partition, "incremental")
+    python, native = simulated(source)
     ran = zip(python.tasks, python.times, strict=True)
     assert sorted(native.task_table().tolist()) == sorted([task.rank, at.start_ns, at.end_ns] for task, at in ran)
 
@@ -61,7 +64,7 @@ def test_ranks_know_whose_tasks_have_them() -> None:
 
 def test_what_takes_most_is_drawn_most_and_what_changed_is_noticed() -> None:
     graph = perceptron(samples=32, sizes=(4096, 4096, 16, 16))
-    problem = problem_of(graph)
+    problem = problem_of(graph, "p100_node")
     now = problem.simulation(everything_on(graph))
     critical = CriticalOperators(now, random.Random(1))
     large, small = 0, 4  # 4,096 x 4,096 and 16 x 16 weights

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import random
@@ -18,13 +19,12 @@ from bow.planning.search.baselines import baseline
 from bow.planning.search.exhaustive import Proof, exhaustive, symmetries
 from bow.planning.search.lower_bounds import StepBounds
 from bow.planning.search.metropolis import SearchSettings
-from bow.planning.search.problem import Problem
 from bow.planning.search.search import search
 from bow.planning.search.search_space import SplitSpace
-from bow.planning.simulator.costs import RooflineCosts
 from bow.planning.simulator.python_simulator import simulate
 from bow.planning.simulator.simulation import IncrementalEvaluator
 from bow.planning.simulator.step_model import StepModel
+from bow.planning.tiles.planning import problem_of
 from tests.planning.search_graphs import Builder, SlowSimulation, branches, language_model, model_of, perceptron
 
 PAIR = load_topology("two_cores")
@@ -40,12 +40,14 @@ def space_of(graph: OperatorGraph, topology: DeviceTopology) -> SplitSpace:
     return SplitSpace(graph, RULES, topology.num_devices, devices="distinct", even=True, max_tiles=2)
 
 
+def evaluator(model: StepModel) -> IncrementalEvaluator:
+    splits = everything_on(model.graph)
+    return IncrementalEvaluator(SlowSimulation(model, splits), splits)
+
+
 def proven(graph: OperatorGraph, topology: DeviceTopology, *, prune: bool = True, start: bool = True) -> Proof:
-    splits = everything_on(graph)
-    model = model_of(graph, topology)
-    evaluate = IncrementalEvaluator(SlowSimulation(model, splits), splits)
-    space = space_of(graph, topology)
-    return exhaustive(model, space, evaluate, start=splits if start else None, prune=prune)
+    model, splits = model_of(graph, topology), everything_on(graph) if start else None
+    return exhaustive(model, space_of(graph, topology), evaluator(model), start=splits, prune=prune)
 
 
 def fastest_ns(graph: OperatorGraph, topology: DeviceTopology) -> int:
@@ -82,7 +84,7 @@ def test_the_search_finds_the_optimum_that_is_proven() -> None:
     build = Builder()
     x = build.convolution(build.bring(64, 8, 16, 16), 32, kernel=5)
     graph = build.graph(build.linear(build.add("reshape", [x], (64, 32 * 12 * 12))[0], 256))
-    problem = Problem(graph, RULES, NODE, RooflineCosts(graph, RULES, NODE))
+    problem = problem_of(graph, NODE)
     starts = ("single", "data")
     settings = SearchSettings(None, 300, patience=None, starts=starts, devices="regular", even=True)
     found = search(problem, settings)
@@ -101,8 +103,7 @@ def test_the_search_finds_the_optimum_that_is_proven() -> None:
 def test_of_strategies_that_differ_in_names_of_devices_one_is_looked_at() -> None:
     graph = perceptron(samples=2, sizes=(2, 2))
     model, space = model_of(graph, NODE), SplitSpace(graph, RULES, 4, devices="distinct", even=True, max_tiles=1)
-    splits = everything_on(graph)
-    proof = exhaustive(model, space, IncrementalEvaluator(SlowSimulation(model, splits), splits), prune=False)
+    proof = exhaustive(model, space, evaluator(model), prune=False)
     assert proof.symmetries == math.factorial(4) == len([*symmetries(NODE)])
     # Three operators on four devices that are alike: ways to divide three things into at most four heaps.
     assert (proof.partitions, proof.evaluated) == (64, 5)
@@ -130,14 +131,13 @@ def test_no_bound_is_above_what_begins_so(name: str, topology: DeviceTopology) -
 def test_what_is_given_up_says_how_much_faster_another_could_be() -> None:
     graph = GRAPHS["language model"]
     model, splits = model_of(graph, NODE), everything_on(graph)
-    evaluate = IncrementalEvaluator(SlowSimulation(model, splits), splits)
     told: list[int] = []
 
     def watch(seconds: float, prefixes: int, best_ns: int) -> bool:
         told.extend([prefixes] if prefixes else [])  # 0: while the tables are made
         return len(told) < 30
 
-    proof = exhaustive(model, space_of(graph, NODE), evaluate, start=splits, watch=watch)
+    proof = exhaustive(model, space_of(graph, NODE), evaluator(model), start=splits, watch=watch)
     assert told == [*range(1, 31)]
     assert not proof.is_complete
     assert 0 < proof.bound_ns < proof.makespan_ns
@@ -149,13 +149,10 @@ def test_budget_and_watch_end_the_tables_too(turns: int) -> None:
     """Nothing is known of other strategies then but that the start is one."""
     graph = GRAPHS["language model"]
     model, splits = model_of(graph, NODE), everything_on(graph)
-    evaluate = IncrementalEvaluator(SlowSimulation(model, splits), splits)
-    ticks = itertools.count()
-    late = exhaustive(
-        model, space_of(graph, NODE), evaluate, start=splits, budget_s=turns, clock=lambda: float(next(ticks))
-    )
-    left = iter([True] * turns)
-    unwatched = exhaustive(model, space_of(graph, NODE), evaluate, start=splits, watch=lambda *_: next(left, False))
+    examine = functools.partial(exhaustive, model, space_of(graph, NODE), evaluator(model))
+    ticks, left = itertools.count(), iter([True] * turns)
+    late = examine(start=splits, budget_s=turns, clock=lambda: float(next(ticks)))
+    unwatched = examine(start=splits, watch=lambda *_: next(left, False))
     for proof in (late, unwatched):
         assert not proof.is_complete
         assert (proof.bound_ns, proof.prefixes, proof.evaluated) == (0, 0, 0)
@@ -166,7 +163,7 @@ def test_budget_and_watch_end_the_tables_too(turns: int) -> None:
         ScheduleError,
         match="ended before it found a partition that fits into memory; increase budget_s or pass a start",
     ):
-        exhaustive(model, space_of(graph, NODE), evaluate, watch=lambda *_: False)
+        examine(watch=lambda *_: False)
 
 
 @pytest.mark.parametrize(

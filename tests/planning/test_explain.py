@@ -12,10 +12,9 @@ from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
 from bow.planning.search.explain import explain
 from bow.planning.search.metropolis import SearchSettings
-from bow.planning.search.problem import Problem
 from bow.planning.search.search import search
 from bow.planning.search.search_space import SplitSpace
-from bow.planning.simulator.costs import RooflineCosts
+from bow.planning.tiles.planning import problem_of
 from tests.planning.search_graphs import perceptron
 
 KIND = DeviceKind("gpu", memory_gib=1, tflops=1.0, gb_per_s=100, overhead_us=5)
@@ -23,7 +22,7 @@ PAIR = DeviceTopology(
     "pair", (Device("left", KIND), Device("right", KIND)), (Link(("left", "right"), 10.0, 1.0, shared=True),)
 )
 GRAPH = perceptron()
-PROBLEM = Problem(GRAPH, RULES, PAIR, RooflineCosts(GRAPH, RULES, PAIR))
+PROBLEM = problem_of(GRAPH, PAIR)
 SPACE = SplitSpace(GRAPH, RULES, 2)
 DATA = data_parallel(GRAPH, RULES, 2)
 
@@ -69,16 +68,13 @@ def test_other_choices_cost_what_simulating_them_says() -> None:
 
 def test_a_choice_that_does_not_fit_is_said_to() -> None:
     small = DeviceKind("small", memory_gib=40_000 / 2**30, tflops=1.0, gb_per_s=100)
-    tight = DeviceTopology("tight", (Device("large", KIND), Device("small", small)), PAIR_LINKS)
-    problem = Problem(GRAPH, RULES, tight, RooflineCosts(GRAPH, RULES, tight))
+    devices, links = (Device("large", KIND), Device("small", small)), (Link(("large", "small"), 10.0, 1.0),)
+    problem = problem_of(GRAPH, DeviceTopology("tight", devices, links))
     explained = explain(problem, everything_on(GRAPH), operators=(0,), keep=100)
     assert any(choice.makespan_ns is None for choice in explained.operators[0].alternatives)
     assert explained.operators[1].alternatives == ()
     with pytest.raises(ScheduleError, match="small"):
         explain(problem, everything_on(GRAPH, 1))
-
-
-PAIR_LINKS = (Link(("large", "small"), 10.0, 1.0),)
 
 
 def test_it_ends_when_it_is_asked_to_and_says_what_it_left_out() -> None:
@@ -112,9 +108,8 @@ def test_text_has_a_line_for_every_operator() -> None:
 @pytest.mark.parametrize("changes", [{}, {"even": True}, {"devices": "distinct"}, {"learners": (2,)}], ids=str)
 def test_what_was_found_is_explained_by_what_was_searched(changes: dict[str, Any]) -> None:
     graph = perceptron(samples=3)
-    problem = Problem(graph, RULES, PAIR, RooflineCosts(graph, RULES, PAIR))
     settings = SearchSettings(None, 5, starts=("single",), descend=False)
-    found = search(problem, replace(settings, **changes))
+    found = search(problem_of(graph, PAIR), replace(settings, **changes))
     size = 2 // found.partition.learners
     space = SplitSpace(graph, RULES, size, devices=found.settings.devices, even=found.settings.even)
     assert found.explain().tried == space.num_neighbours

@@ -9,18 +9,16 @@ import pytest
 from bow.errors import BowError, ScheduleError
 from bow.planning.problem.partition import Partition
 from bow.planning.problem.topology_files import load_topology, topology_from_dict
-from bow.planning.rules import RULES
 from bow.planning.search.metropolis import SearchSettings
-from bow.planning.search.problem import Problem
 from bow.planning.search.search import PLANNED_FOR, Found, search
-from bow.planning.simulator.costs import RooflineCosts
+from bow.planning.tiles.planning import problem_of
 from tests.planning.search_graphs import perceptron
 
 
 def test_what_is_saved_says_for_which_devices_and_from_which_splits_it_was_chosen(tmp_path: Path) -> None:
     graph, topology = perceptron(), load_topology("p100_node")
-    problem = Problem(graph, RULES, topology, RooflineCosts(graph, RULES, topology))
-    found = search(problem, SearchSettings(None, 5, starts=("data",), even=True, devices="regular", descend=False))
+    settings = SearchSettings(None, 5, starts=("data",), even=True, devices="regular", descend=False)
+    found = search(problem_of(graph, topology), settings)
     found.save(tmp_path / "partition.json")
     text = (tmp_path / "partition.json").read_text()
     planned_for = json.loads(text)[PLANNED_FOR]

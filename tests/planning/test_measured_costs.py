@@ -7,22 +7,12 @@ from typing import Any
 import pytest
 
 from bow.files import DAMAGE
-from bow.planning.problem.box import Box, tiles, whole
-from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology
+from bow.planning.problem.box import Box, tiles
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.rules import RULES
-from bow.planning.simulator.costs import (
-    MeasuredCosts,
-    RooflineCosts,
-    TileTime,
-    TileTimes,
-    tile_key,
-)
+from bow.planning.simulator.costs import MeasuredCosts, RooflineCosts, TileTime, TileTimes, tile_key
 from tests.planning.search_graphs import branches, lenet, perceptron
-
-GPU = DeviceKind("gpu", memory_gib=16, tflops=2.0, gb_per_s=500, overhead_us=10, half_outputs=1000)
-ONE = DeviceTopology("one", (Device("gpu0", GPU),))
-
+from tests.planning.test_costs import ONE, box_of, number_of
 
 WRONG_TILES = [[1], [1, -1], [math.inf, 1], [1, math.nan], "ab", 3]
 WRONG_UPDATES = [math.inf, math.nan, -1, 10**400, None]
@@ -33,22 +23,10 @@ DAMAGED = [
 ]
 
 
-def number_of(graph: OperatorGraph, kind: str) -> int:
-    return next(number for number, operator in enumerate(graph.operators) if operator.kind == kind)
-
-
-def box_of(graph: OperatorGraph, number: int) -> Box:
-    return whole(graph.output_shape(graph.operators[number]))
-
-
 def test_measured_tile_takes_the_measured_time_and_others_follow_the_whole_operator() -> None:
     graph = branches()
-    costs, roofline = (
-        MeasuredCosts(
-            graph, RULES, ONE, {"gpu": TileTimes({_key(graph, 0): TileTime(300_000, 700_000)}, {graph.hash: 0.5})}
-        ),
-        RooflineCosts(graph, RULES, ONE),
-    )
+    times = TileTimes({_key(graph, 0): TileTime(300_000, 700_000)}, {graph.hash: 0.5})
+    costs, roofline = MeasuredCosts(graph, RULES, ONE, {"gpu": times}), RooflineCosts(graph, RULES, ONE)
     box = box_of(graph, 0)
     assert (costs.tile_time(0, box, 0).forward_ns, costs.tile_time(0, box, 0).backward_ns) == (300_000, 700_000)
     factor = 1_000_000 / (roofline.tile_time(0, box, 0).forward_ns + roofline.tile_time(0, box, 0).backward_ns)

@@ -17,8 +17,7 @@ from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
 from bow.planning.search.optcnn import Layers, Term, minimise, optcnn
 from bow.planning.simulator.costs import RooflineCosts
-from bow.planning.simulator.step_model import StepModel
-from tests.planning.search_graphs import branches, language_model, lenet, perceptron
+from tests.planning.search_graphs import branches, language_model, lenet, model_of, perceptron
 
 NODE = load_topology("p100_node")
 
@@ -64,7 +63,7 @@ def test_where_tables_would_be_too_large_some_choices_are_fixed_and_the_cost_is_
 
 @pytest.mark.parametrize("graph", [perceptron(), lenet(), branches()], ids=["perceptron", "lenet", "branches"])
 def test_small_graphs_are_solved_exactly(graph: OperatorGraph) -> None:
-    found = Layers(StepModel(graph, RULES, NODE, RooflineCosts(graph, RULES, NODE))).solve()
+    found = Layers(model_of(graph, NODE)).solve()
     assert not found.fixed
     assert found.cost > 0
 

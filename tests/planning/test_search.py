@@ -21,18 +21,12 @@ from bow.planning.search.chains import Chain, ProgressAggregator, WalkStart, run
 from bow.planning.search.metropolis import Improvement, Limits, SearchSettings, Walk
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import search
-from bow.planning.simulator.costs import RooflineCosts
+from bow.planning.tiles.planning import problem_of
 from tests.planning.search_graphs import language_model, perceptron
 
-PAIR, NODE = load_topology("two_cores"), load_topology("p100_node")
+NODE = load_topology("p100_node")
 SHORT = SearchSettings(budget_s=None, proposals=60, patience=None, starts=("single", "data"))
-
-
-def problem_of(graph: OperatorGraph, topology: DeviceTopology = NODE) -> Problem:
-    return Problem(graph, RULES, topology, RooflineCosts(graph, RULES, topology))
-
-
-PROBLEM = problem_of(perceptron(samples=32, sizes=(1024, 1024, 256)))
+PROBLEM = problem_of(perceptron(samples=32, sizes=(1024, 1024, 256)), NODE)
 
 
 def test_what_is_found_takes_what_it_says_and_is_no_slower_than_its_starts() -> None:
@@ -261,7 +255,7 @@ def test_where_no_start_fits_there_is_one_sentence() -> None:
 @pytest.mark.parametrize("name", BASELINES)
 @pytest.mark.parametrize("graph", [PROBLEM.graph, language_model()], ids=["perceptron", "language model"])
 def test_every_baseline_is_legal_and_can_be_started_from(name: str, graph: OperatorGraph) -> None:
-    problem = problem_of(graph)
+    problem = problem_of(graph, NODE)
     splits = baseline(problem, name)
     problem.partition(splits).check(graph, NODE.num_devices, RULES)
     start = WalkStart(name, 0, 1, splits, 1)

@@ -5,6 +5,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,7 @@ from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
 from bow.planning.search.metropolis import Limits, Walk, metropolis
-from bow.planning.search.proposals import Changes, Proposals, SymmetricProposals
+from bow.planning.search.proposals import Changes, SymmetricProposals
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.simulation import IncrementalEvaluator
 from tests.planning.search_graphs import SlowSimulation, model_of, perceptron
@@ -80,16 +81,14 @@ def downhill(seed: int = 3) -> Landscape:
     return Landscape(dict(sorted(times.items(), key=lambda each: -each[1])))
 
 
-def walk_on(landscape: Landscape, count: int, temperature: float, seed: int = 11, families: bool = False) -> Walk:
+def walked(landscape: Landscape, limits: Limits, seed: int = 6, families: bool = False, **options: Any) -> Walk:
     source = random.Random(seed)
     proposals = SymmetricProposals(TINY_SPACE, TINY, source, families)
-    limits = Limits(proposals=count, patience=None)
-    return metropolis(landscape, landscape.splits, proposals, limits, source, temperature=temperature)
+    return metropolis(landscape, landscape.splits, proposals, limits, source, **options)
 
 
-def some(seed: int = 6) -> tuple[Proposals, random.Random]:
-    source = random.Random(seed)
-    return SymmetricProposals(TINY_SPACE, TINY, source, families=False), source
+def walk_on(landscape: Landscape, count: int, temperature: float, seed: int = 11, families: bool = False) -> Walk:
+    return walked(landscape, Limits(proposals=count, patience=None), seed, families, temperature=temperature)
 
 
 @pytest.mark.parametrize("families", [False, True])
@@ -205,51 +204,44 @@ def test_simulator_is_told_beyond_what_time_it_may_stop() -> None:
 
 
 def test_walk_ends_with_its_budget() -> None:
-    landscape, (proposals, source) = flat(), some()
-    limits = Limits(budget_s=2.0, patience=None)
-    walk = metropolis(landscape, landscape.splits, proposals, limits, source, clock=Clock(0.01))
+    walk = walked(flat(), Limits(budget_s=2.0, patience=None), clock=Clock(0.01))
     assert walk.ending == "budget"
     assert 2.0 <= walk.seconds < 2.1
 
 
 def test_walk_ends_when_half_of_it_brought_nothing_but_not_at_once() -> None:
-    landscape, (proposals, source) = flat(), some()
-    walk = metropolis(landscape, landscape.splits, proposals, Limits(grace=70), source)
+    walk = walked(flat(), Limits(grace=70))
     assert (walk.ending, walk.proposals) == ("no gain", 70)
 
 
 def test_walk_ends_half_of_its_time_behind_the_last_gain() -> None:
-    landscape, (proposals, source) = downhill(), some()
-    limits = Limits(budget_s=1e6, grace=10)
-    walk = metropolis(landscape, landscape.splits, proposals, limits, source, temperature=0.0, clock=Clock(1.0))
+    walk = walked(downhill(), Limits(budget_s=1e6, grace=10), temperature=0.0, clock=Clock(1.0))
     assert walk.ending == "no gain"
     assert walk.proposals > 10
     assert walk.seconds == pytest.approx(2 * walk.bests[-1].seconds, abs=8)
 
 
 def test_walk_without_patience_goes_on() -> None:
-    landscape, (proposals, source) = flat(), some()
-    walk = metropolis(landscape, landscape.splits, proposals, Limits(proposals=500, patience=None, grace=0), source)
+    walk = walked(flat(), Limits(proposals=500, patience=None, grace=0))
     assert (walk.ending, walk.proposals) == ("proposals", 500)
 
 
 def test_watcher_hears_of_a_walk_and_ends_it() -> None:
-    landscape, (proposals, source) = flat(), some()
     told: list[tuple[float, int, int]] = []
 
     def watch(seconds: float, count: int, best_ns: int) -> bool:
         told.append((seconds, count, best_ns))
         return len(told) < 3
 
-    limits = Limits(proposals=10**9, patience=None)
-    walk = metropolis(landscape, landscape.splits, proposals, limits, source, watch=watch, clock=Clock(0.01))
+    walk = walked(flat(), Limits(proposals=10**9, patience=None), watch=watch, clock=Clock(0.01))
     assert walk.ending == "interrupted"
     assert [best for _, _, best in told] == [1000, 1000, 1000]
     assert [count for _, count, _ in told] == sorted({count for _, count, _ in told})
 
 
 def test_interrupted_walk_returns_the_best_so_far() -> None:
-    landscape, (proposals, source) = hilly(), some()
+    landscape, source = hilly(), random.Random(6)
+    proposals = SymmetricProposals(TINY_SPACE, TINY, source, families=False)
 
     class Interrupting:
         left = 200

@@ -10,7 +10,7 @@ from bow.errors import ScheduleError, SettingError
 from bow.planning.problem.partition import Partition, Split
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.simulation import Simulation
-from tests.planning.proposal_chains import check_equal, native_times
+from tests.planning.proposal_chains import native_times
 from tests.planning.random_steps import RULES
 from tests.planning.small_steps import ALONE, DATA, GRAPH, SECOND, ElementCosts, model, partition, problem, topology
 
@@ -43,19 +43,6 @@ def test_a_proposal_is_undone(algorithm: str) -> None:
     before = simulated.makespan_ns, native_times(simulated), simulated.peaks(), simulated.partition
     assert simulated.propose_changes({SECOND: CHANNELS}) != simulated.undo()
     assert (simulated.makespan_ns, native_times(simulated), simulated.peaks(), simulated.partition) == before
-
-
-@algorithms
-def test_several_operators_change_at_once(algorithm: str) -> None:
-    simulated = simulation(algorithm)
-    assert simulated.propose_changes(dict(enumerate(ALONE))) == from_nothing(partition(ALONE))
-
-
-@algorithms
-def test_the_result_is_that_of_the_proposal(algorithm: str) -> None:
-    simulated = simulation(algorithm)
-    simulated.propose_changes({SECOND: CHANNELS})
-    check_equal(simulated, problem().simulate((DATA[0], CHANNELS, DATA[2])))
 
 
 @algorithms

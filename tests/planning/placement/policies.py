@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from bow.planning.placement.policy import Operations, PlacementPolicy, PolicySettings
 
 SMALL = PolicySettings(hidden=12, kind_size=3, attention=5)
@@ -21,3 +24,8 @@ def chain(length: int = 4, devices: int = 3) -> Operations:
 
 def small_policy(operations: Operations | None = None, seed: int = 0) -> PlacementPolicy:
     return PlacementPolicy(operations or chain(), SMALL, seed=seed)
+
+
+def weights(policy: PlacementPolicy) -> Tensor:
+    """All of its parameters, in a row."""
+    return torch.cat([each.detach().flatten() for each in policy.parameters()])

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ import torch
 
 from bow.errors import ScheduleError, SettingError
 from bow.planning.placement import training
+from bow.planning.placement.policy import PlacementPolicy
 from bow.planning.placement.training import (
     Controller,
     LearnedPlacement,
@@ -18,11 +21,9 @@ from bow.planning.placement.training import (
     PolicyProgress,
     train_policy,
 )
-from tests.planning.placement.policies import SMALL, chain, small_policy, sums
+from tests.planning.placement.policies import SMALL, chain, small_policy, sums, weights
 
 QUICK = LearningSettings(samples=4, learning_rate=0.02, entropy=0.05, least_entropy=0.0, exploring=0.0, elites=2)
-
-
 THOROUGH = replace(QUICK, samples=8, exploring=0.5, entropy=0.1)
 
 
@@ -31,8 +32,16 @@ def trained(updates: int = 12, evaluate: Any = sums, **arguments: Any) -> Learne
     return train_policy(chain(), evaluate, updates=updates, **arguments)
 
 
-def weights(found: LearnedPlacement) -> torch.Tensor:
-    return torch.cat([each.detach().flatten() for each in found.policy.parameters()])
+def ending(call: int, error: BaseException) -> Callable[[list[Placement]], list[float | None]]:
+    """An evaluation that raises this at a call."""
+    calls = itertools.count(1)
+
+    def evaluate(placements: list[Placement]) -> list[float | None]:
+        if next(calls) == call:
+            raise error
+        return sums(placements)
+
+    return evaluate
 
 
 def test_the_policy_learns_the_fastest_placement() -> None:
@@ -46,23 +55,14 @@ def test_the_policy_learns_the_fastest_placement() -> None:
 
 def test_the_same_seed_gives_the_same_training_and_another_one_does_not() -> None:
     first, same, other = trained(), trained(), trained(seed=1)
-    assert weights(first).equal(weights(same))
+    assert weights(first.policy).equal(weights(same.policy))
     assert (first.best, first.samples) == (same.best, same.samples)
-    assert not weights(first).equal(weights(other))
+    assert not weights(first.policy).equal(weights(other.policy))
 
 
 def test_an_evaluation_that_breaks_off_tells_the_best() -> None:
-    calls = 0
-
-    def breaks(placements: list[Placement]) -> list[float | None]:
-        nonlocal calls
-        calls += 1
-        if calls == 6:
-            raise OSError("the machine is on fire")
-        return sums(placements)
-
     with pytest.raises(OSError, match="on fire") as caught:
-        trained(12, breaks)
+        trained(12, ending(6, OSError("the machine is on fire")))
     best = trained(5).best
     assert caught.value.__notes__ == [
         f"the best placement found before the error takes {best.time_s:.6g} s: {best.placement}"
@@ -70,16 +70,7 @@ def test_an_evaluation_that_breaks_off_tells_the_best() -> None:
 
 
 def test_ctrl_c_keeps_the_best() -> None:
-    calls = 0
-
-    def interrupted(placements: list[Placement]) -> list[float | None]:
-        nonlocal calls
-        calls += 1
-        if calls == 4:
-            raise KeyboardInterrupt
-        return sums(placements)
-
-    found = trained(12, interrupted)
+    found = trained(12, ending(4, KeyboardInterrupt()))
     assert found.updates == 3
     assert found.best.time_s == sums([found.best.placement])[0]
 
@@ -121,7 +112,7 @@ def test_failures_of_any_sort_leave_the_parameters_finite(bad: float | None) -> 
         return [bad if sum(each) % 2 else 1.0 + sum(each) for each in placements]
 
     found = trained(20, evaluate)
-    assert weights(found).isfinite().all()
+    assert weights(found.policy).isfinite().all()
     assert sum(found.best.placement) % 2 == 0
 
 
@@ -138,8 +129,17 @@ def test_masked_failures_have_no_influence_later() -> None:
     late = trained(6, evaluate, settings=settings)
     calls = 0
     early = trained(1, evaluate, settings=settings)
-    assert weights(late).equal(weights(early))
-    assert not weights(early).equal(torch.cat([each.detach().flatten() for each in small_policy().parameters()]))
+    assert weights(late.policy).equal(weights(early.policy))
+    assert not weights(early.policy).equal(weights(small_policy()))
+
+
+def check_gradient_is_that_of(best: Placement, policy: PlacementPolicy) -> None:
+    """What the policy has learned is to make this placement likelier, and nothing else."""
+    gradients = [each.grad for each in policy.parameters()]
+    policy.zero_grad()
+    (-policy.log_probability(torch.tensor([best])).log_probabilities.mean()).backward()
+    for found, wanted in zip(gradients, (each.grad for each in policy.parameters()), strict=True):
+        torch.testing.assert_close(found, wanted)
 
 
 @pytest.mark.parametrize("exploring", [0.0, 0.5])
@@ -154,13 +154,9 @@ def test_explorers_find_what_a_policy_that_is_sure_would_never_draw(exploring: f
     batch = controller.step(0)
     assert set(batch.placements[: 30 - settings.explorers]) == {(1, 1, 1, 1)}
     assert len(set(batch.placements)) == 1 or exploring
-    gradients = [each.grad for each in policy.parameters()]
     best = min(batch.placements, key=lambda each: (sum(each), each))
     assert (best != (1, 1, 1, 1)) == bool(exploring)
-    policy.zero_grad()
-    (-policy.log_probability(torch.tensor([best])).log_probabilities.mean()).backward()
-    for found, wanted in zip(gradients, (each.grad for each in policy.parameters()), strict=True):
-        torch.testing.assert_close(found, wanted)
+    check_gradient_is_that_of(best, policy)
 
 
 def test_at_the_end_the_best_placement_alone_is_learnt_again_and_entropy_is_worth_nothing() -> None:
@@ -169,12 +165,7 @@ def test_at_the_end_the_best_placement_alone_is_learnt_again_and_entropy_is_wort
     policy = small_policy()
     controller = Controller(policy, lambda placements: [1.0 + sum(each) for each in placements], settings)
     batch = controller.step(0, left=0.0)
-    gradients = [each.grad for each in policy.parameters()]
-    best = min(batch.placements, key=lambda each: (sum(each), each))
-    policy.zero_grad()
-    (-policy.log_probability(torch.tensor([best])).log_probabilities.mean()).backward()
-    for found, wanted in zip(gradients, (each.grad for each in policy.parameters()), strict=True):
-        torch.testing.assert_close(found, wanted)
+    check_gradient_is_that_of(min(batch.placements, key=lambda each: (sum(each), each)), policy)
 
 
 def test_where_nothing_fits_it_is_said() -> None:

@@ -4,11 +4,7 @@ import pytest
 import torch
 
 from bow.planning.placement.training import LearningSettings, Updater
-from tests.planning.placement.policies import small_policy
-
-
-def parameters(policy: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([each.detach().flatten() for each in policy.parameters()])
+from tests.planning.placement.policies import small_policy, weights
 
 
 def set_gradients(policy: torch.nn.Module, gradients: torch.Tensor) -> None:
@@ -21,36 +17,36 @@ def test_an_update_is_adams_with_a_clipped_gradient() -> None:
     policy, twin = small_policy(), small_policy()
     updater = Updater(policy, LearningSettings(learning_rate=0.1))
     adam = torch.optim.Adam(twin.parameters(), lr=0.1)
-    gradients = torch.randn(len(parameters(policy)), generator=torch.Generator().manual_seed(0))
+    gradients = torch.randn(len(weights(policy)), generator=torch.Generator().manual_seed(0))
     for _ in range(4):
         set_gradients(policy, gradients)
         assert updater.update()
         set_gradients(twin, gradients / gradients.norm())
         adam.step()
-        torch.testing.assert_close(parameters(policy), parameters(twin))
+        torch.testing.assert_close(weights(policy), weights(twin))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_gradients_that_are_not_finite_change_nothing_and_are_counted(value: float) -> None:
     policy = small_policy()
-    updater, before = Updater(policy, LearningSettings()), parameters(policy)
+    updater, before = Updater(policy, LearningSettings()), weights(policy)
     gradients = torch.zeros(len(before))
     gradients[3] = value
     set_gradients(policy, gradients)
     assert not updater.update()
     assert (updater.updates, updater.skipped) == (1, 1)
-    assert parameters(policy).equal(before)
+    assert weights(policy).equal(before)
 
 
 def test_without_anything_to_learn_momentum_does_not_move_the_parameters() -> None:
     policy = small_policy()
     updater = Updater(policy, LearningSettings())
-    set_gradients(policy, torch.ones(len(parameters(policy))))
+    set_gradients(policy, torch.ones(len(weights(policy))))
     updater.update()
-    before = parameters(policy)
+    before = weights(policy)
     set_gradients(policy, torch.zeros(len(before)))
     assert not updater.update()
-    assert parameters(policy).equal(before)
+    assert weights(policy).equal(before)
     assert (updater.updates, updater.skipped) == (2, 0)
 
 

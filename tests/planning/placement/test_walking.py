@@ -9,19 +9,10 @@ from collections import Counter
 import pytest
 
 from benchmarks.placement_machine import k80_machine
-from bow.errors import RuntimeUnavailableError, ScheduleError
+from bow.errors import ScheduleError
 from bow.planning.placement.groups import SearchBudget, SimulatedEvaluator, module_groups
 from bow.planning.placement.methods import GroupProposals, multi_start_metropolis
-from bow.planning.simulator.simulation import library
 from tests.planning.placement.placed_steps import evaluator, made_of, unrolled
-
-
-@pytest.fixture
-def compiled() -> None:
-    try:
-        library()
-    except RuntimeUnavailableError as error:
-        pytest.skip(str(error))
 
 
 def unrolled_evaluator(**fields) -> SimulatedEvaluator:
@@ -66,7 +57,7 @@ def test_moves_are_as_likely_forth_as_back():
         assert counts[one, other] == pytest.approx(counts[other, one], rel=0.2)
 
 
-def test_a_walk_finds_the_best_placement_of_a_small_graph(compiled):
+def test_a_walk_finds_the_best_placement_of_a_small_graph():
     chains = [(f"{chain}{n}", "linear", ["batch" if not n else f"{chain}{n - 1}"]) for chain in "ab" for n in range(3)]
     evaluate = evaluator(made_of(*chains, ("end", "x", ["a2", "b2"]), flops=1e10))
     every = evaluate(list(itertools.product(range(3), repeat=7)))
@@ -76,7 +67,7 @@ def test_a_walk_finds_the_best_placement_of_a_small_graph(compiled):
     assert [line.split(":")[0] for line in told] == ["from single", "from expert", "from random"]
 
 
-def test_a_walk_is_the_same_for_the_same_seed(compiled):
+def test_a_walk_is_the_same_for_the_same_seed():
     first, again = (
         multi_start_metropolis(unrolled_evaluator(), SearchBudget(placements=90), 4, lambda message: None)
         for _ in range(2)
@@ -84,7 +75,7 @@ def test_a_walk_is_the_same_for_the_same_seed(compiled):
     assert first == again
 
 
-def test_a_walk_stays_where_memory_suffices_and_begins_on_the_processor_if_it_must(compiled):
+def test_a_walk_stays_where_memory_suffices_and_begins_on_the_processor_if_it_must():
     evaluate = unrolled_evaluator(topology=k80_machine(2, memory_gib=1.2e-5))
     assert evaluate([(1,) * len(evaluate.groups)]) == [None]
     found = multi_start_metropolis(evaluate, SearchBudget(placements=90), 0, lambda message: None)
@@ -94,7 +85,6 @@ def test_a_walk_stays_where_memory_suffices_and_begins_on_the_processor_if_it_mu
         multi_start_metropolis(evaluator(tiny), SearchBudget(placements=9), 0, lambda message: None)
 
 
-@pytest.mark.usefixtures("compiled")
 def test_ctrl_c_ends_all_walks(monkeypatch):
     def interrupted(self, splits):
         raise KeyboardInterrupt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from bow.planning.problem.partition import Partition, Split
+from bow.planning.problem.partition import Partition, Split, everything_on
 from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime, capture_operators
 
 STEPS = 5
 TOLERANCE = 1e-9
+SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,14 @@ def task(
     model = model.double()
     batch = tree_map(lambda leaf: leaf.double() if leaf.is_floating_point() else leaf, batch)
     return Task(name, model, batch, loss, optimizer, capture_operators(model, batch, loss))
+
+
+def on_one_device(
+    captured: CapturedOperators, model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer] = SGD
+) -> TileRuntime:
+    """A step with every operator whole, on the device of this process."""
+    strategy = Partition(captured.graph.hash, everything_on(captured.graph))
+    return TileRuntime(captured, strategy, model, optimizer)
 
 
 def by_pytorch(given: Task, steps: int = STEPS) -> Course:

@@ -11,7 +11,7 @@ from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
 from bow.planning.search.search_space import SplitSpace
-from bow.planning.simulator.costs import RooflineCosts
+from bow.planning.tiles.planning import problem_of
 
 MOST_PARTS = 3
 MOST_TILES = 6
@@ -39,8 +39,7 @@ def searched_splits(graph: OperatorGraph, num_devices: int, draw: random.Random)
 
 def problem_on(graph: OperatorGraph, num_devices: int) -> Problem:
     """A graph on some GPUs of a node."""
-    topology = load_topology("p100_node").restricted(range(num_devices))
-    return Problem(graph, RULES, topology, RooflineCosts(graph, RULES, topology))
+    return problem_of(graph, load_topology("p100_node").restricted(range(num_devices)))
 
 
 def accepted_splits(problem: Problem, seed: int) -> tuple[Split, ...]:

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from bow.errors import BowError, CaptureError, DataError, LossError
 from bow.models import LSTMLanguageModel, ResNet, Transformer, sequence_cross_entropy
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator
-from bow.planning.problem.partition import Partition, everything_on
 from bow.planning.rules import RULES
-from bow.planning.tiles import TileRuntime, capture_operators
+from bow.planning.tiles import capture_operators
+from tests.planning.tiles.equality import on_one_device
 
 GENERATOR = torch.Generator()
 
@@ -145,8 +145,7 @@ def compare(model: nn.Module, batch: Any, loss: Callable[[Any, Any], Tensor]) ->
     expected = loss(model(batch[0]), batch[1])
     names, parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad), strict=True)
     gradients = torch.autograd.grad(expected, parameters, allow_unused=True)
-    strategy = Partition(captured.graph.hash, everything_on(captured.graph))
-    runtime = TileRuntime(captured, strategy, model, functools.partial(torch.optim.SGD, lr=0.1))
+    runtime = on_one_device(captured, model)
     torch.testing.assert_close(runtime.step(batch, 0), expected.detach(), rtol=1e-10, atol=1e-12)
     found = runtime.gradients()
     assert found.keys() == {name for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
@@ -425,9 +424,8 @@ def test_recurrent_layers_that_cannot_be_split_stay_whole_and_may_drop_nothing(l
     model = Recurrent()
     captured = capture_operators(model, batch, F.mse_loss)
     assert captured.graph.operators[0].kind.startswith("aten.")
-    strategy = Partition(captured.graph.hash, everything_on(captured.graph))
-    runtime = TileRuntime(captured, strategy, model, functools.partial(torch.optim.SGD, lr=0.1))
-    torch.testing.assert_close(runtime.step(batch, 0), F.mse_loss(model(batch[0]), batch[1]).detach())
+    made = on_one_device(captured, model).step(batch, 0)
+    torch.testing.assert_close(made, F.mse_loss(model(batch[0]), batch[1]).detach())
     with pytest.raises(CaptureError, match="draws random numbers"):
         capture_operators(Recurrent(dropout=0.5), batch, F.mse_loss)
 

@@ -10,11 +10,8 @@ import pytest
 import torch
 
 from bow.planning.problem.device_topology import Device, DeviceKind, DeviceTopology, Link
-from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
-from bow.planning.search.problem import Problem
-from bow.planning.simulator.costs import RooflineCosts
 from bow.planning.simulator.step_model import TaskKind
 from bow.planning.tiles import link_benchmark
 from bow.planning.tiles.link_benchmark import (
@@ -26,6 +23,7 @@ from bow.planning.tiles.link_benchmark import (
     measured_topology,
 )
 from bow.planning.tiles.machine import topology_with_assumed_links
+from bow.planning.tiles.planning import problem_of
 from bow.planning.tiles.program import tile_program
 
 KIND = DeviceKind("core", memory_gib=1, tflops=0.05, gb_per_s=8)
@@ -92,9 +90,7 @@ def test_only_one_of_two_ways_to_split_batch_norms_sums_over_devices() -> None:
     kinds = []
     for devices in ((0, 1, 0, 1), (0, 0, 1, 1)):
         splits = tuple(link_benchmark._quartered(graph, devices))
-        topology = load_topology("two_cores")
-        problem = Problem(graph, RULES, topology, RooflineCosts(graph, RULES, topology))
-        kinds.append([task.kind for task in problem.simulate(splits).tasks])
+        kinds.append([task.kind for task in problem_of(graph, "two_cores").simulate(splits).tasks])
     sums = {TaskKind.FORWARD_SUM, TaskKind.BACKWARD_SUM, TaskKind.REDUCTION}
     assert [sum(kind in sums for kind in of) for of in kinds] == [0, SUMS * LAYERS]
     assert sorted(kind for kind in kinds[1] if kind not in sums) == sorted(kinds[0])
@@ -111,20 +107,27 @@ def test_a_sum_takes_what_it_delays_beside_its_messages(monkeypatch: pytest.Monk
     assert cases.beside_messages_us(200_000.0) == 0.0
 
 
-def test_what_the_first_pair_shows_is_added_to_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = {(0, 1): (100_000.0, 1.0), (0, 2): (120_000.0, 2.0), (1, 2): (140_000.0, 4.0)}
-    monkeypatch.setattr(link_benchmark, "measure_idle_links", lambda group: lines)
+LINES = {(0, 1): (100_000.0, 1.0), (0, 2): (120_000.0, 2.0), (1, 2): (140_000.0, 4.0)}
+"""What messages take while nothing is computed."""
+
+
+@pytest.fixture
+def raced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_benchmark, "measure_idle_links", lambda group: LINES)
     monkeypatch.setattr(link_benchmark, "MessageBenchmark", Raced)
     monkeypatch.setattr(link_benchmark, "SumBenchmark", Raced)
+
+
+@pytest.mark.usefixtures("raced")
+def test_what_the_first_pair_shows_is_added_to_every_pair() -> None:
     topology = measured_topology(topology_with_assumed_links(DEVICES), *measure_busy_links(TEAM))
     assert [link.latency_us for link in topology.links] == [300.0, 320.0, 340.0]
     assert [link.gb_per_s for link in topology.links] == [1.0, 0.5, 0.25]  # never faster than without computing
 
 
+@pytest.mark.usefixtures("raced")
 def test_of_two_devices_only_what_messages_take_in_use_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_benchmark, "measure_idle_links", lambda group: pytest.fail("nothing else is measured"))
-    monkeypatch.setattr(link_benchmark, "MessageBenchmark", Raced)
-    monkeypatch.setattr(link_benchmark, "SumBenchmark", Raced)
     group: Any = SimpleNamespace(device=torch.device("cpu"), size=2, rank=0)
     topology = measured_topology(topology_with_assumed_links(DEVICES[:2]), *measure_busy_links(group))
     (link,) = topology.links
@@ -132,11 +135,8 @@ def test_of_two_devices_only_what_messages_take_in_use_counts(monkeypatch: pytes
     assert (link.latency_us, link.gb_per_s) == (300.0, 2.0)
 
 
-def test_devices_still_share_the_bus_on_which_their_messages_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = {(0, 1): (100_000.0, 1.0), (0, 2): (120_000.0, 2.0), (1, 2): (140_000.0, 4.0)}
-    monkeypatch.setattr(link_benchmark, "measure_idle_links", lambda group: lines)
-    monkeypatch.setattr(link_benchmark, "MessageBenchmark", Raced)
-    monkeypatch.setattr(link_benchmark, "SumBenchmark", Raced)
+@pytest.mark.usefixtures("raced")
+def test_devices_still_share_the_bus_on_which_their_messages_were_measured() -> None:
     bus = Link(tuple(device.name for device in DEVICES), 8.0, 10.0, shared=True)
     topology = measured_topology(DeviceTopology("here", DEVICES, (bus,)), *measure_busy_links(TEAM))
     assert topology.links == (dataclasses.replace(bus, latency_us=300.0, gb_per_s=1.0),)

@@ -73,10 +73,6 @@ def test_a_batch_with_tensors_that_count_no_samples_has_one_size() -> None:
         bow.plan(nn.Linear(4, 2), batch, step=step, batch_sizes=4, **SHORT)
 
 
-def test_one_number_of_learners_and_one_start_may_stand_alone() -> None:
-    assert small(learners=2).partition.learners == 2
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -87,7 +83,6 @@ def test_one_number_of_learners_and_one_start_may_stand_alone() -> None:
         ({"batch_sizes": (2, 4)}, "batch_sizes=2,4 are compared by the time to an accuracy.*give noise_scale="),
         ({"batch_sizes": None}, "batch_sizes must be a whole number of at least 1, got None"),
         ({"batch_sizes": 8.5}, "batch_sizes must be a whole number of at least 1, got 8.5"),
-        ({"batch_sizes": 10**15}, "not enough memory for a batch of batch_sizes=1000000000000000; use a smaller size"),
         ({"batch_sizes": (0,)}, "batch_sizes must be a whole number of at least 1, got 0"),
     ],
 )

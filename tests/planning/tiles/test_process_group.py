@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from pathlib import Path
@@ -12,10 +11,10 @@ import torch
 from torch import nn
 
 from bow.errors import ClusterError
-from bow.planning.problem.partition import Partition, everything_on
-from bow.planning.tiles import TileRuntime, capture_operators
+from bow.planning.tiles import capture_operators
 from bow.planning.tiles import communication as teams
 from bow.planning.tiles.communication import ProcessGroup, deprioritise_gloo_threads, wait_for
+from tests.planning.tiles.equality import on_one_device
 
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="the system has no batch threads")
@@ -55,11 +54,7 @@ def test_devices_give_way_behind_every_operator(monkeypatch: pytest.MonkeyPatch)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     batch = torch.randn(5, 4), torch.randint(3, (5,))
     captured = capture_operators(model, batch, nn.functional.cross_entropy)
-    strategy = Partition(captured.graph.hash, everything_on(captured.graph))
-    runtime = TileRuntime(
-        captured, strategy, model, functools.partial(torch.optim.SGD, lr=0.1), ProcessGroup(torch.device("cpu"))
-    )
-    times = []
+    runtime, times = on_one_device(captured, model), []
     monkeypatch.setattr(ProcessGroup, "yield_core", lambda group: times.append(group.rank))
     runtime.step(batch, 0)
     assert len(times) == 2 * len(captured.graph.operators)

@@ -6,11 +6,10 @@ import dataclasses
 import itertools
 import random
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bow.planning.problem.box import Box, common_refinement, contains, intersection, volume, whole
+from bow.planning.problem.box import contains, intersection, volume, whole
 from bow.planning.problem.operator_graph import OperatorGraph, PlanOperator, TensorShape
 from bow.planning.problem.partition import Split, everything_on
 from bow.planning.rules import RULES
@@ -169,9 +168,3 @@ def test_a_weight_that_no_gradient_reaches_waits_for_none() -> None:
         ("kernel", False, None),
         ("shared", True, 1),
     ]
-
-
-@pytest.mark.parametrize("count", [0, 3])
-def test_cells_of_equal_boxes_are_one(count: int) -> None:
-    boxes: list[Box] = [((0, 4),)] * count
-    assert common_refinement(boxes) == boxes[:1]

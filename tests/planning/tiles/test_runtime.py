@@ -27,7 +27,17 @@ from bow.planning.search.problem import Problem
 from bow.planning.tiles import CapturedOperators, ProcessGroup, TileRuntime, capture_operators
 from bow.planning.tiles.communication import wait_for
 from tests.cluster.worlds import in_world
-from tests.planning.tiles.equality import TOLERANCE, Task, Trial, by_pytorch, by_tiles, difference, task
+from tests.planning.tiles.equality import (
+    SGD,
+    TOLERANCE,
+    Task,
+    Trial,
+    by_pytorch,
+    by_tiles,
+    difference,
+    on_one_device,
+    task,
+)
 from tests.planning.tiles.many import trials
 from tests.planning.tiles.networks import mixed, optimizers
 from tests.planning.tiles.strategies import problem_on, random_splits
@@ -41,7 +51,6 @@ MEMBERS = ((0, 1, 2, 3), (0, 1), (1, 3), (1, 2, 3))
 COUNTS = (5, 2**17)
 """Of numbers that are added up: three and more devices do that in one way or the other."""
 NETWORKS = ("alexnet", "rnnlm")
-SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,12 +173,33 @@ def test_sums_are_the_same_to_the_last_bit_on_all_that_have_a_part(results: list
     ]
 
 
-def test_many_tiles_on_one_device_train_as_one() -> None:
-    given = mixed()
-    expected = by_pytorch(given)
-    for seed in range(2):
-        splits = random_splits(given.captured.graph, 1, random.Random(seed))
+def check_on_one_device(given: Task, seeds: int) -> None:
+    """Whole operators, and tiles of them at random, train as PyTorch does."""
+    graph, expected = given.captured.graph, by_pytorch(given)
+    for splits in (everything_on(graph), *(random_splits(graph, 1, random.Random(seed)) for seed in range(seeds))):
         assert difference(by_tiles(given, given.strategy(splits), ProcessGroup(CPU)), expected) < TOLERANCE
+
+
+def test_many_tiles_on_one_device_train_as_one() -> None:
+    check_on_one_device(mixed(), seeds=2)
+
+
+def test_what_nobody_reads_of_a_weight_is_kept_and_decays() -> None:
+    class Positions(nn.Module):
+        """Positions for longer samples than there are, and a row of a weight."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.positions = nn.Parameter(torch.rand(7, 3))
+            self.layer = nn.Linear(3, 4)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            placed = inputs + self.positions[: inputs.shape[1]]
+            return self.layer(placed).sum(2) + placed @ self.layer.weight[1]
+
+    optimizer = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.1)
+    given = task("positions", Positions(), (torch.rand(4, 5, 3), torch.rand(4, 5)), F.mse_loss, optimizer)
+    check_on_one_device(given, seeds=3)
 
 
 def test_norms_with_a_bias_alone_train_as_one_under_any_split() -> None:
@@ -186,10 +216,7 @@ def test_norms_with_a_bias_alone_train_as_one_under_any_split() -> None:
             return F.batch_norm(hidden.tanh(), self.mean, self.variance, None, self.bias)
 
     torch.manual_seed(0)
-    given = task("norms", Norms(), (torch.rand(8, 4), torch.rand(8, 6)), F.mse_loss, SGD)
-    graph, expected = given.captured.graph, by_pytorch(given)
-    for splits in (everything_on(graph), *(random_splits(graph, 1, random.Random(seed)) for seed in range(3))):
-        assert difference(by_tiles(given, given.strategy(splits), ProcessGroup(CPU)), expected) < TOLERANCE
+    check_on_one_device(task("norms", Norms(), (torch.rand(8, 4), torch.rand(8, 6)), F.mse_loss, SGD), seeds=3)
 
 
 def test_a_weight_that_an_operator_reads_twice_has_one_gradient() -> None:
@@ -201,10 +228,7 @@ def test_a_weight_that_an_operator_reads_twice_has_one_gradient() -> None:
         def forward(self, inputs: Tensor) -> Tensor:
             return inputs @ (self.weight @ self.weight) + self.weight * self.weight
 
-    given = task("twice", Twice(), (torch.rand(4, 4), torch.rand(4, 4)), F.mse_loss, SGD)
-    graph, expected = given.captured.graph, by_pytorch(given)
-    for splits in (everything_on(graph), *(random_splits(graph, 1, random.Random(seed)) for seed in range(2))):
-        assert difference(by_tiles(given, given.strategy(splits), ProcessGroup(CPU)), expected) < TOLERANCE
+    check_on_one_device(task("twice", Twice(), (torch.rand(4, 4), torch.rand(4, 4)), F.mse_loss, SGD), seeds=2)
 
 
 def test_what_is_dropped_follows_seed_and_step() -> None:
@@ -301,8 +325,7 @@ def linear() -> tuple[nn.Module, tuple[Tensor, Tensor], Any]:
 
 def test_what_ran_when_is_noted_on_request() -> None:
     model, batch, captured = linear()
-    strategy = Partition(captured.graph.hash, everything_on(captured.graph))
-    runtime = TileRuntime(captured, strategy, model, SGD)
+    runtime = on_one_device(captured, model)
     runtime.step(batch, 0)
     assert runtime.timeline().spans == ()
     runtime.record()
@@ -325,9 +348,7 @@ def test_groups_and_schedules_of_an_optimizer_are_kept() -> None:
             [{"params": [first], "lr": 0.5}, {"params": others}], lr=0.05, initial_accumulator_value=0.1
         )
 
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-    batch = torch.randn(8, 4), torch.randint(3, (8,))
+    model, batch, _ = linear()
     given = task("groups", model, batch, F.cross_entropy, groups)
     splits = random_splits(given.captured.graph, 1, random.Random(2))
     assert difference(by_tiles(given, given.strategy(splits), ProcessGroup(CPU)), by_pytorch(given)) < TOLERANCE
@@ -344,7 +365,7 @@ def test_frozen_and_unused_parameters_stay_as_they_are() -> None:
     model.unused = nn.Parameter(torch.ones(3))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     captured = capture_operators(model, batch, lambda outputs, targets: F.cross_entropy(outputs, targets))
-    runtime = TileRuntime(captured, Partition(captured.graph.hash, everything_on(captured.graph)), model, SGD)
+    runtime = on_one_device(captured, model)
     runtime.step(batch, 0)
     assert runtime.gradients().keys() == {"0.weight", "2.weight", "2.bias"}
     runtime.gather_into(model)
@@ -401,17 +422,6 @@ def test_a_strategy_of_another_graph_is_refused() -> None:
         TileRuntime(captured, Partition("0123", everything_on(captured.graph)), model, SGD)
 
 
-def test_a_strategy_that_is_not_legal_is_refused() -> None:
-    model, _, captured = linear()
-    _, *others = everything_on(captured.graph)
-    for split, message in (
-        (Split((9, 1), (0,) * 9), "operator '0' has a sample of 8, got degree 9"),
-        (Split((1, 2), (0, 1)), "operator '0' has a tile on device 1, and there are 1"),
-    ):
-        with pytest.raises(ScheduleError, match=message):
-            TileRuntime(captured, Partition(captured.graph.hash, (split, *others)), model, SGD)
-
-
 @pytest.mark.parametrize(
     "optimizer", [torch.optim.Adafactor, functools.partial(torch.optim.Muon, lr=0.1)], ids=["adafactor", "muon"]
 )
@@ -419,16 +429,14 @@ def test_an_optimizer_that_couples_elements_is_refused(optimizer: Callable[..., 
     torch.manual_seed(0)
     model = nn.Linear(4, 3, bias=False)
     captured = capture_operators(model, (torch.randn(8, 4), torch.randn(8, 3)), F.mse_loss)
-    strategy = Partition(captured.graph.hash, everything_on(captured.graph))
     with pytest.raises(OptimizerError, match="does not treat every element of a weight independently"):
-        TileRuntime(captured, strategy, model, optimizer)
+        on_one_device(captured, model, optimizer)
 
 
 def test_a_batch_of_another_size_is_refused() -> None:
     model, (inputs, targets), captured = linear()
-    runtime = TileRuntime(captured, Partition(captured.graph.hash, everything_on(captured.graph)), model, SGD)
     with pytest.raises(DataError, match=r"tensor 0 of the batch has shape \(7, 4\)"):
-        runtime.step((inputs[:7], targets[:7]), 0)
+        on_one_device(captured, model).step((inputs[:7], targets[:7]), 0)
 
 
 def test_a_process_is_one_learner() -> None:
