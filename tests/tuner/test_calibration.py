@@ -62,31 +62,28 @@ def test_the_choice_is_within_five_percent_of_the_best(family: str, minutes: int
     assert good >= 0.95 * len(RUNS)
 
 
+def chosen_learners(curve: Curve, budget_s: float, noise: float = 0.03) -> list[int]:
+    """On one engine, by seed; 0: there was no choice."""
+    found = []
+    for seed in RUNS:
+        machine = Machine({"graph": curve}, Disturbance(noise, seed=seed))
+        choice = machine.calibrate(Calibration(lanes_of(["graph"], MOST), budget_s)).choice
+        found.append(0 if choice is None else choice.learners)
+    return found
+
+
 @pytest.mark.parametrize("cost", [0.02, 0.2])
 def test_one_learner_is_chosen_where_more_cost_throughput(cost: float) -> None:
-    chosen = []
-    for seed in RUNS:
-        machine = Machine({"graph": falling(cost)}, Disturbance(seed=seed))
-        chosen.append(machine.calibrate(Calibration(lanes_of(["graph"], MOST), 10.0)).choice)
-    assert chosen.count(EngineSetting("graph")) >= 0.95 * len(RUNS)
+    assert chosen_learners(falling(cost), 10.0).count(1) >= 0.95 * len(RUNS)
 
 
 def test_averaging_that_costs_something_is_not_mistaken_for_the_end() -> None:
-    good = 0
-    for seed in RUNS:
-        machine = Machine({"graph": dipping(0.55, kneed(8))}, Disturbance(seed=seed))
-        choice = machine.calibrate(Calibration(lanes_of(["graph"], MOST), 20.0)).choice
-        good += choice is not None and choice.learners >= 8
-    assert good >= 0.95 * len(RUNS)
+    chosen = chosen_learners(dipping(0.55, kneed(8)), 20.0)
+    assert sum(learners >= 8 for learners in chosen) >= 0.95 * len(RUNS)
 
 
 def test_fewer_learners_are_chosen_among_equals() -> None:
-    chosen = []
-    for seed in RUNS:
-        machine = Machine({"graph": kneed(4)}, Disturbance(noise=0.02, seed=seed))
-        choice = machine.calibrate(Calibration(lanes_of(["graph"], MOST), 20.0)).choice
-        chosen.append(0 if choice is None else choice.learners)
-    assert sum(learners == 4 for learners in chosen) >= 0.9 * len(RUNS)
+    assert chosen_learners(kneed(4), 20.0, noise=0.02).count(4) >= 0.9 * len(RUNS)
 
 
 def measured_once(machine: Machine, candidates: list[Candidate], **settings: Any) -> Calibration:
@@ -481,21 +478,13 @@ def test_fewer_learners_that_do_as_well_say_so() -> None:
     assert chosen.why == "fewer learners or threads, 98.8 % of the highest throughput"
 
 
-def test_goodput_is_called_by_its_name() -> None:
+@pytest.mark.parametrize(("power", "learners", "efficiency"), [(-0.5, 4, 0.5), (-1.5, 1, 1.0)])
+def test_goodput_is_called_by_its_name(power: float, learners: int, efficiency: float) -> None:
     machine = Machine({"graph": kneed(4)}, Disturbance(0.002, 0.0))
-    calibration = machine.calibrate(Calibration(lanes_of(["graph"], 4), 30.0, efficiency=lambda k: k**-0.5))
+    calibration = machine.calibrate(Calibration(lanes_of(["graph"], 4), 30.0, efficiency=lambda k: k**power))
     chosen = chosen_row(calibration)
     assert chosen is not None
-    assert chosen.why == "the highest goodput"
-    assert chosen.efficiency == 0.5
-
-
-def test_goodput_is_called_by_its_name_where_one_learner_is_best() -> None:
-    machine = Machine({"graph": kneed(4)}, Disturbance(0.002, 0.0))
-    calibration = machine.calibrate(Calibration(lanes_of(["graph"], 4), 30.0, efficiency=lambda k: k**-1.5))
-    chosen = chosen_row(calibration)
-    assert chosen is not None
-    assert (chosen.learners, chosen.efficiency) == (1, 1.0)
+    assert (chosen.learners, chosen.efficiency) == (learners, efficiency)
     assert chosen.why == "the highest goodput"
     assert all("throughput" not in row.why for row in calibration.rows)
 
