@@ -15,7 +15,13 @@ from bow.errors import CaptureError, DataError, LossError, ModelError, Optimizer
 CALLS: list[int] = []
 
 
-class Counting(torch.autograd.Function):
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+class Counting(Doubled):
     """Counts its calls outside: a side effect that no graph repeats."""
 
     @staticmethod
@@ -23,12 +29,8 @@ class Counting(torch.autograd.Function):
         CALLS.append(1)
         return x * 2
 
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * 2
 
-
-class Alternating(torch.autograd.Function):
+class Alternating(Doubled):
     turns = 0
 
     @staticmethod
@@ -36,19 +38,11 @@ class Alternating(torch.autograd.Function):
         Alternating.turns += 1
         return x * 2 if Alternating.turns % 2 else x + x
 
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * 2
 
-
-class Numpy(torch.autograd.Function):
+class Numpy(Doubled):
     @staticmethod
     def forward(ctx, x):
         return torch.from_numpy(x.detach().numpy() * 2)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * 2
 
 
 class Model(nn.Module):

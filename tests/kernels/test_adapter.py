@@ -150,11 +150,17 @@ def test_pytorch_kernels_on_the_cpu() -> None:
     assert (kernels.name, kernels.reason) == ("torch", None)
 
 
-def test_cupy_kernels_on_cuda(emulation: Emulation, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def launched(emulation: Emulation, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """`CupyKernels` need no GPU; whose kernels are launched once."""
     for name in ("_num_multiprocessors", "_on_device"):
         monkeypatch.setattr(cupy_kernels.CupyKernels, name, getattr(EmulatedKernels, name))
-    launched: list[str] = []
-    monkeypatch.setattr(cupy_kernels.CupyKernels, "launch_once", lambda self: launched.append(self.name))
+    names: list[str] = []
+    monkeypatch.setattr(cupy_kernels.CupyKernels, "launch_once", lambda self: names.append(self.name))
+    return names
+
+
+def test_cupy_kernels_on_cuda(launched: list[str]) -> None:
     kernels = kernels_for(torch.device("cuda", 0))
     assert (kernels.name, kernels.reason) == ("cupy", None)
     assert kernels_for(torch.device("cuda", 0)) is kernels
@@ -189,14 +195,11 @@ def test_cupy_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "CuPy cannot be imported (libcuda.so.1: cannot open shared object file); pip" in fallback_reason()
 
 
-def test_kernels_that_do_not_compile(emulation: Emulation, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("launched")
+def test_kernels_that_do_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(**_: Any) -> None:
         raise OSError("no space left on device")
 
-    for name in ("_num_multiprocessors", "_on_device"):
-        monkeypatch.setattr(cupy_kernels.CupyKernels, name, getattr(EmulatedKernels, name))
-    launched: list[str] = []
-    monkeypatch.setattr(cupy_kernels.CupyKernels, "launch_once", lambda self: launched.append(self.name))
     monkeypatch.setattr(sys.modules["cupy"], "RawModule", fails)
     assert "no space left on device" in fallback_reason()
 

@@ -225,13 +225,16 @@ def test_a_signal_ends_the_compiler_and_its_files(
     assert [path.name for path in cache.rglob("*") if path.is_file()] == ["thing.lock"]
 
 
-def test_setting_up_without_a_compiler_says_so_in_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     def unavailable() -> NoReturn:
         raise RuntimeUnavailableError("there is no compiler")
 
     monkeypatch.setattr(loading, "_load", unavailable)
+
+
+@pytest.mark.usefixtures("without_compiler")
+def test_setting_up_without_a_compiler_says_so_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert loading.build() == 1
     assert capsys.readouterr().err == (
         "bow: the native runtime is not available; engine eager is used instead of graph: there is no compiler\n"
@@ -257,11 +260,8 @@ def test_building_takes_at_most_a_minute_of_one_core(tmp_path: Path) -> None:
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime <= 60
 
 
-def test_without_a_native_runtime_schedules_run_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unavailable() -> NoReturn:
-        raise RuntimeUnavailableError("there is no compiler")
-
-    monkeypatch.setattr(loading, "_load", unavailable)
+@pytest.mark.usefixtures("without_compiler")
+def test_without_a_native_runtime_schedules_run_in_python() -> None:
     batch = torch.randn(4, 3), torch.randn(4, 1)
     model = torch.nn.Linear(3, 1)
     graph = bow.capture(model, batch, torch.nn.functional.mse_loss)
