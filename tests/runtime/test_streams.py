@@ -545,7 +545,7 @@ def test_a_gpu_gives_the_numbers_of_the_graph(name: str) -> None:
         torch.cuda.synchronize()
         torch.cuda.manual_seed(seed)
         assert_close(made, graph.run(*state(model), batch))
-    captured.reset()
+    captured.graph.reset()
 
 
 def assert_close(made: StepOutputs, expected: StepOutputs) -> None:
