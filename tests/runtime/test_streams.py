@@ -136,6 +136,12 @@ class Learner:
             return StepOutputs(outputs.loss.clone(), *({n: t.clone() for n, t in group.items()} for group in groups))
 
 
+def spread(name: str, seed: int, num_streams: int) -> Learner:
+    """Of a model, by a random schedule on a device of its own."""
+    graph = graph_of(name)
+    return Learner(graph, random_schedule(graph, seed, num_streams), FakeDevice())
+
+
 def run_eagerly(learner: Learner, case: Case, rounds: Iterable[int]) -> None:
     """Run steps on other weights and batches each time, and compare with the graph."""
     for number in rounds:
@@ -164,9 +170,7 @@ def run_captured(learner: Learner, case: Case, rounds: Iterable[int]) -> None:
 @pytest.mark.parametrize("num_streams", [1, 2, 3, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_any_schedule_gives_the_numbers_of_the_graph(name: str, num_streams: int, seed: int) -> None:
-    graph = graph_of(name)
-    learner = Learner(graph, random_schedule(graph, seed, num_streams), FakeDevice())
-    run_eagerly(learner, MODELS[name], range(2))
+    run_eagerly(spread(name, seed, num_streams), MODELS[name], range(2))
 
 
 @pytest.mark.sample(7, 3)
@@ -232,12 +236,11 @@ def test_waits_of_larger_graphs_are_needed(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_device_sees_the_waits_of_the_plan_and_no_others(name: str) -> None:
-    graph, device = graph_of(name), FakeDevice()
-    learner = Learner(graph, random_schedule(graph, 2, 3), device)
+    learner = spread(name, 2, 3)
     run_eagerly(learner, MODELS[name], range(2))
-    plan = learner.runtime.plan
-    assert sum(device.waits.values()) == 2 * (sum(len(turn.waits) for turn in plan.tasks) + len(plan.join))
-    assert set(device.waits.values()) == {2}
+    plan, waits = learner.runtime.plan, learner.device.waits
+    assert sum(waits.values()) == 2 * (sum(len(turn.waits) for turn in plan.tasks) + len(plan.join))
+    assert set(waits.values()) == {2}
 
 
 def test_one_stream_takes_no_event() -> None:
@@ -326,17 +329,15 @@ def last_uses(plan: StreamPlan, allocations: Sequence[Sequence[int]]) -> list[li
 @pytest.mark.parametrize("name", MODELS)
 def test_memory_that_goes_back_at_its_last_use_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StreamPlan, "releases", last_uses)
-    graph = graph_of(name)
     with pytest.raises(RaceError, match="was given back while"), unnamed():
-        run_eagerly(Learner(graph, random_schedule(graph, 1, 2), FakeDevice()), MODELS[name], range(2))
+        run_eagerly(spread(name, 1, 2), MODELS[name], range(2))
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_memory_that_is_not_held_until_the_next_step_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StreamRuntime, "_hold", lambda self, live: None)
-    graph = graph_of(name)
     with pytest.raises(RaceError, match="was given back while"), unnamed():
-        run_eagerly(Learner(graph, random_schedule(graph, 1, 2), FakeDevice()), MODELS[name], range(2))
+        run_eagerly(spread(name, 1, 2), MODELS[name], range(2))
 
 
 @pytest.mark.parametrize("num_streams", [1, 2, 3])
@@ -350,25 +351,22 @@ def test_most_memory_goes_back_within_the_step(name: str, num_streams: int) -> N
 
 
 def test_what_is_held_is_the_memory_of_one_step() -> None:
-    graph, device = graph_of(SMALL), FakeDevice()
-    learner = Learner(graph, random_schedule(graph, 1, 3), device)
-    used = []
+    learner, used = spread(SMALL, 1, 3), []
     for _ in range(4):
         learner.read(learner.run())
-        used.append(device.used_bytes())
+        used.append(learner.device.used_bytes())
     assert used == used[:1] * 4
 
 
 def test_closing_lets_go_of_what_was_held() -> None:
-    graph, device = graph_of(SMALL), FakeDevice()
-    learner = Learner(graph, random_schedule(graph, 1, 3), device)
+    learner = spread(SMALL, 1, 3)
     torch.manual_seed(0)
     learner.write(MODELS[SMALL].build(), MODELS[SMALL].batch())
-    inputs = device.used_bytes()
+    inputs = learner.device.used_bytes()
     with contextlib.closing(learner.runtime):
         learner.read(learner.run())
-        assert device.used_bytes() > inputs
-    assert device.used_bytes() == inputs
+        assert learner.device.used_bytes() > inputs
+    assert learner.device.used_bytes() == inputs
     run_eagerly(learner, MODELS[SMALL], range(2))
 
 
@@ -378,8 +376,7 @@ def test_closing_lets_go_of_what_was_held() -> None:
 def test_capturing_leaves_inputs_and_random_numbers_alone() -> None:
     torch.manual_seed(0)
     model, batch = MODELS[SMALL].build(), MODELS[SMALL].batch()
-    graph = graph_of(SMALL)
-    learner = Learner(graph, random_schedule(graph, 1, 2), FakeDevice())
+    learner = spread(SMALL, 1, 2)
     learner.write(model, batch)
     before = torch.get_rng_state()
     learner.capture()
@@ -392,29 +389,26 @@ def test_capturing_leaves_inputs_and_random_numbers_alone() -> None:
 def test_replays_draw_from_the_generator_of_the_device_where_none_is_given() -> None:
     torch.manual_seed(0)
     model, batch = MODELS[SMALL].build(), MODELS[SMALL].batch()
-    graph = graph_of(SMALL)
-    learner = Learner(graph, random_schedule(graph, 1, 2), FakeDevice())
+    learner = spread(SMALL, 1, 2)
     captured = learner.capture()
     learner.write(model, batch)
     torch.manual_seed(3)
     made = [learner.read(captured.replay()) for _ in range(2)]
     torch.manual_seed(3)
     for outputs in made:
-        assert_same(outputs, graph.run(*state(model), batch))
+        assert_same(outputs, learner.graph.run(*state(model), batch))
     assert made[0].loss != made[1].loss
 
 
 def test_inputs_in_another_memory_order_are_read_anew_by_every_replay() -> None:
-    graph = graph_of(SMALL)
-    learner = Learner(graph, random_schedule(graph, 1, 3), FakeDevice())
+    learner = spread(SMALL, 1, 3)
     learner.parameters["left.weight"] = torch.zeros(6, 6).t()
     run_eagerly(learner, MODELS[SMALL], range(2))
     run_captured(learner, MODELS[SMALL], range(2))
 
 
 def test_results_stay_where_they_are() -> None:
-    graph = graph_of(SMALL)
-    learner = Learner(graph, random_schedule(graph, 1, 2), FakeDevice())
+    learner = spread(SMALL, 1, 2)  # whose tensors the replays write to
     captured = learner.capture()
     addresses = {name: gradient.data_ptr() for name, gradient in captured.replay().gradients.items()}
     assert {name: gradient.data_ptr() for name, gradient in captured.replay().gradients.items()} == addresses
@@ -468,8 +462,8 @@ class Lookup(nn.Module):
         return found
 
 
-def _lookup(tokens: int = 10) -> tuple[tuple[Tensor, Tensor], Tensor]:
-    return (torch.randn(3, 4), torch.randint(10, (3,)) + tokens - 10), torch.randint(4, (3,))
+def _lookup() -> tuple[tuple[Tensor, Tensor], Tensor]:
+    return (torch.randn(3, 4), torch.randint(10, (3,))), torch.randint(4, (3,))
 
 
 @pytest.mark.parametrize("seed", range(4))
