@@ -1,6 +1,5 @@
 """One table for all networks of the papers: they fit their data, can be captured exactly, and learn."""
 
-import copy
 import functools
 from collections.abc import Collection, Iterator
 
@@ -13,6 +12,8 @@ import bow
 from bow.errors import SettingError
 from bow.graph import StepGraph
 from bow.models import NETWORKS
+from tests.graph.cases import Eager, assert_equal, state
+from tests.models.test_models import check_learning
 
 SIZES = [
     (name, size)
@@ -100,15 +101,8 @@ def test_networks_have_as_many_parameters_and_products_as_torchvision_publishes(
 def test_running_the_captured_step_equals_autograd_exactly(name: str) -> None:
     network, (model, graph) = NETWORKS[name], captured(name)
     inputs, targets = network.batch(seed=1)
-    outputs = graph.run(dict(model.named_parameters()), dict(model.named_buffers()), (inputs, targets))
-    eager = copy.deepcopy(model)
-    loss = network.loss(eager(inputs), targets)
-    loss.backward()
-    assert torch.equal(outputs.loss, loss)
-    assert outputs.gradients.keys() == {parameter for parameter, _ in model.named_parameters()}
-    gradients = {parameter: value.grad for parameter, value in eager.named_parameters()}
-    for made, expected in ((outputs.gradients, gradients), (outputs.buffers, dict(eager.named_buffers()))):
-        assert [key for key in expected if not torch.equal(made[key], expected[key])] == []
+    expected = Eager.step(model, lambda learner: network.loss(learner(inputs), targets))
+    assert_equal(graph.run(*state(model), (inputs, targets)), expected)
 
 
 @pytest.mark.sample(2)
@@ -117,17 +111,7 @@ def test_training_on_one_batch_lowers_the_loss(name: str) -> None:
     torch.manual_seed(0)
     network = NETWORKS[name]
     model, (inputs, targets) = network.build(), network.batch()
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    losses = []
-    for _ in range(30):
-        optimizer.zero_grad()
-        loss = network.loss(model(inputs), targets)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-        if losses[-1] < 0.95 * losses[0]:
-            return
-    pytest.fail(f"the loss fell from {losses[0]} to {losses[-1]} only")
+    check_learning(model, lambda: network.loss(model(inputs), targets), rate=3e-3, steps=30, part=0.95)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
