@@ -40,12 +40,6 @@ def test_every_schedule_can_be_carried_out(
     assert end_ns(timeline) <= (sum(costs) - length) / executors + length
 
 
-def test_a_scheduler_begins_every_step_anew() -> None:
-    scheduler = ListScheduler([[], [0], [0]], executors=2)
-    first = simulate_operators(scheduler, lambda start: start.operator + 1)
-    assert simulate_operators(scheduler, lambda start: start.operator + 1).spans == first.spans
-
-
 # Three chains: the long one last in the order of numbers.
 CHAINS: Dependencies = [[], [], [], [2], [3]]
 COSTS = [3, 3, 2, 2, 2]
@@ -64,12 +58,6 @@ def test_the_critical_path_goes_first() -> None:
 
 
 def test_operators_stay_where_what_they_read_was_made() -> None:
-    before: Dependencies = [[], [], [1], [0]]
-    costs = [4, 3, 3, 3]
-    for stay, expected in ((True, [0, 1, 1, 0]), (False, [0, 1, 1, 0])):
-        scheduler = ListScheduler(before, 2, stay=stay)
-        spans = by_operator(simulate_operators(scheduler, lambda start: costs[start.operator]))
-        assert [spans[index].place for index in range(4)] == [f"executor {executor}" for executor in expected]
     # 0 and 1 end together: without the wish to stay, executor 0 takes what was made on 1.
     for stay, expected in ((True, [0, 1, 1]), (False, [0, 1, 0])):
         timeline = simulate_operators(ListScheduler([[], [], [1]], 2, stay=stay), lambda start: 2)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -78,14 +77,21 @@ def captured(graph: StepGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bow.schedule.profiler.device.capture", lambda *_, **settings: graph)
 
 
+@pytest.fixture
+def device() -> FakeDevice:
+    return FakeDevice()
+
+
+@pytest.fixture
+def subject(device: FakeDevice, captured: None) -> BoundStep:
+    return made_on(device)
+
+
 def counted(device: FakeDevice, subject: BoundStep, **settings: Any) -> Profile:
     return measure_on(device, subject, watch=Counting(device), **{"repeats": 2, "cache": False, **settings})
 
 
-@pytest.mark.usefixtures("captured")
-def test_every_operator_takes_what_it_takes_alone_and_views_nothing() -> None:
-    device = FakeDevice()
-    subject = made_on(device)
+def test_every_operator_takes_what_it_takes_alone_and_views_nothing(device: FakeDevice, subject: BoundStep) -> None:
     profile = counted(device, subject, repeats=3)
     operators = operators_of(subject.graph)
     assert profile.names == tuple(operator.kind for operator in operators)
@@ -97,10 +103,7 @@ def test_every_operator_takes_what_it_takes_alone_and_views_nothing() -> None:
     assert profile.hardware.endswith("stream")
 
 
-@pytest.mark.usefixtures("captured")
-def test_operators_of_one_signature_are_measured_once() -> None:
-    device = FakeDevice()
-    subject = made_on(device)
+def test_operators_of_one_signature_are_measured_once(device: FakeDevice, subject: BoundStep) -> None:
     watch = Counting(device)
     told: list[str] = []
     measure_on(device, subject, repeats=2, cache=False, watch=watch, progress=told.append)
@@ -110,8 +113,7 @@ def test_operators_of_one_signature_are_measured_once() -> None:
     assert "different operators of" in told[0]
 
 
-def test_nothing_of_the_caller_changes() -> None:
-    device = FakeDevice()
+def test_nothing_of_the_caller_changes(device: FakeDevice) -> None:
     torch.manual_seed(3)
     model = Tied()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -122,8 +124,7 @@ def test_nothing_of_the_caller_changes() -> None:
     assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
 
 
-def test_memory_of_the_profile_comes_back() -> None:
-    device = FakeDevice()
+def test_memory_of_the_profile_comes_back(device: FakeDevice) -> None:
     subject = made_on(device)
     before = device.used_bytes()
     counted(device, subject)
@@ -144,11 +145,9 @@ def test_the_profile_waits_for_the_caller_and_the_caller_for_the_profile(wait: W
         device.used_bytes()
 
 
-@pytest.mark.usefixtures("captured")
-def test_times_are_kept_for_a_device_and_its_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bow.schedule.profiler.measuring.cache_folder", lambda: tmp_path)
-    device = FakeDevice()
-    subject = made_on(device)
+def test_times_are_kept_for_a_device_and_its_versions(
+    device: FakeDevice, subject: BoundStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = counted(device, subject, cache=True)
     watch = Counting(device)
     again = measure_on(device, subject, repeats=2, watch=watch)
@@ -161,24 +160,18 @@ def test_times_are_kept_for_a_device_and_its_versions(tmp_path: Path, monkeypatc
     assert other.marks > 0
 
 
-@pytest.mark.usefixtures("captured")
-def test_there_has_to_be_a_repeat() -> None:
-    device = FakeDevice()
+def test_there_has_to_be_a_repeat(device: FakeDevice, subject: BoundStep) -> None:
     with pytest.raises(SettingError, match=r"repeats must be .*at least 1, got 0"):
-        measure_on(device, made_on(device), repeats=0)
+        measure_on(device, subject, repeats=0)
 
 
-@pytest.mark.usefixtures("captured")
-def test_an_operator_that_fails_is_named() -> None:
-    device = FakeDevice()
-    subject = made_on(device)
+def test_an_operator_that_fails_is_named(device: FakeDevice, subject: BoundStep) -> None:
     images, targets = subject.batch
     with pytest.raises(GraphError, match="failed"):
         counted(device, BoundStep(subject.graph, subject.parameters, subject.buffers, (images, targets + 7)))
 
 
-def test_the_host_measures_where_work_runs_as_it_is_issued() -> None:
-    device = FakeDevice()
+def test_the_host_measures_where_work_runs_as_it_is_issued(device: FakeDevice) -> None:
     watch = stopwatch_of(device)
     assert isinstance(watch, HostStopwatch)
     begin, end = watch.mark(), watch.mark()
@@ -189,10 +182,9 @@ def test_the_host_measures_where_work_runs_as_it_is_issued() -> None:
 # Policies
 
 
-@pytest.mark.usefixtures("captured")
-def test_policies_are_one_stream_and_those_of_more_streams_that_shorten_something() -> None:
-    device = FakeDevice()
-    subject = made_on(device)
+def test_policies_are_one_stream_and_those_of_more_streams_that_shorten_something(
+    device: FakeDevice, subject: BoundStep
+) -> None:
     profile = counted(device, subject)
     policies = device_policies(subject, profile)
     assert [policy.name for policy in policies[:2]] == ["one stream", "critical path on 2 streams"]
@@ -204,9 +196,7 @@ def test_policies_are_one_stream_and_those_of_more_streams_that_shorten_somethin
     assert len(device_policies(subject, profile, streams=())) == 1
 
 
-@pytest.mark.usefixtures("captured")
-def test_streams_that_shorten_nothing_are_left_out() -> None:
-    subject = made_on(FakeDevice())
+def test_streams_that_shorten_nothing_are_left_out(subject: BoundStep) -> None:
     count = subject.num_operators
     chain = set(critical_path(subject.dependencies, [1] * count).path)
     times = {1: tuple(OperatorTime(1e-6 if index in chain else 0.0, 0.0, 1) for index in range(count))}
@@ -214,10 +204,7 @@ def test_streams_that_shorten_nothing_are_left_out() -> None:
     assert [policy.name for policy in policies] == ["one stream"]
 
 
-@pytest.mark.usefixtures("captured")
-def test_every_policy_gives_the_numbers_of_the_graph() -> None:
-    device = FakeDevice()
-    subject = made_on(device)
+def test_every_policy_gives_the_numbers_of_the_graph(device: FakeDevice, subject: BoundStep) -> None:
     expected = subject.graph.run(subject.parameters, subject.buffers, subject.batch, seed=5)
     for policy in device_policies(subject, counted(device, subject)):
         policy.schedule.check(dependencies_of(operators_of(subject.graph)))

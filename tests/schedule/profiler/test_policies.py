@@ -1,6 +1,5 @@
 """Policies: whatever they do, every operator runs once, behind what it reads, and the numbers are the graph's."""
 
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from bow.devices import available_cores, cores
 from bow.devices.cores import HardwareThread
 from bow.runtime.local import LocalRuntime
-from bow.schedule import OrderedSchedule, Schedule, Timeline
+from bow.schedule import OrderedSchedule, Schedule
 from bow.schedule.profiler import BoundStep, Policy, make_policies, policies
 from bow.schedule.profiler.measuring import numbers_of_threads
 from bow.schedule.profiler.policies import (
@@ -22,6 +21,7 @@ from bow.schedule.scheduler import CoRunScheduler, critical_path
 from tests.machines import manycore, server
 from tests.runtime.test_local import assert_same
 from tests.schedule.profiler.steps import branches, made_up
+from tests.schedule.scheduler.watching import check_carried_out
 
 CORES = len(available_cores())
 
@@ -62,25 +62,10 @@ def test_there_is_a_policy_for_everything_that_the_papers_compare() -> None:
     assert len({policy.name for policy in made(4)}) == len(made(4)) > len(names)
 
 
-def starts_and_ends(timeline: Timeline) -> dict[int, tuple[int, int]]:
-    """By operator; one that holds several cores has a span on each, all at the same time."""
-    found: dict[int, set[tuple[int, int]]] = {}
-    for span in timeline.spans:
-        found.setdefault(int(span.details["operator"]), set()).add((span.start_ns, span.end_ns))
-    assert all(len(times) == 1 for times in found.values())
-    return {operator: times.pop() for operator, times in found.items()}
-
-
 @pytest.mark.parametrize("cores", [1, 2, 3, 4])
 def test_in_simulated_time_every_operator_runs_once_and_behind_what_it_reads(cores: int) -> None:
-    dependencies = branches().dependencies
     for policy in made(cores):
-        times = starts_and_ends(policy.predicted)
-        assert sorted(times) == list(range(len(dependencies)))
-        for operator, before in enumerate(dependencies):
-            assert all(times[earlier][1] <= times[operator][0] for earlier in before), policy.name
-        on_places = Counter((span.place, span.details["operator"]) for span in policy.predicted.spans)
-        assert set(on_places.values()) == {1}
+        check_carried_out(policy.predicted, branches().dependencies)
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 4])

@@ -83,9 +83,7 @@ def test_repeating_decisions_with_the_predicted_times_gives_the_same_timeline(ca
     again = WaitRecorder(OrderScheduler(exact, held, siblings=siblings))
     repeated = simulate_operators(again, lambda start: durations[start.operator])
     assert sorted(map(str, repeated.spans)) == sorted(map(str, timeline.spans))
-    assert {start.operator: start for start in again.decisions} == {
-        start.operator: start for start in recorder.decisions
-    }
+    assert by_operator(again) == by_operator(recorder)
     assert begins(timeline) == by_definition(exact, held, durations)
 
 
@@ -152,9 +150,7 @@ def test_what_a_list_scheduler_decided_is_repeated_too(
     again = WaitRecorder(OrderScheduler(with_waits(before, recorder.waits), order, threads=threads))
     repeated = simulate_operators(again, lambda start: costs[start.operator])
     assert begins(repeated) == begins(timeline)
-    assert {start.operator: start for start in again.decisions} == {
-        start.operator: start for start in recorder.decisions
-    }
+    assert by_operator(again) == by_operator(recorder)
 
 
 def test_second_hardware_threads_have_lists_behind_those_of_the_cores() -> None:
