@@ -73,6 +73,14 @@ def installed(wheel: Path, environment: Path) -> Path:
     return python
 
 
+def program(path: Path, text: str) -> Path:
+    """A shell script in the place of a program."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
 def beside_a_clone(folder: Path) -> Path:
     (folder / "bow" / "bow").mkdir(parents=True)
     return folder
@@ -109,8 +117,7 @@ def test_an_editable_install_is_found_beside_a_clone(source: Path, tmp_path: Pat
 
 
 def test_the_container_knows_every_command_of_bow(tmp_path: Path) -> None:
-    (tmp_path / "bow").write_text('#!/bin/sh\necho "$@"\n')
-    (tmp_path / "bow").chmod(0o755)
+    program(tmp_path / "bow", 'echo "$@"')
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
     for command in COMMANDS:
         words = ["sh", ROOT / "docker/entrypoint.sh", command, "some=thing"]
@@ -158,9 +165,7 @@ def test_setup_without_python_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_setup_without_ensurepip_names_the_package(tmp_path: Path) -> None:
-    python = tmp_path / "python3"
-    python.write_text('#!/bin/sh\ncase "$2" in *ensurepip*) exit 1;; *) echo 3.12;; esac\n')
-    python.chmod(0o755)
+    python = program(tmp_path / "python3", 'case "$2" in *ensurepip*) exit 1;; *) echo 3.12;; esac')
     done = subprocess.run([ROOT / ".ci/setup", tmp_path / "venv", python], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "sudo apt install python3.12-venv" in done.stderr
@@ -178,14 +183,8 @@ def test_setup_without_ensurepip_names_the_package(tmp_path: Path) -> None:
 def test_setup_takes_the_torch_that_the_driver_can_run(
     nvidia_smi: str, tools: list[str], extras: str, torch: str, tmp_path: Path
 ) -> None:
-    programs = {
-        "nvidia-smi": f"echo '{nvidia_smi}'",
-        "python": f'[ "$1" = -c ] || echo "$@" >>{tmp_path}/installed',
-    }
-    for name, text in programs.items():
-        (tmp_path / "bin").mkdir(exist_ok=True)
-        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
+    program(tmp_path / "bin/nvidia-smi", f"echo '{nvidia_smi}'")
+    program(tmp_path / "bin/python", f'[ "$1" = -c ] || echo "$@" >>{tmp_path}/installed')
     environment = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "BOW_CUDA": ""}
     subprocess.run([ROOT / ".ci/setup", tmp_path, "python3", *tools], env=environment, check=True, capture_output=True)
     words = (tmp_path / "installed").read_text().split()
@@ -204,12 +203,8 @@ def test_setup_tells_what_it_does_in_few_lines(status: int, tmp_path: Path) -> N
     ]
     said += ["Installing collected packages: a, b, c", "Successfully installed a-1 b-2 c-3"]
     (tmp_path / "said").write_text("\n".join(said) + "\n")
-    (tmp_path / "bin").mkdir()
-    python = tmp_path / "bin" / "python"
-    python.write_text(
-        f'#!/bin/sh\n[ "$1" = -c ] || {{ cat {tmp_path}/said; echo "ERROR: no disk" >&2; exit {status}; }}\n'
-    )
-    python.chmod(0o755)
+    lines = f'cat {tmp_path}/said; echo "ERROR: no disk" >&2; exit {status};'
+    program(tmp_path / "bin/python", f'[ "$1" = -c ] || {{ {lines} }}')
     command = [ROOT / ".ci/setup", tmp_path, "python3"]
     done = subprocess.run(command, env=os.environ | {"BOW_CUDA": "none"}, capture_output=True, text=True, check=False)
     assert done.returncode == status
@@ -223,10 +218,7 @@ def test_setup_tells_what_it_does_in_few_lines(status: int, tmp_path: Path) -> N
 
 
 def test_a_wheel_needs_what_builds_it_alone(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    python = tmp_path / "bin" / "python"
-    python.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "$@"\n')
-    python.chmod(0o755)
+    program(tmp_path / "bin/python", '[ "$1" = -c ] || echo "$@"')
     done = subprocess.run(
         [ROOT / ".ci/setup", tmp_path, "python3", "build"], capture_output=True, text=True, check=True
     )
@@ -236,14 +228,9 @@ def test_a_wheel_needs_what_builds_it_alone(tmp_path: Path) -> None:
 
 
 def test_setup_says_every_quarter_of_a_minute_what_it_is_at(tmp_path: Path) -> None:
-    programs = {
-        "python": '[ "$1" = -c ] || { echo "Collecting scipy>=1.2 (from bow-trainer==1)"; /bin/sleep 1; }',
-        "sleep": '[ "$1" = 15 ] && exec /bin/sleep .3',
-    }
-    for name, text in programs.items():
-        (tmp_path / "bin").mkdir(exist_ok=True)
-        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
+    lines = 'echo "Collecting scipy>=1.2 (from bow-trainer==1)"; /bin/sleep 1;'
+    program(tmp_path / "bin/python", f'[ "$1" = -c ] || {{ {lines} }}')
+    program(tmp_path / "bin/sleep", '[ "$1" = 15 ] && exec /bin/sleep .3')
     environment = os.environ | {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "BOW_CUDA": "none"}
     command = [ROOT / ".ci/setup", tmp_path, "python3"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
