@@ -30,11 +30,13 @@ _expected: dict[tuple[Any, ...], _Trained] = {}
 
 def cases(fake: bool) -> list[Case]:
     every = [
-        Case(f"agreement: {engine}, {model}, {optimizer}, {learners} learners, {_name(dtype)}", _run(*which))
+        Case(
+            f"agreement: {engine}, {model}, {optimizer}, {learners} learners, {_name(dtype)}",
+            functools.partial(_follows, engine, model, optimizer, learners, dtype),
+        )
         for dtype, learners, optimizer, model, engine in (
             itertools.product(TOLERANCES, LEARNERS, OPTIMIZERS, MODELS, ENGINES) if not fake else _tiny()
         )
-        if (which := (engine, model, optimizer, learners, dtype))
     ]
     compiled = [
         Case(
@@ -54,10 +56,6 @@ def _tiny() -> list[tuple[torch.dtype, int, str, str, str]]:
     return [*small, *large, (torch.float64, 2, "adamw", "mlp", "graph"), *alone]
 
 
-def _run(*which: Any) -> Any:
-    return functools.partial(_follows, *which)
-
-
 def _follows(
     engine: str,
     model: str,
@@ -68,9 +66,10 @@ def _follows(
     compiled: bool = False,
 ) -> None:
     common = (model, optimizer, learners, dtype)
-    if (str(machine.device.torch_device), *common) not in _expected:
-        _expected[(str(machine.device.torch_device), *common)] = _trained(machine, "eager", *common)[0]
-    expected = _expected[(str(machine.device.torch_device), *common)]
+    key = (str(machine.device.torch_device), *common)
+    if key not in _expected:
+        _expected[key] = _trained(machine, "eager", *common)[0]
+    expected = _expected[key]
     found, ran = _trained(machine, engine, *common, compiled=compiled)
     tolerance = TOLERANCES[dtype]
     for index, (loss, own) in enumerate(zip(expected[1], found[1], strict=True)):

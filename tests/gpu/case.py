@@ -1,4 +1,4 @@
-"""A test on a device: run by pytest, and by `python -m tests.gpu` where there is no pytest."""
+"""A test on a device: run by pytest, and by `make gpu` where there is no pytest."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ from tests.gpu.trainings import ENGINES, batches, exact, few, subject, training,
 
 TOLERANCE = 1e-9
 MODEL = "lenet"
-NORMED = "resnet8"
 
 
 def cases(fake: bool) -> list[Case]:

@@ -1,4 +1,4 @@
-"""The tests on a GPU, by pytest: `pytest -m gpu tests/gpu`; `python -m tests.gpu` runs them without it.
+"""The tests on a GPU, by pytest: `pytest -m gpu tests/gpu`; `make gpu` runs them without it.
 
 In tiny form, those that make sense there run on the fake device as well.
 """

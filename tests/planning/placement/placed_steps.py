@@ -12,8 +12,6 @@ from bow.planning.rules import RULES
 from bow.planning.search.problem import Problem
 from bow.planning.simulator.costs import RooflineCosts
 
-KIB = 2**10
-
 
 def made_of(*operators: tuple[str, str, Sequence[str]], size: int = 256, flops: float = 1e9) -> OperatorGraph:
     """Operators as (name, kind, names of whose outputs they read); "batch" is there already. A layer is what stands
