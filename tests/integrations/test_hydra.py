@@ -5,6 +5,7 @@ import signal
 import subprocess
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -200,9 +201,21 @@ def test_a_loss_with_state_of_its_own_is_not_shared() -> None:
     assert why_alone([config(loss=loss), config(loss=loss, seed=1)]) == "their step or loss changes 'calls' in Python"
 
 
-def test_jobs_that_fail_or_diverge_fail_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Any], list[str]], list[Any]]:
+    """What jobs return that run as members in an empty folder; what is said goes into a list."""
     monkeypatch.chdir(tmp_path)
 
+    def run(jobs: list[Any], said: list[str]) -> list[Any]:
+        def train(configs: Any) -> Any:
+            return train_together(configs, bow.Run(tmp_path / "sweep"), "", said.append)
+
+        return run_together(jobs, train, lambda before: lambda: before)
+
+    return run
+
+
+def test_jobs_that_fail_or_diverge_fail_alone(together: Callable[..., list[Any]], tmp_path: Path) -> None:
     def job(lr: float) -> Any:
         try:
             result = bow.train(
@@ -215,12 +228,7 @@ def test_jobs_that_fail_or_diverge_fail_alone(tmp_path: Path, monkeypatch: pytes
         return result.learners
 
     said: list[str] = []
-    tasks = [lambda: job(0.1), lambda: job(3e38), lambda: "no training"]
-
-    def train(configs: Any) -> Any:
-        return train_together(configs, bow.Run(tmp_path / "sweep"), "", said.append)
-
-    returned = run_together(tasks, train, lambda before: lambda: before)
+    returned = together([lambda: job(0.1), lambda: job(3e38), lambda: "no training"], said)
     assert returned[0] == 1
     assert "diverged" in returned[1]
     assert returned[2] == "no training"
@@ -233,8 +241,7 @@ class Own(torch.optim.lr_scheduler.LambdaLR):
 
 
 @pytest.mark.filterwarnings("ignore:.*restarts")
-def test_jobs_of_several_learners_have_each_its_own_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_jobs_of_several_learners_have_each_its_own_result(together: Callable[..., list[Any]]) -> None:
     data = DATA[0].clone(), DATA[1]
     data[0][30] = torch.nan  # a learner restarts once an epoch
 
@@ -261,11 +268,8 @@ def test_jobs_of_several_learners_have_each_its_own_result(tmp_path: Path, monke
         lambda: job(lambda epoch: 1.0, checkpoint_every=2),
     ]
 
-    def train(configs: Any) -> Any:
-        return train_together(configs, bow.Run(tmp_path / "sweep"), "", said.append)
-
     began = time.perf_counter()
-    first, _, interrupted, last = run_together(tasks, train, lambda before: lambda: before)
+    first, _, interrupted, last = together(tasks, said)
     elapsed_s = time.perf_counter() - began
     assert said == ["4 runs one after another: learners=2"]
     assert (interrupted.interrupted_by, len(interrupted.history)) == (signal.SIGINT, 1)
@@ -276,7 +280,7 @@ def test_jobs_of_several_learners_have_each_its_own_result(tmp_path: Path, monke
     assert first.seconds + interrupted.seconds + last.seconds < elapsed_s
 
 
-def test_an_interruption_reaches_all_jobs(tmp_path: Path) -> None:
+def test_an_interruption_reaches_all_jobs() -> None:
     ended = []
 
     def job() -> None:

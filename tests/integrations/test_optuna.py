@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import bow
+from bow.devices import num_threads
 from bow.errors import MissingDependencyError, SettingError
 from tests.forked import FORKED
 
@@ -41,11 +42,10 @@ def optimized(study: Any, path: Path, ask: Any = settings, **given: Any) -> Any:
     return bow.optuna.optimize(study, ask, model, DATA, nn.functional.cross_entropy, run=run, **given)
 
 
-def loop(study: Any, path: Path, count: int = 6) -> None:
+@num_threads(1)
+def loop(study: Any, path: Path) -> None:
     """What users of Optuna write, over one training after another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    for number in range(count):
+    for number in range(6):
         trial = study.ask()
         variant = settings(trial)
         result = bow.train(
@@ -67,7 +67,6 @@ def loop(study: Any, path: Path, count: int = 6) -> None:
                 break
         else:
             study.tell(trial, result.history[-1]["accuracy"])
-    torch.set_num_threads(before)
 
 
 def summary(study: Any) -> list[Any]:

@@ -23,6 +23,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import bow
+from bow.devices import num_threads
 from bow.errors import SettingError
 
 Classifier, Regressor = bow.sklearn.Classifier, bow.sklearn.Regressor
@@ -60,11 +61,9 @@ def test_scikit_learn_checks(estimator: Any, check: Any) -> None:
 
 def loop(path: Path, data: Any, loss: Any, num_outputs: int) -> list[nn.Module]:
     """What the members of QUICK are, one after another."""
-    before, models = torch.get_num_threads(), []
-    torch.set_num_threads(1)
-    try:
-        for seed in check_random_state(0).randint(2**31 - 1, size=2):
-            result = bow.train(
+    with num_threads(1):
+        return [
+            bow.train(
                 functools.partial(small, 4, num_outputs),
                 data,
                 loss,
@@ -75,11 +74,9 @@ def loop(path: Path, data: Any, loss: Any, num_outputs: int) -> list[nn.Module]:
                 epochs=3,
                 engine="eager",
                 run=bow.Run(path / str(seed), progress=False),
-            )
-            models.append(result.model)
-    finally:
-        torch.set_num_threads(before)
-    return models
+            ).model
+            for seed in check_random_state(0).randint(2**31 - 1, size=2)
+        ]
 
 
 def test_a_classifier_is_a_loop_of_trainings(tmp_path: Path) -> None:
