@@ -20,7 +20,7 @@ from torch.distributed import HashStore
 
 from bow.cluster import World, heartbeat, launch, processes
 from bow.errors import ClusterError, SettingError
-from tests.cluster.worlds import in_world
+from tests.cluster.worlds import in_world, soon
 
 
 def compute(world: World, rounds: int = 100_000) -> int:
@@ -66,19 +66,15 @@ def test_what_a_process_has_said_is_what_the_caller_hears(function: Callable[[Wo
 
 
 def test_a_process_that_is_killed_ends_the_training() -> None:
-    began = time.monotonic()
-    with pytest.raises(ClusterError, match=r"rank 2 ended with signal SIGKILL; check its output$"):
+    with soon(), pytest.raises(ClusterError, match=r"rank 2 ended with signal SIGKILL; check its output$"):
         in_world(3, kill_rank_2)
-    assert time.monotonic() - began < 600
 
 
 def test_a_process_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "MISSED_S", 1.0)
     monkeypatch.setattr(heartbeat, "BEAT_S", 0.1)
-    began = time.monotonic()
-    with pytest.raises(ClusterError, match=r"rank 1 sent no heartbeat for 1 s.*, and go on with another$"):
+    with soon(), pytest.raises(ClusterError, match=r"rank 1 sent no heartbeat for 1 s.*, and go on with another$"):
         in_world(2, stop_rank_1, remedy="go on with another")
-    assert time.monotonic() - began < 600
 
 
 def rank_of(world: World) -> int:
@@ -126,10 +122,8 @@ def test_a_listener_whose_connection_fails_opens_another(monkeypatch: pytest.Mon
 
 
 def test_the_callers_own_error_ends_the_others() -> None:
-    began = time.monotonic()
-    with pytest.raises(KeyError):
+    with soon(), pytest.raises(KeyError):
         in_world(3, leave_rank_0)
-    assert time.monotonic() - began < 600
 
 
 def test_too_few_open_files_are_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:

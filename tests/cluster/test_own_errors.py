@@ -21,6 +21,7 @@ import bow
 from bow.errors import ClusterError
 from tests.cluster.killed import last_checkpoint
 from tests.cluster.test_train import CLASSES, FEATURES, data
+from tests.cluster.worlds import soon
 from tests.forked import PLACE
 from tests.grouped import grouped
 
@@ -191,10 +192,8 @@ def where_stepped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(("failure", "kept"), CASES, ids=[f"{each.where} {each.ranks} {kept}" for each, kept in CASES])
 def test_an_exception_leaves_a_checkpoint(tmp_path: Path, whole: bow.Result, failure: Failure, kept: int) -> None:
-    began = time.monotonic()
-    with pytest.raises((OSError, ClusterError), match="the picture is damaged") as caught:
+    with soon(), pytest.raises((OSError, ClusterError), match="the picture is damaged") as caught:
         train(tmp_path / "run", failure)
-    assert time.monotonic() - began < 600
     assert (caught.type is OSError) == (0 in failure.ranks)
     assert str(caught.value) == ("rank 1: OSError: " if caught.type is ClusterError else "") + "the picture is damaged"
     assert last_checkpoint(tmp_path / "run") == kept
@@ -246,8 +245,6 @@ def test_where_a_process_is_killed_nobody_waits_for_it_and_the_last_checkpoint_i
 def test_the_connections_of_a_process_are_closed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a fresh interpreter: what it imports during the training may refer to its process group."""
     monkeypatch.delenv(PLACE, raising=False)  # no process is forked
-    began = time.monotonic()
-    with pytest.raises(ClusterError, match="rank 1: OSError: the picture is damaged") as caught:
+    with soon(), pytest.raises(ClusterError, match="rank 1: OSError: the picture is damaged") as caught:
         train(tmp_path / "run", Failure("callback", (1,), after=1), checkpoint_every=100)
     assert caught.value.__notes__[0].startswith("there is a checkpoint of round 1; resume with")
-    assert time.monotonic() - began < 600

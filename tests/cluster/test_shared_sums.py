@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
-from cluster.worlds import in_world
 
 from bow.cluster import World, shared_sums
 from bow.cluster.processes import Processes
 from bow.errors import ClusterError
+from tests.cluster.worlds import in_world, soon
 
 pytestmark = pytest.mark.skipif(not shared_sums.is_possible(), reason="needs Linux on an x86 processor")
 
@@ -129,10 +129,8 @@ def test_a_process_that_goes_ends_the_sum_of_the_others(ending: str) -> None:
         summed(world)
         return 0
 
-    began = time.monotonic()
-    with pytest.raises(ClusterError, match=r"rank 1|out"):
+    with soon(), pytest.raises(ClusterError, match=r"rank 1|out"):
         in_world(2, leaving)
-    assert time.monotonic() - began < 600
 
 
 def withdrawn(world: World) -> list[float]:

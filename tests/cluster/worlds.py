@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -10,6 +12,15 @@ import torch
 from bow.cluster import WorkerJob, World, join, start
 
 T = TypeVar("T")
+
+
+@contextlib.contextmanager
+def soon() -> Iterator[None]:
+    """What is within takes minutes at most, and not until something gives up."""
+    began = time.monotonic()
+    yield
+    assert time.monotonic() - began < 600
+
 
 CPU = torch.device("cpu")
 
