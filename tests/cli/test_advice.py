@@ -4,7 +4,6 @@ import math
 import types
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +15,7 @@ MACHINE = replace(inspect_machine(), cores=2, gpus=(), compiler="g++")
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[str]]:
-    monkeypatch.chdir(tmp_path)
-
+def told(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     def tell(
         machine: Any = MACHINE,
         others: float = 0.0,

@@ -192,8 +192,7 @@ def test_composition_remembers_what_was_given() -> None:
     assert not composition.given("steps")
 
 
-def test_composing_leaves_no_files(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_composing_leaves_no_files(tmp_path: Path) -> None:
     compose(["learners=2"])
     sweep(["learners=1,2"])
     assert not list(tmp_path.iterdir())

@@ -36,6 +36,7 @@ PLACEMENTS = ("expert_placement", "mcmc_placement", "learned", "scotch", "mincut
 
 
 _parts = functools.cache(planning.parts)
+_known: list[Any] = []
 
 
 @functools.cache
@@ -45,19 +46,15 @@ def _captured(model: Any) -> Any:
     return capture_operators(parts.model, parts.batch, step=parts.step)
 
 
-_known: list[Any] = []
-
-
 @pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an empty folder; models are built and captured once for all tests."""
+def _captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are built and captured once for all tests."""
 
     def parts(*words: Any) -> Any:
         found = _parts(*words)
         _known.append(found)
         return found
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(planning, "parts", parts)
     monkeypatch.setattr(planning, "capture_operators", lambda model, batch, step: _captured(model))
 
@@ -284,9 +281,7 @@ def test_a_strategy_is_explained_for_the_topology_that_its_file_has(said: Callab
     assert "last" in said()
 
 
-def test_what_bow_plan_returns_is_saved_with_its_topology(
-    said: Callable[[], str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_bow_plan_returns_is_saved_with_its_topology(said: Callable[[], str], refused: Callable[..., str]) -> None:
     model, batch, step, optimizer = planning.parts("", "", tuple(MODEL))
     settings: dict[str, Any] = {"proposals": 5, "budget_s": None, "starts": "data"}
     found = bow.plan(model, batch, step=step, topology="p100_node", optimizer=optimizer, **settings)
@@ -295,7 +290,7 @@ def test_what_bow_plan_returns_is_saved_with_its_topology(
     told = said()
     assert "topology p100_node, 4 devices" in told
     assert f"a step: {found.makespan_ns / 1e6:.3f} ms" in told
-    refused(["plan", "show", "found.json"], "does not say for which model it was planned", capsys)
+    refused(["plan", "show", "found.json"], "does not say for which model it was planned")
 
 
 def test_costs_and_topology_of_this_machine_are_measured_and_kept(
@@ -416,7 +411,7 @@ def test_a_word_replaces_what_was_planned_of_it_and_below_it(
 
 
 def test_a_partition_is_shown_for_its_model_where_other_settings_are_given(
-    said: Callable[[], str], capsys: pytest.CaptureFixture[str]
+    said: Callable[[], str], refused: Callable[..., str]
 ) -> None:
     assert main(["plan", *MODEL, NODE, "method=single"]) == 0
     said()
@@ -425,8 +420,8 @@ def test_a_partition_is_shown_for_its_model_where_other_settings_are_given(
     main(["plan", "show", "plan", "batch_size=32"])
     assert said().startswith("for model=mlp batch_size=32, a batch of 32;")
     assert main(["plan", "network=alexnet", "method=single"]) == 0
-    refused(["plan", "show", "plan", "batch_size=32"], "network=alexnet takes no settings of a model", capsys)
-    refused(["plan", "show", "plan", "size=huge"], "network=alexnet has no size 'huge'", capsys)
+    refused(["plan", "show", "plan", "batch_size=32"], "network=alexnet takes no settings of a model")
+    refused(["plan", "show", "plan", "size=huge"], "network=alexnet has no size 'huge'")
 
 
 @pytest.mark.quick
@@ -442,12 +437,8 @@ def test_a_partition_is_shown_for_its_model_where_other_settings_are_given(
         ([*MODEL, "costs=guessed"], "costs='guessed' does not exist; choose one of measured, roofline"),
         ([*MODEL, "costs=measured"], "costs=measured needs devices of this machine, topology 'two_cores' has core"),
         ([*MODEL, "budget_s=soon"], "budget_s must be a number, got 'soon'"),
-        ([*MODEL, "budget_s=-1"], "budget_s must be above 0, got -1"),
         ([*MODEL, "starts=data,exprt"], "starts must be among data, expert, random, model, single, optcnn, got exprt"),
-        ([*MODEL, "moves=none"], "moves must be one of paper, symmetric, guided, got 'none'"),
-        ([*MODEL, "patience=2"], "patience must be above 0 and at most 1, got 2"),
         ([*MODEL, "patience=long"], "patience must be a number, or none, got 'long'"),
-        ([*MODEL, "temperature=-1"], "temperature must be at least 0, got -1"),
         ([*MODEL, "even=perhaps"], "even must be true or false, got 'perhaps'"),
         ([*MODEL, "proposals=many"], "proposals must be a whole number, got 'many'"),
         ([*MODEL, "learners=1,x"], "learners must be a whole number, or several with commas, got '1,x'"),
@@ -484,38 +475,23 @@ def test_a_partition_is_shown_for_its_model_where_other_settings_are_given(
         (["show", "binary.json"], "binary.json cannot be read (not a UTF-8 text file)"),
         (["show", "list.json"], 'the text is not a "bow partition"'),
         ([*MODEL, "topology=damaged.yaml"], "topology 'damaged.yaml' is not YAML"),
-        ([*MODEL, "topology=apart.yaml"], "no link leads from 'a' to 'b'"),
     ],
 )
-def test_mistakes_are_one_sentence(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_sentence(words: list[str], message: str, refused: Callable[..., str]) -> None:
     Path("damaged.json").write_text("{")
     Path("binary.json").write_bytes(b"\xff\xfe\x00")
     Path("list.json").write_text("[]")
     Path("damaged.yaml").write_text("a: [")
-    kinds = "kinds: {core: {memory_gib: 1, tflops: 1, gb_per_s: 1}}"
-    Path("apart.yaml").write_text(f"{kinds}\ndevices: {{a: core, b: core}}\n")
-    refused(["plan", *words], message, capsys)
+    refused(["plan", *words], message)
 
 
-def test_a_strategy_that_cannot_be_written_is_kept_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
-    refused(["plan", *MODEL, "method=single", "out=/dev/null/there"], "partition.json", capsys)
+def test_a_strategy_that_cannot_be_written_is_kept_elsewhere(refused: Callable[..., str]) -> None:
+    refused(["plan", *MODEL, "method=single", "out=/dev/null/there"], "partition.json")
     (kept,) = Path().glob("*.json")
     assert main(["plan", "show", str(kept)]) == 0
 
 
-def refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
-    assert main(words) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("bow: ")
-    assert message in lines[0]
-    assert "Traceback" not in lines[0]
-
-
 WIDE: list[dict[str, Any]] = [{"degrees": [99, 1], "devices": [0] * 99}]
-FAR: list[dict[str, Any]] = [{"degrees": [1, 1], "devices": [7]}]
-RULELESS: list[dict[str, Any]] = [{"degrees": [2, 1], "devices": [0, 1]}]
 
 
 @pytest.mark.parametrize(
@@ -524,15 +500,8 @@ RULELESS: list[dict[str, Any]] = [{"degrees": [2, 1], "devices": [0, 1]}]
         ({}, ["model=logistic_regression", "batch_size=8"], "the partition is for graph"),
         ({}, ["topology=two_cores"], "has a tile on device 2, and there are 2 (0 to 1)"),
         ({"splits": WIDE}, [], "has a sample of 8, got degree 99; give at most 8"),
-        ({"splits": FAR}, [], "has a tile on device 7, and there are 4 (0 to 3)"),
-        ({"splits": [{"degrees": [1], "devices": [0]}]}, [], "has 2 dimensions, got 1 degrees"),
-        ({"splits": [{"degrees": [0, 1], "devices": []}]}, [], "a degree must be at least 1, got 0"),
-        ({"splits": [{"degrees": [2, 1], "devices": [0]}]}, [], "is split into 2 tiles, got 1 devices"),
-        ({"splits": []}, [], "the partition has 0 splits for"),
-        ({"splits": [{"degrees": ["x", 1], "devices": [0]}]}, [], "the partition is damaged"),
         ({"splits": None}, [], "the partition is damaged"),
         ({"version": 99}, [], "the partition has version 99, this bow reads 1; plan again"),
-        ({"format": "a letter"}, [], 'the text is not a "bow partition"'),
         ({"learners": 3}, [], "4 devices cannot be divided among 3 learners"),
         ({"planned_for": None}, [], "does not say for which model it was planned; add network=NAME"),
         ({"planned_for": None}, MODEL, "does not say for which devices it was planned; add topology=NAME or FILE"),
@@ -548,22 +517,22 @@ def test_files_that_do_not_fit_get_one_sentence(
     words: list[str],
     message: str,
     planned: dict[str, Any],
-    capsys: pytest.CaptureFixture[str],
+    refused: Callable[..., str],
 ) -> None:
     if changes.get("splits"):
         changes = {"splits": [*changes["splits"], *planned["splits"][1:]]}
-    refused(["plan", "show", changed(planned, **changes), *words], message, capsys)
+    refused(["plan", "show", changed(planned, **changes), *words], message)
 
 
-def test_an_operator_without_a_rule_is_never_split(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_operator_without_a_rule_is_never_split(said: Callable[[], str], refused: Callable[..., str]) -> None:
     words = ["model=logistic_regression", "batch_size=8", "loss=null", "step=tests.cli.steps.sorted_outputs"]
     assert main(["plan", *words, "topology=p100_node", "method=data"]) == 0
     planned = json.loads(Path("plan/partition.json").read_text())
     assert main(["plan", "show", "plan"]) == 0
-    assert "sort" in capsys.readouterr().out
+    assert "sort" in said()
     whole = [number for number, split in enumerate(planned["splits"]) if split["devices"] == [0]]
     planned["splits"][whole[0]] = {"degrees": [2, 1], "devices": [0, 1]}
-    refused(["plan", "show", changed(planned)], "cannot be split by", capsys)
+    refused(["plan", "show", changed(planned)], "cannot be split by")
 
 
 @pytest.mark.parametrize("words", [["--help"], ["compare", "--help"], ["explain", "-h"]])

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -92,13 +93,13 @@ def test_the_best_model_is_no_other(run_dir: Path, tmp_path: Path, capsys: pytes
         (["RUN", "validation", "model=first"], "model=last or best"),
         (["RUN", "missing.npy"], "missing.npy cannot be read"),
         (["RUN", "ZIP"], "wrong.npz cannot be read"),
-        (["RUN", "WRONG"], r"the model fails on inputs of shape \(3, 2\)"),
+        (["RUN", "WRONG"], "the model fails on inputs of shape (3, 2)"),
         (["nowhere", "validation"], "nowhere is not the directory of a run"),
         (["PYTHON", "validation"], "is not from a run of the bow train command"),
     ],
 )
 def test_what_cannot_be_predicted_is_one_sentence(
-    run_dir: Path, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    run_dir: Path, tmp_path: Path, words: list[str], message: str, refused: Callable[..., str]
 ) -> None:
     np.save(tmp_path / "wrong.npy", np.ones((3, 2)))
     np.savez(tmp_path / "wrong.npz", np.ones((3, 2)))
@@ -112,15 +113,9 @@ def test_what_cannot_be_predicted_is_one_sentence(
         "ZIP": str(tmp_path / "wrong.npz"),
         "PYTHON": str(tmp_path / "python"),
     }
-    capsys.readouterr()
-    assert main(["predict", *(named.get(word, word) for word in words)]) == 2
-    shown = capsys.readouterr().err
-    assert shown.count("\n") == 1
-    assert message.replace("\\", "") in shown
+    refused(["predict", *(named.get(word, word) for word in words)], message)
 
 
-def test_a_directory_without_a_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", str(tmp_path / "nope"), "validation"]) == 2
-    told = capsys.readouterr().err
-    assert f"{tmp_path / 'nope'} is not the directory of a run (it has no config.yaml)" in told
-    assert "--config" not in told
+def test_a_directory_without_a_run_is_named(tmp_path: Path, refused: Callable[..., str]) -> None:
+    message = f"{tmp_path / 'nope'} is not the directory of a run (it has no config.yaml)"
+    assert "--config" not in refused(["predict", str(tmp_path / "nope"), "validation"], message)

@@ -86,8 +86,7 @@ def test_commands_of_the_readme_run_or_say_what_they_need(tmp_path: Path) -> Non
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs/own_loop.md"], ids=lambda page: page.stem)
-def test_programs_of_a_page_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_programs_of_a_page_run(page: Path) -> None:
     programs = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     assert programs
     names: dict[str, object] = {}

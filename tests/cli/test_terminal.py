@@ -7,7 +7,6 @@ import pty
 import re
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -20,9 +19,8 @@ CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 @pytest.fixture
-def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+def shown(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Runs a command on a terminal, of 80 columns where none are told; what it printed, redrawn lines too."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TERM", "xterm-256color")
     for name in ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)

@@ -2,7 +2,7 @@ import contextlib
 import errno
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,13 +16,9 @@ from bow.observe import RunDirectory
 from bow.training.checks import MOVED
 from bow.training.config import TrainConfig
 from bow.training.train import run_training
+from tests.cli.test_sweep import assert_same_models
 
 SMALL = ["data.limit=64", "epochs=1", "learners=2"]
-
-
-@pytest.fixture(autouse=True)
-def _in_empty_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def run_dirs() -> list[Path]:
@@ -49,12 +45,6 @@ def test_sweep_leaves_a_run_directory_each(capsys: pytest.CaptureFixture[str]) -
     assert "[1/2] data.limit=64 epochs=1 learners=1" in shown
     assert "[2/2] data.limit=64 epochs=1 learners=2" in shown
     assert shown.count("report: ") == 2
-
-
-def test_same_seed_gives_the_same_model() -> None:
-    for name in ("first", "second"):
-        assert main(["train", *SMALL, f"run={name}", "seed=3"]) == 0
-    assert Path("first/model.safetensors").read_bytes() == Path("second/model.safetensors").read_bytes()
 
 
 def test_a_run_is_repeated_with_the_learners_and_the_engine_that_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,27 +93,18 @@ def test_the_repetition_of_a_run_that_was_compiled_in_the_middle_says_what_it_is
     assert training._as_found(directory.config_path, ["engine.compile=true"])  # and no warning
 
 
-def test_a_sweep_is_repeated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_is_repeated(refused: Callable[..., str]) -> None:
     words = ["train", "-m", "data.limit=64", "epochs=1", "seed=0,1", "engine=eager"]
     assert main([*words, "run=first"]) == 0
     assert main(["train", "--config", "first/config.yaml", "run=again"]) == 0
-    models = [sorted(Path(name).glob("members/*/model.safetensors")) for name in ("first", "again")]
-    assert [path.parts[1:] for path in models[0]] == [path.parts[1:] for path in models[1]]
-    assert [path.read_bytes() for path in models[0]] == [path.read_bytes() for path in models[1]]
-    models[0][0].with_name("config.yaml").unlink()
-    assert main(["train", "--config", "first/config.yaml"]) == 2
-    assert "is of a sweep with 1 unfinished members" in capsys.readouterr().err
+    assert_same_models("first", "again")
+    next(Path("first/members").glob("*/config.yaml")).unlink()
+    refused(["train", "--config", "first/config.yaml"], "is of a sweep with 1 unfinished members")
 
 
 def test_sweep_checks_every_run_before_the_first() -> None:
     assert main(["train", "-m", *SMALL, "model=mlp,vgg"]) == 2
     assert not Path("runs").exists()
-
-
-def test_run_dir_is_used_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", *SMALL, "run=here"]) == 0
-    assert Path("here/report.html").exists()
-    assert capsys.readouterr().out.endswith("report: here/report.html\n")
 
 
 def test_run_without_validation_ends_with_the_training_loss(capsys: pytest.CaptureFixture[str]) -> None:
@@ -143,7 +124,8 @@ def test_show_prints_the_settings_and_trains_nothing(capsys: pytest.CaptureFixtu
 
 
 def test_report_can_be_written_again(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["train", *SMALL, "run=here"])
+    assert main(["train", *SMALL, "run=here"]) == 0
+    assert capsys.readouterr().out.endswith("report: here/report.html\n")
     Path("here/report.html").unlink()
     assert main(["report", "here"]) == 0
     assert Path("here/report.html").exists()
