@@ -33,8 +33,7 @@ from bow.planning.simulator.python_simulator import SimulationResult
 from bow.planning.tiles.communication import ProcessGroup
 from bow.planning.tiles.link_benchmark import (
     SHAPES,
-    MessageBenchmark,
-    SumBenchmark,
+    LinkBenchmark,
     measure_busy_links,
     measured_topology,
 )
@@ -101,16 +100,15 @@ def measure_network(group: ProcessGroup, config: Config, name: str, known: Devic
     problem = _problem(captured.graph, at_first, mean_times(group.all_gather(tiles())))
     drawn = draw_strategies(problem, config.random, config.mixed, config.proposals, config.seed)
     strategies = group.all_gather(drawn)[0]
-    messages, sums, times = MessageBenchmark(group, shapes), SumBenchmark(group), list[TileTimes]()
+    links, times = LinkBenchmark(group, shapes), list[TileTimes]()
 
     def between(is_timed: bool) -> None:
-        messages.turn(is_timed)
-        sums.turn(is_timed)
+        links.turn(is_timed)
         times.append(tiles())
 
     timed = time_strategies(group, captured, model, batch, OPTIMIZER, strategies, config.turns, between)
-    line = messages.link_model()
-    topology = measured_topology(known, {(0, 1): line}, sums.beside_messages_us(line[0]))
+    line, sum_us = links.result()
+    topology = measured_topology(known, {(0, 1): line}, sum_us)
     of_tiles = mean_times(group.all_gather(median_times(times)))
     problem = _problem(captured.graph, topology, of_tiles)
     rows = [_row(name, problem.simulate(strategies[name]), timed[name]) for name in strategies]

@@ -154,33 +154,38 @@ def measure_busy_links(
     """Return link models during training, and the overhead (us) of a sum besides its messages; collective."""
     # Idle links (`measure_idle_links`) are a lower bound: during training, the runtime's work for each message keeps
     # both devices from computing, and caches are cold. Only the first two devices are measured in training
-    # (`MessageBenchmark`, `SumBenchmark`); their excess over their idle model is added to the idle model of every pair.
+    # (`LinkBenchmark`); their excess over their idle model is added to the idle model of every pair.
     # CPU processes do not compute while they send and receive, because they copy every byte themselves; this limits
     # them, not the memory bandwidth.
     if group.size == 1:
         return {}, 0.0
-    messages, sums = MessageBenchmark(group, shapes), SumBenchmark(group)
+    benchmark = LinkBenchmark(group, shapes)
     for turn in range(WARM_UP + turns):
-        for cases in (messages, sums):
-            cases.turn(is_timed=turn >= WARM_UP)
-    link_models = {(0, 1): messages.link_model()}
-    sum_us = sums.beside_messages_us(link_models[0, 1][0])
+        benchmark.turn(is_timed=turn >= WARM_UP)
+    link_model, sum_us = benchmark.result()
+    link_models = {(0, 1): link_model}
     if group.size > 2:
         idle = measure_idle_links(group)
-        extra = tuple(max(0.0, found - alone) for found, alone in zip(link_models[0, 1], idle[0, 1], strict=True))
+        extra = tuple(max(0.0, found - alone) for found, alone in zip(link_model, idle[0, 1], strict=True))
         link_models = {pair: (latency + extra[0], per_byte + extra[1]) for pair, (latency, per_byte) in idle.items()}
     return link_models, sum_us
 
 
-class _LinkBenchmark:
-    """Repeated timing of pairs of partitions of the same layers."""
+class LinkBenchmark:
+    """Delays that a message, and a small sum, cause on the first two devices of a group during training."""
 
+    # Messages: a chain of linear layers is split by samples in both cases of `_Case`: once every device keeps its
+    # samples, and once the devices swap them after every layer. The difference in time, divided by the number of
+    # messages, is how long a message keeps both devices from computing. Sums: a chain of batch norms, each split into
+    # four tiles, halves of the samples by halves of the channels: once every device has half of the channels, which
+    # needs no sums over devices, and once half of the samples.
+    #
     # Collective: all processes of the group construct one and call its methods together.
 
-    def __init__(self, group: ProcessGroup, cases: Sequence[_Case]) -> None:
+    def __init__(self, group: ProcessGroup, shapes: Sequence[tuple[int, int]] = SHAPES) -> None:
         self._group = group
-        self._cases = cases
-        self._longer_ns: list[list[int]] = [[] for _ in cases]
+        self._cases = [*(_message_case(group, samples, width) for samples, width in shapes), _sum_case(group)]
+        self._longer_ns: list[list[int]] = [[] for _ in self._cases]
 
     def turn(self, is_timed: bool = True) -> None:
         """Time one step of both partitions of each chain; call repeatedly, since machine speed fluctuates."""
@@ -191,42 +196,15 @@ class _LinkBenchmark:
             if is_timed:
                 longer_ns.append(communicating_ns - local_ns)
 
-    def delays_ns(self) -> list[float]:
-        """Return the delay caused by one message or sum, by case: the median of the timed turns."""
+    def result(self) -> tuple[tuple[float, float], float]:
+        """Return latency and time per byte (ns) of a message, and the overhead (us) of a sum besides its two."""
         of_all = self._group.all_gather(self._longer_ns)
-        return [
+        *delays_ns, of_sum_ns = (
             max(1.0, statistics.median(map(max, zip(*of_devices, strict=True))) / case.count)
             for case, of_devices in zip(self._cases, zip(*of_all, strict=True), strict=True)
-        ]
-
-
-class MessageBenchmark(_LinkBenchmark):
-    """Delay that a message causes on the first two devices of a group during training."""
-
-    # A chain of linear layers is split by samples in both cases: once every device keeps its samples, and once the
-    # devices swap them after every layer. The difference in time, divided by the number of messages, is how long a
-    # message keeps both devices from computing.
-
-    def __init__(self, group: ProcessGroup, shapes: Sequence[tuple[int, int]] = SHAPES) -> None:
-        super().__init__(group, [_message_case(group, samples, width) for samples, width in shapes])
-
-    def link_model(self) -> tuple[float, float]:
-        return fitted_link([case.num_bytes for case in self._cases], self.delays_ns())
-
-
-class SumBenchmark(_LinkBenchmark):
-    """Delay that a small sum causes on the first two devices of a group during training."""
-
-    # A chain of batch norms, each split into four tiles, halves of the samples by halves of the channels: once every
-    # device has half of the channels, which needs no sums over devices, and once half of the samples.
-
-    def __init__(self, group: ProcessGroup) -> None:
-        super().__init__(group, [_sum_case(group)])
-
-    def beside_messages_us(self, latency_ns: float) -> float:
-        """Return the overhead (us) of a sum besides its two messages."""
-        (delay_ns,) = self.delays_ns()
-        return round(max(0.0, delay_ns - 2 * latency_ns) / 1e3, 3)
+        )
+        link_model = fitted_link([case.num_bytes for case in self._cases[:-1]], delays_ns)
+        return link_model, round(max(0.0, of_sum_ns - 2 * link_model[0]) / 1e3, 3)
 
 
 def _step_ns(group: ProcessGroup, runtime: TileRuntime, case: _Case) -> int:

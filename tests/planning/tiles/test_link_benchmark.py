@@ -17,8 +17,7 @@ from bow.planning.tiles import link_benchmark
 from bow.planning.tiles.link_benchmark import (
     LAYERS,
     SUMS,
-    MessageBenchmark,
-    SumBenchmark,
+    LinkBenchmark,
     measure_busy_links,
     measured_topology,
 )
@@ -38,11 +37,8 @@ class Raced:
 
     def turn(self, is_timed: bool = True) -> None: ...
 
-    def link_model(self) -> tuple[float, float]:
-        return 300_000.0, 0.5
-
-    def beside_messages_us(self, latency_ns: float) -> float:
-        return 1e-3 * latency_ns
+    def result(self) -> tuple[tuple[float, float], float]:
+        return (300_000.0, 0.5), 300.0
 
 
 def test_crossed_chain_sends_everything_behind_every_layer_and_the_straight_one_nothing() -> None:
@@ -59,7 +55,10 @@ def test_crossed_chain_sends_everything_behind_every_layer_and_the_straight_one_
     assert link_benchmark._messages(graph, crossed) - link_benchmark._messages(graph, straight) == 4 * LAYERS
 
 
-def test_a_message_takes_the_time_by_which_it_delays(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("sum_ns", "sum_us"), [(500_000, 100.0), (400_000, 0.0), (300_000, 0.0)])
+def test_a_message_and_a_sum_take_the_time_by_which_they_delay(
+    sum_ns: int, sum_us: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Together:
         """Two devices whose steps take what a clock says."""
 
@@ -69,20 +68,26 @@ def test_a_message_takes_the_time_by_which_it_delays(monkeypatch: pytest.MonkeyP
             return [value, [[each - 1000 for each in of] for of in value]]  # the other one is ready sooner
 
     def step_ns(group: Any, runtime: str, case: Any) -> int:
-        return 1_000_000 + (case.count * (200_000 + 2 * case.num_bytes) if runtime == "communicating" else 0)
+        return 1_000_000 + (case.count * case.delay_ns if runtime == "communicating" else 0)
 
-    def case(group: Any, samples: int, width: int) -> Any:
-        return SimpleNamespace(local="local", communicating="communicating", count=32, num_bytes=samples * width * 2)
+    def case(count: int, num_bytes: int, delay_ns: int) -> Any:
+        of_both = {"local": "local", "communicating": "communicating"}
+        return SimpleNamespace(**of_both, count=count, num_bytes=num_bytes, delay_ns=delay_ns)
 
-    monkeypatch.setattr(link_benchmark, "_message_case", case)
+    def message_case(group: Any, samples: int, width: int) -> Any:
+        return case(32, samples * width * 2, 200_000 + 4 * samples * width)
+
+    monkeypatch.setattr(link_benchmark, "_message_case", message_case)
+    monkeypatch.setattr(link_benchmark, "_sum_case", lambda group: case(40, 0, sum_ns))
     monkeypatch.setattr(link_benchmark, "_step_ns", step_ns)
-    cases = MessageBenchmark(Together())  # type: ignore[arg-type]
-    cases.turn(is_timed=False)
+    benchmark = LinkBenchmark(Together())  # type: ignore[arg-type]
+    benchmark.turn(is_timed=False)
     for _ in range(3):
-        cases.turn()
-    latency_ns, ns_per_byte = cases.link_model()
+        benchmark.turn()
+    (latency_ns, ns_per_byte), found_us = benchmark.result()
     assert latency_ns == pytest.approx(200_000, rel=1e-4)
     assert ns_per_byte == pytest.approx(2, rel=1e-4)
+    assert found_us == pytest.approx(sum_us, abs=0.1)
 
 
 def test_only_one_of_two_ways_to_split_batch_norms_sums_over_devices() -> None:
@@ -96,17 +101,6 @@ def test_only_one_of_two_ways_to_split_batch_norms_sums_over_devices() -> None:
     assert sorted(kind for kind in kinds[1] if kind not in sums) == sorted(kinds[0])
 
 
-def test_a_sum_takes_what_it_delays_beside_its_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    alike: Any = SimpleNamespace(all_gather=lambda value: [value, value])
-    case = SimpleNamespace(local=1_000_000, communicating=1_000_000 + 40 * 300_000, count=40)
-    monkeypatch.setattr(link_benchmark, "_sum_case", lambda group: case)
-    monkeypatch.setattr(link_benchmark, "_step_ns", lambda group, runtime, case: runtime)
-    cases = SumBenchmark(alike)
-    cases.turn()
-    assert cases.beside_messages_us(100_000.0) == 100.0
-    assert cases.beside_messages_us(200_000.0) == 0.0
-
-
 LINES = {(0, 1): (100_000.0, 1.0), (0, 2): (120_000.0, 2.0), (1, 2): (140_000.0, 4.0)}
 """What messages take while nothing is computed."""
 
@@ -114,8 +108,7 @@ LINES = {(0, 1): (100_000.0, 1.0), (0, 2): (120_000.0, 2.0), (1, 2): (140_000.0,
 @pytest.fixture
 def raced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link_benchmark, "measure_idle_links", lambda group: LINES)
-    monkeypatch.setattr(link_benchmark, "MessageBenchmark", Raced)
-    monkeypatch.setattr(link_benchmark, "SumBenchmark", Raced)
+    monkeypatch.setattr(link_benchmark, "LinkBenchmark", Raced)
 
 
 @pytest.mark.usefixtures("raced")
