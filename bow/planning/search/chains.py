@@ -42,28 +42,22 @@ class WalkStart:
 
 @dataclass(frozen=True)
 class Chain:
-    """A walk and the descent from its best partition."""
+    """A start and the walk from it, followed by the descent from the walk's best partition."""
+
+    # The descent is greedy, or, if there is no time to try all neighbours, a walk at temperature 0.
 
     start: WalkStart
     walk: Walk | None  # None: the start does not fit
-    # From the walk's best partition: greedy descent, or, if there is no time to try all neighbours, a walk at
-    # temperature 0; None: not run.
-    descent: Walk | None = None
     refusal: str | None = None  # why the start does not fit; None: it does
 
     @property
-    def best(self) -> Walk | None:
-        """The last part, which has the best partition."""
-        return self.descent if self.descent is not None else self.walk
-
-    @property
     def is_interrupted(self) -> bool:
-        return self.best is not None and self.best.ending == "interrupted"
+        return self.walk is not None and self.walk.ending == "interrupted"
 
     @property
     def sample_ns(self) -> float:
         """Step time over the step's worth."""
-        return math.inf if self.best is None else self.best.makespan_ns / self.start.worth
+        return math.inf if self.walk is None else self.walk.makespan_ns / self.start.worth
 
 
 SearchProgress: TypeAlias = Callable[[float, int, float], bool | None]
@@ -152,7 +146,7 @@ class _Walks:
         assert first is not None
         found = self._run_walk(replace(start, splits=first.splits), settings, share_s, first.proposals, rung)
         assert found.walk is not None
-        self.chains[number] = Chain(start, first.followed_by(found.walk), found.descent)
+        self.chains[number] = Chain(start, first.followed_by(found.walk))
         if found.is_interrupted:
             raise KeyboardInterrupt
 
@@ -214,12 +208,11 @@ def run_chain(
     best = problem.simulation(walk.splits, start.learners)
     sweep_s = space.num_neighbours * walk.seconds / max(walk.evaluated, 1)  # to try every neighbour once
     if left_s is None or sweep_s <= left_s:
-        return Chain(start, walk, descend(best, walk.splits, space, Limits(left_s), watch=watch_descent))
-    cold = Limits(left_s, patience=None)
-    proposals = _proposals(best, space, settings, source)
-    return Chain(
-        start, walk, metropolis(best, walk.splits, proposals, cold, source, temperature=0.0, watch=watch_descent)
-    )
+        descent = descend(best, walk.splits, space, Limits(left_s), watch=watch_descent)
+    else:
+        cold, proposals = Limits(left_s, patience=None), _proposals(best, space, settings, source)
+        descent = metropolis(best, walk.splits, proposals, cold, source, temperature=0.0, watch=watch_descent)
+    return Chain(start, walk.followed_by(descent))
 
 
 def _proposals(simulation: Simulation, space: SplitSpace, settings: SearchSettings, source: random.Random) -> Proposals:

@@ -207,8 +207,7 @@ class Found:
     @property
     def evaluated(self) -> int:
         """Number of partitions simulated."""
-        parts = (part for chain in self.chains for part in (chain.walk, chain.descent) if part is not None)
-        return sum(part.evaluated for part in parts)
+        return sum(chain.walk.evaluated for chain in self.chains if chain.walk is not None)
 
     @property
     def chain(self) -> Chain:
@@ -218,9 +217,9 @@ class Found:
     @property
     def bests(self) -> tuple[Improvement, ...]:
         """Successive best times of that walk, including its descent."""
-        walk, descent = self.chain.walk, self.chain.descent
+        walk = self.chain.walk
         assert walk is not None
-        return walk.bests if descent is None else walk.followed_by(descent).bests
+        return walk.bests
 
 
 def read_partition(path: str | Path) -> tuple[Path, Partition, Mapping[str, Any]]:
@@ -257,12 +256,12 @@ def search(problem: Problem, settings: SearchSettings, progress: SearchProgress 
     else:
         chains = run_chains(problem, starts, settings, tally.report)
     chain = best_chain(chains) if chains else None
-    if chain is None or chain.best is None:
+    if chain is None or chain.walk is None:
         why = next((each.refusal for each in chains if each.refusal), "no starting partition was simulated")
         raise ScheduleError(f"no starting partition fits into memory: {why}")
-    partition = problem.partition(chain.best.splits, chain.start.learners)
+    partition = problem.partition(chain.walk.splits, chain.start.learners)
     seconds = time.perf_counter() - begun
-    return Found(partition, chain.best.makespan_ns, problem.topology, settings, problem, tuple(chains), seconds)
+    return Found(partition, chain.walk.makespan_ns, problem.topology, settings, problem, tuple(chains), seconds)
 
 
 def _starts(problem: Problem, settings: SearchSettings) -> Iterator[WalkStart]:
