@@ -12,7 +12,7 @@ from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Split
 from bow.planning.search.baselines import baseline
-from bow.planning.search.exhaustive import exhaustive
+from bow.planning.search.exhaustive import ExhaustiveSearch
 from bow.planning.search.metropolis import Improvement, Limits, SearchSettings, descend, metropolis
 from bow.planning.search.problem import Problem
 from bow.planning.search.proposals import SymmetricProposals
@@ -151,9 +151,8 @@ def prove(
     splits = found.partition.splits
     space = SplitSpace(graph, problem.rules, topology.num_devices, even=True, including=[splits])
     simulation = problem.simulation(splits)
-    proof = exhaustive(
-        simulation.model, space, IncrementalEvaluator(simulation, splits), start=splits, budget_s=proof_s
-    )
+    evaluate = IncrementalEvaluator(simulation, splits)
+    proof = ExhaustiveSearch(simulation.model, space, evaluate, start=splits, budget_s=proof_s).run()
     return {
         "operators": len(graph.operators),
         "devices": topology.num_devices,

@@ -15,7 +15,7 @@ from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.partition import Partition
 from bow.planning.problem.topology_files import topology_from_dict
 from bow.planning.search.baselines import BASELINES, baseline
-from bow.planning.search.exhaustive import exhaustive
+from bow.planning.search.exhaustive import ExhaustiveSearch
 from bow.planning.search.metropolis import SearchSettings
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import damaged_origin, read_partition, search
@@ -111,7 +111,8 @@ def _proven(problem: Problem, settings: SearchSettings, console: Console) -> Pla
     budget_s = settings.budget_s if settings.proposals is None else USUAL.budget_s  # proposals limit other methods
     with watched(budget_s, console) as tell:
         evaluate = IncrementalEvaluator(problem.simulation(start), start)
-        proof = exhaustive(problem.model(), space, evaluate, start=start, budget_s=budget_s, watch=tell)
+        proving = ExhaustiveSearch(problem.model(), space, evaluate, start=start, budget_s=budget_s, watch=tell)
+        proof = proving.run()
     number = f"{proof.partitions:,}" if proof.partitions < MANY else f"{Decimal(proof.partitions):.1e}"
     if not proof.bound_ns:
         shown = "the search ended before it examined or bounded any other"

@@ -16,7 +16,7 @@ from bow.planning.problem.partition import Partition, Split, everything_on
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import baseline
-from bow.planning.search.exhaustive import Proof, exhaustive, symmetries
+from bow.planning.search.exhaustive import ExhaustiveSearch, Proof, symmetries
 from bow.planning.search.lower_bounds import StepBounds
 from bow.planning.search.metropolis import SearchSettings
 from bow.planning.search.search import search
@@ -47,7 +47,7 @@ def evaluator(model: StepModel) -> IncrementalEvaluator:
 
 def proven(graph: OperatorGraph, topology: DeviceTopology, *, prune: bool = True, start: bool = True) -> Proof:
     model, splits = model_of(graph, topology), everything_on(graph) if start else None
-    return exhaustive(model, space_of(graph, topology), evaluator(model), start=splits, prune=prune)
+    return ExhaustiveSearch(model, space_of(graph, topology), evaluator(model), start=splits, prune=prune).run()
 
 
 def fastest_ns(graph: OperatorGraph, topology: DeviceTopology) -> int:
@@ -91,7 +91,7 @@ def test_the_search_finds_the_optimum_that_is_proven() -> None:
     splits = found.partition.splits
     space = SplitSpace(graph, RULES, NODE.num_devices, devices="regular", even=True, including=[splits])
     simulation = problem.simulation(splits)
-    proof = exhaustive(simulation.model, space, IncrementalEvaluator(simulation, splits), start=splits)
+    proof = ExhaustiveSearch(simulation.model, space, IncrementalEvaluator(simulation, splits), start=splits).run()
     assert proof.is_complete
     assert found.makespan_ns == proof.makespan_ns == proof.bound_ns
     assert found.makespan_ns < min(
@@ -103,7 +103,7 @@ def test_the_search_finds_the_optimum_that_is_proven() -> None:
 def test_of_strategies_that_differ_in_names_of_devices_one_is_looked_at() -> None:
     graph = perceptron(samples=2, sizes=(2, 2))
     model, space = model_of(graph, NODE), SplitSpace(graph, RULES, 4, devices="distinct", even=True, max_tiles=1)
-    proof = exhaustive(model, space, evaluator(model), prune=False)
+    proof = ExhaustiveSearch(model, space, evaluator(model), prune=False).run()
     assert proof.symmetries == math.factorial(4) == len([*symmetries(NODE)])
     # Three operators on four devices that are alike: ways to divide three things into at most four heaps.
     assert (proof.partitions, proof.evaluated) == (64, 5)
@@ -137,7 +137,7 @@ def test_what_is_given_up_says_how_much_faster_another_could_be() -> None:
         told.extend([prefixes] if prefixes else [])  # 0: while the tables are made
         return len(told) < 30
 
-    proof = exhaustive(model, space_of(graph, NODE), evaluator(model), start=splits, watch=watch)
+    proof = ExhaustiveSearch(model, space_of(graph, NODE), evaluator(model), start=splits, watch=watch).run()
     assert told == [*range(1, 31)]
     assert not proof.is_complete
     assert 0 < proof.bound_ns < proof.makespan_ns
@@ -149,11 +149,11 @@ def test_budget_and_watch_end_the_tables_too(turns: int) -> None:
     """Nothing is known of other strategies then but that the start is one."""
     graph = GRAPHS["language model"]
     model, splits = model_of(graph, NODE), everything_on(graph)
-    examine = functools.partial(exhaustive, model, space_of(graph, NODE), evaluator(model))
+    examine = functools.partial(ExhaustiveSearch, model, space_of(graph, NODE), evaluator(model))
     ticks, left = itertools.count(), iter([True] * turns)
     late = examine(start=splits, budget_s=turns, clock=lambda: float(next(ticks)))
     unwatched = examine(start=splits, watch=lambda *_: next(left, False))
-    for proof in (late, unwatched):
+    for proof in (late.run(), unwatched.run()):
         assert not proof.is_complete
         assert (proof.bound_ns, proof.prefixes, proof.evaluated) == (0, 0, 0)
         assert proof.splits == splits
@@ -163,7 +163,7 @@ def test_budget_and_watch_end_the_tables_too(turns: int) -> None:
         ScheduleError,
         match="ended before it found a partition that fits into memory; increase budget_s or pass a start",
     ):
-        examine(watch=lambda *_: False)
+        examine(watch=lambda *_: False).run()
 
 
 @pytest.mark.parametrize(
@@ -182,4 +182,4 @@ def test_without_a_strategy_that_fits_there_is_no_optimum() -> None:
     graph = perceptron(samples=2, sizes=(2, 2))
     model, space = model_of(graph, PAIR), SplitSpace(graph, RULES, 2, even=True, max_tiles=1)
     with pytest.raises(ScheduleError, match="none of the examined partitions fits"):
-        exhaustive(model, space, lambda splits, limit_ns: None)
+        ExhaustiveSearch(model, space, lambda splits, limit_ns: None).run()

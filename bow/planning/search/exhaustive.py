@@ -86,38 +86,27 @@ class Proof:
         return 1 - self.bound_ns / self.makespan_ns if self.makespan_ns else 0.0
 
 
-def exhaustive(
-    model: StepModel,
-    space: SplitSpace,
-    evaluate: Evaluate,
-    *,
-    start: Sequence[Split] | None = None,
-    budget_s: float | None = None,
-    prune: bool = True,
-    watch: ProgressCallback | None = None,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Proof:
-    """Find the fastest partition, or bound the possible improvement over the best known one."""
-    # Depth first with iterative deepening: the threshold rises to the best known time, and every threshold whose pass
-    # completes is a lower bound. Korf: Depth-first iterative-deepening, an optimal admissible tree search, 1985.
-    return _Exhaustive(model, space, evaluate, start, budget_s, prune, watch, clock).run()
-
-
 class _SearchStoppedError(Exception):
     """The budget is spent, or the callback ended the search."""
 
 
-class _Exhaustive:
+class ExhaustiveSearch:
+    """Search for the fastest partition, or for a bound of the possible improvement over the best known one."""
+
+    # Depth first with iterative deepening: the threshold rises to the best known time, and every threshold whose pass
+    # completes is a lower bound. Korf: Depth-first iterative-deepening, an optimal admissible tree search, 1985.
+
     def __init__(
         self,
         model: StepModel,
         space: SplitSpace,
         evaluate: Evaluate,
-        start: Sequence[Split] | None,
-        budget_s: float | None,
-        prune: bool,
-        watch: ProgressCallback | None,
-        clock: Callable[[], float],
+        *,
+        start: Sequence[Split] | None = None,
+        budget_s: float | None = None,
+        prune: bool = True,
+        watch: ProgressCallback | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._begun, self._clock, self._budget_s, self._watch = clock(), clock, budget_s, watch
         self._model, self._space, self._evaluate, self._prune = model, space, evaluate, prune
