@@ -77,12 +77,7 @@ def _row(method: str, evaluator: SimulatedEvaluator, budget: SearchBudget, seed:
 
 
 def _judged(method: str, placed: PlacementResult, evaluator: SimulatedEvaluator) -> Row:
-    greedy_s = None if placed.greedy is None else evaluator.evaluation(placed.greedy).seconds
-    if placed.devices is not None:
-        evaluation = evaluator.evaluation(placed.devices)
-        why_not = "" if evaluation.refusal is None else str(evaluation.refusal)
-        return Row(method, evaluation.seconds, why_not, placed.devices, placed.splits, greedy_s)
+    greedy_s = None if placed.greedy is None else evaluator.seconds(placed.greedy)
     result = evaluator.problem.simulate(placed.splits)
-    if result.refusal is not None:
-        return Row(method, None, str(result.refusal), None, placed.splits)
-    return Row(method, result.makespan_ns / 1e9, "", None, placed.splits)
+    seconds, why_not = (result.makespan_ns / 1e9, "") if result.refusal is None else (None, str(result.refusal))
+    return Row(method, seconds, why_not, placed.devices, placed.splits, greedy_s)

@@ -59,7 +59,7 @@ class RealSteps:
         self._group.all_gather(None)
 
     def _asked(self, placement: Devices) -> float | None:
-        if self.evaluator.evaluation(placement).seconds is None:
+        if self.evaluator.seconds(placement) is None:
             return None
         self._group.all_gather(placement)
         return self._run(placement)

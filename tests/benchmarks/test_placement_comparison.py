@@ -12,7 +12,7 @@ from benchmarks.placement_comparison import METHODS, compare
 from benchmarks.placement_machine import k80_machine
 from bow.errors import RuntimeUnavailableError, ScheduleError
 from bow.planning.placement import methods
-from bow.planning.placement.groups import Evaluation, SearchBudget, module_groups
+from bow.planning.placement.groups import SearchBudget, module_groups
 from bow.planning.simulator.simulation import library
 from tests.planning.placement.placed_steps import evaluator, unrolled
 
@@ -67,7 +67,7 @@ def test_no_search_ends_slower_than_what_it_has_seen_or_one_device(drawn_s, gree
     count = len(evaluate.groups)
     placements = {"cpu": (0,) * count, "gpu": (1,) * count, "drawn": (0, *(1,) * (count - 1)), "greedy": (2,) * count}
     seconds = {"cpu": 3.0, "gpu": 2.0, "drawn": drawn_s, "greedy": greedy_s}
-    evaluate._known |= {placement: Evaluation(seconds[name]) for name, placement in placements.items()}
+    evaluate._known |= {placement: seconds[name] for name, placement in placements.items()}
     found = SimpleNamespace(best=SimpleNamespace(placement=placements["drawn"]), greedy=placements["greedy"])
     monkeypatch.setattr(methods, "train_policy", lambda *arguments, **options: found)
     monkeypatch.setattr(methods, "multi_start_metropolis", lambda *arguments: placements["drawn"])

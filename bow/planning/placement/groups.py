@@ -18,7 +18,7 @@ from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Split, whole_on
 from bow.planning.search.problem import Problem
 from bow.planning.search.proposals import DisjointSets
-from bow.planning.simulator.python_simulator import Refusal, SimulationResult
+from bow.planning.simulator.python_simulator import SimulationResult
 from bow.planning.simulator.simulation import IncrementalEvaluator
 
 Devices: TypeAlias = tuple[int, ...]  # device by group
@@ -265,14 +265,6 @@ class SearchBudget:
         return replace(self, seconds=seconds, placements=placements)
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """Outcome of a placement."""
-
-    seconds: float | None  # step time; None: does not fit
-    refusal: Refusal | None = None  # the device whose memory is too small
-
-
 class SimulatedEvaluator:
     """Evaluates placements with the planner's simulator; a placement that does not fit into memory has no time."""
 
@@ -286,14 +278,14 @@ class SimulatedEvaluator:
         self.problem, self.groups = problem, groups
         self.processors = tuple(sorted(processors))
         self.num_simulated = 0  # distinct placements only
-        self._known: dict[Devices, Evaluation] = {}
+        self._known: dict[Devices, float | None] = {}
         self._evaluate: IncrementalEvaluator | None = None
 
     def __call__(self, placements: Sequence[Devices]) -> list[float | None]:
         """Return the step time in seconds of each placement; None: does not fit."""
-        return [self.evaluation(placement).seconds for placement in placements]
+        return [self.seconds(placement) for placement in placements]
 
-    def evaluation(self, placement: Sequence[int]) -> Evaluation:
+    def seconds(self, placement: Sequence[int]) -> float | None:
         devices = tuple(map(int, placement))
         if devices not in self._known:
             self._known[devices] = self._simulated(devices)
@@ -325,13 +317,11 @@ class SimulatedEvaluator:
         """By device and operator: the split that places the operator whole on the device."""
         return tuple(map(self.groups.splits, map(self.all_on, range(self.num_devices))))
 
-    def _simulated(self, devices: Devices) -> Evaluation:
+    def _simulated(self, devices: Devices) -> float | None:
         self.num_simulated += 1
         splits = [self.whole_on[devices[group]][number] for number, group in enumerate(self.groups.of)]
         if self._evaluate is None:
             self._simulation = self.problem.simulation(splits, must_fit=False)
             self._evaluate = IncrementalEvaluator(self._simulation, splits)
         makespan_ns, refusal = self._evaluate(splits), self._simulation.refusal
-        return (
-            Evaluation(None, refusal) if refusal is not None or makespan_ns is None else Evaluation(makespan_ns / 1e9)
-        )
+        return None if refusal is not None or makespan_ns is None else makespan_ns / 1e9

@@ -103,18 +103,18 @@ def _starts(evaluator: SimulatedEvaluator, source: random.Random) -> Iterator[tu
     }
     for name, placed in find.items():
         placement = placed()
-        if evaluator.evaluation(placement).seconds is not None:
+        if evaluator.seconds(placement) is not None:
             fits = True
             yield name, placement
     processor = evaluator.all_on((evaluator.processors or evaluator.accelerators)[0])
-    if not fits and evaluator.evaluation(processor).seconds is not None:
+    if not fits and evaluator.seconds(processor) is not None:
         yield "processor", processor
 
 
 def _random(evaluator: SimulatedEvaluator, source: random.Random) -> Devices:
     for _ in range(ATTEMPTS):
         placement = tuple(source.choice(range(evaluator.num_devices)) for _ in range(len(evaluator.groups)))
-        if evaluator.evaluation(placement).seconds is not None:
+        if evaluator.seconds(placement) is not None:
             break
     return placement
 
@@ -149,7 +149,7 @@ def _learned(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say
 def _fastest(evaluator: SimulatedEvaluator, *found: Devices) -> Devices:
     """Return the fastest of some placements and of everything on one device of each kind."""
     others = map(evaluator.all_on, evaluator.problem.topology.of_each_kind)
-    times = ((evaluator.evaluation(each).seconds, each) for each in (*found, *others))
+    times = ((evaluator.seconds(each), each) for each in (*found, *others))
     return min((seconds, each) for seconds, each in times if seconds is not None)[1]
 
 

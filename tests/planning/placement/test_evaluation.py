@@ -43,10 +43,10 @@ def test_what_does_not_fit_has_no_time_and_a_reason():
     count = len(graph.operators)
     assert evaluate([(1,) * count, (0,) * count])[0] is None
     assert evaluate([(0,) * count])[0] is not None
-    evaluation = evaluate.evaluation((1,) * count)
-    assert evaluation.refusal is not None
-    assert evaluation.refusal.device == 1
-    assert "gpu0 (device 1) needs" in str(evaluation.refusal)
+    refusal = evaluate.result((1,) * count).refusal
+    assert refusal is not None
+    assert refusal.device == 1
+    assert "gpu0 (device 1) needs" in str(refusal)
 
 
 def test_a_placement_is_simulated_once():
