@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import time
 from collections.abc import Iterator, Sequence
 from operator import attrgetter, itemgetter
 from pathlib import Path
@@ -292,7 +291,6 @@ def _tell(console: Console, file: str, settings: PlanSettings, action: str) -> N
     if action == "show":
         explanation = explain(problem, splits, learners, operators=())
     else:
-        begun, budget_s = time.perf_counter(), settings.search.budget_s
         with console.status("simulating alternatives"):
             explanation = explain(
                 problem,
@@ -300,7 +298,7 @@ def _tell(console: Console, file: str, settings: PlanSettings, action: str) -> N
                 learners,
                 space=space_of(problem, (), loaded.settings.search, learners),
                 keep=settings.keep,
-                should_continue=lambda: budget_s is None or time.perf_counter() - begun < budget_s,
+                budget_s=settings.search.budget_s,
             )
     for line in _lines(problem, explanation):
         say(line)

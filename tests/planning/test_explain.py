@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,9 +79,10 @@ def test_a_choice_that_does_not_fit_is_said_to() -> None:
         explain(problem, everything_on(GRAPH, 1))
 
 
-def test_it_ends_when_it_is_asked_to_and_says_what_it_left_out() -> None:
-    answers = iter([True, False])
-    explained = explain(PROBLEM, DATA, should_continue=lambda: next(answers))
+def test_it_ends_with_its_budget_and_says_what_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count()  # at the beginning, and before each operator
+    monkeypatch.setattr("bow.planning.search.explain.time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    explained = explain(PROBLEM, DATA, budget_s=1.5)
     assert explained.operators[0].alternatives
     assert all(not each.alternatives for each in explained.operators[1:])
     assert explained.left_out == len(DATA) - 1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bow.planning.problem.partition import Split
@@ -92,8 +93,9 @@ def explain(
     space: SplitSpace | None = None,
     operators: Collection[int] | None = None,
     keep: int = 3,
-    should_continue: Callable[[], bool] = lambda: True,
+    budget_s: float | None = None,
 ) -> Explanation:
+    begun = time.perf_counter()
     simulation = problem.simulation(splits, learners)
     if space is None:
         space = SplitSpace(problem.graph, problem.rules, problem.topology.num_devices // learners)
@@ -102,7 +104,8 @@ def explain(
     tried, left_out, rows = 0, 0, []
     for number, split in enumerate(splits):
         choices: list[Alternative] = []
-        is_tried = number in wanted and not left_out and should_continue()
+        has_time = budget_s is None or time.perf_counter() - begun < budget_s
+        is_tried = number in wanted and not left_out and has_time
         try:
             choices += _choices(simulation, space, number, split) if is_tried else ()
         except KeyboardInterrupt:
@@ -124,11 +127,11 @@ def _choices(simulation: Simulation, space: SplitSpace, number: int, split: Spli
 def _best(choices: Iterable[Alternative], keep: int) -> tuple[Alternative, ...]:
     """Return the best alternative for each degrees, fastest first; those that do not fit come last."""
 
-    def time(choice: Alternative) -> tuple[bool, int]:
+    def rank(choice: Alternative) -> tuple[bool, int]:
         return choice.makespan_ns is None, choice.makespan_ns or 0
 
     best: dict[tuple[int, ...], Alternative] = {}
-    for choice in sorted(choices, key=time):
+    for choice in sorted(choices, key=rank):
         best.setdefault(choice.split.degrees, choice)
     return tuple(best.values())[:keep]
 

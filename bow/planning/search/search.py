@@ -111,7 +111,6 @@ class Found:
         Raises:
             ScheduleError: it was loaded from a file, which has no model.
         """
-        begun = time.perf_counter()
         problem, learners, starts = self._known_problem, self.partition.learners, [chain.start for chain in self.chains]
         return explain(
             problem,
@@ -119,7 +118,7 @@ class Found:
             learners,
             space=space_of(problem, starts, self.settings, learners),
             keep=keep,
-            should_continue=lambda: budget_s is None or time.perf_counter() - begun < budget_s,
+            budget_s=budget_s,
         )
 
     def timeline(self) -> Timeline:
