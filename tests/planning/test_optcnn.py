@@ -15,11 +15,16 @@ from hypothesis import strategies as st
 from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
-from bow.planning.search.optcnn import Layers, Term, minimise, optcnn
+from bow.planning.search.optcnn import Elimination, Layers, Term, optcnn
+from bow.planning.search.problem import Problem
 from bow.planning.simulator.costs import RooflineCosts
-from tests.planning.search_graphs import branches, language_model, lenet, model_of, perceptron
+from tests.planning.search_graphs import branches, language_model, lenet, perceptron
 
 NODE = load_topology("p100_node")
+
+
+def problem_of(graph: OperatorGraph) -> Problem:
+    return Problem(graph, RULES, NODE, RooflineCosts(graph, RULES, NODE))
 
 
 def random_terms(source: random.Random, counts: Sequence[int]) -> list[Term]:
@@ -41,7 +46,7 @@ def test_the_least_sum_is_that_of_trying_everything(source: random.Random) -> No
     counts = [source.randint(1, 4) for _ in range(source.randint(1, 5))]
     terms = random_terms(source, counts)
     least = min(cost(terms, options) for options in itertools.product(*map(range, counts)))
-    found = minimise(counts, terms)
+    found = Elimination(counts, terms).minimum()
     assert found.fixed == ()
     assert found.cost == cost(terms, found.options) == least
 
@@ -56,20 +61,20 @@ def test_where_tables_would_be_too_large_some_choices_are_fixed_and_the_cost_is_
         Term(pair, np.array([[source.random() for _ in range(counts[pair[1]])] for _ in range(counts[pair[0]])]))
         for pair in itertools.combinations(range(4), 2)
     ]
-    found = minimise(counts, terms, most_entries=8)
+    found = Elimination(counts, terms, most_entries=8).minimum()
     assert found.fixed
     assert found.cost == pytest.approx(cost(terms, found.options))
 
 
 @pytest.mark.parametrize("graph", [perceptron(), lenet(), branches()], ids=["perceptron", "lenet", "branches"])
 def test_small_graphs_are_solved_exactly(graph: OperatorGraph) -> None:
-    found = Layers(model_of(graph, NODE)).solve()
+    found = Layers(problem_of(graph).model()).solve()
     assert not found.fixed
     assert found.cost > 0
 
 
 def test_steps_of_a_layer_are_split_alike() -> None:
     graph = language_model(steps=3)
-    found = optcnn(graph, RULES, NODE, RooflineCosts(graph, RULES, NODE))
+    found = optcnn(problem_of(graph))
     cells = {split for operator, split in zip(graph.operators, found, strict=True) if operator.layer == "lstm0"}
     assert len(cells) == 1

@@ -12,7 +12,6 @@ from bow.planning.rules.rule import Kind, Rules
 from bow.planning.search.optcnn import optcnn
 from bow.planning.search.problem import Problem
 from bow.planning.search.search_space import SplitSpace
-from bow.planning.simulator.costs import Costs
 
 
 def split_along(
@@ -50,10 +49,11 @@ def single(problem: Problem) -> tuple[Split, ...]:
     return min(found, key=rank)
 
 
-def model_parallel(graph: OperatorGraph, costs: Costs, num_devices: int) -> tuple[Split, ...]:
+def model_parallel(problem: Problem) -> tuple[Split, ...]:
     """Assign consecutive layers to devices, balancing their computing time."""
+    graph, num_devices = problem.graph, problem.topology.num_devices
     boxes = [whole(graph.output_shape(operator)) for operator in graph.operators]
-    times = [costs.tile_time(number, box, 0).total_ns for number, box in enumerate(boxes)]
+    times = [problem.costs.tile_time(number, box, 0).total_ns for number, box in enumerate(boxes)]
     layers = [operator.layer or operator.name for operator in graph.operators]
     of_layer = dict.fromkeys(layers, 0)
     for layer, time in zip(layers, times, strict=True):
@@ -72,7 +72,8 @@ KEEPING = frozenset({"pointwise", "dropout"})  # elementwise; keep the split of 
 RECURRENT = frozenset({"lstm_cell", "lstm"})  # kinds that make a network recurrent
 
 
-def expert(graph: OperatorGraph, rules: Rules, topology: DeviceTopology) -> tuple[Split, ...]:
+def expert(problem: Problem) -> tuple[Split, ...]:
+    graph, rules, topology = problem.graph, problem.rules, problem.topology
     if any(operator.kind in RECURRENT for operator in graph.operators):
         return layer_per_device(graph, rules, topology)
     return one_weird_trick(graph, rules, topology.num_devices)
@@ -133,9 +134,9 @@ ATTEMPTS = 100  # partitions drawn to find one that fits
 BASELINES: Mapping[str, Callable[[Problem], tuple[Split, ...]]] = {
     "single": single,
     "data": lambda problem: data_parallel(problem.graph, problem.rules, problem.topology.num_devices),
-    "model": lambda problem: model_parallel(problem.graph, problem.costs, problem.topology.num_devices),
-    "expert": lambda problem: expert(problem.graph, problem.rules, problem.topology),
-    "optcnn": lambda problem: optcnn(problem.graph, problem.rules, problem.topology, problem.costs),
+    "model": model_parallel,
+    "expert": expert,
+    "optcnn": optcnn,
 }  # partitions without search, by name; for one learner on all devices
 
 

@@ -9,13 +9,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from bow.planning.problem.device_topology import DeviceTopology
-from bow.planning.problem.operator_graph import OperatorGraph
 from bow.planning.problem.partition import Split
-from bow.planning.rules.rule import Rules
+from bow.planning.search.problem import Problem
 from bow.planning.search.search_space import degrees_of, device_assignments
 from bow.planning.search.tile_tables import Edge, TransferTimes, edges_of, group_times, overlaps
-from bow.planning.simulator.costs import Costs
 from bow.planning.simulator.step_model import StepModel, WeightGroup
 
 Table: TypeAlias = NDArray[np.float64]
@@ -39,17 +36,13 @@ class Minimum:
     fixed: tuple[int, ...] = ()
 
 
-def minimise(counts: Sequence[int], terms: Iterable[Term], most_entries: int = 2**24) -> Minimum:
-    return _Elimination(counts, terms, most_entries).minimum()
-
-
-class _Elimination:
-    """Bucket elimination (Dechter, 1999)."""
+class Elimination:
+    """Minimise the sum of terms over one option per choice by bucket elimination (Dechter, 1999)."""
 
     # A choice is replaced by a term with the least sum for each combination of the choices it shares terms with,
     # smallest table first. If all tables are too large, the choice with the most neighbours is fixed first.
 
-    def __init__(self, counts: Sequence[int], terms: Iterable[Term], most_entries: int) -> None:
+    def __init__(self, counts: Sequence[int], terms: Iterable[Term], most_entries: int = 2**24) -> None:
         self._counts, self._most = counts, most_entries
         self._terms: dict[int, Term] = dict(enumerate(terms))
         self._of: list[set[int]] = [set() for _ in counts]
@@ -139,12 +132,12 @@ def _aligned(term: Term, axes: Sequence[int]) -> NDArray[Any]:
 ORDERS = 2  # at most this many orders of dimensions to assign tiles to devices: rows first, or columns first
 
 
-def optcnn(graph: OperatorGraph, rules: Rules, topology: DeviceTopology, costs: Costs) -> tuple[Split, ...]:
+def optcnn(problem: Problem) -> tuple[Split, ...]:
     """Choose a split over the first n devices for every layer, by dynamic programming."""
     # Minimises the sum of computing, reductions, updates, transfers and gradient transfers. Exact where layers can be
     # eliminated one by one with tables of reasonable size, as in series-parallel graphs. Jia, Lin, Qi, Aiken: Exploring
     # hidden dimensions in parallelizing convolutional neural networks, 2018.
-    layers = Layers(StepModel(graph, rules, topology, costs))
+    layers = Layers(problem.model())
     return layers.splits(layers.solve())
 
 
@@ -161,7 +154,7 @@ class Layers:
         self._moved: dict[tuple[int, ...], Table] = {}
 
     def solve(self) -> Minimum:
-        return minimise([len(options) for options in self._options], self._terms())
+        return Elimination([len(options) for options in self._options], self._terms()).minimum()
 
     def splits(self, found: Minimum) -> tuple[Split, ...]:
         return tuple(self._options[choice][found.options[choice]] for choice in self._choice)
