@@ -47,7 +47,7 @@ def _captured(model: Any) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def _planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models are built and captured once for all tests."""
 
     def parts(*words: Any) -> Any:

@@ -1,5 +1,6 @@
 """What the tests of engines share."""
 
+import contextlib
 from collections.abc import Iterator
 
 import jaxtyping
@@ -11,8 +12,9 @@ from tests.engines.pairs import OPEN
 @pytest.fixture(autouse=True)
 def _closed() -> Iterator[None]:
     yield
-    while OPEN:
-        OPEN.pop().close()
+    with contextlib.ExitStack() as closing:  # one that raises does not keep the others open
+        while OPEN:
+            closing.callback(OPEN.pop().close)
 
 
 @pytest.fixture

@@ -23,6 +23,12 @@ SEED = 0
 OPEN: list[bow.Replicas] = []
 """What is closed behind each test."""
 
+
+def closed_later(replicas: bow.Replicas) -> bow.Replicas:
+    OPEN.append(replicas)
+    return replicas
+
+
 FAKE = "@fake"
 """Behind the name of an engine: on the fake device, which checks the order of all accesses."""
 

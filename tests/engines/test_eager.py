@@ -16,7 +16,7 @@ from bow import SMA, SSGD, LocalSGD, Replicas, Run, Variant, sweep
 from bow.cluster import TrialWorld
 from bow.engines.restarts import HOPELESS_ROUNDS
 from bow.errors import DataError, DivergenceError, LossError, ModelError
-from tests.engines.pairs import OPEN
+from tests.engines.pairs import closed_later
 from tests.graph.cases import Branching
 from tests.grouped import of_replicas
 
@@ -33,8 +33,7 @@ def replicas(model: nn.Module | None = None, learners: int = 2, **settings) -> R
     model = model or nn.Linear(6, 3)
     settings = {"optimizer": SGD, "engine": "eager", "device": "cpu", **settings}
     loss = None if "step" in settings else cross_entropy
-    OPEN.append(Replicas(model, loss, **of_replicas(learners=learners, **settings)))
-    return OPEN[-1]
+    return closed_later(Replicas(model, loss, **of_replicas(learners=learners, **settings)))
 
 
 def test_a_step_may_take_any_pytree_and_return_metrics() -> None:

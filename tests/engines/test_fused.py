@@ -15,7 +15,7 @@ from bow.engines.step_state import fits
 from bow.engines.task import LearningTask, PureTask
 from bow.errors import DataError
 from bow.testing import FakeDevice
-from tests.engines.pairs import OPEN, assert_alike
+from tests.engines.pairs import assert_alike, closed_later
 from tests.graph.cases import Averaging, Branching, Delayed
 from tests.grouped import of_replicas
 
@@ -41,8 +41,7 @@ def model() -> nn.Module:
 def replicas(engine: str, learners: int = 3, template: nn.Module | None = None, **settings) -> Replicas:
     settings = {"optimizer": SGD, "device": "cpu", **settings}
     template = template or model()
-    OPEN.append(Replicas(template, cross_entropy, **of_replicas(learners=learners, engine=engine, **settings)))
-    return OPEN[-1]
+    return closed_later(Replicas(template, cross_entropy, **of_replicas(learners=learners, engine=engine, **settings)))
 
 
 def assert_same(a: Replicas, b: Replicas) -> None:

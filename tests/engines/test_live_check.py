@@ -23,7 +23,7 @@ from bow.devices import available_cores
 from bow.engines.live_check import COMPILED_ROUNDING, ROUNDING, Expected, LiveCheck
 from bow.engines.outcome import ParallelSpeedup
 from bow.testing import FakeDevice
-from tests.engines.pairs import OPEN, are_equal
+from tests.engines.pairs import are_equal, closed_later
 from tests.grouped import of_replicas
 
 pytestmark = [pytest.mark.usefixtures("_uncompiled", "_captured_anew")]
@@ -60,8 +60,9 @@ def round_of(t: int) -> list[Any]:
 def training(engine: str, build: Callable[[], nn.Module] = model, **settings: Any) -> bow.Replicas:
     name, _, fake = engine.partition("@")
     settings = {"optimizer": SGD, "learners": LEARNERS, **settings}
-    OPEN.append(bow.Replicas(build(), **of_replicas(engine=name, device=FakeDevice() if fake else "cpu", **settings)))
-    return OPEN[-1]
+    return closed_later(
+        bow.Replicas(build(), **of_replicas(engine=name, device=FakeDevice() if fake else "cpu", **settings))
+    )
 
 
 class Scale(torch.autograd.Function):

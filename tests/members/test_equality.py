@@ -176,6 +176,7 @@ def interrupted(*at: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(SweepLoop, "_round", run)
         yield
+    assert next(calls) > max(at)
 
 
 def assert_best(member: Member, other: Any) -> None:

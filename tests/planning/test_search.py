@@ -89,12 +89,12 @@ def test_the_best_of_several_trials_goes_on(monkeypatch: pytest.MonkeyPatch) -> 
 
     def noted(walking: Callable[..., Walk], *arguments: Any, **limits: Any) -> Walk:
         walk = walking(*arguments, **limits)
-        cold.extend([] if limits.get("temperature") else [walk])
+        if not limits.get("temperature"):
+            cold.append(walk)
         return walk
 
-    walks_of: dict[str, Callable[..., Walk]] = {"descend": descend, "metropolis": metropolis}
-    for name, walking in walks_of.items():
-        monkeypatch.setattr(f"bow.planning.search.chains.{name}", functools.partial(noted, walking))
+    monkeypatch.setattr("bow.planning.search.chains.descend", functools.partial(noted, descend))
+    monkeypatch.setattr("bow.planning.search.chains.metropolis", functools.partial(noted, metropolis))
     settings = SearchSettings(budget_s=0.6, patience=None, starts=("model", "single", "single"), trial=0.5)
     found = search(PROBLEM, settings)
     walks = [chain.walk for chain in found.chains if chain.walk is not None]

@@ -114,6 +114,10 @@ class Behind:
     on_round_end: Callable[[Any], object]
 
 
+class PowerCut(Exception):
+    """An error that no code of bow raises."""
+
+
 class StopAfter:
     """Ends a training as a crash would, without another checkpoint, or by an error that leaves one."""
 

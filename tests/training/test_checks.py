@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import os
 import random
@@ -523,7 +524,7 @@ def test_tensors_that_are_made_without_values_are_refused(model: nn.Module) -> N
     ("values", "metrics", "message"),
     [
         (("x", "train_x"), [], "recorded as 'train_x', but another value is named 'x'; rename one"),
-        (("x",), [Given("train_x", [5.0])], "recorded as 'train_x', but a metric is named 'train_x'"),
+        (("x",), [Given("train_x", itertools.repeat(5.0))], "recorded as 'train_x', but a metric is named 'train_x'"),
     ],
 )
 def test_values_that_would_have_one_name_in_the_records_are_refused(
@@ -542,7 +543,7 @@ def test_a_value_in_training_is_not_recorded_as_that_of_the_validation_data(trai
 
 
 def test_a_metric_that_is_never_a_number_is_told_of(train: Train, model: nn.Module) -> None:
-    validation = bow.Validation((X, Y), metrics=[Given("q", [math.nan])], target={"q": 0.1})
+    validation = bow.Validation((X, Y), metrics=[Given("q", itertools.repeat(math.nan))], target={"q": 0.1})
     with pytest.warns(UserWarning, match="q is nan over the validation data; correct the metric or the data"):
         result = train(model, (X, Y), validation=validation)
     events = [each for each in read_records(result.run_dir / "metrics.jsonl") if each["kind"] == "event"]

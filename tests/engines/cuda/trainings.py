@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import bow
 from bow.engines import STREAM_ENGINES
 from bow.testing import FakeDevice
-from tests.engines.pairs import OPEN, batch
+from tests.engines.pairs import batch, closed_later
 from tests.grouped import of_replicas
 
 ENGINES = list(STREAM_ENGINES)
@@ -45,8 +45,7 @@ def training(engine: Any, device: FakeDevice | str, build: Callable[[], nn.Modul
     settings = {"learners": LEARNERS, "optimizer": SGD, **settings}
     loss = None if "step" in settings else nn.functional.cross_entropy
     torch.manual_seed(0)
-    OPEN.append(bow.Replicas(build(), loss, **of_replicas(engine=engine, device=device, **settings)))
-    return OPEN[-1]
+    return closed_later(bow.Replicas(build(), loss, **of_replicas(engine=engine, device=device, **settings)))
 
 
 def beside_eager(engine: str, build: Callable[[], nn.Module] = model, **settings: Any) -> list[Any]:
