@@ -20,7 +20,7 @@ from bow.models import LogisticRegression
 from bow.sync import SMA
 from bow.training.batches import DataSource
 from bow.training.replicas import ReplicasConfig
-from bow.training.trials import COMPILED, Trials
+from bow.training.trials import Trials, has_choice_of_format
 from bow.training.tuning import make_request, tune
 from bow.tuner import EngineSetting, Tuner
 
@@ -92,6 +92,7 @@ class Calibrated:
     seconds: float  # duration of tuning
     summary: str  # message in the log
     rows: Sequence[Mapping[str, Any]]  # the decision table
+    compiled_later: EngineSetting | None = None  # the choice as the training would compile it beside its rounds
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,12 @@ class Comparison:
 
     @property
     def choice(self) -> EngineSetting | None:
-        return self.calibrated.choice
+        """What the training would come to: what was compiled beside its rounds, where that is faster in these turns."""
+        chosen, compiled = self.calibrated.choice, self.calibrated.compiled_later
+        if chosen is None or compiled is None or not {chosen, compiled} <= set(self.turns):
+            return chosen
+        gain = statistics.median(ratios(self.turns[compiled], self.turns[chosen]))
+        return compiled if gain > 1 + Tuner().threshold else chosen
 
     @property
     def ranking(self) -> list[EngineSetting]:
@@ -178,7 +184,7 @@ def compare(task: Task) -> dict[str, Any]:
     pair = PAIRS[task.pair]
     replicas_config, opened = _prepare(pair)
     request = make_request(replicas_config, opened, 1, steps=1)
-    settings = everything(min(task.most, request.most), task.threads)
+    settings = everything(min(task.most, request.most), task.threads, has_formats=has_choice_of_format(replicas_config))
     trials = Trials(replicas_config, opened.feed())
     try:
         tried = try_all(
@@ -193,8 +199,11 @@ def compare(task: Task) -> dict[str, Any]:
         steps = round(task.run_s * statistics.median(tried.rates[finalists[0]]) / pair.batch_size)
         environment = {"OMP_WAIT_POLICY": "PASSIVE", **task.caches}
         calibrated = apart(calibrate, task, max(1, steps), environment=environment)
-        if calibrated.choice is not None and calibrated.choice not in finalists:
-            finalists.append(calibrated.choice)
+        finalists += [
+            setting
+            for setting in (calibrated.choice, calibrated.compiled_later)
+            if setting is not None and setting not in finalists
+        ]
         turns, dropped = take_turns(trials, finalists, turns=task.turns, stint_s=task.stint_s)
     finally:
         trials.close()
@@ -213,8 +222,9 @@ def calibrate(task: Task, steps: int) -> Calibrated:
     seconds = time.perf_counter() - began
     if tuned.engine == "auto":  # it used the rule of thumb
         return Calibrated(None, seconds, tuned.summary, tuned.rows)
-    choice = EngineSetting(tuned.engine + COMPILED * tuned.compile, tuned.learners, tuned.threads or 1)
-    return Calibrated(choice, seconds, tuned.summary, tuned.rows)
+    choice = EngineSetting(tuned.lane, tuned.learners, tuned.threads or 1)
+    later = replace(choice, engine=replace(tuned, compile=True).lane) if tuned.compiles_later else None
+    return Calibrated(choice, seconds, tuned.summary, tuned.rows, later)
 
 
 def _begin(task: Task) -> None:
@@ -250,6 +260,7 @@ def as_dict(comparison: Comparison) -> dict[str, Any]:
         "model": pair.workload.title,
         "batch_size": pair.batch_size,
         "choice": None if comparison.choice is None else str(comparison.choice),
+        "chosen_first": None if comparison.calibrated.choice is None else str(comparison.calibrated.choice),
         "best": str(comparison.best),
         "next_best": None if comparison.next_best is None else str(comparison.next_best),
         "verdict": comparison.verdict,

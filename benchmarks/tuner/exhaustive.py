@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from benchmarks import harness
 from bow.devices import available_cores, share_cores
 from bow.errors import SettingError
-from bow.training.trials import COMPILED, ENGINES_CPU, Trials, split
+from bow.training.trials import CHANNELS_LAST, COMPILED, ENGINES_CPU, Trials, split
 from bow.tuner import EngineSetting, Trial
 
 COUNTS = (1, 2, 3, 4, 6, 8)  # numbers of learners, in addition to the maximum
@@ -35,8 +35,8 @@ class Tried:
         return sorted(self.rates, key=lambda setting: -statistics.median(self.rates[setting]))
 
 
-def everything(most: int, threads: int, cores: int | None = None) -> list[EngineSetting]:
-    """Return every engine, plain and compiled, with every number of learners and of threads.
+def everything(most: int, threads: int, cores: int | None = None, has_formats: bool = False) -> list[EngineSetting]:
+    """Return every engine, plain and compiled, with every memory format, number of learners and of threads.
 
     Without duplicates: engine `graph` divides the threads among its learners, and with as many learners as cores each
     has one thread, whatever the number of threads.
@@ -49,7 +49,12 @@ def everything(most: int, threads: int, cores: int | None = None) -> list[Engine
         raise SettingError(f"at least 2 learners must be possible for a comparison, got {most}; give more samples")
     cores = len(available_cores()) if cores is None else cores
     counts = sorted({count for count in COUNTS if count < most} | {most})
-    names = [name for engine in ENGINES_CPU for name in (engine, f"{engine}{COMPILED}")[: 1 + (engine == "graph")]]
+    names = [
+        f"{engine}{compiled}{order}"
+        for engine in ENGINES_CPU
+        for compiled in ("", COMPILED)[: 1 + (engine == "graph")]
+        for order in ("", CHANNELS_LAST)[: 1 + (engine == "graph" and has_formats)]
+    ]
     return [
         EngineSetting(name, count, number)
         for name in names
