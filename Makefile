@@ -21,7 +21,7 @@ help:
 	@echo 'make train   train LeNet on handwritten digits with several learners'
 	@echo 'make quick   core tests, less than a minute'
 	@echo 'make test    all tests of behaviour: five minutes on two cores'
-	@echo 'make nightly all tests, doctests, stress, soak and killed: hours'
+	@echo 'make nightly all tests, doctests, stress, soak and killed: about two hours'
 	@echo 'make lint    formatting and lint rules'
 	@echo 'make types   mypy, strict'
 	@echo 'make layers  import rules between packages'
