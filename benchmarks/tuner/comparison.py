@@ -112,8 +112,8 @@ class Comparison:
         chosen, compiled = self.calibrated.choice, self.calibrated.compiled_later
         if chosen is None or compiled is None or not {chosen, compiled} <= set(self.turns):
             return chosen
-        gain = statistics.median(ratios(self.turns[compiled], self.turns[chosen]))
-        return compiled if gain > 1 + Tuner().threshold else chosen
+        low, gain, _ = statistics.quantiles(ratios(self.turns[compiled], self.turns[chosen]))  # as a training decides
+        return compiled if low > 1 and gain > 1 + Tuner().threshold else chosen
 
     @property
     def ranking(self) -> list[EngineSetting]:

@@ -357,9 +357,9 @@ class Cohort:
                 f"the model or its loss changes {drawn} during training, which all members share; draw random numbers "
                 "from torch, whose seed is each member's own"
             )
-        if names and self._is_reused:
+        if self._is_reused and (kept := [name for name in names if name.module is not None]):
             raise ModelError(
-                f"the model changes {names[0]} in Python during training, which the next member on its row would "
+                f"the model changes {kept[0]} in Python during training, which the next member on its row would "
                 f"inherit; keep it in a buffer, or use at_once={self._config.num_members} without halving"
             )
         for what in [name for name, value in unsaved(module).items() if self._unsaved.get(name) != value][:1]:

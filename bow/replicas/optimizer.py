@@ -40,7 +40,7 @@ def make_optimizer(factory: OptimizerFactory, model: nn.Module) -> Optimizer:
     with optimizers_alone():
         optimizer = make_with_names(factory, named)
     for group in optimizer.param_groups:  # schedulers write into tensors, which the factory gives to others as well
-        group.update({name: value.clone() for name, value in group.items() if isinstance(value, Tensor)})
+        group.update({name: value.detach().clone() for name, value in group.items() if isinstance(value, Tensor)})
     if named and named[0][1].is_floating_point():
         _check_finite(optimizer, named[0][1].dtype)
     closure = inspect.signature(type(optimizer).step).parameters.get("closure")

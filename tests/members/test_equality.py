@@ -708,6 +708,8 @@ def test_members_do_not_draw_from_generators_that_all_share(name: str, tmp_path:
         assert not (tmp_path / "s").exists()
     with pytest.warns(UserWarning, match="draws from (Python|NumPy)'s random, which neither the seed nor"):
         swept(tmp_path / "one", model, DATA, [bow.Variant()], engine="eager")  # nobody else draws
+    with pytest.warns(UserWarning, match="draws from (Python|NumPy)'s random, which neither the seed nor"):
+        swept(tmp_path / "rung", model, DATA, [bow.Variant()], engine="eager", stop=bow.Halving(first=1))
 
 
 class Counting(nn.Linear):

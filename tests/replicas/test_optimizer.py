@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from bow import Replicas
 from bow.errors import OptimizerError
 from bow.replicas import LearnerGroup, num_state_tensors
+from bow.replicas.optimizer import make_optimizer
 
 CPU = torch.device("cpu")
 
@@ -129,6 +130,14 @@ class NormedSGD(Optimizer):
             norm = 1.0 if group["noise"] else torch.stack([p.grad.norm() for p in trained]).norm().clamp(min=1.0)
             for p in trained:
                 p.sub_(group["lr"] * (p.grad / norm + group["noise"] * torch.randn_like(p)))
+
+
+def test_a_learning_rate_that_is_a_tensor_is_copied_out_of_every_autograd_graph() -> None:
+    given = torch.tensor(0.1, requires_grad=True)
+    made = make_optimizer(functools.partial(torch.optim.SGD, lr=given), nn.Linear(2, 2)).param_groups[0]["lr"]
+    assert made is not given
+    assert not made.requires_grad
+    assert made == given
 
 
 def test_an_optimizer_whose_steps_depend_on_all_gradients_is_for_one_learner() -> None:
