@@ -12,6 +12,7 @@ from benchmarks.peers.referee import Referee
 from benchmarks.peers.training import Choice
 from benchmarks.trainings import MOMENTUM, Feed
 from bow.data import DataSplits, digits, fashion_mnist, mnist
+from bow.errors import SettingError
 from bow.models import MLP, LeNet
 
 DATA: dict[str, Callable[..., DataSplits]] = {"fashion_mnist": fashion_mnist, "mnist": mnist, "digits": digits}
@@ -19,6 +20,8 @@ DATA: dict[str, Callable[..., DataSplits]] = {"fashion_mnist": fashion_mnist, "m
 
 def read_data(name: str, root: str) -> DataSplits:
     """Read a data set of `DATA` from a folder; empty: from the default locations."""
+    if root and name == "digits":
+        raise SettingError(f"root={root} has no effect with data=digits, which come with scikit-learn; leave it out")
     return DATA[name](root) if root else DATA[name]()
 
 

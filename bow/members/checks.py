@@ -5,6 +5,9 @@ import copy
 import dataclasses
 import functools
 import hashlib
+import itertools
+import sys
+import traceback
 import warnings
 from collections.abc import Hashable, Iterator, Sequence
 from importlib.util import find_spec
@@ -94,16 +97,28 @@ def checked(config: SweepConfig) -> SweepConfig:
     config = dataclasses.replace(config, variants=variants, stop=rules)
     _try_first_batches(config)
     _check_halving(config, num_samples)
-    if (config.num_members > 1 or config.search is not None) and (state := state_of_step(train)) is not None:
+    if is_split:
+        _warn_of_leaks(variants, num_samples or 0)
+    return config
+
+
+def check_shared(config: SweepConfig) -> None:
+    """Check what all members share, those that a search will propose included."""
+    if config.part_of is not None or (config.num_members == 1 and config.search is None):
+        return
+    if (state := state_of_step(config.train)) is not None:
         raise SettingError(
             f"the step or loss changes {state} in Python, which all members would share; keep it in a buffer of the "
             "model, or train them one by one with bow.train"
         )
-    if config.num_members > 1 or config.search is not None:
-        _warn_of_generators(train.data)
-    if is_split:
-        _warn_of_leaks(variants, num_samples or 0)
-    return config
+    _warn_of_generators(config.train.data)
+
+
+def warn_user(message: str) -> None:
+    """Warn at the first line outside bow, which is the user's, through however many of bow's functions it led here."""
+    frames = (frame for frame, _ in traceback.walk_stack(sys._getframe()))
+    inside = itertools.takewhile(lambda frame: frame.f_globals.get("__name__", "").startswith("bow."), frames)
+    warnings.warn(message, stacklevel=1 + sum(1 for _ in inside))
 
 
 def why_no_member(train: TrainConfig, has_learners: bool) -> str | None:
@@ -179,10 +194,9 @@ def _warn_of_generators(data: Any) -> None:
                 _ = data[0]  # where it fails, reading the batches says so
             states.append([state_of(each) for each in generators])
     if not is_same(states[:1], states[1:]):
-        warnings.warn(
+        warn_user(
             "the data set draws from a random generator of its own, which members share, so that their samples depend "
-            "on each other; draw from the global ones of torch, Python or NumPy, which are seeded for each batch",
-            stacklevel=5,
+            "on each other; draw from the global ones of torch, Python or NumPy, which are seeded for each batch"
         )
 
 
@@ -202,10 +216,9 @@ def _warn_of_leaks(variants: Sequence[Variant], num_samples: int) -> None:
     if leaking:
         name, count = leaking[0]
         others = f" (other variants affected: {len(leaking) - 1})" if len(leaking) > 1 else ""
-        warnings.warn(
+        warn_user(
             f"variant {name!r} is evaluated on {count} samples that it is trained on{others}; leave them out of "
-            "train_on or validate_on",
-            stacklevel=5,
+            "train_on or validate_on"
         )
 
 

@@ -1,5 +1,6 @@
 """Cohort: members whose models have the same shapes share a weight matrix and run rounds together."""
 
+import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -27,7 +28,7 @@ from bow.replicas import prepare_template
 from bow.seeds import derive_seed
 from bow.sync import Members
 from bow.training.batches import RoundBatches
-from bow.training.checks import make_scheduler, unsaved
+from bow.training.checks import changes_told, make_scheduler
 from bow.training.evaluation import EVALUATION, Evaluator, NotFinite, own_numbers
 from bow.training.metrics import mean_of
 
@@ -176,9 +177,8 @@ class Cohort:
         self._ends: list[float] = [math.inf] * rows  # round at which a row's member has all its steps
         self._is_reused = is_reused
         self._is_checked = False
-        # Before the first round.
-        self._python: PythonState = {}
-        self._unsaved: dict[str, Any] = {}
+        self._python: PythonState = {}  # before the first round
+        self._looks = True  # for changes by a later round that are not saved
         self.draws = True  # whether evaluation draws random numbers, of generators that all threads share
         self._shown: list[nn.Module] = []  # models that are free for evaluating a member
 
@@ -258,11 +258,14 @@ class Cohort:
             if ready is not None:
                 return ready
         batches, self._dealt = self.feed.deal()
+        module = self.group.learners[0].module
         if not self._is_checked:
-            module = self.group.learners[0].module
-            self._python, self._unsaved = python_state(module), unsaved(module)
+            self._python = python_state(module)
+        looks = self._looks and self.num_rounds > 0 and self.rows[0] is not None
+        self._looks = self._looks and not looks
         self.num_rounds += 1
-        self._issued = [self.loop.round(self._round_batches.prepare(part)) for part in self._parts(batches)]
+        with changes_told(module, self._warn_of) if looks else contextlib.nullcontext():
+            self._issued = [self.loop.round(self._round_batches.prepare(part)) for part in self._parts(batches)]
         return None
 
     def outcomes(self, ready: "ReadyTurns | None") -> Iterator[RowOutcome]:
@@ -362,8 +365,10 @@ class Cohort:
                 f"the model changes {kept[0]} in Python during training, which the next member on its row would "
                 f"inherit; keep it in a buffer, or use at_once={self._config.num_members} without halving"
             )
-        for what in [name for name, value in unsaved(module).items() if self._unsaved.get(name) != value][:1]:
-            warnings.warn(f"the step {what}", stacklevel=2)
+
+    def _warn_of(self, event: str, message: str) -> None:
+        warnings.warn(message, stacklevel=4)
+        self.loop.context.log.record_event(event, message)
 
     def _restore(self, row: int, progress: Progress) -> None:
         state = progress.state

@@ -33,12 +33,12 @@ def rows_of_device(
     asked = rule if config.at_once == "auto" else config.at_once
     engine = config.engine_name
     fitting = 2 * (asked if on_cpu or config.at_once != "auto" else MOST_CUDA)
-    for variant in {progress.kind: progress.member.variant for progress in waiting}.values():
+    for kind, variant in {progress.kind: progress.member.variant for progress in waiting}.items():
         train = config.of(variant)
         opened = None if on_cpu else DataSource(train.data, **train.stream_settings)
         learners = ReplicasConfig(
             model=prepare_template(train.model, variant.seed),
-            task=dataclasses.replace(train.task, batch_size=config.usual_batches.get(config.kind_of(variant))),
+            task=dataclasses.replace(train.task, batch_size=config.usual_batches.get(kind)),
             optimizer=train.optimizer,
             sync=Members(),
             device=device,
@@ -54,7 +54,7 @@ def rows_of_device(
     is_settled = is_search or (config.halving is not None and config.halving.asynchronous)
     if opened is None or config.at_once != "auto" or is_settled:
         return min(asked, fitting), fitting
-    rounds = opened.stream.rounds_left(1) if train.steps is None else train.steps
+    rounds = config.most_rounds[kind]
     most, batch = min(members, MOST_CUDA), opened.batch_size
     samples = None if rounds is None else rounds * batch * members
     in_all = None if rounds is None else math.ceil(rounds * members / min(rule, members))

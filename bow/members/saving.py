@@ -26,7 +26,7 @@ from bow.members.member import Member, Progress
 from bow.observe import JsonLinesLogger, Logger, Record, RunDirectory, SafeLogger
 from bow.observe.records import plain
 from bow.replicas import prepare_template
-from bow.training.checkpoint import delete_checkpoints_after, open_checkpoint, save_checkpoint
+from bow.training.checkpoint import delete_checkpoints_after, difference, open_checkpoint, save_checkpoint
 from bow.training.evaluation import BestModel
 from bow.training.result import save_central, save_whole
 
@@ -188,8 +188,8 @@ class SweepDirectory(RunDirectory):
             return None
         if state["variants"] != self._kinds:
             raise CheckpointError(
-                f"{self.checkpoints} is of a sweep with other variants, data or settings; pass the same ones in the "
-                "same order, or name another run directory"
+                f"{self.checkpoints} is of a sweep {_difference(state['variants'], self._kinds)}; pass the same "
+                "variants, data and settings in the same order, or name another run directory"
             )
         delete_checkpoints_after(self.checkpoints, state["round"])  # damaged ones
         self.engine = state.get("engine", {})
@@ -219,15 +219,15 @@ class SweepDirectory(RunDirectory):
             "accumulate": train.engine.accumulate,
             "optimizer": plain(train.optimizer),
             "batches": self._config.batches,
-            "parameters": {name: tuple(p.shape) for name, p in template.named_parameters()},
+            **{f"parameter {name}": tuple(p.shape) for name, p in template.named_parameters()},
+            "memory_format": train.engine.memory_format,
+            "variants": self._config.num_members,
             "stop": [text for text in map(repr, self._config.stop) if " at 0x" not in text],
             "target": train.validation.target,
             "metrics": [metric.name for metric in train.validation.metrics],
-            "validation": digest_of(train.validation.data),
+            "validation data": digest_of(train.validation.data),
             "seed": train.seed if self._config.batches == "shared" else None,
         }
-        if train.engine.memory_format is not None:
-            common["memory_format"] = train.engine.memory_format
         if train.source is not None:  # text from the command line can be compared
             common |= {name: train.source[name] for name in DESCRIBED}
         else:
@@ -235,11 +235,25 @@ class SweepDirectory(RunDirectory):
             common |= {name: value for name, value in described.items() if " at 0x" not in str(value)}
         common["data"] = digest_of(train.data)
         own = [
-            f"{variant.name}: {json.dumps(plain(variant.values), sort_keys=True)}"
-            f" {digest_of(variant.train_on)} {digest_of(variant.validate_on)}"
+            {
+                "name": variant.name,
+                **variant.values,
+                "training samples": digest_of(variant.train_on),
+                "validation samples": digest_of(variant.validate_on),
+            }
             for variant in self._config.variants
         ]
-        return [json.dumps(plain(common), sort_keys=True), *own]
+        return [json.dumps(plain(each), sort_keys=True) for each in (common, *own)]
+
+
+def _difference(saved: Sequence[str], given: Sequence[str]) -> str:
+    """Say how the first settings that differ do: those of all, such as the number of variants, or a variant's."""
+    before, now = next((json.loads(a), json.loads(b)) for a, b in zip(saved, given, strict=False) if a != b)
+    values = {name: [each.get(name, "not stated") for each in (before, now)] for name in {**before, **now}}
+    differing = [name for name, (was, is_now) in values.items() if repr(was) != repr(is_now)]  # 1 and 1.0, too
+    name = "name" if "name" in differing else min(differing)
+    whose = f"whose variant {before['name']!r}" if "name" in before else "that"
+    return f"{whose} {difference(name, *values[name])}"
 
 
 def _loaded(path: Path, template: nn.Module) -> nn.Module | None:

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import signal
-import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +20,7 @@ from bow.engines.config import Engine
 from bow.errors import RunDirectoryError, SettingError, reason
 from bow.forking import begin_to_compute
 from bow.interruption import end_as_asked
-from bow.members.checks import checked
+from bow.members.checks import check_shared, checked, warn_user
 from bow.members.config import Dealing, SweepConfig
 from bow.members.loop import SweepLoop
 from bow.members.member import (
@@ -133,10 +132,9 @@ def sweep(
     train = TrainConfig(**{**given, "learners": whole("learners", learners)})
     search = variants if isinstance(variants, MemberSearch) and not isinstance(variants, type) else None
     if train.seed and batches == "own":
-        warnings.warn(
+        warn_user(
             f'seed={train.seed} has no effect with batches="own", as every member has the seed of its variant; give '
-            "bow.Variant(seed=...), bow.grid(seed=...) or bow.cross_validate(seeds=...)",
-            stacklevel=2,
+            "bow.Variant(seed=...), bow.grid(seed=...) or bow.cross_validate(seeds=...)"
         )
     result = run_sweep(
         SweepConfig(
@@ -150,13 +148,14 @@ def sweep(
         )
     )
     if all(member.stopped == "diverged" for member in result):
-        warnings.warn("every member diverged; use a lower learning rate, or scale the data", stacklevel=2)
+        warn_user("every member diverged; use a lower learning rate, or scale the data")
     return result
 
 
 def run_sweep(config: SweepConfig) -> Sweep:
     begin_to_compute("bow.sweep")
     config = checked(config)
+    check_shared(config)
     train = config.train
     devices = devices_of(config)
     with contextlib.ExitStack() as at_the_end:
@@ -315,7 +314,7 @@ def _report(directory: SweepDirectory) -> Path | None:
     try:
         return write_sweep_report(directory)
     except Exception as error:
-        warnings.warn(f"the report cannot be written ({reason(error)}); run bow report to write it again", stacklevel=3)
+        warn_user(f"the report cannot be written ({reason(error)}); run bow report to write it again")
         return None
 
 

@@ -37,6 +37,7 @@ from bow.training.run_records import RunRecords
 
 KEEP = 2  # number of checkpoints to keep; older ones are deleted
 DIRECTORY = "checkpoints"
+DIGESTS = ("data", "validation data", "training samples", "validation samples")  # settings compared by a digest
 
 TRAILER = b"bow sha256 "  # appended with a checksum to torch's output, which torch.load ignores
 _TRAILER_BYTES = len(TRAILER) + 64
@@ -404,17 +405,21 @@ def scheduler_type(scheduler: LRScheduler | None) -> str | None:
     return None if scheduler is None else type(scheduler).__name__
 
 
+def difference(name: str, saved: Any, given: Any) -> str:
+    """Say of what is resumed how a setting differs."""
+    if name in DIGESTS:
+        return f"is given other {name} than it was started with"
+    return f"was started with {name}={saved!r}, got {name}={given!r}"
+
+
 def _warn_of_another_trajectory(saved: Mapping[str, Any], given: Mapping[str, Any], keeps_scheduler: bool) -> None:
     for name in sorted(saved.keys() & given.keys()):
         if saved[name] == given[name]:
             continue
-        if name == "data":
-            said = "is given other data than it was started with; it continues with the new ones"
-        else:
-            of_scheduler = name in ("scheduler", "rounds of the scheduler") and keeps_scheduler
-            its = "that of its checkpoint" if of_scheduler else "the new one"
-            said = f"was started with {name}={saved[name]!r}, got {name}={given[name]!r}; it continues with {its}"
-        warnings.warn(f"the training to be resumed {said}", stacklevel=4)
+        of_scheduler = name in ("scheduler", "rounds of the scheduler") and keeps_scheduler
+        its = "that of its checkpoint" if of_scheduler else f"the new one{'s' * (name == 'data')}"
+        said = difference(name, saved[name], given[name])
+        warnings.warn(f"the training to be resumed {said}; it continues with {its}", stacklevel=4)
 
 
 def _warn_of_other_settings(saved: list[dict[str, Any]], given: list[dict[str, Any]]) -> None:

@@ -265,7 +265,16 @@ def check_sampler(data: Any, name: str, count: int | None) -> None:
             )
 
 
-def unsaved(model: nn.Module) -> dict[str, Any]:
+@contextlib.contextmanager
+def changes_told(model: nn.Module, tell: Callable[[str, str], None]) -> Iterator[None]:
+    """Tell of a change by the step that is not saved; not for the first rounds, which may fill caches."""
+    before = _unsaved(model)
+    yield
+    for what in [name for name, value in _unsaved(model).items() if before.get(name) != value][:1]:
+        tell("not saved", f"the step {what}")
+
+
+def _unsaved(model: nn.Module) -> dict[str, Any]:
     """Return what a step may change that neither the central model nor a checkpoint has, by what is said of it."""
     extra = extra_state(model)  # holds what its modules change, as in plain PyTorch
     numbers = {

@@ -11,7 +11,7 @@ from bow.engines import Outcome
 from bow.errors import DeviceMemoryError
 from bow.training.batches import MAX_BYTES_TOGETHER, batches_in, num_bytes, redistribute
 from bow.training.callbacks import Hooks
-from bow.training.checks import unsaved
+from bow.training.checks import changes_told
 from bow.training.context import RunContext
 from bow.training.evaluation import Evaluations
 from bow.training.replicas import Replicas
@@ -111,15 +111,13 @@ class Dealing:
         return deals
 
     def run(self, deals: Sequence[Deal], watch: Watch | None) -> list[tuple[Deal, Outcome]]:
-        """Run rounds; in the second group of them, look for changes in Python, as the first may fill caches."""
+        """Run rounds; in the second group of them, look for changes in Python."""
         looks = self._looks and self._position.meter.samples > 0
         if not looks or not isinstance(self._replicas, Replicas):
             return self._run(deals, watch)
-        self._looks, module = False, self._replicas.group.learners[0].module
-        before, ran, after = unsaved(module), self._run(deals, watch), unsaved(module)
-        for what in [name for name, value in after.items() if before.get(name) != value][:1]:
-            self._records.warn_of("not saved", f"the step {what}")
-        return ran
+        self._looks = False
+        with changes_told(self._replicas.group.learners[0].module, self._records.warn_of):
+            return self._run(deals, watch)
 
     def _run(self, deals: Sequence[Deal], watch: Watch | None) -> list[tuple[Deal, Outcome]]:
         """Run rounds, with fewer learners if the tuner has added one that does not fit in memory."""

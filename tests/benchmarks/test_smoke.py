@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks import main
+from bow.errors import SettingError
 
 # What the compiler uses when it is first imported.
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning:torch")
@@ -77,6 +78,12 @@ def test_a_missed_target_is_exit_status_1(tmp_path: Path) -> None:
     words = ["data=digits", "seeds=1", "epochs=1", "target=0.999", f"out={tmp_path}"]
     assert main("accuracy", words) == 1
     assert json.loads((tmp_path / "accuracy.json").read_text())["target_reached"] is False
+
+
+@pytest.mark.parametrize("name", ["accuracy", "peers"])
+def test_a_folder_has_no_effect_on_data_that_are_not_read_from_it(name: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="root=5 has no effect with data=digits, .* leave it out"):
+        main(name, ["data=digits", "root=5", "epochs=1", "seeds=1", f"out={tmp_path}"])
 
 
 def test_figures_that_have_no_effect_together_are_refused() -> None:

@@ -159,7 +159,7 @@ def test_a_sweep_that_was_interrupted_goes_on_where_it_was(
     assert said == "bow: interrupted; resume with the same command and run=here run.resume=auto\n"
     refused([*words, "run=here"], "already holds a run")
     other = [word.replace("data.limit=64", "data.limit=32") for word in words]
-    refused([*other, "run=here", "run.resume=auto"], "other variants, data or settings")
+    refused([*other, "run=here", "run.resume=auto"], "is of a sweep that is given other data than it was started with")
     assert main([*words, "run=here", "run.resume=auto"]) == 0
     assert main([*words, "run=whole"]) == 0
     assert_same_models("whole", "here")

@@ -735,6 +735,28 @@ def test_a_row_is_not_passed_on_with_what_a_model_keeps_in_python(tmp_path: Path
         assert_same(member, other)
 
 
+class Caching(nn.Linear):
+    """Keeps in Python what its first step has found."""
+
+    found = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.found = self.found or len(x)
+        return super().forward(x)
+
+
+def test_what_a_step_changes_that_is_not_saved_is_told_as_by_a_training(tmp_path: Path) -> None:
+    caching, counting = (functools.partial(kind, 6, 3) for kind in (Caching, Counting))
+    variants = bow.grid(seed=range(2))
+    swept(tmp_path / "caching", caching, DATA, variants, engine="eager")
+    alone(tmp_path / "alone", caching, DATA, variants[0], "eager")
+    with pytest.warns(UserWarning, match="the step changes attribute 'steps'"):
+        result = swept(tmp_path / "sweep", counting, DATA, variants, engine="eager")
+    for folder, whose in ((result.run_dir, "seed=0, seed=1: "), *((member.run_dir, "") for member in result)):
+        told = [each for each in read_records(folder / "metrics.jsonl") if each.get("event") == "not saved"]
+        assert [each["message"][: len(whose) + 16] for each in told] == [f"{whose}the step changes"]
+
+
 class Rows:
     """A sequence of samples that is no torch data set."""
 

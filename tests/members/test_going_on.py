@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader
 
 import bow
@@ -275,35 +276,40 @@ def test_an_engine_that_was_left_is_not_tried_again(tmp_path: Path, monkeypatch:
     assert result.engine == "eager"
 
 
+A, B = bow.Variant(name="a", train_on=range(50)), bow.Variant(name="b")
+
+
 @pytest.mark.parametrize(
-    "other",
+    ("other", "said"),
     [
-        {"data": (FLAT + 1, LABELS)},
-        {"loss": F.multi_margin_loss},
-        {"engine": bow.Engine(memory_format="channels_last")},
-        {"scheduler": functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1)},
-        {"variants": [bow.Variant(name="a", train_on=range(50, 100)), bow.Variant(name="b")]},
-        {"variants": [bow.Variant(name="b"), bow.Variant(name="a", train_on=range(50))]},
-        {"model": lambda: nn.Linear(6, 3)},
-        {"stop": bow.EarlyStopping()},
-        {"validation": DATA},
-        {"engine": "eager"},
-        {"engine": bow.Engine(compile=True)},
-        {"validation": bow.Validation(metrics=[])},
+        ({"data": (FLAT + 1, LABELS)}, "that is given other data than it was started with; pass the same"),
+        ({"loss": F.multi_margin_loss}, "loss='cross_entropy', got loss='multi_margin_loss'"),
+        ({"engine": bow.Engine(memory_format="channels_last")}, "memory_format=None, got memory_format='chan"),
+        ({"scheduler": functools.partial(StepLR, step_size=1)}, r"scheduler=None, got scheduler='StepLR\(step_"),
+        ({"variants": [bow.Variant(name="a", train_on=range(50, 100)), B]}, "variant 'a' is given other training s"),
+        ({"variants": [bow.Variant(name="b"), A]}, "whose variant 'a' was started with name='a', got name='b'"),
+        ({"variants": [A]}, "that was started with variants=2, got variants=1"),
+        ({"variants": [A, bow.Variant(name="b", settings={"lr": 0.5})]}, "variant 'b' .* lr='not stated', got lr=0.5"),
+        ({"model": lambda: nn.Linear(6, 3)}, r"parameter 0.bias=\[8\], got parameter 0.bias='not stated'"),
+        ({"stop": bow.EarlyStopping()}, r"stop=\[\], got stop=\['EarlyStopping"),
+        ({"validation": DATA}, "that is given other validation data than"),
+        ({"engine": "eager"}, "that was started with engine='graph', got engine='eager'; pass the same"),
+        ({"engine": bow.Engine(compile=True)}, "compile=False, got compile=True"),
+        ({"clip_norm": 1.0}, "clip_norm=None, got clip_norm=1.0"),
+        ({"validation": bow.Validation(metrics=[])}, r"metrics=\['accuracy'\], got metrics=\[\]"),
     ],
     ids=[
-        *("data", "loss", "memory format", "scheduler", "samples", "order", "model", "stop", "validation"),
-        *("engine", "compile", "metrics"),
+        *("data", "loss", "memory format", "scheduler", "samples", "order", "number", "setting", "model", "stop"),
+        *("validation", "engine", "compile", "clipping", "metrics"),
     ],
 )
-def test_other_data_and_functions_do_not_go_on(other: dict[str, Any], tmp_path: Path) -> None:
-    variants = [bow.Variant(name="a", train_on=range(50)), bow.Variant(name="b")]
-    given: dict[str, Any] = {"model": mlp, "data": DATA, "loss": F.cross_entropy, "variants": variants}
+def test_other_data_and_functions_do_not_go_on(other: dict[str, Any], said: str, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"model": mlp, "data": DATA, "loss": F.cross_entropy, "variants": [A, B]}
     run = bow.Run(tmp_path / "sweep", resume="auto", progress=False)
     bow.sweep(run=run, **given)
     bow.sweep(run=run, **given)
     before = {path: path.read_bytes() for path in (tmp_path / "sweep").rglob("*") if path.is_file()}
-    with pytest.raises(CheckpointError, match="other variants, data or settings"):
+    with pytest.raises(CheckpointError, match=f"is of a sweep .*{said}"):
         bow.sweep(run=run, **(given | other))
     assert before == {path: path.read_bytes() for path in (tmp_path / "sweep").rglob("*") if path.is_file()}
 

@@ -95,6 +95,9 @@ def test_on_a_gpu_the_tuner_finds_how_many(tmp_path: Path, monkeypatch: pytest.M
         assert swept(tmp_path / name, mlp, data, variants, **settings).at_once == others.get("at_once", 5)
     swept(tmp_path / "search", mlp, data, Listed(*variants), devices=FakeDevice(), **given)
     assert len(asked) == 1
+    parts = [bow.Variant(name=str(n), train_on=range(n)) for n in (32, 16)]
+    swept(tmp_path / "parts", mlp, data, parts, devices=FakeDevice(), **given)
+    assert (asked[1].rounds, asked[1].samples) == (4, 2 * 4 * 16)
 
 
 def test_on_a_gpu_as_many_train_as_the_tuner_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

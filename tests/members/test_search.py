@@ -1,5 +1,8 @@
 """A search proposes members as rows become free, and is told of each that has ended."""
 
+import functools
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,17 @@ from torch import nn
 import bow
 from bow.errors import BowError
 from bow.members import Member
-from tests.members.test_equality import DATA, Listed, alone, assert_alone, assert_same, interrupted, mlp, swept
+from tests.members.test_equality import (
+    DATA,
+    Listed,
+    Noised,
+    alone,
+    assert_alone,
+    assert_same,
+    interrupted,
+    mlp,
+    swept,
+)
 
 VARIANTS = [bow.Variant(seed=seed, settings={"lr": 0.05 / (seed + 1)}) for seed in range(5)]
 
@@ -71,6 +84,28 @@ def test_an_interrupted_search_is_told(tmp_path: Path) -> None:
         swept(tmp_path / "sweep", mlp, DATA, search, engine="eager", at_once=2)
     assert [member.stopped for member in search.told] == [None, None, "interrupted", "interrupted"]
     assert not list((tmp_path / "sweep").rglob("*.pt"))
+
+
+LEAKING = [bow.Variant(seed=seed, train_on=range(40), validate_on=range(30, 50)) for seed in range(2)]
+GENERATOR, LEAK = "generator of its own", "evaluated on 10 samples that it is trained on"
+
+
+@pytest.mark.parametrize(
+    ("run", "said"),
+    [
+        (functools.partial(bow.sweep, data=Noised(own=True), variants=Listed(*VARIANTS[:3])), [GENERATOR]),
+        (functools.partial(bow.sweep, data=DATA, variants=Listed(*LEAKING)), [LEAK, LEAK]),
+        (functools.partial(bow.cross_validate, data=Noised(own=True), folds=2), [GENERATOR]),
+    ],
+    ids=["search", "leaks", "folds"],
+)
+def test_warnings_of_data_point_at_the_call(run: Callable[..., Any], said: list[str], tmp_path: Path) -> None:
+    given = {"loss": nn.functional.cross_entropy, "engine": "eager", "steps": 1, "at_once": 1}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run(mlp, **given, run=bow.Run(tmp_path / "sweep", progress=False))
+    assert [each.filename for each in caught] == [__file__] * len(said)
+    assert all(text in str(each.message) for text, each in zip(said, caught, strict=True))
 
 
 @pytest.mark.parametrize(
