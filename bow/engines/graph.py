@@ -6,7 +6,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -24,23 +24,24 @@ from bow.engines.memory import out_of_memory_explained
 from bow.engines.outcome import Outcome, ParallelSpeedup, Turns
 from bow.engines.random import NumbersOfGraph
 from bow.engines.runner import AheadRunner, InParts, SeedOf
-from bow.engines.step_state import StepState, fits
+from bow.engines.step_state import StepState, can_step
 from bow.engines.task import Learned, out_of_range
 from bow.engines.task_scheduler import Learn
 from bow.errors import GraphError, RuntimeUnavailableError, reason
 from bow.graph import StepGraph
 from bow.graph.execution import lent_generator
 from bow.runtime.loading import NativeTeam, native
-from bow.sync import SMA, Members
+from bow.sync import Members, is_plain_sma
 
 
 class Graph(AheadRunner):
     """Run each learner's learning task as a step graph on its own executor, a thread pinned to cores."""
 
     # The task is one compiled region where compiling pays and the step allows it; otherwise it runs operator by
-    # operator, bit for bit as in `eager` if it draws no random numbers. With plain SGD, Adam or AdamW and SMA, the
-    # executors step and average as well, in one pass over the rows. With a schedule every learner has a group of
-    # executors. Models that cannot be captured run in `eager`, and so do rounds with rare batch shapes.
+    # operator, bit for bit as in `eager` if it draws no random numbers. With plain SGD, Adam or AdamW the executors step
+    # as well, except in rounds that average otherwise than by SMA, which is part of the same pass over the rows. With a
+    # schedule every learner has a group of executors. Models that cannot be captured run in `eager`, and so do rounds
+    # with rare batch shapes.
 
     name = "graph"
 
@@ -56,6 +57,8 @@ class Graph(AheadRunner):
         self._failed: str | None = None  # why it runs in eager from now on
         self._alone_s: float | None = None  # of the task that a live check just ran alone
         self._running: GraphRound | None = None  # the job of this round
+        self._in_one_pass = False  # whether the executors would have stepped, if there had been a job for this round
+        self._step_state: StepState | None = None
         self._replayed: Batches | None = None  # the last batches that a capture ran on
         self.resized()
         try:
@@ -90,26 +93,24 @@ class Graph(AheadRunner):
         self.live.resized()
         self._replayed = None  # holds a batch for each of the previous learners
         self._jobs.clear()
-        fitting = fits(self.group, self.context.sync, self.context.settings, native=True)
-        stepping = fitting and self.group.matrix.z.dtype != torch.bfloat16
-        self._step_state = StepState(self.group, cast(SMA | Members, self.context.sync)) if stepping else None
+        self._step_state = None  # has a row for each of the previous learners
 
     def close(self) -> None:
         self._jobs.close()
 
     def learn_and_step(self, batches: Batches, due: bool, in_parts: InParts) -> Outcome:
-        stepping = self._stepping
-        ready = None if stepping is None else self._ready(batches, stepping)
-        if ready is None:
+        self._running, stepping = None, self._stepping(due)
+        self._in_one_pass = stepping is not None
+        if stepping is None or (ready := self._ready(batches, stepping)) is None:
             return in_parts(batches, due)
-        return self._run(ready, due) if self.group.is_alone or not due else self._run_with_sum(ready)
+        return self._run(ready, due) if self.group.is_alone or not due else self._run_with_sum(ready, stepping)
 
     @property
     def has_written(self) -> bool:
         return self._running is not None and self._running.has_committed
 
     def learn(self, batches: Batches) -> Outcome:
-        ready = self._ready(batches, None) if self._stepping is None else None
+        ready = None if self._in_one_pass else self._ready(batches, None)
         if ready is None:
             self.context.snapshot.take()
             # Raises again if the error is the user's.
@@ -160,7 +161,7 @@ class Graph(AheadRunner):
     def most_turns(self) -> int:
         if (
             self._failed
-            or self._stepping is None
+            or self._stepping(due=False) is None
             or not isinstance(self.context.sync, Members)
             or self._jobs.drop_stale()
         ):
@@ -175,14 +176,14 @@ class Graph(AheadRunner):
         jobs: list[GraphRound | None] = [None] * len(batches)
         for learner, (turns, batch) in enumerate(zip(batches, first, strict=True)):
             if turns is not None:
-                jobs[learner] = job = self._jobs.alone(learner, batch, self._stepping)
+                jobs[learner] = job = self._jobs.alone(learner, batch, self._stepping(due=False))
                 numbers = range(len(turns.indices))
                 job.feed_turns(turns, [seed_of(learner, turn) if job.is_random else 0 for turn in numbers])
         return ReadyTurns(self.context, self._jobs.team_of(self._jobs.one_executor_each()), jobs)
 
     def _start_task(self, period: Period, task: Learn, executor: int) -> GraphRound:
         batch = period.batch(task)
-        running = self._jobs.alone(task.learner, batch, self._stepping if period.steps(task) else None)
+        running = self._jobs.alone(task.learner, batch, self._stepping(due=False) if period.steps(task) else None)
         index, position = period.locate(task)
         fed = running.feed([batch], [self.context.task_seed(position, rounds_ahead=index)])
         assert fed
@@ -216,9 +217,9 @@ class Graph(AheadRunner):
         self._record(ready)
         return outcome
 
-    def _run_with_sum(self, ready: GraphRound) -> Outcome:
-        matrix, step_state, averaging = self.group.matrix, cast(StepState, self._step_state), self.context.averaging
-        native().contribute(matrix.weights, matrix.z, matrix.total, step_state.averaging[0])
+    def _run_with_sum(self, ready: GraphRound, stepping: StepState) -> Outcome:
+        matrix, averaging = self.group.matrix, self.context.averaging
+        native().contribute(matrix.weights, matrix.z, matrix.total, stepping.averaging[0])
         ready.begin(True, matrix.total)
         self._running = ready
         averaging.begin_sum(matrix.total)
@@ -299,11 +300,14 @@ class Graph(AheadRunner):
             self.tasks.kept.trust(shape)
         return difference, shape, is_sure
 
-    @property
-    def _stepping(self) -> StepState | None:
-        """State for stepping on the executors, None if it does not fit; hooks and flags may change that."""
-        if self._step_state is None or not fits(self.group, self.context.sync, self.context.settings, native=True):
+    def _stepping(self, due: bool) -> StepState | None:
+        """State for stepping on the executors, None if they cannot in such a round; hooks and flags may change that."""
+        group, sync = self.group, self.context.sync
+        if due and not (is_plain_sma(sync) and (group.is_alone or sync.levels == 1)):
             return None
+        if group.matrix.z.dtype == torch.bfloat16 or not can_step(group, self.context.settings):
+            return None
+        self._step_state = self._step_state or StepState(group, sync)
         return self._step_state
 
     def _fall_back(self, why: str) -> None:

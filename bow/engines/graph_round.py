@@ -115,7 +115,7 @@ class GraphRound:
 
     def feed(self, batches: Batches, seeds: Sequence[int]) -> bool:
         job = self._builder.job
-        self._keep_buffers()
+        self.keep_buffers()
         if not self._fits(batches):
             return False
         self._active = present(batches, len(seeds))
@@ -134,7 +134,7 @@ class GraphRound:
             self._weights,
             self._moments,
             matrix.z,
-            matrix.state.get("z_prev"),
+            matrix.state.get("z_prev") if due else None,
             steps if len(steps) == 1 else steps[self._rows],
             state.counts[self._rows],
             *state.averaging,
@@ -171,7 +171,7 @@ class GraphRound:
         return all(batch is None or structure_of(batch) == structure for batch, structure in expected)
 
     def feed_turns(self, turns: Indexed, seeds: Sequence[int]) -> None:
-        self._keep_buffers()
+        self.keep_buffers()
         self.begin(due=False)
         self._builder.job.feed_turns(turns.samples.leaves, turns.indices, seeds, self._results)
 
@@ -214,13 +214,16 @@ class GraphRound:
                 run_operators(graph, {value: job.value(program.slot(value)) for value in _given(graph)}, seed=0)
         raise named(error, node, self._builder) from error
 
-    def _keep_buffers(self) -> None:
+    def keep_buffers(self) -> None:
         """Restore buffers that a round in `eager` has replaced by other tensors, and keep their values."""
+        replaced = []
         for owner, key, bound in self._buffers:
             current = owner._buffers[key]
             if current is not bound and current is not None and current.shape == bound.shape:
-                bound.copy_(current)
-                owner._buffers[key] = bound
+                replaced.append((owner, key, bound, current.clone()))  # it may be what another buffer is bound to
+        for owner, key, bound, value in replaced:
+            bound.copy_(value)
+            owner._buffers[key] = bound
 
     def _build(self) -> None:
         builder, group = self._builder, self._group
@@ -335,6 +338,8 @@ class GraphJobs:
         """Return the job for these batches, already fed; None if they run one after another."""
         mode = (torch.get_num_threads(), torch.is_autocast_enabled("cpu"), step_state is not None)
         usual = self._usual
+        if usual is not None and self._usual_mode != mode:
+            usual.keep_buffers()  # another job of these shapes binds the same tensors
         if usual is None or self._usual_mode != mode or not usual.feed(batches, self._seeds(usual)):
             usual = self._for(batches, step_state)
             if usual is None:

@@ -292,7 +292,7 @@ class RoundLoop(Loop):
         stepping = before_step(context, outcome, due)
         self._has_stepped = True
         step_learners(context, stepping)
-        context.restarts.after_step(outcome)
+        context.restarts.after_step(outcome, due)
         if due:
             context.averaging.after_step(context.round_index)
 

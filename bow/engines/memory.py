@@ -37,7 +37,7 @@ from bow.replicas import (
     num_state_tensors,
 )
 from bow.replicas.layout import ALIGNMENT
-from bow.sync import Members, Synchroniser, is_plain_sma
+from bow.sync import Members, Synchroniser, Timing, is_plain_sma
 
 Place: TypeAlias = torch.device | StreamDevice  # where learners reside
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -128,12 +128,14 @@ def predict_memory(
     frozen_bytes = 0 if lazy else sum(parameter.nbytes for parameter in frozen)
     own_bytes = frozen_bytes if isinstance(sync, Members) else 0  # members have frozen parameters of their own
     in_one_pass = engine not in (("eager", "streams") if is_cpu(place) else ("eager",))
-    if in_one_pass and clip_norm is None and is_plain_sma(sync):  # corrections are never in memory
+    native = is_cpu(place) and engine == "graph"
+    steps = in_one_pass and (is_plain_sma(sync) or (native and sync.timing is not Timing.BEFORE_STEP))
+    if steps and clip_norm is None:
         kind = kind_of(optimizer)
         if kind == "sgd":
-            corrections, state_tensors = False, 1  # momenta whether they are used or not
-        elif kind == "adam" and is_cpu(place) and engine == "graph":
-            corrections = False
+            state_tensors = 1  # momenta whether they are used or not
+        if is_plain_sma(sync) and (kind == "sgd" or (kind == "adam" and native)):
+            corrections = False  # never in memory
     return MemoryNeed(
         learners=learners,
         row_bytes=-(-elements // ALIGNMENT) * ALIGNMENT * itemsize,

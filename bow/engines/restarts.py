@@ -68,14 +68,14 @@ class Restarts:
         weights = weights and self.replaces_weights
         self._group.restart(diverged, center, weights=weights, gather=gather, written=written)
 
-    def after_step(self, outcome: Outcome) -> None:
+    def after_step(self, outcome: Outcome, due: bool) -> None:
         """Restart learners whose step led to non-finite weights, before others average with them."""
         finite = torch.isfinite(self._group.matrix.weights.sum(1))
         if not bool(finite.all()):
             outcome.mark_diverged(finite)
             self.restart(outcome.diverged)
             for learner, diverged in enumerate(outcome.diverged):
-                if diverged:
+                if diverged and due:
                     self._sync.restarted(self._group.matrix, learner)
 
     def count_healthy(self) -> None:

@@ -10,7 +10,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from bow.engines.outcome import LearningConfig
 from bow.replicas import LearnerGroup, is_plain_adam, is_plain_sgd
-from bow.sync import SMA, Members, Synchroniser, is_plain_sma
+from bow.sync import Members, Synchroniser, is_plain_sma
 
 SgdStep: TypeAlias = tuple[float, float, float, bool]  # learning rate, momentum, weight decay, Nesterov
 
@@ -30,9 +30,9 @@ class Numbers(NamedTuple):
 
 
 class StepState:
-    """Optimizer state of learners with plain SGD, Adam or AdamW, averaged by `SMA` or independent members."""
+    """Optimizer state of learners with plain SGD, Adam or AdamW."""
 
-    def __init__(self, group: LearnerGroup, sync: SMA | Members) -> None:
+    def __init__(self, group: LearnerGroup, sync: Synchroniser) -> None:
         self._group = group
         self._sync = sync
         self._is_adam = is_plain_adam(group.optimizer.optimizer)
@@ -75,7 +75,7 @@ class StepState:
 
     @property
     def averaging(self) -> tuple[float, float]:
-        if isinstance(self._sync, Members):
+        if not is_plain_sma(self._sync):
             return 0.0, 0.0
         return 1 / self._group.num_all if self._sync.alpha is None else self._sync.alpha, self._sync.mu
 
@@ -100,17 +100,14 @@ def _adam_step(optimizer: Optimizer) -> AdamStep:
     return lr, float(first), float(second), epsilon, decay, is_decoupled
 
 
-def fits(
-    group: LearnerGroup, sync: Synchroniser, settings: LearningConfig, *, native: bool = False, rows: bool = False
-) -> bool:
-    """Return whether a round can step and average in one pass: one group of plain SGD without clipping, and `SMA`."""
-    # `native`: the native runtime also steps members, which do not average, plain Adam and AdamW, and sums over
-    # devices. `rows`: a step of all rows at once after the learning tasks also supports Adam, AdamW and clipping.
-    if _global_optimizer_pre_hooks or _global_optimizer_post_hooks:
-        return False
-    if not group.is_alone and (not native or (isinstance(sync, SMA) and sync.levels > 1)):
-        return False
-    if not (is_plain_sma(sync) or (native and type(sync) is Members)) or (settings.clip_norm is not None and not rows):
+def can_step(group: LearnerGroup, settings: LearningConfig, *, adam: bool = True, clips: bool = False) -> bool:
+    """Return whether an engine can step as the optimizer would: plain SGD, Adam or AdamW, without hooks."""
+    if _global_optimizer_pre_hooks or _global_optimizer_post_hooks or (settings.clip_norm is not None and not clips):
         return False
     optimizers = set(group.optimizer.by_learner)
-    return all(map(is_plain_sgd, optimizers)) or ((native or rows) and all(map(is_plain_adam, optimizers)))
+    return all(map(is_plain_sgd, optimizers)) or (adam and all(map(is_plain_adam, optimizers)))
+
+
+def fits(group: LearnerGroup, sync: Synchroniser, settings: LearningConfig, *, rows: bool = False) -> bool:
+    """Return whether a round on one device can step and average in one pass; `rows`: behind all learning tasks."""
+    return group.is_alone and is_plain_sma(sync) and can_step(group, settings, adam=rows, clips=rows)

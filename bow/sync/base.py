@@ -119,7 +119,10 @@ class Synchroniser(abc.ABC):
         """Called before the learning tasks of a synchronising round."""
 
     def restarted(self, rows: Rows, learner: int) -> None:  # noqa: B027 - most use the weights as they are
-        """Called after a learner whose step was not finite was set to `center`, from where it contributes."""
+        """Called in a synchronising round after a learner whose step was not finite was set to `center`.
+
+        It contributes from there.
+        """
 
     @abc.abstractmethod
     def contribute(self, rows: Rows, learners: int, contributors: int) -> None:

@@ -234,7 +234,10 @@ class Replicas(nn.Module):
 
     @property
     def G(self) -> Shaped[Tensor, "learners parameters"]:
-        """The gradients of the last round, in the layout of `W`, after any clipping and the averaging of `SSGD`."""
+        """The gradients of the last round, in the layout of `W`, after any clipping and the averaging of `SSGD`.
+
+        Engines whose learning tasks include the step write them only if the optimizer has a hook.
+        """
         return self.group.matrix.gradients
 
     @property

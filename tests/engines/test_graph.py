@@ -103,6 +103,35 @@ def test_sgd_and_averaging_in_one_pass_equal_torch_and_sma(settings: dict[str, A
             assert_alike(graph, eager)
 
 
+@pytest.mark.filterwarnings("ignore:learner 1's loss was nan")
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+        functools.partial(torch.optim.AdamW, lr=0.02, eps=1e-4),
+    ],
+    ids=["momentum", "adamw"],
+)
+@pytest.mark.parametrize("sync", [bow.Independent(), bow.LocalSGD(every=3), bow.DiLoCo(every=3)], ids=repr)
+def test_learners_step_on_the_executors_in_rounds_that_do_not_average(sync: Any, optimizer: Any) -> None:
+    settings = {"learners": 3, "sync": sync, "optimizer": optimizer}
+    with replicas(**settings) as graph, replicas(engine="eager", **settings) as eager:
+        for t in range(9):
+            given = batches(t, 3)
+            if t == 4:  # learner 1 starts again from z
+                given[1] = torch.full_like(given[1][0], torch.nan), given[1][1]
+            for training in (graph, eager):
+                training.round(given)
+                if t == 3:
+                    training.settle()
+            assert_alike(graph, eager)
+        graph.timeline.start()
+        graph.round(batches(9, 3))
+        stepped = [span for span in graph.timeline.take().spans if span.name == "step and averaging"]
+        assert stepped
+        assert all(span.place.startswith("executor") for span in stepped)
+
+
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_adam_and_averaging_in_one_pass_equal_torch_and_sma(kind: Any, decay: float) -> None:
@@ -646,9 +675,10 @@ def test_a_learner_that_diverges_ahead_of_the_others_starts_again_from_the_centr
         assert training.W.isfinite().all()
 
 
-def test_buffers_that_the_model_assigns_follow_eager_through_rounds_of_other_shapes() -> None:
-    with Pair("graph", Averaging, learners=2) as pair:
-        for t, samples in enumerate([4, 4, 3, 4, 4, 3, 3, 4]):
+@pytest.mark.parametrize("sync", [bow.SMA, functools.partial(bow.LocalSGD, every=4)])
+def test_buffers_that_the_model_assigns_follow_eager_through_rounds_of_other_shapes(sync: Any) -> None:
+    with Pair("graph", Averaging, learners=2, sync=sync) as pair:
+        for t, samples in enumerate([4, 4, 3, 4, 4, 3, 3, 4, 4, 4]):
             pair.round(batches(t, 2, samples))
         assert pair.trainings[1].learner(0).mean.abs().max() > 0.01
         assert pair.engine == "graph"

@@ -81,6 +81,7 @@ def test_engines_that_step_in_one_pass_have_momenta_and_no_corrections(engine: s
     assert need(optimizer=torch.optim.AdamW, place=FakeDevice()) == (3, 2)
     assert need(optimizer=torch.optim.NAdam) == (3, 2)
     assert need(sync=bow.SSGD()) == (2, 0)
+    assert need(sync=bow.LocalSGD()) == (2, 1 if engine == "graph" else 0)
     assert need(engine="streams") == (3, 0)
     assert need(engine="streams", place=FakeDevice()) == (2, 1)
 

@@ -140,7 +140,7 @@ class Averaging(nn.Linear):
         self.register_buffer("mean_before", torch.zeros(6))
 
     def forward(self, x: Tensor) -> Tensor:
-        mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        mean, before = 0.9 * self.mean + 0.1 * x.detach().mean(0), self.mean_before
         self.mean_before = self.mean
         self.mean = mean
-        return super().forward(x - mean)
+        return super().forward(x - mean - before)
