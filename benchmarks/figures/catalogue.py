@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from benchmarks.figures import throughput
-from benchmarks.figures.convergence import METRIC, School, best_batch_size
+from benchmarks.figures.convergence import METRIC, Run, School, best_batch_size
 from benchmarks.figures.forms import AVERAGED, INDEPENDENT, RESNET32, Entry, Form, Lesson, bow_entries
 from benchmarks.figures.throughput import Runs, measure_devices, measure_throughput
 from benchmarks.trainings import SGD
@@ -84,10 +84,14 @@ def _trainings(
         runs = bench.school.runs(lesson, [Entry(batch) for batch in lesson.batch_sizes], form.seeds)
         best = best_batch_size([run.as_dict(lesson.target) for run in runs])
         trained_s = sum(run.wall_s for run in runs)
+        tuned: list[Run] = []
         if others is not None:
             plain = [run for run in runs if run.entry.batch_size in (best, form.small_batch)]
             compared = bench.school.runs(lesson, others(form, best), form.seeds)
-            trained_s += sum(run.wall_s for run in compared)
+            entries = [run.entry for run in (*plain, *compared) if run.seed == 0]
+            for lr in lesson.other_rates:
+                tuned += bench.school.runs(replace(lesson, lr=lr), entries, form.seeds)
+            trained_s += sum(run.wall_s for run in (*compared, *tuned))
             runs = [*plain, *compared]
         return {
             "model": lesson.model,
@@ -100,6 +104,7 @@ def _trainings(
             "small_batch": form.small_batch,
             "trained_s": round(trained_s, 1),
             "rows": [run.as_dict(lesson.target) for run in runs],
+            "tuned": [run.as_dict(lesson.target) for run in tuned],  # the same with other learning rates
         }
 
     return run

@@ -67,16 +67,16 @@ def sizes(name: str) -> str:
 
 def trainings(rows: Sequence[Row]) -> list[list[str]]:
     """Return the cells of a table of trainings, a row for each entry."""
-    groups: dict[tuple[str, int], list[Row]] = {}
+    groups: dict[tuple[str, int, float], list[Row]] = {}
     for row in rows:
-        groups.setdefault((title(row), row["batch_size"]), []).append(row)
+        groups.setdefault((title(row), row["batch_size"], row["lr"]), []).append(row)
     lines = []
-    for (who, batch_size), own in groups.items():
+    for (who, batch_size, lr), own in groups.items():
         reached = f"{sum(row['epochs'] is not None for row in own)} of {len(own)}"
         times = [_to_target([row[what] for row in own], form) for what, form in (("epochs", ".3g"), ("time_s", ".2f"))]
         speeds = [row["samples_per_s"] for row in own if row["samples_per_s"] is not None]
         speed = values_text(speeds, ",.0f")
-        lines.append([who, f"{batch_size:,}", str(own[0]["threads"]), reached, *times, speed, _best(own)])
+        lines.append([who, f"{batch_size:,}", f"{lr:g}", str(own[0]["threads"]), reached, *times, speed, _best(own)])
     return lines
 
 
@@ -132,7 +132,7 @@ def _range(ends: Sequence[int], rows: Sequence[Row]) -> str:
 
 def _ratio(statement: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     measure = statement.get("measure", "samples_per_s")
-    of, over = (_find(statement[side], values) for side in ("of", "over"))
+    of, over = (_find(statement[side], values, statement.get("tuned", False)) for side in ("of", "over"))
     if not of or not over:
         return ABSENT
     refused = [row for row in (*of, *over) if "refused" in row]
@@ -149,8 +149,14 @@ def _ratio(statement: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     return f"{counts[0] / counts[1]:.2f} ({counts[0]:.3g}{unit} over {counts[1]:.3g}{unit})"
 
 
-def _find(pick: Mapping[str, Any], values: Mapping[str, Any]) -> list[Row]:
+def _find(pick: Mapping[str, Any], values: Mapping[str, Any], tuned: bool) -> list[Row]:
+    """Return the rows that a statement asks for; `tuned`: with the learning rate that is fastest to the target."""
     best = values.get("best_batch_size", 0)
     words = {"best": best, "half": best // 2, "small": values.get("small_batch")}
     wanted = {field: words.get(value, value) for field, value in pick.items()}
-    return [row for row in values["rows"] if matches(row, wanted)]
+    found = [row for row in values["rows"] if matches(row, wanted)]
+    if not tuned:
+        return found
+    found += [row for row in values["tuned"] if matches(row, wanted)]
+    by_rate = [[row for row in found if row["lr"] == lr] for lr in dict.fromkeys(row["lr"] for row in found)]
+    return min(by_rate, key=lambda rows: median_to_target(rows, "time_s"), default=[])

@@ -28,6 +28,7 @@ METRIC = (
 @dataclass(frozen=True)
 class Run:
     entry: Entry
+    lr: float
     seed: int  # of initial weights and of the order of samples
     threads: int  # torch's threads, the fastest of those that were tried
     engine: str | None  # of bow, after any fallback
@@ -42,6 +43,7 @@ class Run:
         epoch = epoch_of(self.accuracies, target)
         return {
             **self.entry.as_dict(),
+            "lr": self.lr,
             "seed": self.seed,
             "threads": self.threads,
             "engine": self.engine,
@@ -158,7 +160,7 @@ def train(course: Course, entry: Entry, lesson: Lesson, test: tuple[torch.Tensor
         torch.set_num_threads(before)
     wall_s = time.perf_counter() - began
     seen = tuple(accuracies), tuple(times_s), samples
-    return Run(entry, course.seed, threads, training.engine, *seen, diverged, wall_s)
+    return Run(entry, lesson.lr, course.seed, threads, training.engine, *seen, diverged, wall_s)
 
 
 class TimedEpochs:
@@ -194,4 +196,4 @@ def _line(run: Run, lesson: Lesson) -> str:
     who = "plain PyTorch" if run.entry.learners is None else f"bow, learners={run.entry.learners}"
     epoch = found["epochs"]
     outcome = "never" if epoch is None else f"in epoch {epoch} after {found['time_s']:.2f} s"
-    return f"{lesson.model}, {who}, batch {run.entry.batch_size}, seed {run.seed}: {lesson.target:.0%} {outcome}"
+    return f"{lesson.model}, {who}, batch {run.entry.batch_size}, lr {run.lr:g}, seed {run.seed}: {lesson.target:.0%} {outcome}"

@@ -7,7 +7,7 @@ rates nor augmentation: the rates are our choice, and images are not augmented.
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import nn
 
 from benchmarks.harness import counted
 from benchmarks.workloads import CLASSES, COLOR, WORKLOADS, Workload
-from bow.data import DataSplits, cifar10, digits, mnist
+from bow.data import DataSplits, cifar10, digits, fashion_mnist, mnist
 from bow.models import LeNet, LogisticRegression, ResNet
 from bow.sync import SMA, Independent, Synchroniser
 
@@ -91,6 +91,7 @@ class Lesson:
     weight_decay: float  # of SGD
     batch_sizes: tuple[int, ...]  # to try with plain PyTorch
     stops: bool  # whether a training ends when it reaches the target
+    other_rates: tuple[float, ...] = ()  # learning rates that figures 5.4 and 5.5 try beside it, for all contestants
 
     @property
     def fixed(self) -> str:
@@ -124,6 +125,17 @@ class Form:
     samples: int  # size of the data set for throughput
 
 
+def _fashion(samples: int) -> Callable[[str], DataSplits]:
+    """Return a loader of so many training samples, and of 2,000 test samples."""
+
+    def load(_: str) -> DataSplits:
+        splits = fashion_mnist(limit=samples)
+        inputs, targets = splits.validation
+        return replace(splits, validation=(inputs[:2000], targets[:2000]))
+
+    return load
+
+
 def _mnist(root: str) -> DataSplits:
     return mnist(_folder(root, "mnist"))
 
@@ -152,6 +164,7 @@ _TINY_LESSON = Lesson(
     weight_decay=0.0,
     batch_sizes=(8, 16, 64),
     stops=False,
+    other_rates=(0.04,),
 )
 
 FORMS: dict[str, Form] = {
@@ -162,35 +175,36 @@ FORMS: dict[str, Form] = {
         # Rates from the middle of the sweep (benchmark `sweep`). Targets are just below the plateau of the models.
         lenet_lesson=Lesson(
             "LeNet",
-            functools.partial(LeNet, CLASSES, channels=1, size=8),
-            "digits (8x8)",
-            lambda _: digits(),
-            target=0.98,
-            epochs=30,
+            functools.partial(LeNet, CLASSES),
+            "6,000 pictures of Fashion-MNIST",
+            _fashion(6000),
+            target=0.83,
+            epochs=15,
             lr=0.005,
             weight_decay=0.0,
             batch_sizes=(4, 8, 16, 32, 64),
             stops=True,
+            other_rates=(0.01, 0.02),
         ),
         resnet_lesson=Lesson(
             "ResNet-8",
             functools.partial(ResNet, 8, CLASSES, channels=1),
-            "digits (8x8)",
-            lambda _: digits(),
-            target=0.97,
-            epochs=20,
+            "4,000 pictures of Fashion-MNIST",
+            _fashion(4000),
+            target=0.8,
+            epochs=12,
             lr=0.1,
             weight_decay=1e-4,
             batch_sizes=(32, 64, 128, 256, 1024),
             stops=False,
         ),
         small_batch=4,
-        learners=(1, 2, 3, 4),
+        learners=(1, 2, 3, 4, 8),
         many_learners=(1, 2, 3, 4, 8),
-        converging_learners=(2, 3),
+        converging_learners=(2, 3, 4, 8),
         batch_sizes=(32, 64, 128, 256),
         devices=(1, 2, 4),
-        seeds=5,
+        seeds=3,
         runs=5,
         stint_s=0.5,
         samples=4096,
@@ -210,6 +224,7 @@ FORMS: dict[str, Form] = {
             weight_decay=0.0,
             batch_sizes=(4, 8, 16, 32, 64),
             stops=True,
+            other_rates=(0.004, 0.008),
         ),
         resnet_lesson=Lesson(
             "ResNet-32",

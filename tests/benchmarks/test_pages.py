@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import main
 from benchmarks.figures import markdown
+from benchmarks.figures.comparison import answer
 from benchmarks.harness import render
 from bow.errors import SettingError
 
@@ -43,6 +44,17 @@ def test_a_page_is_made_of_the_committed_numbers(name: str) -> None:
 def test_the_page_of_the_figures_is_made_of_their_numbers() -> None:
     committed = (RESULTS / "figures" / "figures.md").read_text(encoding="utf-8")
     assert markdown(RESULTS / "figures") == committed
+
+
+def test_a_tuned_ratio_takes_the_fastest_learning_rate_of_each_side() -> None:
+    def trained(learners: int, lr: float, *times: float | None) -> list[dict[str, object]]:
+        return [{"learners": learners, "lr": lr, "time_s": time_s} for time_s in times]
+
+    values = {"rows": trained(1, 0.1, 4.0, 4.0) + trained(3, 0.1, 8.0, 6.0)}
+    values["tuned"] = trained(1, 0.2, 2.0, 3.0) + trained(3, 0.2, 1.0, None) + trained(3, 0.4, 5.0, 5.0)
+    statement = {"of": {"learners": 3}, "over": {"learners": 1}, "measure": "time_s"}
+    assert answer(statement, values) == "1.75 (7 s over 4 s)"
+    assert answer({**statement, "tuned": True}, values) == "2.00 (5 s over 2.5 s)"
 
 
 @pytest.mark.parametrize("name", ["planner", "manycore", "accuracy", "figures"])
