@@ -196,4 +196,5 @@ def _line(run: Run, lesson: Lesson) -> str:
     who = "plain PyTorch" if run.entry.learners is None else f"bow, learners={run.entry.learners}"
     epoch = found["epochs"]
     outcome = "never" if epoch is None else f"in epoch {epoch} after {found['time_s']:.2f} s"
-    return f"{lesson.model}, {who}, batch {run.entry.batch_size}, lr {run.lr:g}, seed {run.seed}: {lesson.target:.0%} {outcome}"
+    what = f"{lesson.model}, {who}, batch {run.entry.batch_size}, lr {run.lr:g}, seed {run.seed}"
+    return f"{what}: {lesson.target:.0%} {outcome}"

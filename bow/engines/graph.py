@@ -18,7 +18,7 @@ from bow.engines.context import RoundContext
 from bow.engines.eager import Eager, SequentialTasks
 from bow.engines.first_come import FinishedTask, Period, run_tasks
 from bow.engines.graph_round import ExecutorGroups, GraphJobs, GraphRound
-from bow.engines.live_check import COMPILED_ROUNDING, ROUNDING, LiveCheck
+from bow.engines.live_check import LiveCheck
 from bow.engines.loop import step_alone
 from bow.engines.memory import out_of_memory_explained
 from bow.engines.outcome import Outcome, ParallelSpeedup, Turns
@@ -38,9 +38,9 @@ class Graph(AheadRunner):
     """Run each learner's learning task as a step graph on its own executor, a thread pinned to cores."""
 
     # The task is one compiled region where compiling pays and the step allows it; otherwise it runs operator by
-    # operator, bit for bit as in `eager` if it draws no random numbers. With plain SGD, Adam or AdamW the executors step
-    # as well, except in rounds that average otherwise than by SMA, which is part of the same pass over the rows. With a
-    # schedule every learner has a group of executors. Models that cannot be captured run in `eager`, and so do rounds
+    # operator, bit for bit as in `eager` if it draws no random numbers. With plain SGD, Adam or AdamW the executors
+    # step, too, except in rounds that average otherwise than by SMA, which is part of the same pass over the rows. With
+    # a schedule every learner has a group of executors. Models that cannot be captured run in `eager`, and so do rounds
     # with rare batch shapes.
 
     name = "graph"
@@ -290,8 +290,8 @@ class Graph(AheadRunner):
                 if own is task:
                     self._alone_s = time.perf_counter() - began
                 metrics = {name: value[0] for name, value in outcome.metrics.items()}
-                units = ROUNDING if own.region is None else COMPILED_ROUNDING
-                made.append(self.live.results_of(learner, outcome.losses[0], metrics, units=units))
+                compiled = own.region is not None
+                made.append(self.live.results_of(learner, outcome.losses[0], metrics, is_compiled=compiled))
         with num_threads(1):  # as above: bitwise equal where nothing is compiled
             expected = self.live.run_step(learner, batch, numbers)
         difference = self.live.compare(made, expected, self.context.round_index)

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 
 import bow
 from bow.devices import available_cores
-from bow.engines.live_check import COMPILED_ROUNDING, ROUNDING, Expected, LiveCheck
+from bow.engines.live_check import Expected, LiveCheck
 from bow.engines.outcome import ParallelSpeedup
 from bow.testing import FakeDevice
 from tests.engines.pairs import are_equal, closed_later
@@ -366,16 +366,26 @@ def test_a_short_training_is_checked_whenever_its_rounds_have_doubled(
     assert checked == [count for count in (1, 2, 4, 8, 16, 32, 64) if count <= last]
 
 
-@pytest.mark.parametrize(("units", "unsure"), [(ROUNDING, True), (COMPILED_ROUNDING, False)])
-def test_what_is_compiled_may_sum_in_another_order(units: int, unsure: bool) -> None:
+@pytest.mark.parametrize(
+    ("part", "is_compiled", "by", "unsure"),
+    [
+        ("gradient", False, 6e-5, True),
+        ("gradient", True, 6e-5, False),
+        ("gradient", True, 0.01, False),  # some values fell on the other side of a ReLU
+        ("gradient", True, 0.2, True),
+        ("loss", True, 6e-5, False),
+        ("loss", True, 0.01, True),
+    ],
+)
+def test_what_is_compiled_may_sum_in_another_order(part: str, is_compiled: bool, by: float, unsure: bool) -> None:
     replicas = training("graph", loss=cross_entropy)
     live = replicas.loop.runner.live  # type: ignore[attr-defined]
     loss = replicas.round(round_of(0))[0]
-    run = live.results_of(0, loss, {}, units=units)
+    run = live.results_of(0, loss, {}, is_compiled=is_compiled)
     run = dataclasses.replace(run, gradient=torch.ones_like(run.gradient))
-    other = run.gradient * (1 + 500 * torch.finfo(torch.float32).eps)
+    other = dataclasses.replace(run, **{part: getattr(run, part) * (1 + by)})
     live.run_step(0, round_of(0)[0], contextlib.nullcontext)  # begins the clock
-    assert live.compare([dataclasses.replace(run, gradient=other)], Expected(0, run), 1) is None
+    assert live.compare([other], Expected(0, run), 1) is None
     assert live.needs_recheck == unsure
 
 
