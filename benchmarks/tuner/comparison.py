@@ -222,9 +222,8 @@ def calibrate(task: Task, steps: int) -> Calibrated:
     seconds = time.perf_counter() - began
     if tuned.engine == "auto":  # it used the rule of thumb
         return Calibrated(None, seconds, tuned.summary, tuned.rows)
-    choice = EngineSetting(tuned.lane, tuned.learners, tuned.threads or 1)
-    later = replace(choice, engine=replace(tuned, compile=True).lane) if tuned.compiles_later else None
-    return Calibrated(choice, seconds, tuned.summary, tuned.rows, later)
+    later = replace(tuned, compile=True).engine_setting if tuned.compiles_later else None
+    return Calibrated(tuned.engine_setting, seconds, tuned.summary, tuned.rows, later)
 
 
 def _begin(task: Task) -> None:

@@ -226,7 +226,7 @@ class Request:
         return self.engine == "auto" or self.learners == "auto"
 
 
-def lanes(request: Request, trials: Trials) -> list[Candidate]:
+def candidates(request: Request, trials: Trials) -> list[Candidate]:
     """Return all candidates; captures a learning task to find out whether its compiled code is cached."""
     engine = request.replicas.task.engine
     engines = ENGINES_CPU if request.replicas.on_cpu else ENGINES_CUDA
@@ -271,8 +271,15 @@ def _of_engine(engine: str, counts: tuple[int, ...], request: Request, trials: T
         is_unfit = any(isinstance(module, UNFIT_FOR_FUSED) for module in model.modules())
         if request.engine != "auto" or not on_cpu or not is_unfit:
             gain = FUSED_GAIN if num_trainable(model) <= TINY_PARAMETERS else 1.0
-            lane = Candidate(engine, threads, counts, compile_s=FUSED_COMPILE_S, compiles_each=True, expected_gain=gain)
-            yield replace(lane, start=request.rule)
+            yield Candidate(
+                engine,
+                threads,
+                counts,
+                compile_s=FUSED_COMPILE_S,
+                compiles_each=True,
+                start=request.rule,
+                expected_gain=gain,
+            )
     elif engine == "graph" and on_cpu:
         build_s = 0.0 if is_built() else BUILD_S
         if not request.compile:

@@ -42,7 +42,7 @@ from bow.training.trials import (
     PROBE_S,
     Request,
     Trials,
-    lanes,
+    candidates,
     most_tried,
     split,
 )
@@ -86,8 +86,9 @@ class Tuned:
         return {"engine": self.engine, **how, "source": self.source}
 
     @property
-    def lane(self) -> str:
-        return f"{self.engine}{COMPILED * self.compile}{CHANNELS_LAST * (self.memory_format is not None)}"
+    def engine_setting(self) -> EngineSetting:
+        engine = f"{self.engine}{COMPILED * self.compile}{CHANNELS_LAST * (self.memory_format is not None)}"
+        return EngineSetting(engine, self.learners, self.threads or 1)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -141,7 +142,7 @@ def _found(
     finally:
         trials.close()
     if cache is not None and tuned.source == "calibration":
-        setting = EngineSetting(tuned.lane, tuned.learners, tuned.threads or 1)
+        setting = tuned.engine_setting
         if tuned.is_complete:  # else the budget has cut it short, and users may pin it all the same
             cache.store(description, CachedChoice(setting, tuned.rows))
         if tuner.pin:
@@ -164,7 +165,7 @@ def _measured(
     if expected is not None and budget - (time.perf_counter() - began) < LEAST_BUDGET_S:
         long = duration_text(expected)
         return _by_rule(request, f"a training of about {long} is too short to measure in {100 * tuner.share:g} % of it")
-    possible = [dataclasses.replace(each, setup_s=setup_s) for each in lanes(request, trials)]
+    possible = [dataclasses.replace(each, setup_s=setup_s) for each in candidates(request, trials)]
     if not possible:
         has_room = request.engine != "auto" and _fits(EngineSetting(request.engine, count), request)
         why = "its learning task cannot be compiled" if has_room else "not enough memory for any engine"
@@ -197,7 +198,7 @@ def _compiles_later(
     request: Request, found: Tuned, trials: Trials, rows: Sequence[Mapping[str, Any]], share: float
 ) -> bool:
     """Return whether to compile beside the rounds, which takes a core at low priority: at most a share of them."""
-    is_open = request.engine == "auto" and not request.compile and found.lane == "graph"
+    is_open = request.engine == "auto" and not request.compile and found.engine_setting.engine == "graph"
     if not is_open or not request.replicas.on_cpu or request.replicas.is_several or request.samples is None:
         return False
     rate = next(row["samples_per_s"] for row in rows if row["status"] == "chosen")
@@ -380,7 +381,7 @@ def without_spinning(tuned: Tuned, replicas: ReplicasConfig, say: Callable[[str]
 
 def balanced(tuned: Tuned, request: Request, world: World) -> Tuned:
     batch = request.batch_size
-    setting = tuned.lane, tuned.threads or 1
+    setting = tuned.engine_setting.engine, tuned.engine_setting.threads
     alike = [row for row in tuned.rows if (row["engine"], row["threads"]) == setting and row["samples_per_s"]]
     own = {row["learners"]: row["learners"] * batch / row["samples_per_s"] for row in alike}
     round_s = world.all_gather(own if request.learners == "auto" and tuned.source == "calibration" else {})

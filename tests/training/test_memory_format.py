@@ -16,7 +16,7 @@ from bow.members.group import MemberGroup
 from bow.observe.records import read_records
 from bow.training import Replicas
 from bow.training.replicas import ReplicasConfig
-from bow.training.trials import Request, Trials, lanes, split
+from bow.training.trials import Request, Trials, candidates, split
 from bow.tuner import EngineSetting
 from tests.training.blueprints import assert_equal_models
 
@@ -51,7 +51,7 @@ def names(model: nn.Module, engine: bow.Engine = bow.Engine(), is_several: bool 
     request = request_of(model, engine, is_several)
     trials = Trials.__new__(Trials)
     trials.compile_s = lambda setting: None  # type: ignore[method-assign]
-    return {candidate.engine for candidate in lanes(request, trials)}
+    return {candidate.engine for candidate in candidates(request, trials)}
 
 
 def test_channels_last_is_a_candidate_for_models_with_convolutions() -> None:

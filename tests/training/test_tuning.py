@@ -24,7 +24,7 @@ from bow.devices import threads_loss
 from bow.errors import SettingError
 from bow.runtime.loading import BUILD_S
 from bow.training.replicas import ReplicasConfig
-from bow.training.trials import Request, Trials, lanes
+from bow.training.trials import Request, Trials, candidates
 from bow.training.tuning import (
     Tuned,
     build,
@@ -289,8 +289,8 @@ def test_what_is_said_has_three_lines_at_most_at_80_columns(machine: Machine) ->
 
 def test_building_the_native_runtime_has_to_pay(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     def names(**settings: Any) -> list[tuple[str, float]]:
-        found = lanes(request(**settings), Trials(replicas_config(), opened().feed()))
-        return [(lane.engine, lane.compile_s) for lane in found if lane.engine.startswith("graph")]
+        found = candidates(request(**settings), Trials(replicas_config(), opened().feed()))
+        return [(each.engine, each.compile_s) for each in found if each.engine.startswith("graph")]
 
     monkeypatch.setattr(trials_module, "is_built", lambda: True)
     assert {seconds for _, seconds in names()} == {0.0}
@@ -542,14 +542,14 @@ def test_a_pinned_setting_that_contradicts_is_refused() -> None:
         check_tuner(Tuner(pinned=EngineSetting("eager", 3)), request(learners=2))
 
 
-def test_lanes_have_different_names_and_fit_the_request() -> None:
+def test_candidates_have_different_names_and_fit_the_request() -> None:
     for settings in ({}, {"compile": True}, {"engine": "fused"}, {"learners": 2}):
         trials = Trials(replicas_config(), opened().feed())
         trials.compile_s = lambda setting: 9.0  # type: ignore[method-assign]
-        found = lanes(request(**settings), trials)
-        names = [(lane.engine, lane.threads) for lane in found]
+        found = candidates(request(**settings), trials)
+        names = [(each.engine, each.threads) for each in found]
         assert len(set(names)) == len(names) > 0
-        assert all(max(lane.counts) <= 4 for lane in found)
+        assert all(max(each.counts) <= 4 for each in found)
 
 
 @pytest.mark.parametrize(
@@ -568,8 +568,8 @@ def test_nothing_is_compiled_in_front_of_the_first_round_unless_the_engine_is_na
 ) -> None:
     monkeypatch.setattr(trials_module, "is_built", lambda: True)
     monkeypatch.setattr(Trials, "compile_s", lambda *_: compile_s)
-    found = lanes(request(**settings), Trials(replicas_config(), opened().feed()))
-    assert ("graph+compiled" in {lane.engine for lane in found}) is in_front
+    found = candidates(request(**settings), Trials(replicas_config(), opened().feed()))
+    assert ("graph+compiled" in {each.engine for each in found}) is in_front
 
 
 @pytest.mark.parametrize(
