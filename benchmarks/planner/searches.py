@@ -19,7 +19,7 @@ from bow.planning.search.proposals import SymmetricProposals
 from bow.planning.search.search import search
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.python_simulator import SimulationResult
-from bow.planning.simulator.simulation import Algorithm, IncrementalEvaluator
+from bow.planning.simulator.simulation import Algorithm
 from bow.planning.simulator.step_model import TaskKind
 from bow.seeds import derive_seed
 
@@ -151,8 +151,7 @@ def prove(
     splits = found.partition.splits
     space = SplitSpace(graph, problem.rules, topology.num_devices, even=True, including=[splits])
     simulation = problem.simulation(splits)
-    evaluate = IncrementalEvaluator(simulation, splits)
-    proof = ExhaustiveSearch(simulation.model, space, evaluate, start=splits, budget_s=proof_s).run()
+    proof = ExhaustiveSearch(simulation.model, space, simulation.evaluate, start=splits, budget_s=proof_s).run()
     return {
         "operators": len(graph.operators),
         "devices": topology.num_devices,

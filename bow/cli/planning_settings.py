@@ -20,7 +20,6 @@ from bow.planning.search.metropolis import SearchSettings
 from bow.planning.search.problem import Problem
 from bow.planning.search.search import damaged_origin, read_partition, search
 from bow.planning.search.search_space import SplitSpace
-from bow.planning.simulator.simulation import IncrementalEvaluator
 from bow.planning.tiles.machine import MACHINE
 from bow.planning.tiles.planning import COSTS, CostsName
 from bow.values import given_path, whole
@@ -110,7 +109,7 @@ def _proven(problem: Problem, settings: SearchSettings, console: Console) -> Pla
     start = baseline(problem, "data")
     budget_s = settings.budget_s if settings.proposals is None else USUAL.budget_s  # proposals limit other methods
     with watched(budget_s, console) as tell:
-        evaluate = IncrementalEvaluator(problem.simulation(start), start)
+        evaluate = problem.simulation(start).evaluate
         proving = ExhaustiveSearch(problem.model(), space, evaluate, start=start, budget_s=budget_s, watch=tell)
         proof = proving.run()
     number = f"{proof.partitions:,}" if proof.partitions < MANY else f"{Decimal(proof.partitions):.1e}"

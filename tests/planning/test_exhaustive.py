@@ -16,16 +16,16 @@ from bow.planning.problem.partition import Partition, Split, everything_on
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import baseline
-from bow.planning.search.exhaustive import ExhaustiveSearch, Proof, symmetries
+from bow.planning.search.exhaustive import Evaluate, ExhaustiveSearch, Proof, symmetries
 from bow.planning.search.lower_bounds import StepBounds
 from bow.planning.search.metropolis import SearchSettings
 from bow.planning.search.search import search
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.python_simulator import simulate
-from bow.planning.simulator.simulation import IncrementalEvaluator
+from bow.planning.simulator.simulation import Simulation
 from bow.planning.simulator.step_model import StepModel
 from bow.planning.tiles.planning import problem_of
-from tests.planning.search_graphs import Builder, SlowSimulation, branches, language_model, model_of, perceptron
+from tests.planning.search_graphs import Builder, branches, language_model, model_of, perceptron
 
 PAIR = load_topology("two_cores")
 NODE = load_topology("p100_node")
@@ -40,9 +40,8 @@ def space_of(graph: OperatorGraph, topology: DeviceTopology) -> SplitSpace:
     return SplitSpace(graph, RULES, topology.num_devices, devices="distinct", even=True, max_tiles=2)
 
 
-def evaluator(model: StepModel) -> IncrementalEvaluator:
-    splits = everything_on(model.graph)
-    return IncrementalEvaluator(SlowSimulation(model, splits), splits)
+def evaluator(model: StepModel) -> Evaluate:
+    return Simulation(model, Partition(model.graph.hash, everything_on(model.graph))).evaluate
 
 
 def proven(graph: OperatorGraph, topology: DeviceTopology, *, prune: bool = True, start: bool = True) -> Proof:
@@ -91,7 +90,7 @@ def test_the_search_finds_the_optimum_that_is_proven() -> None:
     splits = found.partition.splits
     space = SplitSpace(graph, RULES, NODE.num_devices, devices="regular", even=True, including=[splits])
     simulation = problem.simulation(splits)
-    proof = ExhaustiveSearch(simulation.model, space, IncrementalEvaluator(simulation, splits), start=splits).run()
+    proof = ExhaustiveSearch(simulation.model, space, simulation.evaluate, start=splits).run()
     assert proof.is_complete
     assert found.makespan_ns == proof.makespan_ns == proof.bound_ns
     assert found.makespan_ns < min(

@@ -72,3 +72,14 @@ def test_what_does_not_fit_is_refused_with_the_reason(algorithm: str) -> None:
     assert (sorted(simulation.tasks().tolist()), simulation.makespan_ns, simulation.partition) == before
     assert simulation.propose_changes({1: Split((1, 2), (0, 1))}) is not None
     assert simulation.refusal is None
+
+
+@pytest.mark.parametrize("algorithm", ["delta", "incremental", "full"])
+def test_what_fits_is_evaluated_alike_before_and_after_what_does_not(algorithm: str) -> None:
+    machine = topology(memory_gib=(simulated(ALONE).peaks[0] - 1) / GIB)
+    small = Problem(GRAPH, RULES, machine, ElementCosts(), algorithm=algorithm)
+    simulation, time_ns = small.simulation(ALONE, must_fit=False), simulated(DATA).makespan_ns
+    for splits, makespan_ns in ((ALONE, None), (DATA, time_ns), (ALONE, None), (DATA, time_ns), (DATA, time_ns)):
+        assert simulation.evaluate(splits) == makespan_ns
+        assert (simulation.refusal is None) == (makespan_ns is not None)
+    assert simulation.partition.splits == DATA

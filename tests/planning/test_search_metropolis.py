@@ -11,14 +11,14 @@ import pytest
 
 from benchmarks.planner.simulators import Recording
 from bow.errors import SettingError
-from bow.planning.problem.partition import Split
+from bow.planning.problem.partition import Partition, Split
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
 from bow.planning.search.metropolis import Limits, Walk, metropolis
 from bow.planning.search.proposals import Changes, SymmetricProposals
 from bow.planning.search.search_space import SplitSpace
-from bow.planning.simulator.simulation import IncrementalEvaluator
+from bow.planning.simulator.simulation import ALGORITHMS, Algorithm, Simulation
 from tests.planning.search_graphs import SlowSimulation, model_of, perceptron
 
 GRAPH = perceptron()
@@ -274,12 +274,13 @@ def test_limits_without_sense_are_refused(settings: dict[str, float | None]) -> 
         Limits(**settings)  # type: ignore[arg-type]
 
 
-def test_evaluator_follows_any_order_of_strategies() -> None:
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_simulation_follows_any_order_of_strategies(algorithm: Algorithm) -> None:
     model, source = model_of(GRAPH, PAIR), random.Random(7)
     space = SplitSpace(GRAPH, RULES, 2)
     strategies = [space.random_partition(source) for _ in range(6)]
     alone = [SlowSimulation(model, partition).makespan_ns for partition in strategies]
-    evaluate = IncrementalEvaluator(SlowSimulation(model, strategies[0]), strategies[0])
+    evaluate = Simulation(model, Partition(GRAPH.hash, strategies[0]), algorithm).evaluate
     assert [evaluate(partition) for partition in (*strategies, *reversed(strategies))] == [*alone, *reversed(alone)]
     limited = [evaluate(partition, min(alone)) for partition in strategies]
     assert all(

@@ -19,7 +19,7 @@ from bow.planning.problem.partition import Split, whole_on
 from bow.planning.search.problem import Problem
 from bow.planning.search.proposals import DisjointSets
 from bow.planning.simulator.python_simulator import SimulationResult
-from bow.planning.simulator.simulation import IncrementalEvaluator
+from bow.planning.simulator.simulation import Simulation
 
 Devices: TypeAlias = tuple[int, ...]  # device by group
 
@@ -279,7 +279,7 @@ class SimulatedEvaluator:
         self.processors = tuple(sorted(processors))
         self.num_simulated = 0  # distinct placements only
         self._known: dict[Devices, float | None] = {}
-        self._evaluate: IncrementalEvaluator | None = None
+        self._simulation: Simulation | None = None
 
     def __call__(self, placements: Sequence[Devices]) -> list[float | None]:
         """Return the step time in seconds of each placement; None: does not fit."""
@@ -309,8 +309,7 @@ class SimulatedEvaluator:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle everything except the native simulation, which another process creates itself."""
-        kept = {name: value for name, value in vars(self).items() if name != "_simulation"}
-        return {**kept, "_evaluate": None}
+        return {**vars(self), "_simulation": None}
 
     @cached_property
     def whole_on(self) -> tuple[tuple[Split, ...], ...]:
@@ -320,8 +319,7 @@ class SimulatedEvaluator:
     def _simulated(self, devices: Devices) -> float | None:
         self.num_simulated += 1
         splits = [self.whole_on[devices[group]][number] for number, group in enumerate(self.groups.of)]
-        if self._evaluate is None:
+        if self._simulation is None:
             self._simulation = self.problem.simulation(splits, must_fit=False)
-            self._evaluate = IncrementalEvaluator(self._simulation, splits)
-        makespan_ns, refusal = self._evaluate(splits), self._simulation.refusal
-        return None if refusal is not None or makespan_ns is None else makespan_ns / 1e9
+        makespan_ns = self._simulation.evaluate(splits)
+        return None if makespan_ns is None else makespan_ns / 1e9

@@ -298,6 +298,16 @@ class Simulation:
             return self.makespan_ns
         return int(self._needed[0]) if code == TOO_SLOW else None
 
+    def evaluate(self, splits: Sequence[Split], limit_ns: int | None = None) -> int | None:
+        """Return the step time with these splits, which stay if they are within the limit; None: does not fit."""
+        pairs = enumerate(zip(self.partition.splits, splits, strict=True))
+        makespan = self.propose_changes({operator: new for operator, (old, new) in pairs if new != old}, limit_ns)
+        if makespan is None or (limit_ns is not None and makespan > limit_ns):
+            self.undo()
+        else:
+            self.accept()
+        return makespan
+
     def accept(self) -> None:
         if self._proposed is None:
             raise ScheduleError("there is no proposal to accept; call propose_changes first")
@@ -358,25 +368,3 @@ class Simulation:
         if wrong is not None:
             raise ScheduleError(wrong)
         self._legal.add((operator, split.degrees))
-
-
-class IncrementalEvaluator:
-    """Evaluates successive partitions by their differences."""
-
-    def __init__(self, simulation: Simulation, splits: Sequence[Split]) -> None:
-        self._simulation = simulation
-        self._splits = list(splits)
-
-    def __call__(self, splits: Sequence[Split], limit_ns: int | None = None) -> int | None:
-        """Return the step time in nanoseconds; None: does not fit."""
-        pairs = enumerate(zip(self._splits, splits, strict=True))
-        changes = {operator: new for operator, (old, new) in pairs if new != old}
-        if not changes:
-            return self._simulation.makespan_ns
-        makespan = self._simulation.propose_changes(changes, limit_ns)
-        if makespan is None or (limit_ns is not None and makespan > limit_ns):
-            self._simulation.undo()
-        else:
-            self._simulation.accept()
-            self._splits = list(splits)
-        return makespan
