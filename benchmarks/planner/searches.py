@@ -105,7 +105,7 @@ def best_over_time(
     space = SplitSpace(graph, problem.rules, topology.num_devices, including=[splits])
     source = random.Random(derive_seed(seed, 12))
     proposals = SymmetricProposals(space, graph, source)
-    walk = metropolis(problem.simulation(splits), splits, proposals, Limits(seconds, patience=None), source)
+    walk = metropolis(problem.simulation(splits), proposals, Limits(seconds, patience=None), source)
     return {
         "algorithm": algorithm,
         "proposals": walk.evaluated,
@@ -187,8 +187,8 @@ def check_neighbours(graph: OperatorGraph, topology: DeviceTopology, *, search_s
         even=settings.even,
         including=[*(baseline(problem, start) for start in settings.starts), splits],
     )
-    bottom = descend(problem.simulation(splits), splits, space, Limits(patience=1.0))
-    again = descend(problem.simulation(bottom.splits), bottom.splits, space, Limits(patience=1.0))
+    bottom = descend(problem.simulation(splits), space, Limits(patience=1.0))
+    again = descend(problem.simulation(bottom.splits), space, Limits(patience=1.0))
     return {
         "operators": len(graph.operators),
         "devices": topology.num_devices,

@@ -45,7 +45,7 @@ def compare_simulators(
         return seconds < recorded_s
 
     recording = Recording(simulation)
-    walk = metropolis(cast(Simulation, recording), splits, proposals, Limits(), source, watch=watch)
+    walk = metropolis(cast(Simulation, recording), proposals, Limits(), source, watch=watch)
     seconds = time.perf_counter() - begun
     replays = {each: _replay(graph, topology, splits, recording.proposals, each, replayed_s) for each in ALGORITHMS}
     common = min(len(each.times) for each in replays.values())
@@ -80,8 +80,15 @@ class Recording:
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
-        self.makespan_ns = simulation.makespan_ns
         self.proposals: list[RecordedProposal] = []
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        return self.simulation.splits
+
+    @property
+    def makespan_ns(self) -> int:
+        return self.simulation.makespan_ns
 
     def propose_changes(self, changes: Mapping[int, Split], limit_ns: int | None = None) -> int | None:
         assert limit_ns is not None

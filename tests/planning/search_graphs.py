@@ -146,15 +146,15 @@ class SlowSimulation:
     """Simulates every proposal from nothing."""
 
     def __init__(self, model: StepModel, splits: Sequence[Split]) -> None:
-        self.model, self.splits = model, list(splits)
+        self.model, self.splits = model, tuple(splits)
         found = self._time(self.splits)
         assert found is not None
         self.makespan_ns = found
-        self._pending: tuple[list[Split], int | None] | None = None
+        self._pending: tuple[tuple[Split, ...], int | None] | None = None
 
     def propose_changes(self, changes: Mapping[int, Split], limit_ns: int | None = None) -> int | None:
         assert self._pending is None, "a proposal is neither accepted nor undone"
-        splits = [changes.get(operator, split) for operator, split in enumerate(self.splits)]
+        splits = tuple(changes.get(operator, split) for operator, split in enumerate(self.splits))
         self._pending = splits, self._time(splits)
         return self._pending[1]
 

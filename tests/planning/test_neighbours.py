@@ -33,14 +33,14 @@ def times_around(splits: tuple[Split, ...]) -> list[int]:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_way_down_ends_where_no_neighbour_is_better(seed: int) -> None:
     start = SPACE.random_partition(random.Random(seed))
-    walk = descend(SlowSimulation(MODEL, start), start, SPACE, Limits(patience=1.0))
+    walk = descend(SlowSimulation(MODEL, start), SPACE, Limits(patience=1.0))
     assert walk.ending == "no gain"
     times = [best.makespan_ns for best in walk.bests]
     assert times == sorted(set(times), reverse=True)
     assert walk.accepted == len(times) - 1 > 0
     bottom = SlowSimulation(MODEL, walk.splits)
     assert bottom.makespan_ns == walk.makespan_ns <= min(times_around(walk.splits))
-    again = descend(bottom, walk.splits, SPACE, Limits(patience=1.0))
+    again = descend(bottom, SPACE, Limits(patience=1.0))
     assert again.accepted == again.refused == 0
     assert again.evaluated == len(times_around(walk.splits)) == SPACE.num_neighbours
 
@@ -51,7 +51,7 @@ def test_neighbours_that_do_not_fit_are_counted_and_not_taken() -> None:
             found = super().propose_changes(changes, limit_ns)
             return None if any(split.num_tiles > 1 for split in changes.values()) else found
 
-    walk = descend(Tight(MODEL, ALONE), ALONE, SPACE, Limits(patience=1.0))
+    walk = descend(Tight(MODEL, ALONE), SPACE, Limits(patience=1.0))
     large = sum(split.num_tiles > 1 for operator in range(SPACE.num_operators) for split in SPACE.splits(operator))
     assert walk.refused >= large > 0
     assert all(split.num_tiles == 1 for split in walk.splits)
@@ -59,7 +59,7 @@ def test_neighbours_that_do_not_fit_are_counted_and_not_taken() -> None:
 
 @pytest.mark.parametrize(("limits", "ending"), [(Limits(budget_s=1e-9), "budget"), (Limits(proposals=1), "proposals")])
 def test_the_way_down_ends_with_its_limits(limits: Limits, ending: str) -> None:
-    walk = descend(SlowSimulation(MODEL, ALONE), ALONE, SPACE, limits)
+    walk = descend(SlowSimulation(MODEL, ALONE), SPACE, limits)
     assert walk.ending == ending
     assert walk.evaluated <= SPACE.count(0)
 
@@ -72,7 +72,7 @@ def test_the_way_down_is_watched_and_interrupted() -> None:
         seen.append((seconds, tried, best_ns))
         return len(seen) < 3
 
-    walk = descend(SlowSimulation(MODEL, start), start, SPACE, Limits(patience=1.0), watch=watch)
+    walk = descend(SlowSimulation(MODEL, start), SPACE, Limits(patience=1.0), watch=watch)
     assert walk.ending == "interrupted"
     assert len(seen) == 3
     assert seen[-1][2] == walk.makespan_ns

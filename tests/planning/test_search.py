@@ -133,10 +133,10 @@ def test_trials_have_no_patience_and_what_it_takes_to_begin_counts(monkeypatch: 
         now[0] += 0.1
         return simulation(self, splits, learners)
 
-    def walking(_: Any, splits: Any, __: Any, limit: Limits, *others: Any, **more: Any) -> Walk:
+    def walking(simulated: Any, _: Any, limit: Limits, *others: Any, **more: Any) -> Walk:
         limits.append(limit)
         now[0] += limit.budget_s or 0.0
-        return Walk(tuple(splits), (Improvement(0.0, 0, 100),), 1, 1, 0, 0, 0.0, "budget")
+        return Walk(simulated.splits, (Improvement(0.0, 0, 100),), 1, 1, 0, 0, 0.0, "budget")
 
     monkeypatch.setattr(Problem, "simulation", slowly)
     monkeypatch.setattr("bow.planning.search.chains.metropolis", walking)

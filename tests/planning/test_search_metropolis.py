@@ -84,7 +84,7 @@ def downhill(seed: int = 3) -> Landscape:
 def walked(landscape: Landscape, limits: Limits, seed: int = 6, families: bool = False, **options: Any) -> Walk:
     source = random.Random(seed)
     proposals = SymmetricProposals(TINY_SPACE, TINY, source, families)
-    return metropolis(landscape, landscape.splits, proposals, limits, source, **options)
+    return metropolis(landscape, proposals, limits, source, **options)
 
 
 def walk_on(landscape: Landscape, count: int, temperature: float, seed: int = 11, families: bool = False) -> Walk:
@@ -120,7 +120,7 @@ def test_cold_walk_never_accepts_what_is_slower() -> None:
     simulation, source = Watched(model, start), random.Random(5)
     proposals = SymmetricProposals(SplitSpace(GRAPH, RULES, 2), GRAPH, source)
     limits = Limits(proposals=200, patience=None)
-    walk = metropolis(simulation, start, proposals, limits, source, temperature=0.0)
+    walk = metropolis(simulation, proposals, limits, source, temperature=0.0)
     assert times == sorted(times, reverse=True)
     assert walk.makespan_ns == simulation.makespan_ns == min(times)
     assert walk.accepted == len(times)
@@ -156,7 +156,7 @@ def test_recorded_proposals_played_again_end_in_the_same_strategy() -> None:
     proposals = SymmetricProposals(SplitSpace(GRAPH, RULES, 2), GRAPH, source)
     simulation, limits = SlowSimulation(model, start), Limits(proposals=100, patience=None)
     recording = Recording(simulation)
-    walk = metropolis(recording, start, proposals, limits, source, temperature=0.05)
+    walk = metropolis(recording, proposals, limits, source, temperature=0.05)
     assert walk.evaluated == len(recording.proposals)
     assert 0 < walk.accepted < walk.evaluated
     again = SlowSimulation(model, start)
@@ -252,7 +252,7 @@ def test_interrupted_walk_returns_the_best_so_far() -> None:
                 raise KeyboardInterrupt
             return proposals.draw(splits)
 
-    walk = metropolis(landscape, landscape.splits, Interrupting(), Limits(patience=None, budget_s=99), source)
+    walk = metropolis(landscape, Interrupting(), Limits(patience=None, budget_s=99), source)
     assert walk.ending == "interrupted"
     assert len(walk.bests) > 1
     assert landscape.times[walk.splits] == walk.makespan_ns

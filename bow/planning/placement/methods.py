@@ -78,10 +78,9 @@ def multi_start_metropolis(evaluator: SimulatedEvaluator, budget: SearchBudget, 
         )
     part, found = budget.part(len(starts)), []
     for number, (name, start) in enumerate(starts.items()):
-        splits, own = evaluator.groups.splits(start), derive_seed(seed, number)
+        own = derive_seed(seed, number)
         walked = metropolis(
-            evaluator.problem.simulation(splits),
-            splits,
+            evaluator.problem.simulation(evaluator.groups.splits(start)),
             GroupProposals(evaluator, random.Random(derive_seed(own, 0))),
             Limits(part.seconds, part.placements, patience=None),
             random.Random(derive_seed(own, 1)),

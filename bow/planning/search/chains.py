@@ -195,9 +195,7 @@ def run_chain(
     proposals = _proposals(simulation, space, settings, source)
     walk_s = None if share_s is None else max(share_s - (time.perf_counter() - begun), math.ulp(1))
     limits = Limits(walk_s, settings.proposals, settings.patience)
-    walk = metropolis(
-        simulation, start.splits, proposals, limits, source, temperature=settings.temperature, watch=watch
-    )
+    walk = metropolis(simulation, proposals, limits, source, temperature=settings.temperature, watch=watch)
     if not settings.descend or walk.ending == "interrupted":
         return Chain(start, walk)
 
@@ -208,10 +206,10 @@ def run_chain(
     best = problem.simulation(walk.splits, start.learners)
     sweep_s = space.num_neighbours * walk.seconds / max(walk.evaluated, 1)  # to try every neighbour once
     if left_s is None or sweep_s <= left_s:
-        descent = descend(best, walk.splits, space, Limits(left_s), watch=watch_descent)
+        descent = descend(best, space, Limits(left_s), watch=watch_descent)
     else:
         cold, proposals = Limits(left_s, patience=None), _proposals(best, space, settings, source)
-        descent = metropolis(best, walk.splits, proposals, cold, source, temperature=0.0, watch=watch_descent)
+        descent = metropolis(best, proposals, cold, source, temperature=0.0, watch=watch_descent)
     return Chain(start, walk.followed_by(descent))
 
 

@@ -4,7 +4,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -99,12 +99,11 @@ class Walk:
 
 
 class _WalkState:
-    def __init__(self, simulation: Simulation, splits: Sequence[Split], clock: Callable[[], float]) -> None:
-        self.splits = list(splits)
-        self.makespan = simulation.makespan_ns
+    def __init__(self, simulation: Simulation, clock: Callable[[], float]) -> None:
+        self.simulation = simulation
         self._clock, self._start = clock, clock()
-        self._best = tuple(splits)
-        self._bests = [Improvement(0.0, 0, self.makespan)]
+        self._best = simulation.splits
+        self._bests = [Improvement(0.0, 0, simulation.makespan_ns)]
         self.proposals = self.evaluated = self.accepted = self.refused = 0
 
     @property
@@ -115,13 +114,11 @@ class _WalkState:
     def best(self) -> Improvement:
         return self._bests[-1]
 
-    def record_accepted(self, changes: Iterable[tuple[int, Split]], makespan: int) -> None:
+    def accept(self, makespan: int) -> None:
+        self.simulation.accept()
         self.accepted += 1
-        self.makespan = makespan
-        for operator, split in changes:
-            self.splits[operator] = split
         if makespan < self.best.makespan_ns:
-            self._best = tuple(self.splits)
+            self._best = self.simulation.splits
             self._bests.append(Improvement(self.seconds, self.proposals, makespan))
 
     def to_walk(self, ending: Ending) -> Walk:
@@ -131,7 +128,6 @@ class _WalkState:
 
 def metropolis(
     simulation: Simulation,
-    splits: Sequence[Split],
     proposals: Proposals,
     limits: Limits,
     source: random.Random,
@@ -140,68 +136,68 @@ def metropolis(
     watch: ProgressCallback | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Walk:
-    state = _WalkState(simulation, splits, clock)
-    scale = temperature * state.makespan
-    reported = -math.inf
+    state = _WalkState(simulation, clock)
+    scale = temperature * simulation.makespan_ns
+    operators, reported = len(simulation.splits), -math.inf
     try:
-        while (ending := limits.ending(state.seconds, state.proposals, state.best, len(splits))) is None:
+        while (ending := limits.ending(state.seconds, state.proposals, state.best, operators)) is None:
             seconds = state.seconds
             if watch is not None and seconds >= reported + PROGRESS_INTERVAL_S:
                 reported = seconds
                 if not watch(seconds, state.proposals, state.best.makespan_ns):
                     return state.to_walk("interrupted")
-            _step(state, simulation, proposals, source, scale)
+            _step(state, proposals, source, scale)
     except KeyboardInterrupt:
         return state.to_walk("interrupted")
     return state.to_walk(ending)
 
 
-def _step(state: _WalkState, simulation: Simulation, proposals: Proposals, source: random.Random, scale: float) -> None:
+def _step(state: _WalkState, proposals: Proposals, source: random.Random, scale: float) -> None:
+    simulation = state.simulation
     state.proposals += 1
-    changes = proposals.draw(state.splits)
+    changes = proposals.draw(simulation.splits)
     if not changes:
         return
     state.evaluated += 1
     # Accept if u < exp(-slowdown / scale), solved for the makespan so that the simulator can stop beyond the limit.
-    limit = state.makespan + math.floor(-scale * math.log(1 - source.random()))
+    limit = simulation.makespan_ns + math.floor(-scale * math.log(1 - source.random()))
     makespan = simulation.propose_changes(dict(changes), limit)
     state.refused += makespan is None
     if makespan is None or makespan > limit:
         simulation.undo()
     else:
-        simulation.accept()
-        state.record_accepted(changes, makespan)
+        state.accept(makespan)
 
 
 def descend(
     simulation: Simulation,
-    splits: Sequence[Split],
     space: SplitSpace,
     limits: Limits,
     *,
     watch: ProgressCallback | None = None,
 ) -> Walk:
     """Give each operator in turn its best split until no neighbour is faster: a local optimum."""
-    state = _WalkState(simulation, splits, time.perf_counter)
-    operator, unchanged = 0, 0
+    state = _WalkState(simulation, time.perf_counter)
+    operator, unchanged, operators = 0, 0, len(simulation.splits)
     try:
-        while unchanged < len(splits):
+        while unchanged < operators:
             if watch is not None and not watch(state.seconds, state.proposals, state.best.makespan_ns):
                 return state.to_walk("interrupted")
             if limits.budget_s is not None and state.seconds >= limits.budget_s:
                 return state.to_walk("budget")
             if limits.proposals is not None and state.proposals >= limits.proposals:
                 return state.to_walk("proposals")
-            unchanged = 0 if _improve(state, simulation, space, operator) else unchanged + 1
-            operator = (operator + 1) % len(splits)
+            unchanged = 0 if _improve(state, space, operator) else unchanged + 1
+            operator = (operator + 1) % operators
     except KeyboardInterrupt:
         return state.to_walk("interrupted")
     return state.to_walk("no gain")
 
 
-def _improve(state: _WalkState, simulation: Simulation, space: SplitSpace, operator: int) -> bool:
+def _improve(state: _WalkState, space: SplitSpace, operator: int) -> bool:
     """Apply an operator's best split; return whether it changed."""
-    lowest, better, old = state.makespan, None, state.splits[operator]
+    simulation = state.simulation
+    lowest, better, old = simulation.makespan_ns, None, simulation.splits[operator]
     for split in space.splits(operator):
         if split == old:
             continue
@@ -215,8 +211,7 @@ def _improve(state: _WalkState, simulation: Simulation, space: SplitSpace, opera
     if better is None:
         return False
     simulation.propose_changes({operator: better})
-    simulation.accept()
-    state.record_accepted([(operator, better)], lowest)
+    state.accept(lowest)
     return True
 
 

@@ -268,6 +268,10 @@ class Simulation:
             self._library.delete(self._handle)
 
     @property
+    def splits(self) -> tuple[Split, ...]:
+        return self.partition.splits
+
+    @property
     def makespan_ns(self) -> int:
         return int(self._library.makespan(self._handle))
 
@@ -300,7 +304,7 @@ class Simulation:
 
     def evaluate(self, splits: Sequence[Split], limit_ns: int | None = None) -> int | None:
         """Return the step time with these splits, which stay if they are within the limit; None: does not fit."""
-        pairs = enumerate(zip(self.partition.splits, splits, strict=True))
+        pairs = enumerate(zip(self.splits, splits, strict=True))
         makespan = self.propose_changes({operator: new for operator, (old, new) in pairs if new != old}, limit_ns)
         if makespan is None or (limit_ns is not None and makespan > limit_ns):
             self.undo()
@@ -312,7 +316,7 @@ class Simulation:
         if self._proposed is None:
             raise ScheduleError("there is no proposal to accept; call propose_changes first")
         self._library.accept(self._handle)
-        splits = list(self.partition.splits)
+        splits = list(self.splits)
         for operator, split in self._proposed.items():
             splits[operator] = split
         self.partition, self._proposed = replace(self.partition, splits=tuple(splits)), None

@@ -90,9 +90,8 @@ def drawn(step: SmallStep, seed: int, samples: int = SAMPLES) -> float:
 def walked(step: SmallStep, seed: int, samples: int = SAMPLES) -> float:
     """Nanoseconds of the best placement on a walk of so many proposals, from everything on the CPU, where it fits."""
     source = random.Random(seed)
-    start = [Split((1,), (0,))] * len(step.operations)
     limits = Limits(proposals=samples, patience=None)
-    walk = metropolis(Walked(step), start, OneGroup(step.operations.num_devices, source), limits, source)
+    walk = metropolis(Walked(step), OneGroup(step.operations.num_devices, source), limits, source)
     return float(walk.makespan_ns)
 
 
@@ -115,6 +114,10 @@ class Walked:
         self._step, self._placement = step, [0] * len(step.operations)
         self._proposed = self._placement
         self.makespan_ns = self._time(self._placement)
+
+    @property
+    def splits(self) -> tuple[Split, ...]:
+        return tuple(Split((1,), (device,)) for device in self._placement)
 
     def propose_changes(self, changes: Mapping[int, Split], limit_ns: int | None = None) -> int | None:
         self._proposed = list(self._placement)
