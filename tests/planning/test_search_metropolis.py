@@ -15,7 +15,7 @@ from bow.planning.problem.partition import Partition, Split
 from bow.planning.problem.topology_files import load_topology
 from bow.planning.rules import RULES
 from bow.planning.search.baselines import data_parallel
-from bow.planning.search.metropolis import Limits, Walk, metropolis
+from bow.planning.search.metropolis import GRACE_PER_OPERATOR, Limits, Walk, metropolis
 from bow.planning.search.proposals import Changes, SymmetricProposals
 from bow.planning.search.search_space import SplitSpace
 from bow.planning.simulator.simulation import ALGORITHMS, Algorithm, Simulation
@@ -210,19 +210,20 @@ def test_walk_ends_with_its_budget() -> None:
 
 
 def test_walk_ends_when_half_of_it_brought_nothing_but_not_at_once() -> None:
-    walk = walked(flat(), Limits(grace=70))
-    assert (walk.ending, walk.proposals) == ("no gain", 70)
+    walk = walked(flat(), Limits())
+    assert (walk.ending, walk.proposals) == ("no gain", GRACE_PER_OPERATOR * len(TINY.operators))
 
 
-def test_walk_ends_half_of_its_time_behind_the_last_gain() -> None:
-    walk = walked(downhill(), Limits(budget_s=1e6, grace=10), temperature=0.0, clock=Clock(1.0))
+def test_walk_ends_half_of_its_time_behind_the_last_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bow.planning.search.metropolis.GRACE_PER_OPERATOR", 2)
+    walk = walked(downhill(), Limits(budget_s=1e6), temperature=0.0, clock=Clock(1.0))
     assert walk.ending == "no gain"
-    assert walk.proposals > 10
+    assert walk.proposals > 2 * len(TINY.operators)
     assert walk.seconds == pytest.approx(2 * walk.bests[-1].seconds, abs=8)
 
 
 def test_walk_without_patience_goes_on() -> None:
-    walk = walked(flat(), Limits(proposals=500, patience=None, grace=0))
+    walk = walked(flat(), Limits(proposals=500, patience=None))
     assert (walk.ending, walk.proposals) == ("proposals", 500)
 
 

@@ -15,7 +15,7 @@ from bow.planning.search.search_space import DeviceLists, SplitSpace
 from bow.planning.simulator.simulation import Simulation
 from bow.values import number, processes, whole, whole_seed
 
-GRACE_PER_OPERATOR = 20  # proposals per operator before a walk may end for lack of improvement
+GRACE_PER_OPERATOR = 20  # proposals per operator before `patience` applies
 
 Ending: TypeAlias = Literal["budget", "proposals", "no gain", "interrupted"]
 
@@ -38,7 +38,6 @@ class Limits:
     # End when the best time has not improved during this fraction of the walk so far, measured in seconds, or in
     # proposals if there is no budget_s; None: disabled. The paper uses one half.
     patience: float | None = 0.5
-    grace: int | None = None  # proposals before `patience` applies; None: `GRACE_PER_OPERATOR` per operator
 
     def __post_init__(self) -> None:
         if self.budget_s is None and self.proposals is None and self.patience is None:
@@ -55,8 +54,7 @@ class Limits:
             return "budget"
         if self.proposals is not None and proposals >= self.proposals:
             return "proposals"
-        grace = GRACE_PER_OPERATOR * operators if self.grace is None else self.grace
-        if self.patience is not None and proposals >= grace:
+        if self.patience is not None and proposals >= GRACE_PER_OPERATOR * operators:
             now, then = (proposals, best.proposals) if self.budget_s is None else (seconds, best.seconds)
             if now - then >= self.patience * now:
                 return "no gain"
