@@ -9,7 +9,7 @@ from typing import TypeAlias
 from bow.errors import ScheduleError, SettingError
 from bow.planning.placement.baselines import expert, metis, scotch
 from bow.planning.placement.groups import Devices, SearchBudget, SimulatedEvaluator
-from bow.planning.placement.training import LearningSettings, PolicyProgress, train_policy
+from bow.planning.placement.training import LearningSettings, SampledPlacements, TrainingState, train_policy
 from bow.planning.problem.partition import Split
 from bow.planning.search.metropolis import Limits, metropolis
 from bow.planning.search.proposals import P_SINGLE_OF_FAMILY, Changes
@@ -122,8 +122,8 @@ def _learned(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say
     """Return the fastest of: the policy's best sample, its greedy placement, everything on one device."""
     best: list[float] = []
 
-    def watch(progress: PolicyProgress) -> None:
-        found = progress.best
+    def watch(state: TrainingState, _: SampledPlacements) -> None:
+        found = state.best
         if found is not None and (not best or found.time_s < best[-1]):
             best.append(found.time_s)
             say(f"{found.time_s:.4f} s at sample {found.sample}")

@@ -219,19 +219,6 @@ class BestPlacement:
 
 
 @dataclass(frozen=True)
-class PolicyProgress:
-    """State of a training after an update."""
-
-    updates: int
-    samples: int  # placements sampled
-    best: BestPlacement | None  # None: none has fitted yet
-    batch: SampledPlacements  # the latest samples
-
-
-Watch: TypeAlias = Callable[[PolicyProgress], bool | None]  # called after each update; False ends the training
-
-
-@dataclass(frozen=True)
 class LearnedPlacement:
     """Result of a policy training."""
 
@@ -258,7 +245,7 @@ class TrainingState:
         self.policy = PlacementPolicy(operations, sizes, seed=seed)
         self.updater = Updater(self.policy, settings)
         self.samples = 0  # placements sampled
-        self.best: BestPlacement | None = None
+        self.best: BestPlacement | None = None  # None: none has fitted yet
         self._updates, self._budget_s = updates, budget_s
         self._start = time.perf_counter()
 
@@ -275,13 +262,12 @@ class TrainingState:
             return updates
         return max(0.0, min(updates, 1 - (time.perf_counter() - self._start) / self._budget_s))
 
-    def learn(self, batch: SampledPlacements) -> PolicyProgress:
+    def learn(self, batch: SampledPlacements) -> None:
         for placement, time_s in zip(batch.placements, batch.times, strict=True):
             self.samples += 1
             if time_s is not None and (self.best is None or time_s < self.best.time_s):
                 self.best = BestPlacement(placement, time_s, self.samples)
         self.updater.update()
-        return PolicyProgress(self.updater.updates, self.samples, self.best, batch)
 
     @contextlib.contextmanager
     def reporting_best(self) -> Iterator[None]:
@@ -305,6 +291,9 @@ class TrainingState:
             )
         return LearnedPlacement(self.best, self.policy.greedy(), self.policy, self.samples, self.updater.updates)
 
+
+Watch: TypeAlias = Callable[[TrainingState, SampledPlacements], bool | None]
+"""Called after each update, with its samples; False ends the training."""
 
 Messages: TypeAlias = "queue.Queue[tuple[SearchProcess, Any]]"
 
@@ -337,8 +326,9 @@ def train_policy(
             else:
                 controller, goes_on = Controller(state.policy, evaluate, settings, seed=seed), True
                 while goes_on and not state.is_over:
-                    progress = state.learn(controller.step(state.updater.updates, state.left))
-                    goes_on = watch is None or watch(progress) is not False
+                    batch = controller.step(state.updater.updates, state.left)
+                    state.learn(batch)
+                    goes_on = watch is None or watch(state, batch) is not False
         finally:
             for process in processes:
                 process.end()
@@ -364,8 +354,8 @@ def _serve(state: TrainingState, processes: list[_ControllerProcess], watch: Wat
         process.deaths = 0
         for parameter, gradient in zip(state.policy.parameters(), gradients, strict=True):
             parameter.grad = gradient
-        progress = state.learn(batch)
-        if (watch is not None and watch(progress) is False) or state.is_over:
+        state.learn(batch)
+        if (watch is not None and watch(state, batch) is False) or state.is_over:
             return
         process.send_parameters(state)
 

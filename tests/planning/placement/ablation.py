@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from bow.planning.placement.training import LearningSettings, PolicyProgress, train_policy
+from bow.planning.placement.training import LearningSettings, SampledPlacements, TrainingState, train_policy
 from tests.planning.placement.small_graphs import LEARNING, NEAR, SIZES, all_steps
 from tests.planning.placement.small_steps import random_step
 
@@ -70,8 +70,13 @@ def learnt(devices: int, is_limited: bool, graph: int, *, seeds: int, samples: i
         for seed in range(seeds):
             means: list[float] = []
 
-            def watch(progress: PolicyProgress, settings: LearningSettings = settings, means: Any = means) -> None:
-                own = progress.batch.times[: settings.samples - settings.explorers]
+            def watch(
+                _: TrainingState,
+                batch: SampledPlacements,
+                settings: LearningSettings = settings,
+                means: Any = means,
+            ) -> None:
+                own = batch.times[: settings.samples - settings.explorers]
                 fits = [seconds for seconds in own if seconds is not None]
                 if fits:
                     means.append(1e9 * statistics.fmean(fits) / optimum)

@@ -11,7 +11,14 @@ import pytest
 
 from bow.errors import ClusterError, ScheduleError
 from bow.planning.placement import training
-from bow.planning.placement.training import LearnedPlacement, LearningSettings, Placement, PolicyProgress, train_policy
+from bow.planning.placement.training import (
+    LearnedPlacement,
+    LearningSettings,
+    Placement,
+    SampledPlacements,
+    TrainingState,
+    train_policy,
+)
 from bow.planning.search.processes import SearchProcess
 from tests.forked import FORKED
 from tests.planning.placement.policies import SMALL, chain, sums
@@ -56,13 +63,13 @@ class Killer:
         self.update, self.started = update, started
         self.killed: int | None = None
         self.best_before = float("inf")
-        self.told: list[PolicyProgress] = []
+        self.told: list[int] = []  # the numbers of updates
 
-    def __call__(self, progress: PolicyProgress) -> None:
-        self.told.append(progress)
-        if self.killed is None and progress.updates >= self.update:
+    def __call__(self, state: TrainingState, _: SampledPlacements) -> None:
+        self.told.append(state.updater.updates)
+        if self.killed is None and state.updater.updates >= self.update:
             (self.killed,) = self.started
-            self.best_before = progress.best.time_s if progress.best else self.best_before
+            self.best_before = state.best.time_s if state.best else self.best_before
             os.kill(self.killed, signal.SIGKILL)
 
 
@@ -71,7 +78,7 @@ def test_a_killed_controller_is_replaced_and_does_not_end_the_training(started: 
     found = trained(9, 1, watch=killer)
     assert killer.killed is not None
     assert len(started) == 2
-    assert [each.updates for each in killer.told] == [*range(1, 10)]
+    assert killer.told == [*range(1, 10)]
     assert found.samples == 27
     assert found.best.time_s <= killer.best_before
     assert found.best.time_s == sums([found.best.placement])[0]

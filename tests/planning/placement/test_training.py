@@ -14,11 +14,13 @@ from bow.errors import ScheduleError, SettingError
 from bow.planning.placement import training
 from bow.planning.placement.policy import PlacementPolicy
 from bow.planning.placement.training import (
+    BestPlacement,
     Controller,
     LearnedPlacement,
     LearningSettings,
     Placement,
-    PolicyProgress,
+    SampledPlacements,
+    TrainingState,
     train_policy,
 )
 from tests.planning.placement.policies import SMALL, chain, small_policy, sums, weights
@@ -76,23 +78,27 @@ def test_ctrl_c_keeps_the_best() -> None:
 
 
 def test_who_watches_is_told_after_each_update_and_may_end_it() -> None:
-    told: list[PolicyProgress] = []
+    told: list[tuple[int, int]] = []
+    bests: list[BestPlacement | None] = []
+    entropies: list[float] = []
 
-    def watch(progress: PolicyProgress) -> bool:
-        told.append(progress)
-        return progress.updates < 3
+    def watch(state: TrainingState, batch: SampledPlacements) -> bool:
+        told.append((state.updater.updates, state.samples))
+        bests.append(state.best)
+        entropies.append(batch.entropy)
+        return state.updater.updates < 3
 
     found = trained(12, watch=watch)
-    assert [(each.updates, each.samples) for each in told] == [(1, 4), (2, 8), (3, 12)]
-    assert told[-1].best == found.best
-    assert all(0 < each.batch.entropy <= math.log(3) + 1e-6 for each in told)
+    assert told == [(1, 4), (2, 8), (3, 12)]
+    assert bests[-1] == found.best
+    assert all(0 < each <= math.log(3) + 1e-6 for each in entropies)
 
 
 def test_the_best_is_the_best_of_all_that_was_drawn() -> None:
     drawn: list[tuple[Placement, float | None]] = []
 
-    def watch(progress: PolicyProgress) -> None:
-        drawn.extend(zip(progress.batch.placements, progress.batch.times, strict=True))
+    def watch(_: TrainingState, batch: SampledPlacements) -> None:
+        drawn.extend(zip(batch.placements, batch.times, strict=True))
 
     found = trained(20, watch=watch)
     times = [time for _, time in drawn if time is not None]
