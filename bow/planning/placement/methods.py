@@ -130,7 +130,7 @@ def _learned(evaluator: SimulatedEvaluator, budget: SearchBudget, seed: int, say
 
     updates, settings = MOST_UPDATES, LearningSettings()
     if budget.placements is not None:
-        settings = replace(settings, samples=min(settings.samples, budget.placements))
+        settings = replace(settings, samples=min(settings.samples, max(1, budget.placements)))
         updates = budget.placements // settings.samples
     found = train_policy(
         evaluator.groups.operations(evaluator.num_devices),

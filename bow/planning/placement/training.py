@@ -285,7 +285,9 @@ class TrainingState:
     def result(self) -> LearnedPlacement:
         if self.best is None:
             if not self.samples:
-                raise ScheduleError("no placement was sampled before the search ended; use a longer budget_s")
+                raise ScheduleError(
+                    "no placement was sampled before the search ended; use a longer budget_s or more proposals"
+                )
             raise ScheduleError(
                 f"none of {self.samples} sampled placements fits into memory; train longer, or use more devices"
             )

@@ -12,6 +12,8 @@ import torch
 
 from bow.errors import ScheduleError, SettingError
 from bow.planning.placement import training
+from bow.planning.placement.groups import SearchBudget
+from bow.planning.placement.methods import METHODS
 from bow.planning.placement.policy import PlacementPolicy
 from bow.planning.placement.training import (
     BestPlacement,
@@ -23,6 +25,7 @@ from bow.planning.placement.training import (
     TrainingState,
     train_policy,
 )
+from tests.planning.placement.placed_steps import evaluator, unrolled
 from tests.planning.placement.policies import SMALL, chain, small_policy, sums, weights
 
 QUICK = LearningSettings(samples=4, learning_rate=0.02, entropy=0.05, least_entropy=0.0, exploring=0.0, elites=2)
@@ -177,6 +180,11 @@ def test_at_the_end_the_best_placement_alone_is_learnt_again_and_entropy_is_wort
 def test_where_nothing_fits_it_is_said() -> None:
     with pytest.raises(ScheduleError, match="none of 12 sampled placements"):
         trained(3, lambda placements: [None] * len(placements))
+
+
+def test_a_budget_of_no_placement_is_refused() -> None:
+    with pytest.raises(ScheduleError, match="no placement was sampled .* more proposals"):
+        METHODS["learned"](evaluator(unrolled(steps=2)), SearchBudget(placements=0), 0, lambda message: None)
 
 
 def test_every_placement_needs_a_time() -> None:
