@@ -99,20 +99,23 @@ class SmallUpdates(ElementCosts):
     """Knows no time for updates of more than some bytes."""
 
     most: int
+    refusal: type[BaseException] = SettingError
 
     def update_ns(self, weight_bytes: int, device: int) -> int:
         if weight_bytes > self.most:
-            raise SettingError(f"an update of {weight_bytes} bytes was not measured")
+            raise self.refusal(f"an update of {weight_bytes} bytes was not measured")
         return weight_bytes
 
 
 @pytest.mark.parametrize("algorithm", ["delta", "incremental"])
-def test_costs_that_are_not_known_leave_all_as_it_was(algorithm: str) -> None:
+@pytest.mark.parametrize("refusal", [SettingError, KeyboardInterrupt])
+def test_costs_that_are_not_known_leave_all_as_it_was(refusal: type[BaseException], algorithm: str) -> None:
     halves = tuple(Split((1, 2), (0, 1)) for _ in range(2))
     splits = (*halves, Split((), (0,)))
-    simulated = Problem(GRAPH, RULES, topology(), SmallUpdates(48), algorithm=algorithm).simulation(splits)
+    costs = SmallUpdates(48, refusal)
+    simulated = Problem(GRAPH, RULES, topology(), costs, algorithm=algorithm).simulation(splits)
     before = simulated.makespan_ns, native_times(simulated)
-    with pytest.raises(SettingError, match="an update of 96 bytes was not measured"):
+    with pytest.raises(refusal, match="an update of 96 bytes was not measured"):
         simulated.propose_changes({0: ALONE[0]})
     assert (simulated.makespan_ns, native_times(simulated)) == before
     assert simulated.propose_changes({SECOND: ALONE[SECOND]}) is not None

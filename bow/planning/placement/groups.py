@@ -319,7 +319,9 @@ class SimulatedEvaluator:
     def _simulated(self, devices: Devices) -> float | None:
         self.num_simulated += 1
         splits = [self.whole_on[devices[group]][number] for number, group in enumerate(self.groups.of)]
-        if self._simulation is None:
-            self._simulation = self.problem.simulation(splits, must_fit=False)
-        makespan_ns = self._simulation.evaluate(splits)
+        simulation, self._simulation = self._simulation, None  # Ctrl-C may leave a proposal in it: it is not used again
+        if simulation is None:
+            simulation = self.problem.simulation(splits, must_fit=False)
+        makespan_ns = simulation.evaluate(splits)
+        self._simulation = simulation
         return None if makespan_ns is None else makespan_ns / 1e9

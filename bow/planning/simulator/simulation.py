@@ -218,12 +218,12 @@ class UpdateTimeCallback:
 
     def __init__(self, costs: TaskCosts) -> None:
         self._costs = costs
-        self._raised: Exception | None = None
+        self._raised: BaseException | None = None
 
     def __call__(self, weight_bytes: int, device: int) -> int:
         try:
             return self._costs.update_ns(weight_bytes, device)
-        except Exception as error:
+        except BaseException as error:  # also Ctrl-C, which ctypes would ignore
             self._raised = error
             return 0
 

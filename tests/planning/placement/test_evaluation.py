@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from benchmarks.placement_machine import k80_machine
 from bow.planning.placement.groups import SimulatedEvaluator, module_groups
 from bow.planning.problem.device_topology import DeviceTopology
 from bow.planning.problem.topology_files import load_topology
+from bow.planning.simulator.simulation import library
 from tests.planning.placement.placed_steps import evaluator, unrolled
 
 
@@ -68,6 +70,24 @@ def test_another_process_gets_what_is_known_and_makes_its_own_simulator():
     evaluate([placement])
     other = pickle.loads(pickle.dumps(evaluate))
     assert other([placement, (2, *placement[1:])]) == evaluate([placement, (2, *placement[1:])])
+
+
+@pytest.mark.parametrize("call", ["stage", "propose", "accept"])
+def test_what_ctrl_c_leaves_in_the_simulator_is_not_used(call: str, monkeypatch: pytest.MonkeyPatch):
+    groups = module_groups(unrolled(steps=2))
+    placements = random_placements(groups, 3, 6)
+    wanted = evaluator(groups.graph, groups)(placements)
+    evaluate, native = evaluator(groups.graph, groups), getattr(library(), call)
+    evaluate(placements[:2])
+
+    def interrupted(*arguments: Any) -> None:
+        native(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(library(), call, interrupted)
+        evaluate(placements[2:3])
+    assert evaluate(placements) == wanted
 
 
 def test_machines_have_the_processor_first_and_slower_copies_to_it():
