@@ -168,6 +168,21 @@ def test_what_was_found_before_ctrl_c_is_kept_in_whatever_round_it_comes(monkeyp
     assert min(chain.sample_ns for chain in interrupted_in(4)) == 99  # one had gone on for a second round
 
 
+def test_ctrl_c_between_a_walk_and_the_descent_keeps_the_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, simulation, calls = WalkStart("data", 0, 1, baseline(PROBLEM, "data"), 1), Problem.simulation, iter(range(9))
+
+    def interrupted(self: Problem, *arguments: Any) -> Any:
+        if next(calls) == 1:
+            raise KeyboardInterrupt
+        return simulation(self, *arguments)
+
+    monkeypatch.setattr(Problem, "simulation", interrupted)
+    (chain,) = run_chains(PROBLEM, [start], SHORT, lambda *_: True)
+    assert chain.is_interrupted
+    assert chain.walk is not None
+    assert chain.walk.proposals == SHORT.proposals
+
+
 def test_a_start_that_does_not_fit_takes_no_part_in_rungs() -> None:
     problem = small_memory(0.009)
     starts = [

@@ -203,13 +203,16 @@ def run_chain(
         return watch(walk.seconds + seconds, walk.proposals + proposals, best_ns)
 
     left_s = None if budget_s is None else max(budget_s - (time.perf_counter() - begun), math.ulp(1))
-    best = problem.simulation(walk.splits, start.learners)
     sweep_s = space.num_neighbours * walk.seconds / max(walk.evaluated, 1)  # to try every neighbour once
-    if left_s is None or sweep_s <= left_s:
-        descent = descend(best, space, Limits(left_s), watch=watch_descent)
-    else:
-        cold, proposals = Limits(left_s, patience=None), _proposals(best, space, settings, source)
-        descent = metropolis(best, proposals, cold, source, temperature=0.0, watch=watch_descent)
+    try:
+        best = problem.simulation(walk.splits, start.learners)
+        if left_s is None or sweep_s <= left_s:
+            descent = descend(best, space, Limits(left_s), watch=watch_descent)
+        else:
+            cold, proposals = Limits(left_s, patience=None), _proposals(best, space, settings, source)
+            descent = metropolis(best, proposals, cold, source, temperature=0.0, watch=watch_descent)
+    except KeyboardInterrupt:  # before the descent began
+        return Chain(start, replace(walk, ending="interrupted"))
     return Chain(start, walk.followed_by(descent))
 
 
