@@ -82,7 +82,7 @@ def test_a_missed_target_is_exit_status_1(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["accuracy", "peers"])
 def test_a_folder_has_no_effect_on_data_that_are_not_read_from_it(name: str, tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="root=5 has no effect with data=digits, .* leave it out"):
+    with pytest.raises(SettingError, match=r"root=5 has no effect with data=digits, .* leave it out"):
         main(name, ["data=digits", "root=5", "epochs=1", "seeds=1", f"out={tmp_path}"])
 
 
