@@ -183,7 +183,7 @@ def test_where_nothing_fits_it_is_said() -> None:
 
 
 def test_a_budget_of_no_placement_is_refused() -> None:
-    with pytest.raises(ScheduleError, match="no placement was sampled .* more proposals"):
+    with pytest.raises(ScheduleError, match=r"no placement was sampled .* more proposals"):
         METHODS["learned"](evaluator(unrolled(steps=2)), SearchBudget(placements=0), 0, lambda message: None)
 
 
