@@ -315,7 +315,7 @@ def compiling_pays(graph: StepGraph, rounds: int | None) -> bool:
 
 
 def _normalises_maps(graph: StepGraph, operator: Operator) -> bool:
-    """Return whether this is batch norm of images, which torch's compiler slows down: 0.82 to 0.94 in ResNet-8."""
+    """Return whether this is batch norm of images, which torch's compiler slows down on some processors."""
     made = operator.results[0] if "batch_norm" in operator.kind and operator.phase == "forward" else None
     return made is not None and len(graph.values[made].shape) > 2
 
