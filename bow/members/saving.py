@@ -248,6 +248,8 @@ class SweepDirectory(RunDirectory):
 
 def _difference(saved: Sequence[str], given: Sequence[str]) -> str:
     """Say how the first settings that differ do: those of all, such as the number of variants, or a variant's."""
+    if "variants" not in json.loads(saved[0]):
+        return "by an earlier version of bow, which described its settings otherwise"
     before, now = next((json.loads(a), json.loads(b)) for a, b in zip(saved, given, strict=False) if a != b)
     values = {name: [each.get(name, "not stated") for each in (before, now)] for name in {**before, **now}}
     differing = [name for name, (was, is_now) in values.items() if repr(was) != repr(is_now)]  # 1 and 1.0, too
