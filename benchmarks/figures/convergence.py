@@ -125,9 +125,8 @@ class School:
         return self._threads[lesson, entry]
 
     def _course(self, lesson: Lesson, seed: int, endless: bool = False) -> Course:
-        sgd = functools.partial(
-            torch.optim.SGD, lr=lesson.lr, momentum=MOMENTUM, weight_decay=lesson.weight_decay, fused=True
-        )
+        lr = 0.0 if endless else lesson.lr  # the race of threads must not diverge
+        sgd = functools.partial(torch.optim.SGD, lr=lr, momentum=MOMENTUM, weight_decay=lesson.weight_decay, fused=True)
         epochs = None if endless else lesson.epochs
         return Course(lesson.build, self.data(lesson).train, sgd, self._device, epochs, seed)
 
