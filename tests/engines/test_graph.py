@@ -132,6 +132,37 @@ def test_learners_step_on_the_executors_in_rounds_that_do_not_average(sync: Any,
         assert all(span.place.startswith("executor") for span in stepped)
 
 
+class Counted(bow.LocalSGD):
+    """Counts how often it is asked, keeps a tensor named as one of SMA's, and may fail when it begins."""
+
+    def __init__(self) -> None:
+        super().__init__(every=3)
+        self.asked, self.fails = 0, False
+
+    def due(self, round_index: int, learners: int) -> bool:
+        self.asked += 1
+        return super().due(round_index, learners)
+
+    def start(self, rows: Any) -> None:
+        rows.state["z_prev"] = torch.zeros(1, dtype=torch.float32)
+
+    def prepare(self, rows: Any) -> None:
+        if self.fails:
+            raise ValueError("not now")
+
+
+def test_a_synchroniser_of_the_users_own_is_asked_once_a_round_and_may_fail_before_it() -> None:
+    sync = Counted()
+    with replicas(sync=sync) as training:
+        for t in range(5):
+            training.round(batches(t, 2))
+        assert sync.asked == 5
+        sync.fails = True
+        with pytest.raises(ValueError, match="not now"):
+            training.round(batches(5, 2))
+        assert training.loop.is_undone
+
+
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_adam_and_averaging_in_one_pass_equal_torch_and_sma(kind: Any, decay: float) -> None:
