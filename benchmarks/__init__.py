@@ -16,9 +16,7 @@ from bow.errors import SettingError
 
 EXPERIMENTS: dict[str, tuple[str, float]] = {
     "engines": ("samples per second of PyTorch, plain and compiled, and of bow's engines", 35),
-    "sweep": ("learning rate x mu x learners on the digits; the default of mu follows from it", 20),
-    "accuracy": ("how far LeNet gets on Fashion-MNIST, epoch by epoch", 15),
-    "budgets": ("accuracy at the same number of samples: one learner, and several that are averaged", 50),
+    "budgets": ("accuracy at the same number of samples: one learner, and several that are averaged", 75),
     "gpu": ("bow on one GPU, beside its peers, within a time that is given", 8),
     "peers": ("time to accuracy of bow, and of what one would take instead of it", 60),
     "members": ("models that owe each other nothing, side by side, against a loop and processes of them", 45),
@@ -28,6 +26,7 @@ EXPERIMENTS: dict[str, tuple[str, float]] = {
     "tuner": ("whether the tuner finds what an exhaustive trial finds, and what that costs", 20),
     "start": ("whole trainings where nothing is chosen, against every setting that could have been", 180),
     "models": ("30 models of timm, torchvision and Hugging Face in every engine, beside plain PyTorch", 10),
+    "bounds": ("what a learner's step is made of, and how near engine graph comes to its operators alone", 8),
     "dispatch": ("when batches pay that go to whoever is free first", 3),
     "online": ("the tuner while a training runs and the load of its machine changes", 8),
     "allreduce": ("what the sum between devices costs, and whether the learning tasks hide it", 6),

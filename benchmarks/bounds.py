@@ -1,59 +1,254 @@
-"""What bounds the training of a model: an estimate from its step graph and from rates of this machine."""
+"""What a learner's step is made of, and how near engine `graph` comes to what bounds it: one learner on one core.
 
-import functools
+A step is taken apart by the sort of its operators, with two times of each: in the step, as the native runtime records
+it, and alone, where the runtime runs the same operator on the same tensors again and again. The bound is a round of
+nothing but the operators, each as fast as alone. Beside it: the core's rate in a large matrix product, what calling an
+operator costs, and what convolutions gain whose weights lie in the library's own order beforehand.
+"""
+
+import dataclasses
+import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from benchmarks.harness import counted
-from benchmarks.trainings import SGD
+import bow
+from benchmarks import harness
+from benchmarks.engines import has_convolutions
+from benchmarks.harness import ratios, setting, spread, take_turns, warm_up
+from benchmarks.trainings import ENDLESS, BowTraining
 from benchmarks.workloads import WORKLOADS
+from bow.data import open_stream
 from bow.devices import available_cores, core_sets
-from bow.graph import capture
-from bow.graph.kinds import is_update
-from bow.runtime.loading import is_available, native
+from bow.graph import Operator, StepGraph
+from bow.graph.execution import inputs_of, run_operators
+from bow.graph.kinds import has_recurrent_layer
+from bow.graph.operator import map_refs
+from bow.runtime.loading import build, native
+from bow.runtime.local import LocalRuntime, operators_of
+from bow.schedule import Schedule
+from bow.schedule.profiler.measuring import BoundStep, measure_schedule, signature
 
-ARITHMETIC, MEMORY, CALLS_OPERATORS = "arithmetic", "memory", "calling operators"
+DEFAULT, LAST = "contiguous", "channels_last"
 
-ENOUGH = 1 / 3  # An estimate that explains less of the measured time than this is not called a bound
-
-RULE = (
-    "The time that a core takes for a step is held against three estimates: its floating-point operations at the rate "
-    "of a large matrix product on one core (arithmetic), the bytes that its operators read and write at the rate of "
-    "copying tensors as large as the weights (memory), and its operators, without views and the update, which are no "
-    "calls of torch's dispatcher, at the cost of calling one on two numbers (calling operators). The estimates "
-    "overlap, so shares are not to be added up; one that exceeds the measured time counts as all of it. The largest "
-    f"is named as the bound where it explains at least {ENOUGH:.0%} of the time. What is timed is engine "
-    "`graph`, operator by operator, on one thread per learner with its best number of learners."
-)
+AIMS = {"peak": 0.5, "alone": 0.7}
+"""Of LeNet at batch 16: the step's rate over the core's, and the rate of its convolutions over that which they have
+alone."""
 
 MATRIX = 1024
-SMALLEST_COPY_BYTES = 2**20  # Smaller copies measure the call as well
-REPEATS = 7
-
-PYTHON, RUNTIME, BY_PRIORITY, HANDED_OVER = "python", "runtime", "by_priority", "handed_over"
-CALLERS = {
-    PYTHON: "Python, the call alone",
-    RUNTIME: "the native runtime, in order",
-    BY_PRIORITY: "the native runtime, by priority",
-    HANDED_OVER: "the native runtime, each operator waiting for the other executor's",
-}
+IN_A_ROW = 12  # runs of an operator alone, the first two to fill the caches
 CALLS = 10_000
+CALLERS = {
+    "python": "Python, the call alone",
+    "runtime": "the native runtime, in order",
+    "by_priority": "the native runtime, by priority",
+    "handed_over": "the native runtime, each operator waiting for the other executor's",
+}
+
+CONVOLUTION, POOLING, PRODUCT = "convolution, forward", "pooling", "matrix products"
+INPUT, WEIGHT = "convolution, gradient of the input", "convolution, gradient of the weights"
+NORM, RECURRENT, MOVING, OTHERS = "batch norm", "recurrent layers", "copies and fills", "element by element"
+PARTS = (CONVOLUTION, INPUT, WEIGHT, POOLING, NORM, PRODUCT, RECURRENT, MOVING, OTHERS)
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+
+Row = Mapping[str, Any]
 
 
-def measure_operator_costs() -> dict[str, list[float]]:
+@dataclass(frozen=True)
+class Config(harness.Config):
+    models: tuple[str, ...] = setting(
+        tuple(WORKLOADS), "models", choices=tuple(WORKLOADS), quick=("logistic_regression",)
+    )
+    batches: tuple[int, ...] = setting((4, 16, 64), "batch sizes", quick=(4,))
+    turns: int = setting(7, "turns of each case", quick=2)
+    steps: int = setting(10, "steps that are recorded in a turn", quick=2)
+    stint_s: float = setting(0.2, "seconds that rounds of the engine are timed for in a turn", quick=0.01)
+
+
+def measure(config: Config) -> dict[str, Any]:
+    """Take every step apart on one thread."""
+    build()
+    torch.set_num_threads(1)
+    costs = measure_operator_costs(config.turns)
+    cells = []
+    for model in config.models:
+        for order in (DEFAULT, LAST) if has_convolutions(WORKLOADS[model]) else (DEFAULT,):
+            for batch_size in config.batches:
+                cells.append(_cell(model, batch_size, order, config))
+                harness.say(f"{model}, batch {batch_size}, {order}: {cells[-1]['near']}")
+    return {"operator_us": {name: spread(own, 2, scale=1e6) for name, own in costs.items()}, "cells": cells}
+
+
+def page(values: Row) -> dict[str, Any]:
+    """What the page shows besides: titles, and LeNet beside its aims."""
+    aimed = [each for each in values["cells"] if (each["model"], each["batch_size"]) == ("lenet", 16)]
+    titles = {name: each.title for name, each in WORKLOADS.items()}
+    return {"titles": titles, "callers": CALLERS, "aims": AIMS, "aimed": aimed}
+
+
+def _cell(model: str, batch_size: int, order: str, config: Config) -> dict[str, Any]:
+    workload = WORKLOADS[model]
+    module = workload.model()
+    if order == LAST:
+        module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    data = workload.make_data(64 * batch_size)
+    step = BoundStep.of(module, tuple(part[:batch_size] for part in data), workload.loss)
+    operators = [each for each in operators_of(step.graph) if not each.is_view]
+    names = [signature(each, step.graph) for each in operators]
+    schedule = Schedule.sequential(step.num_operators)
+    live = values_of(step)
+    loops = {name: Loop(each, step.graph, live) for name, each in zip(names, operators, strict=True)}
+    forward = [each for each in operators if part_of(each) == CONVOLUTION]
+    stream = open_stream(data, batch_size=batch_size, steps=ENDLESS)
+    training = BowTraining(module, workload.loss, stream, 1, bow.Engine("graph", compile=False))
+    warm_up(training)
+    turns: dict[str, Callable[[], Any]] = {
+        "core": _seconds_of_product,
+        "inside": lambda: measure_schedule(step, schedule, config.steps)[0],
+        "alone": lambda: {name: loop.seconds() for name, loop in loops.items()},
+        "round": lambda: batch_size / harness.rate(training, config.stint_s),
+        "kept": lambda: [_with_kept_order(each, live) for each in forward],
+    }
+    found = take_turns(turns, config.turns)
+    if training.engine != "graph":
+        raise harness.CaseError(f"{model} ran as {training.engine}")
+    training.close()
+
+    def seconds(*parts: str) -> tuple[list[float], list[float]]:
+        """Seconds by turn in the step, and alone, of these parts."""
+        own = [(each.index, name) for each, name in zip(operators, names, strict=True) if part_of(each) in parts]
+        inside = [sum(turn[index] for index, _ in own) / 1e9 for turn in found["inside"]]
+        return inside, [sum(turn[name] for _, name in own) for turn in found["alone"]]
+
+    rows = []
+    for part in PARTS:
+        if own := [each for each in operators if part_of(each) == part]:
+            inside, alone = seconds(part)
+            rows.append(
+                {
+                    "part": part,
+                    "operators": len(own),
+                    "mflop": round(sum(each.flops for each in own) / 1e6, 3),
+                    "inside_us": spread(inside, 1, scale=1e6),
+                    "alone_us": spread(alone, 1, scale=1e6),
+                    "near": spread(ratios(alone, inside), 3),
+                }
+            )
+    flops, core = step.graph.flops, [2 * MATRIX**3 / each for each in found["core"]]
+    inside, alone = seconds(*PARTS)
+    kernels, kernels_alone = seconds(CONVOLUTION, INPUT, WEIGHT)
+    kept = [sum(after for after, _ in turn) / sum(before for _, before in turn) for turn in found["kept"] if turn]
+    return {
+        "model": model,
+        "batch_size": batch_size,
+        "order": order,
+        "mflop": round(flops / 1e6, 3),
+        "core_gflop_per_s": spread(core, 1, scale=1e-9),
+        "round_us": spread(found["round"], 1, scale=1e6),
+        "inside_us": spread(inside, 1, scale=1e6),
+        "alone_us": spread(alone, 1, scale=1e6),
+        "peak": spread([flops / s / rate for s, rate in zip(found["round"], core, strict=True)], 3),
+        "near": spread(ratios(alone, found["round"]), 3),
+        "convolutions": spread(ratios(kernels_alone, kernels), 3) if forward else None,
+        "kept": spread(kept, 3) if kept else None,
+        "rows": rows,
+    }
+
+
+def part_of(operator: Operator) -> str:
+    """The sort of an operator, one of `PARTS`."""
+    name = operator.kind.split(".")[1]
+    if name == "convolution_backward":
+        return INPUT if operator.results[0] is not None else WEIGHT
+    if has_recurrent_layer(operator):
+        return RECURRENT
+    if name == "convolution":
+        return CONVOLUTION
+    if name in PRODUCTS:
+        return PRODUCT
+    if "pool" in name:
+        return POOLING
+    if "batch_norm" in name:
+        return NORM
+    return OTHERS if operator.flops else MOVING
+
+
+def values_of(step: BoundStep) -> dict[int, torch.Tensor]:
+    """Every value of a step."""
+    live = inputs_of(step.graph, step.parameters, step.buffers, step.batch)
+    with torch.no_grad():
+        run_operators(step.graph, live, 0, ((each, ()) for each in step.graph.operators))
+    return live
+
+
+class Loop:
+    """One operator of a step, run again and again on the same tensors by the native runtime."""
+
+    def __init__(self, operator: Operator, graph: StepGraph, live: Mapping[int, torch.Tensor]) -> None:
+        values, numbers = dict(graph.values), itertools.count(max(graph.values) + 1)
+        made = []
+        for index in range(IN_A_ROW):
+            results = {old: next(numbers) for old in operator.results if old is not None}
+            values |= {new: values[old] for old, new in results.items()}
+            own = tuple(None if old is None else results[old] for old in operator.results)
+            made.append(dataclasses.replace(operator, index=index, results=own))
+        last = next(value for value in made[-1].results if value is not None)
+        constants = {value: live[value] for value in operator.reads}
+        again = StepGraph(tuple(made), values, {}, {}, {}, constants, last, {}, {}, {}, graph.device)
+        self.runtime = LocalRuntime(again)
+
+    def seconds(self) -> float:
+        """The median time of a run."""
+        self.runtime.run({}, {}, (), seed=0, record=True)
+        assert self.runtime.timeline is not None
+        found = statistics.median([span.duration_ns for span in self.runtime.timeline.spans][2:]) / 1e9
+        self.runtime.close()
+        return found
+
+
+def _with_kept_order(operator: Operator, live: Mapping[int, torch.Tensor]) -> tuple[float, float]:
+    """Seconds of a forward convolution whose weights lie in oneDNN's own order beforehand, and of the same as it is."""
+    arguments = map_refs(lambda ref: live[ref.value], operator.arguments)
+    images, weight, bias, stride, padding, dilation, _, _, groups = arguments
+    kept = torch.ops.mkldnn._reorder_convolution_weight(weight, padding, stride, dilation, groups, images.shape)
+    fused = torch.ops.mkldnn._convolution_pointwise.default
+    with torch.no_grad():
+        return (
+            _seconds(lambda: fused(images, kept, bias, padding, stride, dilation, groups, "none", [], "")),
+            _seconds(lambda: torch.convolution(*arguments)),
+        )
+
+
+def _seconds_of_product() -> float:
+    matrix, result = torch.randn(MATRIX, MATRIX), torch.empty(MATRIX, MATRIX)
+    return _seconds(lambda: torch.mm(matrix, matrix, out=result))
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    """The median time of a call."""
+    times = []
+    for _ in range(IN_A_ROW):
+        began = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[2:])
+
+
+def measure_operator_costs(turns: int) -> dict[str, list[float]]:
     """By caller: seconds for calling one operator on one thread, whatever it computes: a chain of additions."""
     calls = list(range(CALLS))
-    probes: dict[str, Callable[[], float]] = {PYTHON: _from_python}
-    if is_available():
-        probes[RUNTIME] = lambda: _chain([calls], [])
-        probes[BY_PRIORITY] = lambda: _chain([], [0] * CALLS)
-        if len(available_cores()) > 1:
-            probes[HANDED_OVER] = lambda: _chain([calls[::2], calls[1::2]], [])
-    return {name: [probe() for _ in range(1 + REPEATS)][1:] for name, probe in probes.items()}
+    probes = {
+        "python": _from_python,
+        "runtime": lambda: _chain([calls], []),
+        "by_priority": lambda: _chain([], [0] * CALLS),
+    }
+    if len(available_cores()) > 1:
+        probes["handed_over"] = lambda: _chain([calls[::2], calls[1::2]], [])
+    return take_turns(probes, turns)
 
 
 def _from_python() -> float:
@@ -78,107 +273,3 @@ def _chain(order: list[list[int]], priority: list[int]) -> float:
     seconds = (time.perf_counter() - began) / CALLS
     team.close()
     return seconds
-
-
-class Machine:
-    """Rates of one core of this machine, measured when they are first asked for."""
-
-    def __init__(self, operator_costs: Mapping[str, Sequence[float]]) -> None:
-        # What it costs Python counts where there is no native runtime.
-        self.operator_s = statistics.median(operator_costs.get(RUNTIME, operator_costs[PYTHON]))
-        self._bytes_per_s: dict[int, float] = {}
-
-    @functools.cached_property
-    def flops_per_s(self) -> float:
-        """Floating-point operations per second in a large matrix product."""
-        matrix, result = torch.randn(MATRIX, MATRIX), torch.empty(MATRIX, MATRIX)
-        return 2 * MATRIX**3 / self._seconds(lambda: torch.mm(matrix, matrix, out=result))
-
-    def bytes_per_s(self, size: int) -> float:
-        """Bytes read and written per second when tensors of so many bytes are copied."""
-        size = max(size, SMALLEST_COPY_BYTES)
-        if size not in self._bytes_per_s:
-            source, target = torch.zeros(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8)
-            self._bytes_per_s[size] = 2 * size / self._seconds(lambda: target.copy_(source))
-        return self._bytes_per_s[size]
-
-    def as_dict(self) -> dict[str, Any]:
-        flops = vars(self).get("flops_per_s")
-        rates = {size: round(rate / 1e9, 1) for size, rate in sorted(self._bytes_per_s.items())}
-        return {"gflop_per_s": flops and round(flops / 1e9, 1), "gbyte_per_s_by_copied_bytes": rates}
-
-    @staticmethod
-    def _seconds(run: Callable[[], object]) -> float:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        times = []
-        for _ in range(1 + REPEATS):
-            began = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - began)
-        torch.set_num_threads(threads)
-        return statistics.median(times[1:])
-
-
-def find_bound(model: str, batch_size: int, rate: float, learners: int, machine: Machine) -> dict[str, Any]:
-    """How a step's time in engine `graph`, operator by operator, compares with three estimates."""
-    workload = WORKLOADS[model]
-    module = workload.build()
-    graph = capture(module, workload.make_data(batch_size), workload.loss, optimizer=SGD)
-    weight_bytes = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
-    called = sum(not operator.is_view and not is_update(operator.kind) for operator in graph.operators)
-    step_s = min(learners, len(available_cores())) * batch_size / rate
-    shares = {
-        ARITHMETIC: graph.flops / machine.flops_per_s / step_s,
-        MEMORY: graph.bytes_moved / machine.bytes_per_s(weight_bytes) / step_s,
-        CALLS_OPERATORS: called * machine.operator_s / step_s,
-    }
-    largest = max(shares, key=shares.__getitem__)
-    return {
-        "model": model,
-        "batch_size": batch_size,
-        "measured_on": f"graph, {counted(learners, 'learner')}",
-        "operators": called,
-        "mflop": round(graph.flops / 1e6, 3),
-        "mbyte": round(graph.bytes_moved / 1e6, 3),
-        "step_us": round(1e6 * step_s, 1),
-        "operator_us": round(1e6 * step_s / called, 2),
-        "gflop_per_s": round(graph.flops / step_s / 1e9, 1),
-        "shares": {name: round(share, 3) for name, share in shares.items()},
-        "bound": largest if shares[largest] >= ENOUGH else None,
-    }
-
-
-def sentences(bounds: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """By model: what bounds it, in a sentence."""
-    models = dict.fromkeys(bound["model"] for bound in bounds)
-    return {model: _sentence([bound for bound in bounds if bound["model"] == model]) for model in models}
-
-
-def _sentence(bounds: Sequence[Mapping[str, Any]]) -> str:
-    by_name: dict[str | None, list[Mapping[str, Any]]] = {}
-    for bound in bounds:
-        by_name.setdefault(bound["bound"], []).append(bound)
-    title = WORKLOADS[bounds[0]["model"]].title
-    head = f"{title[0].upper()}{title[1:]}, {bounds[0]['operators']} operators a step"
-    return f"{head}, is bounded in engine `graph` {_and([_part(name, own) for name, own in by_name.items()])}."
-
-
-def _part(name: str | None, bounds: Sequence[Mapping[str, Any]]) -> str:
-    batches = _and([str(bound["batch_size"]) for bound in bounds])
-    if name is not None:
-        return f"by {name} at batch {batches} ({_and([_share(bound['shares'][name]) for bound in bounds])} of the time)"
-    largest = [max(bound["shares"].items(), key=lambda item: item[1]) for bound in bounds]
-    told = _and([f"{_share(share)} ({which})" for which, share in largest])
-    return (
-        f"by none of the three at batch {batches} (the largest single share of the time is {told}; what is left "
-        "surrounds the operators, or is spent in operators too small for these rates)"
-    )
-
-
-def _share(share: float) -> str:
-    return "all" if round(share, 2) >= 1 else f"{share:.0%}"
-
-
-def _and(parts: Sequence[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"

@@ -2,7 +2,7 @@
 
 For every model and batch size, PyTorch and bow with each engine and several numbers of learners take turns: PyTorch in
 a process of its own with torch's default policy for idle threads, bow in one as its command sets it. What follows: the
-best of bow against the best of PyTorch, what a second learner on a second core brings, and what bounds each model.
+best of bow against the best of PyTorch, and what a second learner on a second core brings.
 
 With `cores=` the processes are pinned to so many cores: k learners of one thread against one model with k threads.
 """
@@ -21,7 +21,6 @@ from torch import nn
 
 import bow
 from benchmarks import carry_out, harness
-from benchmarks.bounds import CALLERS, RULE, Machine, find_bound, measure_operator_costs, sentences
 from benchmarks.harness import Host, counted, ratios, setting, spread, take_turns, warm_up
 from benchmarks.trainings import (
     ENDLESS,
@@ -176,8 +175,7 @@ def run(config: Config, command: str) -> int:
 
 
 def measure(config: Config) -> dict[str, Any]:
-    costs = measure_operator_costs()
-    machine, groups, bounds = Machine(costs), [], []
+    groups = []
     for cores in config.cores:
         pinned = (pin_here, (physical_first(available_cores())[:cores],)) if cores else None
         with contextlib.ExitStack() as stack:
@@ -186,10 +184,6 @@ def measure(config: Config) -> dict[str, Any]:
             for model in config.models:
                 for batch_size in config.batches:
                     groups.append(measure_group(model, batch_size, config, hosts, cores))
-                    graphs = [(each["samples_per_s"]["median"], each["learners"]) for each in groups[-1]["contestants"]
-                              if (each["implementation"], each["threads"]) == (GRAPH, 1)]  # fmt: skip
-                    if graphs and not cores and config.precision == FLOAT32:
-                        bounds.append(find_bound(model, batch_size, *max(graphs), machine))
     contests = [group.pop("contest") for group in groups]
     factors = [contest["ratio"]["median"] for contest in contests if contest["ratio"] is not None]
     return {
@@ -204,18 +198,13 @@ def measure(config: Config) -> dict[str, Any]:
         "geometric_mean": round(statistics.geometric_mean(factors), 3) if factors else None,
         "two_learners_over_one": [gains for group in groups if (gains := group.pop("gains"))],
         "over_float32": [gains for group in groups if (gains := group.pop("over_float32"))],
-        "operator_us": {name: spread(own, 2, scale=1e6) for name, own in costs.items()},
-        "core": machine.as_dict(),
-        "rule": RULE,
-        "sentences": sentences(bounds),
-        "bounds": bounds,
         "ratio": "to plain PyTorch with its better number of threads, repeat by repeat",
         "groups": groups,
     }
 
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {"titles": {name: workload.title for name, workload in WORKLOADS.items()}, "callers": CALLERS}
+    return {"titles": {name: workload.title for name, workload in WORKLOADS.items()}}
 
 
 def measure_group(

@@ -22,7 +22,7 @@ from bow.errors import SettingError
 
 BEGIN, END = "<!-- results: written by `python -m benchmarks readme` -->", "<!-- end of results -->"
 SUMMARY_BATCH = 16
-NEEDED = ("engines", "tuner", "accuracy", "sweep")
+NEEDED = ("engines", "tuner")
 OPTIONAL = (
     "peers",
     "budgets",
@@ -70,15 +70,15 @@ def results_block(folder: Path) -> str:
     found = {name: _read(folder / f"{name}.json", name in OPTIONAL) for name in (*NEEDED, *OPTIONAL)}
     figures = {name: _read(folder / "figures" / f"{stem(name)}.json", True) for name, _ in HEADLINES}
     quotes = [quote for name, what in HEADLINES if (values := figures[name]) for quote in _quoted(name, what, values)]
-    peers = found["peers"]
+    peers, budgets = found["peers"], found["budgets"]
     trainings = [] if peers is None else trainings_of(peers)
     return harness.render(
         "results",
         {
             **found,
             "workloads": WORKLOADS,
+            "trained": sum(budgets[task]["trainings"] for task in budgets["made"]) if budgets else 0,
             "finals": finals_rows([training for training in trainings if training.stage == FINAL]),
-            "first": _first,
             "by_devices": by_devices,
             "network_titles": TITLES,
             "over": _over,
@@ -119,7 +119,3 @@ def _over(strategies: Mapping[str, Any]) -> str:
     """Speed-up of the strategy found over the faster of data parallelism and the expert's strategy."""
     known = [strategies[name]["step_ms"] for name in ("data", "expert") if "step_ms" in strategies[name]]
     return f"{min(known) / strategies['found']['step_ms']:.2f}" if known else "none"
-
-
-def _first(accuracies: list[float], target: float) -> int | str:
-    return next((epoch for epoch, value in enumerate(accuracies, 1) if value >= target), "never")

@@ -11,6 +11,7 @@ rate that is best for it.
 import functools
 import json
 import statistics
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from math import log2
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
+from benchmarks import harness, write_page
 from benchmarks.budgets.training import (
     CONTESTANTS,
     HORIZON,
@@ -77,8 +78,21 @@ class Config(harness.Documented):
         return found
 
 
+def run(config: Config, command: str) -> int:
+    """Train every cell that is not trained yet; what other tasks gave before stays in the JSON and on the page."""
+    harness.prepare_output(config.out)
+    began = time.perf_counter()
+    found = measure(config)
+    made = harness.result("budgets", command, config, time.perf_counter() - began, found)
+    path = config.out / "budgets.json"
+    values = harness.with_other_parts(made, list(found), path)
+    harness.write_json(path, values)
+    write_page("budgets", sys.modules[__name__], config, values)
+    return 0
+
+
 def measure(config: Config) -> dict[str, Any]:
-    """Train every cell that is not trained yet."""
+    """By task: the tables of its budgets, and what was not trained in the time there was."""
     file = _file(config)
     found = _read(file)
     missing = [cell for cell in config.all_cells if cell not in found]
@@ -93,23 +107,23 @@ def measure(config: Config) -> dict[str, Any]:
             if file is not None:
                 with file.open("a", encoding="utf-8") as lines:
                     lines.write(json.dumps([cell, made]) + "\n")
-    by_stage: dict[tuple[str, int], dict[str, Any]] = defaultdict(dict)
-    for cell in config.all_cells:
-        if cell in found:
-            by_stage[cell.task, cell.budget][cell.contestant] = found[cell]
-    return {
-        "fixed": f"SGD with momentum {MOMENTUM:g}, cosine to 0 over the budget; warm-up over {WARM_UP:.0%} of the "
-        f"rounds; EMA of the central model's weights with a horizon of {HORIZON:.0%} of the rounds; averaging in the "
-        f"last part: behind {LAST:.0%} of the rounds",
-        "tasks": {name: {"title": TASKS[name].title, "about": TASKS[name].about} for name in config.tasks},
-        "left_out": [list(cell) for cell in config.all_cells if cell not in found],
-        "trainings": sum(each["trainings"] for cell, each in found.items() if cell in config.all_cells),
-        "tables": [
-            {"task": task, "budget": budget, "rows": _rows(own, config.rates)}
-            for (task, budget), own in by_stage.items()
-            if any(CONTESTANTS[name].is_single for name in own)
-        ],
-    }
+    made = {}
+    for task in config.tasks:
+        cells = [cell for cell in config.all_cells if cell.task == task]
+        by_budget: dict[int, dict[str, Any]] = defaultdict(dict)
+        for cell in cells:
+            if cell in found:
+                by_budget[cell.budget][cell.contestant] = found[cell]
+        made[task] = {
+            "left_out": [[cell.budget, cell.contestant] for cell in cells if cell not in found],
+            "trainings": sum(found[cell]["trainings"] for cell in cells if cell in found),
+            "tables": [
+                {"budget": budget, "rows": _rows(own, config.rates)}
+                for budget, own in by_budget.items()
+                if any(CONTESTANTS[name].is_single for name in own)
+            ],
+        }
+    return made
 
 
 def _file(config: Config) -> Path | None:
@@ -220,14 +234,27 @@ def correct(tests: Sequence[Row]) -> None:
 
 def page(values: Mapping[str, Any]) -> dict[str, Any]:
     """What the page shows besides: comparisons, and times to the same accuracy."""
-    tables = [{**table, **compared(table["rows"])} for table in values["tables"]]
+    parts = {task: values[task] for task in TASKS if task in values["made"]}
+    tables = [
+        {"task": task, **table, **compared(table["rows"])} for task, part in parts.items() for table in part["tables"]
+    ]
+    longest = [max(own, key=lambda table: int(table["budget"])) for own in _by_task(tables).values()]
+    others = [name for name, each in CONTESTANTS.items() if each.learners == 4 and name != "sma_4"]
     return {
+        "fixed": f"SGD with momentum {MOMENTUM:g}, cosine to 0 over the budget; warm-up over {WARM_UP:.0%} of the "
+        f"rounds; EMA of the central model's weights with a horizon of {HORIZON:.0%} of the rounds; averaging in the "
+        f"last part: behind {LAST:.0%} of the rounds",
+        "tasks": {
+            task: {**part, **values["made"][task], "title": TASKS[task].title, "about": TASKS[task].about}
+            for task, part in parts.items()
+        },
         "tables": tables,
-        "longest": [max(own, key=lambda table: table["budget"]) for own in _by_task(tables).values()],
+        "longest": longest,
+        "varied": [table for table in longest if {row["contestant"] for row in table["rows"]} & set(others)],
         "names": {name: each.title for name, each in CONTESTANTS.items()},
         "times": times(tables),
         "timed": TIMED,
-        "others": [name for name, each in CONTESTANTS.items() if each.learners == 4 and name != "sma_4"],
+        "others": others,
         "spread_of": _spread,
     }
 
@@ -248,10 +275,10 @@ def times(tables: Sequence[Row]) -> list[Row]:
     """
     engines = json.loads((harness.RESULTS / "engines.json").read_text(encoding="utf-8"))
     return [
-        _times(engines, shorter, longer)
-        for own in _by_task(tables).values()
+        _times(engines, model, shorter, longer)
+        for task, own in _by_task(tables).items()
         for shorter, longer in pairwise(own)
-        if len(own) > 1
+        if (model := TASKS[task].throughput)
     ]
 
 
@@ -263,11 +290,11 @@ def _by_task(tables: Sequence[Row]) -> dict[str, list[Row]]:
     return {task: own for task, own in found.items() if own}
 
 
-def _times(engines: Row, shorter: Row, longer: Row) -> Row:
+def _times(engines: Row, model: str, shorter: Row, longer: Row) -> Row:
     gain = 100 * (_best_mean(longer) - _best_mean(shorter)) / log2(longer["budget"] / shorter["budget"])
-    model = TASKS[longer["task"]].throughput
     tests = {row["contestant"]: row["test"] for row in longer["rows"] if not row["ema"]}
-    speeds = {name: throughput(engines, model, name) for name in TIMED if name in tests}
+    found = {name: throughput(engines, model, name) for name in TIMED if name in tests}
+    speeds = {name: speed for name, speed in found.items() if speed is not None}
 
     def time_over(name: str, other: str) -> Row:
         difference, ratio = paired(tests[name], tests[other]), speeds[other] / speeds[name]
@@ -291,12 +318,13 @@ def _best_mean(table: Row) -> float:
     return statistics.fmean(row["test"])
 
 
-def throughput(engines: Row, model: str, contestant: str) -> float:
-    """Samples per second of the fastest setting of so many learners of a batch size."""
+def throughput(engines: Row, model: str, contestant: str) -> float | None:
+    """Samples per second of the fastest setting of so many learners of a batch size; None if none was measured."""
     learners, batch = CONTESTANTS[contestant].learners, min(CONTESTANTS[contestant].batch_size, 64)
     (group,) = (each for each in engines["groups"] if (each["model"], each["batch_size"]) == (model, batch))
-    return max(
+    found = [
         float(each["samples_per_s"]["median"])
         for each in group["contestants"]
         if each.get("samples_per_s") and (each["learners"] or 1) == learners
-    )
+    ]
+    return max(found, default=None)

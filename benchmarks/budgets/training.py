@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 import bow
-from bow.data import digits, fashion_mnist, open_stream
-from bow.engines import EngineName
+from bow.data import digits, fashion_mnist, open_stream, text
+from bow.engines import EngineName, Loss
 from bow.errors import DivergenceError
-from bow.models import LeNet
+from bow.models import LeNet, LSTMLanguageModel, ResNet, Transformer, sequence_cross_entropy
 from bow.sync import DiLoCo, LocalSGD, Synchroniser
 from bow.training.evaluation import MovingAverage
 
@@ -48,7 +48,8 @@ class Task:
     model: Callable[[], nn.Module]
     parts: Callable[[], Parts]
     budgets: tuple[int, ...]  # samples
-    throughput: str = "lenet"  # the model of `benchmarks.engines` whose throughput is taken
+    loss: Loss = nn.functional.cross_entropy
+    throughput: str | None = "lenet"  # the model of `benchmarks.engines` whose throughput is taken; None: no such one
     ranks: int = 3  # of the contestants that take part
 
 
@@ -60,11 +61,11 @@ def _digits() -> Parts:
     return Parts((inputs[:kept], labels[:kept]), (inputs[kept:], labels[kept:]), splits.validation)
 
 
-def _fashion(noise: float = 0.0) -> Parts:
+def _fashion(noise: float = 0.0, pixels: int = 7) -> Parts:
     splits = fashion_mnist()
 
     def part(samples: Samples, start: int, stop: int) -> Samples:
-        return nn.functional.avg_pool2d(samples[0][start:stop], 4), samples[1][start:stop].long().clone()
+        return nn.functional.adaptive_avg_pool2d(samples[0][start:stop], pixels), samples[1][start:stop].long().clone()
 
     train = part(splits.train, 0, 5_000)
     draw = torch.Generator().manual_seed(0)
@@ -82,14 +83,28 @@ def _table() -> Parts:
     return Parts(*((inputs[start:stop], labels[start:stop]) for start, stop in ends))
 
 
+def _text() -> Parts:
+    splits = text()
+    (inputs, targets), kept = splits.train, -1_000
+    return Parts((inputs[:kept], targets[:kept]), (inputs[kept:], targets[kept:]), splits.validation)
+
+
+def _lstm() -> nn.Module:
+    return LSTMLanguageModel(text().classes, embedding=32, hidden=64, layers=1)
+
+
+def _transformer() -> nn.Module:
+    return Transformer(text().classes, width=32, heads=2, layers=2, context=32)
+
+
 def _mlp() -> nn.Module:
     from benchmarks.tabular.contestants import network
 
     return network(40, 64, 5)
 
 
-RATES = (0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32)
-FASHION_BUDGETS = (4_096, 12_288)
+RATES = (0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28)
+BUDGETS = (4_096, 12_288)
 _small_lenet = functools.partial(LeNet, 10, 1, 7)
 
 TASKS = {
@@ -113,7 +128,7 @@ TASKS = {
         "LeNet on 5,000 pictures of Fashion-MNIST, averaged to 7x7; 2,000 to choose by, 4,000 to test",
         _small_lenet,
         _fashion,
-        FASHION_BUDGETS,
+        BUDGETS,
         ranks=2,
     ),
     "noisy": Task(
@@ -121,8 +136,38 @@ TASKS = {
         "the same, where 20 % of the labels to train on are of another class",
         _small_lenet,
         functools.partial(_fashion, 0.2),
-        FASHION_BUDGETS,
+        BUDGETS,
         ranks=2,
+    ),
+    "residual": Task(
+        "ResNet-8 on Fashion-MNIST",
+        "ResNet-8, 8 to 32 channels, on the same 5,000 pictures, averaged to 14x14",
+        functools.partial(ResNet, 8, 10, channels=1, width=8),
+        functools.partial(_fashion, pixels=14),
+        BUDGETS,
+        throughput="resnet8",
+        ranks=1,
+    ),
+    "lstm": Task(
+        "LSTM on text",
+        "a language model of one LSTM layer of 64 on the characters of Python's help texts; samples are sequences of "
+        "32, accuracy is that of the next character; 1,000 sequences to choose by",
+        _lstm,
+        _text,
+        BUDGETS,
+        loss=sequence_cross_entropy,
+        throughput="lstm",
+        ranks=1,
+    ),
+    "transformer": Task(
+        "transformer on text",
+        "the same with a transformer of two layers, width 32, two heads",
+        _transformer,
+        _text,
+        BUDGETS,
+        loss=sequence_cross_entropy,
+        throughput=None,
+        ranks=1,
     ),
 }
 
@@ -259,7 +304,7 @@ def train(
     with _on_one_core(engine == "graph"), warnings.catch_warnings(action="ignore"):
         replicas = bow.Replicas(
             task.model,
-            nn.functional.cross_entropy,
+            task.loss,
             optimizer=functools.partial(torch.optim.SGD, lr=rate, momentum=MOMENTUM),
             learners=contestant.learners,
             engine=engine,
@@ -295,8 +340,8 @@ def parts_of(task: str) -> Parts:
 
 @torch.no_grad()
 def accuracy(replicas: bow.Replicas, samples: Samples) -> float:
-    """The share of the samples that the central model classifies correctly."""
-    return round(float((replicas(samples[0]).argmax(1) == samples[1]).double().mean()), 5)
+    """The share of the samples, or of their tokens, that the central model classifies correctly."""
+    return round(float((replicas(samples[0]).argmax(-1) == samples[1]).double().mean()), 5)
 
 
 @contextmanager

@@ -40,6 +40,7 @@ from benchmarks.harness.results import publish as publish
 from benchmarks.harness.results import replace_tables as replace_tables
 from benchmarks.harness.results import result as result
 from benchmarks.harness.results import say as say
+from benchmarks.harness.results import with_other_parts as with_other_parts
 from benchmarks.harness.results import write_json as write_json
 from benchmarks.harness.results import write_text as write_text
 from benchmarks.harness.statistics import median_interval as median_interval

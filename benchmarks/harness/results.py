@@ -5,7 +5,7 @@ import dataclasses
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,19 @@ def result(benchmark: str, command: str, config: Config, seconds: float, finding
         "environment": inspect_environment(),
         "settings": plain,
         **findings,
+    }
+
+
+def with_other_parts(own: Mapping[str, Any], parts: Sequence[str], path: Path) -> dict[str, Any]:
+    """These parts of a result, and those of the file that others have made, each with what made it."""
+    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    made = {key: own[key] for key in ("command", "date", "seconds", "environment", "settings")}
+    kept = {part: before[part] for part in before.get("made", {}) if part in before}
+    return {
+        "benchmark": own["benchmark"],
+        "made": {**before.get("made", {}), **dict.fromkeys(parts, made)},
+        **kept,
+        **{part: own[part] for part in parts},
     }
 
 

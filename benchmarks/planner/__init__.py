@@ -12,7 +12,6 @@ References:
     Jia, Zaharia, Aiken: Beyond data and model parallelism for deep neural networks, 2018, section 8.
 """
 
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -72,10 +71,10 @@ def run(config: Config, command: str) -> int:
         for each in harness.parallel(jobs, workers):
             done.append(each)
             harness.say(f"{time.perf_counter() - began:.0f} s: {' '.join(each.key)}")
-    values = _with_other_parts(
-        harness.result("planner", command, config, time.perf_counter() - began, _nested(done)), config
-    )
-    harness.write_json(config.out / "planner.json", values)
+    own, file = _nested(done), config.out / "planner.json"
+    made = harness.result("planner", command, config, time.perf_counter() - began, own)
+    values = harness.with_other_parts(made, [part for part in config.parts if part in own], file)
+    harness.write_json(file, values)
     if config.docs.is_dir():
         images = config.docs / "images"
         images.mkdir(parents=True, exist_ok=True)
@@ -124,18 +123,3 @@ def _nested(done: Sequence[Done]) -> dict[str, Any]:
             inside = inside.setdefault(word, {})
         inside[each.key[-1]] = each.found
     return found
-
-
-def _with_other_parts(own: dict[str, Any], config: Config) -> dict[str, Any]:
-    """The results with the parts that were made earlier, each with the command that made it."""
-    parts = [part for part in config.parts if part in own]
-    made = {key: own[key] for key in ("command", "date", "seconds", "environment", "settings")}
-    path = config.out / "planner.json"
-    before = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    kept = {part: before[part] for part in before.get("made", {}) if part in before}
-    return {
-        "benchmark": own["benchmark"],
-        "made": {**before.get("made", {}), **dict.fromkeys(parts, made)},
-        **kept,
-        **{part: own[part] for part in parts},
-    }

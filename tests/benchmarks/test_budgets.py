@@ -97,7 +97,7 @@ def test_a_cell_climbs_until_the_rates_beside_the_best_are_worse(monkeypatch: py
     monkeypatch.setattr("benchmarks.budgets.training.train", made)
     found = carry_out(Cell("digits", 256, "one_16"), Plan(RATES, 1, 2, "eager", float("inf")))
     assert found is not None
-    assert [rate for rate, *_ in found["sweep"]] == [0.01, 0.02, 0.04, 0.08]
+    assert [rate for rate, *_ in found["sweep"]] == [0.01, 0.02, 0.04, 0.08, 0.16]
     assert found["rates"] == [0.02, 0.04]
     assert found["test"] == [[0.90, 0.90], [0.90, 0.90]]
     assert found["trainings"] == len(trained)
@@ -134,5 +134,11 @@ def test_cells_are_kept_by_commit_and_not_trained_again(tmp_path: Path, monkeypa
     assert main("budgets", [*words, f"out={tmp_path / 'second'}"]) == 0
     assert len(made) == len(set(made)) == 4
     first, second = (json.loads((tmp_path / name / "budgets.json").read_text()) for name in ("first", "second"))
-    assert first["tables"] == second["tables"]
-    assert statistics.fmean(first["tables"][0]["rows"][0]["test"]) == pytest.approx(0.55)
+    assert first["digits"] == second["digits"]
+    assert statistics.fmean(first["digits"]["tables"][0]["rows"][0]["test"]) == pytest.approx(0.55)
+
+    words = ["tasks=table", *words[1:]]
+    assert main("budgets", [*words, f"out={tmp_path / 'first'}"]) == 0
+    both = json.loads((tmp_path / "first" / "budgets.json").read_text())
+    assert (both["digits"], both["made"]["digits"]) == (first["digits"], first["made"]["digits"])
+    assert [*both["made"]] == ["digits", "table"]

@@ -97,7 +97,7 @@ def test_a_mistake_is_a_sentence_that_names_the_value_and_the_choices(word: str,
 
 
 def test_an_unknown_experiment_lists_the_names() -> None:
-    with pytest.raises(SettingError, match="'enginse' is not a benchmark; choose one of engines, sweep, accuracy"):
+    with pytest.raises(SettingError, match="'enginse' is not a benchmark; choose one of engines, budgets, gpu"):
         main("enginse", [])
 
 
@@ -205,8 +205,8 @@ def test_spreads_intervals_and_ratios() -> None:
 
 
 def test_a_result_says_how_to_make_it_again_and_where_it_was_made() -> None:
-    values = harness.result("sweep", "python -m benchmarks sweep", Config(), 12.345, {"best": 7})
-    assert (values["command"], values["seconds"], values["best"]) == ("python -m benchmarks sweep", 12.3, 7)
+    values = harness.result("budgets", "python -m benchmarks budgets", Config(), 12.345, {"best": 7})
+    assert (values["command"], values["seconds"], values["best"]) == ("python -m benchmarks budgets", 12.3, 7)
     assert "out" not in values["settings"]
     environment = values["environment"]
     assert (environment["torch"], environment["bow"]) == (torch.__version__, bow.__version__)
@@ -231,7 +231,7 @@ def test_json_reads_back_as_it_was_and_what_is_no_json_leaves_the_old_file(tmp_p
 def test_a_folder_that_cannot_be_made_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SettingError, match=r"out=.*cannot be made"):
-        main("accuracy", ["quick=true", f"out={tmp_path / 'file' / 'results'}"])
+        main("memory", ["quick=true", f"out={tmp_path / 'file' / 'results'}"])
 
 
 def test_tables_of_a_page_replace_those_of_a_document_and_others_stay(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ NOT_MEASURED = {
 }
 
 # Results from before commits were written down, or from a tree with changes. Put the name out when it is made again.
-WITHOUT_COMMIT = {"accuracy", "costs", "sweep", "tuner"}
+WITHOUT_COMMIT = {"costs"}
 
 
 def paragraphs(text: str) -> Iterator[str]:

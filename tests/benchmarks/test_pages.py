@@ -57,7 +57,7 @@ def test_a_tuned_ratio_takes_the_fastest_learning_rate_of_each_side() -> None:
     assert answer({**statement, "tuned": True}, values) == "2.00 (5 s over 2.5 s)"
 
 
-@pytest.mark.parametrize("name", ["planner", "manycore", "accuracy", "figures"])
+@pytest.mark.parametrize("name", ["planner", "manycore", "memory", "figures"])
 def test_a_page_is_made_again_by_a_command(name: str, tmp_path: Path) -> None:
     folder = RESULTS / "figures" if name == "figures" else RESULTS
     for path in folder.glob("*.json"):

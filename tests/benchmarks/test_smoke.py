@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import main
+from benchmarks import allreduce, main
+from benchmarks.harness import RESULTS
 from bow.errors import SettingError
 
 # What the compiler uses when it is first imported.
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarni
 
 TINY = "quick=true stint_s=0.001 repeats=1"
 RUNS = {
-    "accuracy": ("quick=true target=0.2", "accuracy"),
+    "bounds": ("quick=true models=lenet", "bounds"),
     "budgets": ("quick=true", "budgets"),
     "costs-papers": ("quick=true parts=papers,climbing", "costs"),
     "memory": ("quick=true", "memory"),
@@ -25,14 +26,12 @@ RUNS = {
 }
 SLOW = {
     "planner-clusters": ("quick=true parts=clusters,simulators cluster_s=0.05", "planner"),
-    "sweep": ("quick=true workers=1 epochs=1 learners=2 mus=0.5", "sweep"),
     "start": ("quick=true", "start"),
     "models": ("quick=true", "models"),
     "gpu": ("fake=true processes=false quick=true", "gpu"),
     "micro-together": ("quick=true parts=pinned,together", "micro"),
     "costs-regression": ("quick=true parts=regression", "costs"),
     "manycore": ("quick=true", "manycore"),
-    "sweep-more": ("quick=true", "sweep"),
     "engines": (f"{TINY} rivals=compiled_step,eager,graph", "engines"),
     "engines-last": (
         f"{TINY} models=lenet rivals=channels_last,graph+channels_last precision=bfloat16 threads=1",
@@ -74,16 +73,18 @@ def test_an_experiment_runs_in_tiny_form(case: str, run: tuple[str, str], tmp_pa
     assert torch.get_num_threads() == threads
 
 
-def test_a_missed_target_is_exit_status_1(tmp_path: Path) -> None:
-    words = ["data=digits", "seeds=1", "epochs=1", "target=0.999", f"out={tmp_path}"]
-    assert main("accuracy", words) == 1
-    assert json.loads((tmp_path / "accuracy.json").read_text())["target_reached"] is False
+@pytest.mark.parametrize("is_met", [False, True])
+def test_a_missed_aim_is_exit_status_1(is_met: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = json.loads((RESULTS / "allreduce.json").read_text())
+    values["verdict"] = dict.fromkeys(values["verdict"], is_met)
+    monkeypatch.setattr(allreduce, "measure", lambda config: values)
+    assert main("allreduce", [f"out={tmp_path}"]) == (0 if is_met else 1)
+    assert json.loads((tmp_path / "allreduce.json").read_text())["verdict"] == values["verdict"]
 
 
-@pytest.mark.parametrize("name", ["accuracy", "peers"])
-def test_a_folder_has_no_effect_on_data_that_are_not_read_from_it(name: str, tmp_path: Path) -> None:
+def test_a_folder_has_no_effect_on_data_that_are_not_read_from_it(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"root=5 has no effect with data=digits, .* leave it out"):
-        main(name, ["data=digits", "root=5", "epochs=1", "seeds=1", f"out={tmp_path}"])
+        main("peers", ["data=digits", "root=5", "epochs=1", "seeds=1", f"out={tmp_path}"])
 
 
 def test_figures_that_have_no_effect_together_are_refused() -> None:

@@ -1,0 +1,44 @@
+"""A step taken apart: nothing is left out, and what is timed alone is the operator of the step."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.bounds import (
+    CONVOLUTION,
+    INPUT,
+    MOVING,
+    NORM,
+    OTHERS,
+    POOLING,
+    PRODUCT,
+    WEIGHT,
+    Loop,
+    part_of,
+    values_of,
+)
+from benchmarks.workloads import WORKLOADS
+from bow.runtime.local import operators_of
+from bow.schedule.profiler.measuring import BoundStep
+
+
+def bound(model: str) -> BoundStep:
+    workload = WORKLOADS[model]
+    return BoundStep.of(workload.model(), workload.make_data(4), workload.loss)
+
+
+def test_what_is_timed_alone_makes_what_the_operator_makes_in_the_step() -> None:
+    step = bound("lenet")
+    live = values_of(step)
+    for operator in operators_of(step.graph):
+        loop = Loop(operator, step.graph, live)
+        first = next(value for value in operator.results if value is not None)
+        assert torch.equal(loop.runtime.run({}, {}, (), seed=0).loss, live[first]), operator.kind
+        loop.runtime.close()
+
+
+def test_operators_are_told_apart_by_what_they_compute() -> None:
+    lenet = {part_of(each) for each in operators_of(bound("lenet").graph) if not each.is_view}
+    assert {CONVOLUTION, INPUT, WEIGHT, POOLING, PRODUCT, OTHERS} <= lenet
+    residual = {part_of(each) for each in operators_of(bound("resnet8").graph) if not each.is_view}
+    assert {CONVOLUTION, INPUT, WEIGHT, NORM, PRODUCT, MOVING, OTHERS} <= residual
